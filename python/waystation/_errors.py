@@ -1,0 +1,159 @@
+"""The errors of Waystation: one shallow tree, named for what the caller does next.
+
+Each class has a stable `kind`, shared with the Rust engine, and inherits the built-in that a program
+written without Waystation would catch. Leaf classes only add such a built-in.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno as _errno
+from typing import Any, ClassVar
+
+
+class WaystationError(Exception):
+    """Base of every error that Waystation raises on purpose.
+
+    Attributes:
+        kind: The stable name of what the caller can do about it.
+        message: What failed and why, for people.
+        context: Where it happened: `path`, `array`, `step`, `process`, `offset`, `errno`, …
+    """
+
+    kind: ClassVar[str] = "Internal"
+
+    def __new__(cls, message: str = "", **context: Any) -> WaystationError:
+        # OSError's own __new__ would read the arguments as (errno, text).
+        return super().__new__(cls, message)
+
+    def __init__(self, message: str = "", **context: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.context: dict[str, Any] = {key: value for key, value in context.items() if value is not None}
+        if isinstance(self, OSError):
+            self._set_os_fields()
+
+    def _set_os_fields(self) -> None:
+        code = self.context.get("errno")
+        if code is not None:
+            self.errno = int(code)
+        if "path" in self.context:
+            self.filename = self.context["path"]
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{key}: {value}" for key, value in self.context.items() if key != "errno")
+        return f"{self.message} ({shown})" if shown else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.context))
+
+    def where(self, **context: Any) -> WaystationError:
+        """Adds context that only a caller further up knows; the first value of a key stays."""
+        for key, value in context.items():
+            if value is not None:
+                self.context.setdefault(key, value)
+        return self
+
+
+def _rebuild(cls: type[WaystationError], message: str, context: dict[str, Any]) -> WaystationError:
+    return cls(message, **context)
+
+
+class InvalidInput(WaystationError, ValueError):
+    """The call itself is wrong: mend it."""
+
+    kind = "InvalidInput"
+
+
+class NotFound(WaystationError, FileNotFoundError):
+    """What was asked for is not there."""
+
+    kind = "NotFound"
+
+
+class Conflict(WaystationError, FileExistsError, ValueError):
+    """Something is already there, or changed meanwhile."""
+
+    kind = "Conflict"
+
+
+class Unavailable(WaystationError, OSError):
+    """A resource is lacking for now (space, memory, a device): retry when it is there."""
+
+    kind = "Unavailable"
+
+
+class Fenced(WaystationError, RuntimeError):
+    """A newer writer has taken over: stop."""
+
+    kind = "Fenced"
+
+
+class Corrupt(WaystationError, ValueError):
+    """Stored bytes are not what was written: use another copy."""
+
+    kind = "Corrupt"
+
+
+class Unsupported(WaystationError, TypeError, NotImplementedError):
+    """Valid, but not something that this build or system can do."""
+
+    kind = "Unsupported"
+
+
+class Cancelled(WaystationError, concurrent.futures.CancelledError):
+    """The caller asked for it to stop."""
+
+    kind = "Cancelled"
+
+
+class Internal(WaystationError, RuntimeError):
+    """A defect of Waystation: please report it."""
+
+    kind = "Internal"
+
+
+class PermissionDenied(InvalidInput, PermissionError):
+    """The operating system refuses access to a path."""
+
+
+class StructureMismatch(InvalidInput, KeyError):
+    """The checkpoint's tree and the abstract state differ; the message shows the difference."""
+
+    def __str__(self) -> str:  # KeyError would show the representation of the message
+        return WaystationError.__str__(self)
+
+
+class DiskFull(Unavailable):
+    """The file system has no room left."""
+
+
+KINDS: dict[str, type[WaystationError]] = {
+    cls.kind: cls
+    for cls in (
+        InvalidInput,
+        NotFound,
+        Conflict,
+        Unavailable,
+        Fenced,
+        Corrupt,
+        Unsupported,
+        Cancelled,
+        Internal,
+    )
+}
+
+_BY_ERRNO: dict[int, type[WaystationError]] = {
+    _errno.EACCES: PermissionDenied,
+    _errno.EPERM: PermissionDenied,
+    _errno.EROFS: PermissionDenied,
+    _errno.ENOSPC: DiskFull,
+    _errno.EDQUOT: DiskFull,
+}
+
+
+def from_native(kind: str, message: str, context: dict[str, Any]) -> WaystationError:
+    """Makes the Python error of an engine error. Called by the native module."""
+    code = context.get("errno")
+    cls = _BY_ERRNO.get(int(code)) if code is not None else None
+    return (cls or KINDS[kind])(message, **context)

@@ -1,0 +1,158 @@
+"""The Rust engine. Internal: addresses are trusted, so only `waystation` itself may call it.
+
+Every function that may block releases the GIL. Errors are the classes of `waystation.errors`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, final
+
+from typing_extensions import Buffer
+
+BLOCK_BYTES: int  # file bytes under one checksum
+TABLE_KINDS: tuple[str, ...]
+ERROR_KINDS: tuple[str, ...]
+
+# ---- format ------------------------------------------------------------------------------------
+
+def crc64(data: Buffer, /) -> int: ...
+def seal_json(body: bytes, /) -> bytes:
+    """Frames a JSON value with its checksum: `{"crc64":"<16 hex>","record":<body>}\\n`."""
+
+def open_sealed_json(data: Buffer, path: str, /) -> bytes:
+    """Verifies the frame and returns the body. Raises Corrupt, naming `path`."""
+
+def encode_table(kind: Literal["files", "chunks", "checksums"], sections: Sequence[Buffer], /) -> bytes:
+    """Pages and checksums the sections of one table file. Entries are fixed-width, little-endian."""
+
+def decode_table(kind: str, data: Buffer, path: str, /) -> list[bytes]:
+    """Verifies every page and the table's own rules; returns the raw entries of each section."""
+
+def parse_safetensors_header(
+    data: Buffer, file_bytes: int, path: str, /
+) -> tuple[dict[str, str] | None, list[tuple[str, str, tuple[int, ...], int, int]], int]:
+    """Strictly parses the first bytes of a file of `file_bytes`.
+
+    `data` begins at byte 0 and holds at least the whole header. Returns the metadata, the tensors as
+    `(name, dtype, shape, begin, end)` in file order with absolute file offsets, and the offset at
+    which data begins.
+    """
+
+def build_safetensors_header(
+    tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: dict[str, str] | None, align_bytes: int, /
+) -> bytes:
+    """Header of tensors laid out one after another in the given order, padded with spaces."""
+
+# ---- memory ------------------------------------------------------------------------------------
+
+@final
+class Slab:
+    """Host memory from the arena: page-aligned, writable through the buffer protocol, returned to
+    the pool when the last view of it is gone. Its bytes are unspecified at first."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def allocate(nbytes: int, /) -> Slab: ...
+def arena_statistics() -> dict[str, int]:
+    """`{"live_bytes", "idle_bytes", "reused_bytes", "mapped_bytes", "limit_bytes"}`."""
+
+def trim_arena() -> int:
+    """Gives idle memory back to the system; returns the bytes freed."""
+
+def copy_batch(words: Buffer, owners: object, /, *, threads: int | None = None) -> None:
+    """Copies host memory to host memory in parallel. `words` (int64): records
+    `destination, source, nbytes`."""
+
+# ---- files -------------------------------------------------------------------------------------
+
+@final
+class Job:
+    """A batch of reads or writes in the background. Dropping it cancels it and waits."""
+
+    def wait(self, timeout_s: float | None = None, /) -> bool:
+        """True when finished. Ctrl-C is noticed and raised while waiting."""
+
+    def wait_gathered(self, position: int, timeout_s: float | None = None, /) -> bool:
+        """True when every source byte before plan position `position` (bytes of segments, in plan
+        order over all files) has been copied out, or the job has finished."""
+
+    def done(self) -> bool: ...
+    def progress(self) -> tuple[int, int]: ...
+    def cancel(self) -> None: ...
+    def result(self) -> dict[str, Any]:
+        """Waits, then returns statistics, or raises the first error.
+
+        Of a write: `{"checksums": [bytes, …] one u64 per block and file, "mode": str,
+        "bytes_written": int, "gather_s": float, "write_s": float, "sync_s": float}`.
+        Of a read: `{"bytes_read": int, "bytes_needed": int, "modes": [str, …] one per file}`.
+        """
+
+def start_write(
+    files: Sequence[tuple[str, bytes, int, Buffer]],
+    owners: object,
+    /,
+    *,
+    sync: bool = True,
+    mode: str | None = None,
+    block_bytes: int | None = None,
+    depth: int | None = None,
+    threads: int | None = None,
+) -> Job:
+    """Creates and writes data files. Each is `(path, header, file_bytes, words)`.
+
+    `header` fills the first bytes; `words` (int64) are segment records that cover the rest without
+    hole or overlap, in file order:
+    `file_offset, item_bytes, ndim, array_shape[ndim], block_count`, then per block
+    `source_address, offset[ndim], shape[ndim], strides_bytes[ndim]`.
+    The blocks partition the array (C order in the file). `ndim = 0` means one item of `item_bytes`
+    contiguous bytes. Existing paths are a Conflict. `owners` is kept until no thread reads sources.
+    A failed or cancelled job removes the files that it created.
+    """
+
+def start_read(
+    files: Sequence[tuple[str, int, Buffer | None]],
+    words: Buffer,
+    owners: object,
+    /,
+    *,
+    mode: str | None = None,
+    block_bytes: int | None = None,
+    depth: int | None = None,
+    threads: int | None = None,
+) -> Job:
+    """Reads boxes of stored chunks to chosen addresses. Each file is
+    `(path, file_bytes, block_checksums)`; with checksums every block that is touched is verified
+    whole, without them only the needed bytes are read.
+
+    `words` (int64) are records
+    `file, chunk_offset, item_bytes, ndim, chunk_shape[ndim], box_offset[ndim], box_shape[ndim],
+    destination_address, destination_strides_bytes[ndim]`.
+    `ndim = 0` means `item_bytes` contiguous bytes.
+    """
+
+def write_small_files(files: Sequence[tuple[str, Buffer]], /, *, sync: bool = True) -> None:
+    """Creates each file, writes it and makes it durable, all in parallel. Conflict if one exists."""
+
+def read_small_files(paths: Sequence[str], /, *, limit_bytes: int) -> list[bytes]:
+    """Reads whole files in parallel; a larger one than the limit is Corrupt."""
+
+def sync_directories(paths: Sequence[str], /) -> None: ...
+def rename_new(source: str, target: str, /) -> None:
+    """Atomic rename that fails with Conflict if `target` exists, Unsupported where the file system
+    cannot."""
+
+def rename_exchange(first: str, second: str, /) -> None:
+    """Atomically swaps two existing names; Unsupported where the file system cannot."""
+
+def probe(directory: str, /) -> dict[str, Any]:
+    """What the machine and the file system under `directory` offer: io_uring, O_DIRECT and its
+    alignments, huge pages, RWF_NOWAIT, renames, cores, memory, file system type. Tried, not asked."""
+
+def calibrate(directory: str, /, *, probe_bytes: int, force: bool = False) -> dict[str, Any]:
+    """Measures the ways to write and read under `directory` and remembers the best per file system."""
+
+def calibration(directory: str, /) -> dict[str, Any] | None:
+    """What is remembered for the file system of `directory`."""

@@ -1,0 +1,104 @@
+"""What a framework tells the layers above about its leaves, and nothing about how it does so.
+
+A *codec* (one per framework) turns leaves into host blocks for saving and filled host buffers into
+leaves after loading. Batches everywhere: a state may hold tens of thousands of small arrays.
+Dtypes are logical names: NumPy's (`float32`), ml_dtypes' (`bfloat16`, `float8_e4m3fn`, `int4`), or
+`key<impl>` for PRNG keys, `numpy:<str>` for NumPy dtypes without a name above (`numpy:<U5`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(slots=True)
+class HostBlock:
+    """A box of an array that this process can read: in host memory, strided in any way.
+
+    `offset`, `shape`, `strides` (bytes) are in *storage* terms, see `ArraySource.storage_shape`.
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    owner: Any  # keeps the memory alive
+
+
+@dataclass(slots=True)
+class ArraySource:
+    """One array leaf that is to be saved, as this process sees it."""
+
+    shape: tuple[int, ...]
+    dtype: str  # logical
+    framework: str  # "jax" | "torch" | "numpy" | "scalar" (a NumPy scalar)
+    storage_dtype: str  # safetensors dtype name, e.g. "BF16"
+    storage_shape: tuple[int, ...]  # a trailing byte axis is appended where safetensors has no dtype
+    storage_item_bytes: int
+    blocks: list[HostBlock]  # distinct local boxes (replicas removed)
+    mutable: bool  # the user can change the memory in place: a snapshot must copy it
+    sharding: dict[str, Any] | None = None  # JSON description, see `describe_sharding`
+    extra: dict[str, Any] = field(default_factory=dict)  # JSON; adapters' own (requires_grad, …)
+
+
+@dataclass(slots=True)
+class StoredArray:
+    """What a checkpoint says of one array leaf: also the base of what `metadata()` returns."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    framework: str
+    storage_dtype: str
+    storage_shape: tuple[int, ...]
+    sharding: dict[str, Any] | None
+    extra: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Target:
+    """Where one array leaf is to be loaded to: the boxes of it that this process needs.
+
+    `boxes` are distinct `(offset, shape)` in logical elements. The loader hands back one C-contiguous
+    `numpy.ndarray` per box, of `dtype`, 256-byte aligned, to `Codec.assemble`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str  # logical, after any cast
+    boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    placement: Any  # the codec's own: sharding, device, which box goes where, …
+
+
+class Codec(Protocol):
+    """Leaves of one framework to host blocks and back."""
+
+    name: str
+
+    def sources(self, leaves: Sequence[Any]) -> list[ArraySource]:
+        """Describes concrete leaves; waits for pending computations; copies device memory to host
+        (all started before the first is awaited). Raises Unsupported or InvalidInput with no key
+        path; `index` in the error's context names the leaf."""
+        ...
+
+    def is_leaf(self, value: Any) -> bool:
+        """Whether `value` is a concrete or abstract array of this framework."""
+        ...
+
+    def targets(self, abstracts: Sequence[Any], stored: Sequence[StoredArray]) -> list[Target]:
+        """Where the arrays go, by the abstract leaves (concrete leaves count as abstract too)."""
+        ...
+
+    def default_targets(self, stored: Sequence[StoredArray]) -> list[Target]:
+        """Where the arrays go when the caller gave no abstract state: as saved, if that fits the
+        present devices, else InvalidInput that says how to give a sharding."""
+        ...
+
+    def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
+        """Makes the leaves of filled host arrays, in batches, without copying where the framework
+        can alias (the arrays stay alive as long as the leaves)."""
+        ...
+
+    def abstract(self, stored: StoredArray) -> Any:
+        """The abstract leaf that `metadata()` shows, valid as an abstract state."""
+        ...
