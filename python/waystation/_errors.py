@@ -23,8 +23,9 @@ class WaystationError(Exception):
     kind: ClassVar[str] = "Internal"
 
     def __new__(cls, message: str = "", **context: Any) -> WaystationError:
-        # OSError's own __new__ would read the arguments as (errno, text).
-        return super().__new__(cls, message)
+        # OSError's own __new__ would read the arguments as (errno, text), and the class that is next in
+        # line may not be the one whose memory layout counts.
+        return (OSError if issubclass(cls, OSError) else Exception).__new__(cls, message)
 
     def __init__(self, message: str = "", **context: Any) -> None:
         super().__init__(message)
