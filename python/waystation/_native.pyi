@@ -106,7 +106,8 @@ def start_write(
     `header` fills the first bytes; `words` (int64) are segment records that cover the rest without
     hole or overlap, in file order:
     `file_offset, item_bytes, ndim, array_shape[ndim], block_count`, then per block
-    `source_address, offset[ndim], shape[ndim], strides_bytes[ndim]`.
+    `source_device, source_address, offset[ndim], shape[ndim], strides_bytes[ndim]`
+    (`source_device` is -1 for host memory, else the CUDA ordinal; device blocks are C-contiguous).
     The blocks partition the array (C order in the file). `ndim = 0` means one item of `item_bytes`
     contiguous bytes. Existing paths are a Conflict. `owners` is kept until no thread reads sources.
     A failed or cancelled job removes the files that it created.

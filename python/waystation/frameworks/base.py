@@ -1,6 +1,6 @@
 """What a framework tells the layers above about its leaves, and nothing about how it does so.
 
-A *codec* (one per framework) turns leaves into host blocks for saving and filled host buffers into
+A *codec* (one per framework) turns leaves into blocks for saving and filled host buffers into
 leaves after loading. Batches everywhere: a state may hold tens of thousands of small arrays.
 Dtypes are logical names: NumPy's (`float32`), ml_dtypes' (`bfloat16`, `float8_e4m3fn`, `int4`), or
 `key<impl>` for PRNG keys, `numpy:<str>` for NumPy dtypes without a name above (`numpy:<U5`).
@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 
 @dataclass(slots=True)
-class HostBlock:
-    """A box of an array that this process can read: in host memory, strided in any way.
+class Block:
+    """A box of an array that this process can read: host memory strided in any way, or contiguous
+    device memory.
 
     `offset`, `shape`, `strides` (bytes) are in *storage* terms, see `ArraySource.storage_shape`.
     """
@@ -25,6 +26,7 @@ class HostBlock:
     strides: tuple[int, ...]
     address: int
     owner: Any  # keeps the memory alive
+    device: int = -1  # CUDA ordinal where the memory is a GPU's, else -1
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class ArraySource:
     storage_dtype: str  # safetensors dtype name, e.g. "BF16"
     storage_shape: tuple[int, ...]  # a trailing byte axis is appended where safetensors has no dtype
     storage_item_bytes: int
-    blocks: list[HostBlock]  # distinct local boxes (replicas removed)
+    blocks: list[Block]  # distinct local boxes (replicas removed)
     mutable: bool  # the user can change the memory in place: a snapshot must copy it
     sharding: dict[str, Any] | None = None  # JSON description, see `describe_sharding`
     extra: dict[str, Any] = field(default_factory=dict)  # JSON; adapters' own (requires_grad, …)
@@ -71,7 +73,7 @@ class Target:
 
 
 class Codec(Protocol):
-    """Leaves of one framework to host blocks and back."""
+    """Leaves of one framework to blocks and back."""
 
     name: str
 
