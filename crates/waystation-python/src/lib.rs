@@ -1,8 +1,15 @@
 //! The thin boundary between the engine and Python: buffers, plain plans, handles.
+//!
+//! One file per section of `_native.pyi`, each with a `register` that adds its names. Invariants:
+//! what may block runs without the GIL; errors and panics leave only through `error`.
 
 use pyo3::prelude::*;
 
-#[pymodule]
-fn _native(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+mod error;
+mod format;
+
+#[pymodule(gil_used = true)]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    format::register(module)?;
     Ok(())
 }
