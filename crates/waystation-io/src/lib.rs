@@ -3,5 +3,7 @@
 //! Bytes, files and threads; arrays, trees and policy live above, in Python.
 
 pub mod job;
+pub mod mode;
+pub mod ring;
 
 pub use waystation_format::{Error, Kind, Result};
