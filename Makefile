@@ -1,0 +1,63 @@
+# Each target does all the set-up it needs: on a fresh machine with python3, pip and cargo, `make test` is
+# enough. CI runs the same targets. `make help` lists them.
+
+PYTHON := .venv/bin/python
+LOCKED := $(if $(CI),--locked)
+FUZZ_SECONDS ?= 20
+
+# cargo and maturin must see the same interpreter, or each would compile PyO3 for its own.
+export PYO3_PYTHON := $(CURDIR)/$(PYTHON)
+# Extension modules leave Python's symbols to the interpreter, so no libpython is needed to link.
+export PYO3_BUILD_EXTENSION_MODULE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help build test test-rust test-python lint format bench demo docs fuzz lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## make .venv ready and build the extension into it, if anything has changed
+	@tools/bootstrap
+
+test: test-rust test-python ## run every test (pytest's includes the check of the native stub)
+
+test-rust: build
+	cargo test --workspace --quiet $(LOCKED)
+
+test-python: build
+	$(PYTHON) -m pytest $(PYTEST_ARGUMENTS)
+
+lint: build ## check style, types and licences
+	$(PYTHON) -m ruff check
+	$(PYTHON) -m ruff format --check
+	$(PYTHON) -m mypy
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet $(LOCKED) -- -D warnings
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny --log-level error check bans licenses sources; \
+	else echo "cargo-deny is not installed: licences of crates not checked"; fi
+
+format: build ## rewrite the sources in the project's style
+	$(PYTHON) -m ruff check --fix
+	$(PYTHON) -m ruff format
+	cargo fmt --all
+
+bench: build ## measure against other libraries and the disk (BENCH_ARGUMENTS are passed on)
+	$(PYTHON) -m benchmarks $(BENCH_ARGUMENTS)
+
+demo: build ## train, kill, resume on other devices, and compare the losses
+	.venv/bin/waystation demo $(DEMO_ARGUMENTS)
+
+docs: build ## build the documentation into target/site; a broken link is an error
+	$(PYTHON) -m mkdocs build --strict --quiet
+	@echo "open target/site/index.html"
+
+fuzz: ## run every fuzz target for FUZZ_SECONDS (needs a nightly Rust and cargo-fuzz)
+	@tools/fuzz $(FUZZ_SECONDS)
+
+lock: build ## resolve requirements.lock anew
+	@tools/lock $(LOCK_ARGUMENTS)
+
+clean: ## remove what the other targets have made
+	rm -rf .venv target fuzz/target site python/waystation/_native.abi3.so
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis
