@@ -3,8 +3,10 @@
 //! Invariants: the first error wins and stops the others at their next block; a job is finished only
 //! when no worker will touch the caller's memory again; nothing here knows about Python.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use waystation_format::{Error, Kind, Result};
@@ -84,11 +86,11 @@ impl<T> Shared<T> {
         }
     }
 
-    /// Called once, by the last worker, when no worker touches the caller's memory any more.
-    pub fn finish(&self, value: T) {
+    /// Called once, when no worker touches the caller's memory any more. An error recorded before wins.
+    pub fn finish(&self, outcome: Result<T>) {
         let mut state = self.lock();
         if state.outcome.is_none() {
-            state.outcome = Some(Ok(value));
+            state.outcome = Some(outcome);
         }
         state.finished = true;
         self.changed.notify_all();
@@ -133,5 +135,133 @@ impl<T> Shared<T> {
     pub fn take_outcome(&self) -> Option<Result<T>> {
         let mut state = self.lock();
         if state.finished { state.outcome.take() } else { None }
+    }
+}
+
+/// A job and the thread that runs it. The thread joins its workers before the job counts as finished.
+///
+/// Dropping the handle cancels the job and waits for it. In a child that was forked meanwhile there is
+/// no such thread: there a handle only reports [`Handle::is_foreign`] and its drop does nothing.
+pub struct Handle<T> {
+    shared: Arc<Shared<T>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    process: u32,
+}
+
+impl<T: Send + 'static> Handle<T> {
+    /// Runs `body` on a new thread. A panic in it is the job's failure.
+    pub fn spawn(
+        name: &str,
+        total_bytes: u64,
+        body: impl FnOnce(&Shared<T>) -> Result<T> + Send + 'static,
+    ) -> Result<Self> {
+        let shared = Shared::new(total_bytes);
+        let inner = Arc::clone(&shared);
+        let run = move || {
+            let outcome = catch_unwind(AssertUnwindSafe(|| body(&inner)));
+            inner.finish(outcome.unwrap_or_else(|_| Err(panicked())));
+        };
+        let thread = Builder::new().name(name.to_owned()).spawn(run).map_err(|error| {
+            Error::new(Kind::Unavailable, format!("could not start a thread for the job: {error}"))
+        })?;
+        Ok(Self { shared, thread: Mutex::new(Some(thread)), process: std::process::id() })
+    }
+}
+
+impl<T> Handle<T> {
+    /// What observers may ask of the job.
+    pub fn shared(&self) -> &Shared<T> {
+        &self.shared
+    }
+
+    /// Whether this is a forked child's copy of its parent's handle: nothing in it will ever change.
+    pub fn is_foreign(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Waits until the job has finished and its thread is gone.
+    pub fn join(&self) {
+        if self.is_foreign() {
+            return;
+        }
+        self.shared.wait(None);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // The body's panics were caught and reported; there is nothing more to learn here.
+            drop(thread.join());
+        }
+    }
+}
+
+impl<T> Drop for Handle<T> {
+    fn drop(&mut self) {
+        if !self.is_foreign() {
+            self.shared.cancel();
+            self.join();
+        }
+    }
+}
+
+/// The error of a worker that panicked.
+pub fn panicked() -> Error {
+    Error::new(Kind::Internal, "a worker thread panicked; please report this with the panic message above")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_error_wins_over_the_outcome() {
+        let job = Handle::spawn("test", 1, |shared| {
+            shared.fail(Error::new(Kind::Corrupt, "first"));
+            shared.fail(Error::new(Kind::Internal, "second"));
+            Ok(1)
+        })
+        .unwrap();
+        job.join();
+        assert_eq!(job.shared().take_outcome().unwrap().unwrap_err().kind(), Kind::Corrupt);
+    }
+
+    #[test]
+    fn a_panic_is_an_internal_error() {
+        let job: Handle<()> = Handle::spawn("test", 1, |_| panic!("on purpose")).unwrap();
+        assert!(job.shared().wait(None));
+        assert_eq!(job.shared().take_outcome().unwrap().unwrap_err().kind(), Kind::Internal);
+    }
+
+    #[test]
+    fn dropping_cancels_and_waits() {
+        let seen = Arc::new(AtomicBool::new(false));
+        let inner = Arc::clone(&seen);
+        let job = Handle::spawn("test", 1, move |shared: &Shared<()>| {
+            while !shared.should_stop() {
+                std::thread::yield_now();
+            }
+            inner.store(true, Ordering::Release);
+            Ok(())
+        })
+        .unwrap();
+        assert!(!job.shared().wait(Some(Duration::from_millis(1))));
+        drop(job);
+        assert!(seen.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn gathered_positions_wake_their_waiters_and_never_go_back() {
+        let job = Handle::spawn("test", 10, |shared: &Shared<()>| {
+            shared.set_gathered(7);
+            shared.set_gathered(3);
+            while !shared.should_stop() {
+                std::thread::yield_now();
+            }
+            Ok(())
+        })
+        .unwrap();
+        assert!(job.shared().wait_gathered(7, None));
+        assert!(!job.shared().wait_gathered(8, Some(Duration::from_millis(1))));
+        job.shared().cancel();
+        assert!(job.shared().wait_gathered(8, None));
     }
 }
