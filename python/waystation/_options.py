@@ -1,0 +1,195 @@
+"""Every option of Waystation, in groups, with its default and meaning.
+
+Groups are plain dataclasses. While a user edits a `Context` they are mutable; what is passed down to
+the layers below is a frozen copy, so that a running save never sees a later change. Unknown names
+and values out of range are errors at the moment of assignment.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from waystation._errors import InvalidInput
+
+_GIB = 1 << 30
+
+
+class OptionGroup:
+    """Base of option groups: checks values on assignment and can be frozen."""
+
+    __slots__ = ("_frozen",)
+    _checks: ClassVar[dict[str, Callable[[Any], str | None]]] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if getattr(self, "_frozen", False):
+            raise InvalidInput(
+                f"option '{name}' cannot be changed while its context is in use; change a copy: Context(context)"
+            )
+        known = {entry.name for entry in dataclasses.fields(self)}  # type: ignore[arg-type]
+        if name not in known:
+            raise InvalidInput(f"unknown option '{name}'; this group has: {', '.join(sorted(known))}")
+        check = self._checks.get(name)
+        problem = check(value) if check else None
+        if problem:
+            raise InvalidInput(f"option '{name}' must be {problem}, not {value!r}")
+        object.__setattr__(self, name, value)
+
+    def frozen(self) -> Self:
+        """A deep copy that refuses changes."""
+        duplicate = copy.deepcopy(self)
+        duplicate._freeze()
+        return duplicate
+
+    def thawed(self) -> Self:
+        """A deep copy that can be changed."""
+        duplicate = copy.deepcopy(self)
+        duplicate._thaw()
+        return duplicate
+
+    def _freeze(self) -> None:
+        self._set_frozen(True)
+
+    def _thaw(self) -> None:
+        self._set_frozen(False)
+
+    def _set_frozen(self, value: bool) -> None:
+        for entry in dataclasses.fields(self):  # type: ignore[arg-type]
+            child = getattr(self, entry.name)
+            if isinstance(child, OptionGroup):
+                child._set_frozen(value)
+        object.__setattr__(self, "_frozen", value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        values = {
+            entry.name: child.__deepcopy__(memo) if isinstance(child, OptionGroup) else child
+            for entry in dataclasses.fields(self)  # type: ignore[arg-type]
+            for child in (getattr(self, entry.name),)
+        }
+        return type(self)(**values)
+
+
+def _positive(value: Any) -> str | None:
+    return None if _is_int(value) and value > 0 else "a positive integer"
+
+
+def _positive_or_none(value: Any) -> str | None:
+    return None if value is None or (_is_int(value) and value > 0) else "a positive integer or None"
+
+
+def _bytes_or_none(value: Any) -> str | None:
+    return None if value is None or (_is_int(value) and value >= 0) else "a number of bytes or None"
+
+
+def _boolean(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "True or False"
+
+
+def _boolean_or_none(value: Any) -> str | None:
+    return None if value is None or isinstance(value, bool) else "True, False or None"
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _mode(value: Any) -> str | None:
+    modes = (None, "direct-ring", "direct-threads", "buffered")
+    return None if value in modes else f"one of {modes}"
+
+
+@dataclass(slots=True)
+class ArrayLoadingOptions(OptionGroup):
+    """How arrays are read.
+
+    Attributes:
+        verify: Check the checksum of every block that is read. None means yes, except for arrays
+            that are mapped (`mmap`), which are not read at all before they are used.
+        mmap: Map data files into memory instead of reading them, where an array is stored whole,
+            aligned, and wanted as it is. The file must then never change while an array lives; pages
+            are private copies on write.
+    """
+
+    verify: bool | None = None
+    mmap: bool = False
+    _checks: ClassVar = {"verify": _boolean_or_none, "mmap": _boolean}
+
+
+@dataclass(slots=True)
+class ArrayOptions(OptionGroup):
+    """Options of arrays."""
+
+    loading: ArrayLoadingOptions = field(default_factory=ArrayLoadingOptions)
+    _checks: ClassVar = {}
+
+
+@dataclass(slots=True)
+class MemoryOptions(OptionGroup):
+    """How much host memory a save may take above the state.
+
+    Attributes:
+        snapshot_bytes: Most bytes that an asynchronous save copies before it returns, of leaves that
+            could change afterwards (NumPy, torch, GPU). Beyond that the call blocks until the rest is
+            written. None means half of the memory that is available.
+        caller_keeps: The caller promises not to change NumPy arrays and torch tensors until the
+            save has finished: nothing is copied.
+    """
+
+    snapshot_bytes: int | None = None
+    caller_keeps: bool = False
+    _checks: ClassVar = {"snapshot_bytes": _bytes_or_none, "caller_keeps": _boolean}
+
+
+@dataclass(slots=True)
+class FileOptions(OptionGroup):
+    """How files are laid out and made durable.
+
+    Attributes:
+        file_bytes_target: A data file is rolled over once it has this size; an array is never
+            split by it.
+        path_permission_mode: Permission bits of new directories, None for the process's default.
+    """
+
+    file_bytes_target: int = 2 * _GIB
+    path_permission_mode: int | None = None
+    _checks: ClassVar = {"file_bytes_target": _positive, "path_permission_mode": _bytes_or_none}
+
+
+@dataclass(slots=True)
+class EngineOptions(OptionGroup):
+    """Overrides of what the engine finds out by calibration; None leaves it the choice.
+
+    Attributes:
+        write_mode: `direct-ring`, `direct-threads` or `buffered`.
+        read_mode: The same, for reading.
+        block_bytes: Size of one request.
+        depth: Requests in flight.
+        threads: Worker threads.
+    """
+
+    write_mode: str | None = None
+    read_mode: str | None = None
+    block_bytes: int | None = None
+    depth: int | None = None
+    threads: int | None = None
+    _checks: ClassVar = {
+        "write_mode": _mode,
+        "read_mode": _mode,
+        "block_bytes": _positive_or_none,
+        "depth": _positive_or_none,
+        "threads": _positive_or_none,
+    }
+
+
+@dataclass(slots=True)
+class Options(OptionGroup):
+    """All options. The layers below receive one frozen instance."""
+
+    array: ArrayOptions = field(default_factory=ArrayOptions)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    file: FileOptions = field(default_factory=FileOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    _checks: ClassVar = {}

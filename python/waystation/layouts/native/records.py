@@ -1,0 +1,194 @@
+"""The two sealed records: `checkpoint.json` (the commit) and `record.json` (of one checkpointable).
+
+`checkpoint.json` names each checkpointable's directory and the checksum of its record; the record
+names each table with its size and checksum. So one small file, once valid, vouches for every byte.
+Readers accept unknown members (later minor additions) and refuse a newer `format_version`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from waystation import _native
+from waystation._errors import Corrupt, Unsupported, WaystationError
+from waystation.layouts.native import names
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Size and CRC-64/NVME of a whole file."""
+
+    nbytes: int
+    crc64: int
+
+    @classmethod
+    def of(cls, data: bytes) -> Digest:
+        """The digest of `data`."""
+        return cls(len(data), _native.crc64(data))
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in a record."""
+        return {"bytes": self.nbytes, "crc64": f"{self.crc64:016x}"}
+
+    def check(self, data: bytes, path: str) -> None:
+        """Raises Corrupt unless `data` is what was written."""
+        if Digest.of(data) != self:
+            raise Corrupt(
+                f"'{path}' is not the file that was committed: {len(data)} bytes where {self.nbytes} were "
+                "written, or its checksum differs; restore another checkpoint, or see 'waystation verify'",
+                path=path,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """The body of `checkpoint.json`.
+
+    Attributes:
+        generation: Grows by one each time the record of this checkpoint is replaced.
+        checkpointables: Name to `(directory, digest of its record.json)`.
+        created_ns: Wall-clock time of the commit's preparation, nanoseconds since 1970.
+        custom_metadata: The caller's own JSON value.
+    """
+
+    generation: int
+    checkpointables: dict[str, tuple[str, Digest]]
+    created_ns: int
+    custom_metadata: Any = None
+
+    def encode(self) -> bytes:
+        """The bytes of the file."""
+        return _seal(
+            {
+                "format_version": names.FORMAT_VERSION,
+                "generation": self.generation,
+                "created_ns": self.created_ns,
+                "checkpointables": {
+                    name: {"directory": directory, "record": digest.to_json()}
+                    for name, (directory, digest) in self.checkpointables.items()
+                },
+                "custom_metadata": self.custom_metadata,
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> CheckpointRecord:
+        """Reads and checks the bytes of the file."""
+        body = _unseal(data, path)
+        version = body.get("format_version")
+        if isinstance(version, int) and version > names.FORMAT_VERSION:
+            raise Unsupported(
+                f"'{path}' has format version {version}; this Waystation reads up to {names.FORMAT_VERSION}: "
+                "upgrade it",
+                path=path,
+            )
+        with _Malformed(path):
+            _require(version == names.FORMAT_VERSION)
+            entries: dict[str, tuple[str, Digest]] = {}
+            for name, entry in body["checkpointables"].items():
+                directory = entry["directory"]
+                _require(_is_plain_name(directory))
+                entries[name] = (directory, _digest(entry["record"]))
+            return cls(
+                _natural(body["generation"]), entries, _natural(body["created_ns"]), body["custom_metadata"]
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointableRecord:
+    """The body of `record.json`.
+
+    Attributes:
+        process_count: Processes that wrote data.
+        tables: File name to digest, for every metadata file beside the record.
+        extra: Unknown members, kept for display.
+    """
+
+    process_count: int
+    tables: dict[str, Digest]
+    kind: str = "pytree"
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """The bytes of the file."""
+        tables = {name: digest.to_json() for name, digest in self.tables.items()}
+        return _seal({"kind": self.kind, "process_count": self.process_count, "tables": tables})
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> CheckpointableRecord:
+        """Reads and checks the bytes of the file."""
+        body = _unseal(data, path)
+        with _Malformed(path):
+            tables = {}
+            for name, entry in body["tables"].items():
+                _require(_is_plain_name(name))
+                tables[name] = _digest(entry)
+            if body["kind"] != "pytree":
+                raise Unsupported(
+                    f"'{path}' is of kind {body['kind']!r}, which this Waystation does not know: upgrade it",
+                    path=path,
+                )
+            extra = {key: value for key, value in body.items() if key not in ("kind", "process_count", "tables")}
+            return cls(_natural(body["process_count"]), tables, body["kind"], extra)
+
+
+def load_json(body: bytes, path: str) -> Any:
+    """Parses the body of a sealed file; anything that is not JSON is Corrupt."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"'{path}' does not hold JSON: {error}", path=path) from error
+
+
+def dump_json(value: Any) -> bytes:
+    """Compact JSON; keys keep their order, every character outside ASCII is escaped."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _seal(body: dict[str, Any]) -> bytes:
+    return _native.seal_json(dump_json(body))
+
+
+def _unseal(data: bytes, path: str) -> dict[str, Any]:
+    body = load_json(_native.open_sealed_json(data, path), path)
+    if not isinstance(body, dict):
+        raise Corrupt(f"'{path}' does not hold a JSON object", path=path)
+    return body
+
+
+def _digest(entry: Any) -> Digest:
+    text = entry["crc64"]
+    _require(isinstance(text, str) and len(text) == 16)
+    return Digest(_natural(entry["bytes"]), int(text, 16))
+
+
+def _natural(value: Any) -> int:
+    _require(isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+    return int(value)
+
+
+def _is_plain_name(value: Any) -> bool:
+    """A single path component that stays inside its directory."""
+    return isinstance(value, str) and value not in ("", ".", "..") and not set(value) & {"/", "\\", "\0"}
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise ValueError("a member is missing or out of range")
+
+
+class _Malformed:
+    """Turns what a malformed record raises while it is read into Corrupt."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        expected = (KeyError, TypeError, ValueError, AttributeError)
+        if isinstance(error, expected) and not isinstance(error, WaystationError):
+            raise Corrupt(f"'{self._path}' is malformed: {error}", path=self._path) from error

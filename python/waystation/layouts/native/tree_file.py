@@ -1,0 +1,235 @@
+"""`tree.json`: the structure of a state and what is known of each leaf.
+
+Arrays are numbered in the order of their leaves; the number is the index into the chunk table. They
+stand in columns, one list per property, with sharding descriptions stored once. Scalars stand in the
+tree itself, spelled so that every value survives: integers in decimal (in hexadecimal beyond 64
+bits), floats in hexadecimal, bytes in base 64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Any
+
+from waystation import _native
+from waystation._errors import Corrupt, WaystationError
+from waystation.frameworks.base import StoredArray
+from waystation.layouts.native.records import dump_json, load_json
+from waystation.tree import Structure
+
+Scalar = bool | int | float | complex | str | bytes
+
+_DECIMAL_LIMIT = 1 << 64
+
+_COLUMNS = ("label", "shape", "dtype", "framework", "storage_dtype", "storage_shape", "sharding")
+
+
+@dataclass(slots=True)
+class ArrayLeaf:
+    """A leaf that is an array: its number in the chunk table."""
+
+    array: int
+
+
+Leaf = ArrayLeaf | Scalar
+
+
+@dataclass(slots=True)
+class TreeFile:
+    """The decoded file.
+
+    Attributes:
+        structure: Shape of the tree.
+        leaves: One per leaf of the structure: an `ArrayLeaf` or a scalar's value.
+        arrays: What is known of each array, by number.
+        labels: The tensor name of each array.
+    """
+
+    structure: Structure
+    leaves: list[Leaf]
+    arrays: list[StoredArray]
+    labels: list[str]
+
+    def encode(self) -> bytes:
+        """The bytes of the file."""
+        shardings = _Interned()
+        arrays = self.arrays
+        body = {
+            "structure": self.structure.to_json(),
+            "leaves": [
+                leaf.array if type(leaf) is ArrayLeaf else _encode_scalar(leaf)  # type: ignore[arg-type]
+                for leaf in self.leaves
+            ],
+            "arrays": {
+                "label": self.labels,
+                "shape": [array.shape for array in arrays],
+                "dtype": [array.dtype for array in arrays],
+                "framework": [array.framework for array in arrays],
+                "storage_dtype": [array.storage_dtype for array in arrays],
+                "storage_shape": [
+                    None if array.storage_shape == array.shape else array.storage_shape for array in arrays
+                ],
+                "sharding": [shardings.number(array.sharding) for array in arrays],
+                "extra": {str(number): array.extra for number, array in enumerate(arrays) if array.extra},
+            },
+            "shardings": shardings.values,
+            "meshes": shardings.meshes.values if shardings.meshes else [],
+        }
+        return _native.seal_json(dump_json(body))
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> TreeFile:
+        """Reads and checks the bytes of the file."""
+        body = load_json(_native.open_sealed_json(data, path), path)
+        try:
+            structure = Structure.from_json(body["structure"], path=path)
+            arrays, labels = _decode_arrays(body)
+            leaves = [_decode_leaf(leaf, len(arrays)) for leaf in body["leaves"]]
+            numbers = [leaf.array for leaf in leaves if type(leaf) is ArrayLeaf]
+            _require(numbers == list(range(len(arrays))), "array leaves are not numbered in order")
+            _require(len(leaves) == structure.leaf_count, "leaves and structure differ in number")
+        except WaystationError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            raise Corrupt(f"'{path}' is malformed: {error}", path=path) from error
+        return cls(structure, leaves, arrays, labels)
+
+
+class _Interned:
+    """Sharding descriptions by number, and inside them meshes by number; each stored once."""
+
+    def __init__(self, *, with_meshes: bool = True) -> None:
+        self.values: list[dict[str, Any]] = []
+        self.meshes = _Interned(with_meshes=False) if with_meshes else None
+        self._by_identity: dict[int, int] = {}
+        self._by_text: dict[bytes, int] = {}
+
+    def number(self, value: dict[str, Any] | None) -> int | None:
+        if value is None:
+            return None
+        # Equal shardings are usually one object: that is looked up without encoding it.
+        known = self._by_identity.get(id(value))
+        if known is not None:
+            return known
+        number = self._by_text.setdefault(dump_json(value), len(self.values))
+        if number == len(self.values):
+            self.values.append(self._with_mesh_number(value))
+        self._by_identity[id(value)] = number
+        return number
+
+    def _with_mesh_number(self, value: dict[str, Any]) -> dict[str, Any]:
+        mesh = value.get("mesh")
+        if self.meshes is None or not isinstance(mesh, dict):
+            return value
+        return {**value, "mesh": self.meshes.number(mesh)}
+
+
+def _decode_arrays(body: dict[str, Any]) -> tuple[list[StoredArray], list[str]]:
+    columns = [body["arrays"][name] for name in _COLUMNS]
+    _require(all(isinstance(column, list) for column in columns), "a column is not a list")
+    shardings = _decode_shardings(body["shardings"], body["meshes"])
+    extras = body["arrays"]["extra"]
+    arrays, labels = [], []
+    for number, row in enumerate(zip(*columns, strict=True)):
+        label, shape, dtype, framework, storage_dtype, storage_shape, sharding = row
+        _require(type(dtype) is str and type(framework) is str and type(label) is str, "a name is no string")
+        _require(sharding is None or sharding >= 0, "a sharding number is negative")
+        logical = _shape(shape)
+        arrays.append(
+            StoredArray(
+                logical,
+                dtype,
+                framework,
+                storage_dtype,
+                logical if storage_shape is None else _shape(storage_shape),
+                None if sharding is None else shardings[sharding],
+                extras.get(str(number), {}) if extras else {},
+            )
+        )
+        labels.append(label)
+    return arrays, labels
+
+
+def _decode_shardings(shardings: list[dict[str, Any]], meshes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    decoded = []
+    for sharding in shardings:
+        number = sharding.get("mesh")
+        if number is None:
+            decoded.append(sharding)
+        else:
+            _require(type(number) is int and 0 <= number < len(meshes), "a mesh number is out of range")
+            decoded.append({**sharding, "mesh": meshes[number]})
+    return decoded
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    shape = tuple(value)
+    for extent in shape:
+        _require(type(extent) is int and 0 <= extent < 1 << 62, "a shape holds something that is no extent")
+    return shape
+
+
+def _encode_scalar(value: Scalar) -> list[str]:
+    kind = type(value)
+    if kind is bool:
+        return ["bool", str(value)]
+    if kind is int:
+        # Python refuses decimal text of more than 4,300 digits; hexadecimal has no such limit.
+        return ["int", str(value) if -_DECIMAL_LIMIT < value < _DECIMAL_LIMIT else hex(value)]  # type: ignore
+    if kind is float:
+        return ["float", value.hex()]  # type: ignore[union-attr]
+    if kind is complex:
+        return ["complex", value.real.hex(), value.imag.hex()]  # type: ignore[union-attr]
+    if kind is bytes:
+        return ["bytes", base64.b64encode(value).decode()]  # type: ignore[arg-type]
+    return ["str", value]  # type: ignore[list-item]
+
+
+def _decode_leaf(leaf: Any, array_count: int) -> Leaf:
+    if type(leaf) is int:
+        _require(0 <= leaf < array_count, "a leaf names an array that is not there")
+        return ArrayLeaf(leaf)
+    kind, *parts = leaf
+    decode = _SCALARS.get(kind)
+    _require(decode is not None and all(type(part) is str for part in parts), f"unknown kind of scalar {kind!r}")
+    return decode(*parts)  # type: ignore[misc,no-any-return]
+
+
+def _decode_bool(text: str) -> bool:
+    _require(text in ("True", "False"), "a bool is neither True nor False")
+    return text == "True"
+
+
+def _decode_int(text: str) -> int:
+    # int() alone would also take spaces and underscores.
+    digits = text.removeprefix("-").removeprefix("0x")
+    _require(digits.isascii() and digits.isalnum(), "an int holds something that is no digit")
+    return int(text, 16 if "0x" in text else 10)
+
+
+def _decode_complex(real: str, imaginary: str) -> complex:
+    return complex(float.fromhex(real), float.fromhex(imaginary))
+
+
+def _decode_bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"bytes are not in base 64: {error}") from error
+
+
+_SCALARS: dict[str, Any] = {
+    "bool": _decode_bool,
+    "int": _decode_int,
+    "float": float.fromhex,
+    "complex": _decode_complex,
+    "str": str,
+    "bytes": _decode_bytes,
+}
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise ValueError(problem)
