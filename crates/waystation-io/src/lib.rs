@@ -2,6 +2,8 @@
 //!
 //! Bytes, files and threads; arrays, trees and policy live above, in Python.
 
+pub mod copy;
+pub mod files;
 pub mod job;
 pub mod mode;
 pub mod ring;
