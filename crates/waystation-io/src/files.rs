@@ -1,0 +1,193 @@
+//! Small whole files, directories and renames: what a commit is made of.
+//!
+//! Invariants: nothing that existed before is overwritten; a failed batch removes what it created; when
+//! a call with `sync` returns, its bytes are on stable storage (the *names* are once the directory has
+//! been synced too). Syncs run in parallel, because a journal commits what waits together at once.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{CWD, RenameFlags};
+use waystation_format::{Error, Kind, Result};
+
+use crate::job::panicked;
+
+/// Threads that wait for syncs or reads side by side. They sleep in the kernel, so cores do not count.
+const PARALLEL_CALLS: usize = 16;
+
+/// Creates each file, writes it and, with `sync`, makes it durable.
+pub fn write_small_files<P: AsRef<Path> + Sync>(files: &[(P, &[u8])], sync: bool) -> Result<()> {
+    let mut created = Vec::with_capacity(files.len());
+    let outcome = create_all(files, &mut created).and_then(|()| {
+        if !sync {
+            return Ok(());
+        }
+        in_parallel(created.len(), |index| sync_file(&created[index], files[index].0.as_ref())).map(drop)
+    });
+    if outcome.is_err() {
+        for (path, _) in &files[..created.len()] {
+            // The first error is the one to report; a file that cannot be removed is a leftover that
+            // belongs to an attempt nobody committed.
+            drop(fs::remove_file(path));
+        }
+    }
+    outcome
+}
+
+/// Puts all bytes into the page cache first, so that the syncs that follow share journal commits.
+fn create_all<P: AsRef<Path>>(files: &[(P, &[u8])], created: &mut Vec<File>) -> Result<()> {
+    for (path, bytes) in files {
+        let path = path.as_ref();
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .map_err(|error| Error::from_io(error, "create the file", path))?;
+        created.push(file);
+        if let Some(mut file) = created.last() {
+            file.write_all(bytes).map_err(|error| Error::from_io(error, "write the file", path))?;
+        }
+    }
+    Ok(())
+}
+
+fn sync_file(file: &File, path: &Path) -> Result<()> {
+    file.sync_all().map_err(|error| Error::from_io(error, "make the file durable", path))
+}
+
+/// Reads whole files, none larger than `limit_bytes`.
+pub fn read_small_files<P: AsRef<Path> + Sync>(paths: &[P], limit_bytes: u64) -> Result<Vec<Vec<u8>>> {
+    in_parallel(paths.len(), |index| read_small_file(paths[index].as_ref(), limit_bytes))
+}
+
+fn read_small_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>> {
+    // Without O_NONBLOCK, opening a named pipe that somebody put there would wait for ever.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+        .map_err(|error| Error::from_io(error, "open the file", path))?;
+    let metadata = file.metadata().map_err(|error| Error::from_io(error, "examine the file", path))?;
+    let named = |kind, message: String| Error::new(kind, message).with("path", path.display().to_string());
+    if metadata.is_dir() {
+        return Err(named(Kind::InvalidInput, "a file was expected, but this is a directory".to_owned()));
+    }
+    if !metadata.is_file() {
+        return Err(named(Kind::Corrupt, "a regular file was expected here".to_owned()));
+    }
+    let mut bytes = Vec::new();
+    let capacity = usize::try_from(metadata.len().min(limit_bytes)).unwrap_or(usize::MAX);
+    bytes.try_reserve_exact(capacity.saturating_add(1)).map_err(|_| {
+        named(Kind::Unavailable, format!("there is no memory for the {capacity} bytes of this file"))
+    })?;
+    // One byte more than allowed tells a file that is too large, even while it grows.
+    file.take(limit_bytes.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(|error| Error::from_io(error, "read the file", path))?;
+    if bytes.len() as u64 > limit_bytes {
+        let message = format!("the file is larger than the {limit_bytes} bytes that it may have");
+        return Err(named(Kind::Corrupt, message));
+    }
+    Ok(bytes)
+}
+
+/// Makes the entries of directories durable: files created in them, renamed into and out of them.
+pub fn sync_directories<P: AsRef<Path> + Sync>(paths: &[P]) -> Result<()> {
+    in_parallel(paths.len(), |index| sync_directory(paths[index].as_ref())).map(drop)
+}
+
+fn sync_directory(path: &Path) -> Result<()> {
+    let directory = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY)
+        .open(path)
+        .map_err(|error| Error::from_io(error, "open the directory", path))?;
+    match directory.sync_all() {
+        // Some network and FUSE file systems refuse it for directories: they have nothing to flush.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        outcome => outcome.map_err(|error| Error::from_io(error, "make the directory durable", path)),
+    }
+}
+
+/// Atomically renames `source` to `target`, which must not exist.
+pub fn rename_new(source: &Path, target: &Path) -> Result<()> {
+    if target != source && target.starts_with(source) {
+        // The system's answer, EINVAL, is also what a file system without the operation says.
+        return Err(Error::new(Kind::InvalidInput, "a directory cannot be renamed into itself")
+            .with("path", source.display().to_string())
+            .with("target", target.display().to_string()));
+    }
+    rename(source, target, RenameFlags::NOREPLACE, "rename")
+}
+
+/// Atomically swaps two names that both exist.
+pub fn rename_exchange(first: &Path, second: &Path) -> Result<()> {
+    if first != second && (first.starts_with(second) || second.starts_with(first)) {
+        return Err(Error::new(Kind::InvalidInput, "a directory cannot be swapped with what is inside it")
+            .with("path", first.display().to_string())
+            .with("target", second.display().to_string()));
+    }
+    rename(first, second, RenameFlags::EXCHANGE, "swap")
+}
+
+fn rename(source: &Path, target: &Path, flags: RenameFlags, action: &str) -> Result<()> {
+    let Err(errno) = rustix::fs::renameat_with(CWD, source, CWD, target, flags) else { return Ok(()) };
+    let error = io::Error::from(errno);
+    let described = |kind, message: &str| {
+        Error::new(kind, message.to_owned())
+            .with("path", source.display().to_string())
+            .with("target", target.display().to_string())
+            .with("errno", errno.raw_os_error().to_string())
+    };
+    Err(match errno {
+        rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP => described(
+            Kind::Unsupported,
+            "this file system has no atomic rename of that kind; commit by a record instead",
+        ),
+        rustix::io::Errno::XDEV => {
+            described(Kind::InvalidInput, "source and target of a rename must lie on one file system")
+        }
+        rustix::io::Errno::EXIST | rustix::io::Errno::NOTEMPTY => {
+            Error::from_io(error, &format!("{action} '{}'", source.display()), target)
+        }
+        _ => Error::from_io(error, &format!("{action} the path"), source)
+            .with("target", target.display().to_string()),
+    })
+}
+
+/// Calls `call` with every index below `count`, several at a time, and returns the results in order, or
+/// the error of the lowest index among those that were called.
+fn in_parallel<T: Send>(count: usize, call: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
+    if count <= 1 {
+        return (0..count).map(call).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let failed = AtomicBool::new(false);
+    let results: Mutex<Vec<(usize, Result<T>)>> = Mutex::new(Vec::with_capacity(count));
+    let work = || {
+        while !failed.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return;
+            }
+            let result = call(index);
+            failed.fetch_or(result.is_err(), Ordering::Relaxed);
+            results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
+        }
+    };
+    std::thread::scope(|scope| {
+        let helpers: Vec<_> = (1..count.min(PARALLEL_CALLS))
+            // Where the system grants no thread, those there are do all the work.
+            .map_while(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok())
+            .collect();
+        work();
+        helpers.into_iter().try_for_each(|helper| helper.join().map_err(|_| panicked()))
+    })?;
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.sort_unstable_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}
