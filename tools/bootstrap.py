@@ -72,7 +72,7 @@ def pip() -> list[str | Path]:
         return own
     if succeeds([PYTHON, "-m", "ensurepip"]):
         return [PYTHON, "-m", "pip"]
-    fail(
+    return fail(
         f"{sys.executable} has neither a pip of 22.3 or later nor a working ensurepip, so nothing can be "
         "installed into .venv. Install its pip (on Debian and Ubuntu: apt-get install python3-pip or "
         "python3-venv), or name another CPython in WAYSTATION_PYTHON."

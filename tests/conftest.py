@@ -1,0 +1,21 @@
+"""What every test runs under: eight fake CPU devices for JAX, and Hypothesis without a clock.
+
+The variables are read when JAX is first imported, so they are set here, before any test module is.
+A machine with a GPU runs the tests on it with `JAX_PLATFORMS=cuda make test`.
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+DEVICES_FLAG = "--xla_force_host_platform_device_count"
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES_FLAG}=8".strip()
+
+# No deadlines: the machine may be busy, and no test is about time. In CI the examples are the same in
+# every run, so that a red run points at the change; elsewhere each run looks at new ones.
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")

@@ -1,0 +1,114 @@
+"""Every Python and shell block of the documentation runs, or its fence says why not.
+
+The blocks of one page run in order, as a reader would run them: Python blocks share one namespace, shell
+blocks run in the same directory, which is empty at first. A warning is an error, as in all tests. A
+block that cannot run here is excused by name in its fence, with the reason:
+
+    ```sh not-run: needs two hosts
+
+Fences of data and output name what they are (`text`, `json`, `toml`, …) and are left alone.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import traceback
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = {"python", "py"}
+SHELL = {"sh", "bash", "shell", "console"}
+NOT_RUN = {"", "text", "json", "toml", "yaml", "diff", "rust", "make", "c", "mermaid"}
+OPENING = re.compile(r"^(?P<indent>\s*)(?P<fence>```+|~~~+)\s*(?P<language>[\w+-]*)\s*(?P<rest>.*)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int  # of the first line of code, from 1
+    language: str
+    excuse: str
+    code: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def pages() -> list[Path]:
+    return [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    lines = iter(enumerate(page.read_text().splitlines(), start=1))
+    for number, line in lines:
+        opening = OPENING.match(line)
+        if opening is None:
+            continue
+        code = []
+        for _, inner in lines:
+            if inner.strip() == opening["fence"]:
+                break
+            code.append(inner.removeprefix(opening["indent"]))
+        else:
+            pytest.fail(f"{page.relative_to(ROOT)}:{number}: the fence is never closed")
+        yield Block(page, number + 1, opening["language"].lower(), opening["rest"], "\n".join(code) + "\n")
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", pages(), ids=page_name)
+def test_fences_say_what_they_hold(page: Path) -> None:
+    for block in blocks_of(page):
+        assert block.language in PYTHON | SHELL | NOT_RUN, (
+            f"{block.place}: unknown language '{block.language}'"
+        )
+        if block.language in PYTHON | SHELL and block.excuse:
+            reason = re.fullmatch(r"not-run: (\S.{7,})", block.excuse)
+            assert reason, f"{block.place}: '{block.excuse}' should be 'not-run: REASON'"
+
+
+@pytest.mark.parametrize("page", pages(), ids=page_name)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [block for block in blocks_of(page) if block.language in PYTHON | SHELL and not block.excuse]
+    monkeypatch.chdir(tmp_path)
+    # Classes that the blocks define look their module up by name.
+    module = types.ModuleType("documentation_page")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for block in blocks:
+        if block.language in PYTHON:
+            run_python(block, module)
+        else:
+            run_shell(block)
+
+
+def run_python(block: Block, module: types.ModuleType) -> None:
+    padding = "\n" * (block.line - 1)  # tracebacks then show lines of the page
+    try:
+        exec(compile(padding + block.code, str(block.page), "exec"), vars(module))
+    except Exception:
+        pytest.fail(f"{block.place}:\n{block.code}\n{traceback.format_exc()}", pytrace=False)
+
+
+def run_shell(block: Block) -> None:
+    code = block.code
+    if block.language == "console":  # lines with a prompt are commands, the others what they print
+        code = "\n".join(line[2:] for line in code.splitlines() if line.startswith("$ "))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", code],
+        env={**os.environ, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{block.place}:\n{code}\n{done.stdout}{done.stderr}"

@@ -1,0 +1,113 @@
+"""Imports point downward only, and frameworks stay behind their layer.
+
+The layers are those of ARCHITECTURE.md. The check reads the sources and imports nothing; an import inside
+a function or under TYPE_CHECKING counts as any other.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "python" / "waystation"
+
+# From the top down; those in one line may not import each other.
+LAYERS: list[set[str]] = [
+    {"cli"},
+    {"demo"},
+    {"runtime"},
+    {"memory"},
+    {"training"},
+    {"checkpoint"},
+    {"compat"},
+    {"safetensors"},
+    {"layouts"},
+    {"handlers"},
+    {"frameworks"},
+    {"coordination"},
+    {"tree", "grid"},
+    {"_native"},
+    {"_options", "errors"},
+    {"_errors"},
+]
+LEVELS = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
+
+# The demo is a program that uses the library, so it imports what programs import.
+FRAMEWORK_LAYERS = {"frameworks", "coordination", "runtime", "demo"}
+FRAMEWORKS = {"jax", "jaxlib", "torch", "flax", "optax"}
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything that a file imports; `from a import b` yields `a.b`."""
+    package = ["waystation", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{prefix}.{alias.name}") for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_imports_point_downward(path: Path) -> None:
+    layer = layer_of(path)
+    if path == PACKAGE / "__init__.py":
+        return  # re-exports from every layer; held to that below
+    assert layer in LEVELS, f"'{layer}' has no place in LAYERS: say which layer it is"
+    wrong = []
+    for line, module in imported_modules(path):
+        root, _, rest = module.partition(".")
+        target = rest.split(".")[0]
+        if root != "waystation" or target == layer:
+            continue
+        if target not in LEVELS:
+            # A name of the public API: only programs on top of the library may use its front door.
+            if layer not in {"cli", "demo"}:
+                wrong.append(f"line {line}: {module} is taken from the top; import it from its layer")
+        elif LEVELS[target] >= LEVELS[layer]:
+            wrong.append(f"line {line}: '{layer}' imports '{target}', which is not below it")
+    assert not wrong, "\n".join([name_of(path), *wrong])
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_frameworks_stay_behind_their_layer(path: Path) -> None:
+    roots = {module.split(".")[0] for _, module in imported_modules(path)}
+    layer = layer_of(path)
+    if layer not in FRAMEWORK_LAYERS:
+        assert not roots & FRAMEWORKS, f"{name_of(path)} imports {sorted(roots & FRAMEWORKS)}"
+    if layer != "runtime":
+        assert "ray" not in roots, f"{name_of(path)} imports ray"
+
+
+def test_private_parts_of_jax_are_used_from_one_file() -> None:
+    users = {
+        name_of(path)
+        for path in sources()
+        for _, module in imported_modules(path)
+        if module.startswith("jax._src") or module.split(".")[0] == "jaxlib"
+    }
+    assert len(users) <= 1, f"jax._src and jaxlib are imported by {sorted(users)}; keep them in one file"
+
+
+def test_the_top_level_only_re_exports() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    assert ast.get_docstring(tree), "the package says what it is"
+    for node in tree.body[1:]:
+        names = [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
+        assert isinstance(node, ast.Import | ast.ImportFrom) or names in (["__all__"], ["__version__"]), (
+            f"line {node.lineno} of __init__.py does something: {ast.unparse(node)[:80]}"
+        )

@@ -1,0 +1,83 @@
+"""Rules for every file under version control."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# In pieces, so that this file keeps its own rule. A mirror or an offline machine serves what a public
+# registry would, so no file may insist on one.
+REGISTRY_HOSTS = [
+    ("pypi", "org"),
+    ("pythonhosted", "org"),
+    ("crates", "io"),
+    ("npmjs", "org"),
+    ("download.pytorch", "org"),
+]
+# How Cargo writes 'the default registry' in its lock; it goes to whatever replaces it all the same.
+CARGO_DEFAULT_REGISTRY = "registry+https://github.com/rust-lang/crates.io-index"
+
+# Files over 400 lines, each with the most that it may have. Lower a number when its file shrinks; a file
+# that is not here may not pass the limit at all.
+LINES_LIMIT = 400
+LONGER_FILES: dict[str, int] = {}
+
+
+def tracked_files() -> list[Path]:
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [path for name in listing.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def text_of(path: Path) -> str:
+    content = path.read_bytes()
+    return "" if b"\0" in content else content.decode(errors="replace")
+
+
+def test_no_file_names_the_host_of_a_package_registry() -> None:
+    hosts = re.compile("|".join(re.escape(".".join(host)) for host in REGISTRY_HOSTS))
+    wrong = []
+    for path in tracked_files():
+        text = text_of(path).replace(CARGO_DEFAULT_REGISTRY, "")
+        wrong += [f"{path.relative_to(ROOT)}: {found.group()}" for found in hosts.finditer(text)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_source_files_stay_short() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(text_of(path).splitlines())
+        for path in tracked_files()
+        if path.suffix in {".py", ".rs"}
+    }
+    wrong = [
+        f"{name} has {lines} lines, allowed are {allowed}: what second idea lives there?"
+        for name, lines in lengths.items()
+        if lines > (allowed := LONGER_FILES.get(name, LINES_LIMIT))
+    ]
+    shrunk = [
+        f"{name} has {lengths.get(name, 0)} lines now: lower its {allowed} in LONGER_FILES"
+        for name, allowed in LONGER_FILES.items()
+        if lengths.get(name, 0) < allowed
+    ]
+    assert not wrong + shrunk, "\n".join(wrong + shrunk)
+
+
+def test_every_dependency_of_the_package_is_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked = {
+        match.group(1).replace("_", "-")
+        for match in re.finditer(r"^([\w.-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    }
+    named = {re.split(r"[^\w.-]", entry)[0].replace("_", "-") for entry in project["dependencies"]}
+    assert named <= locked, f"run 'make lock': {sorted(named - locked)} are not in requirements.lock"
