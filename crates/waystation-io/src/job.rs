@@ -195,7 +195,11 @@ impl<T> Handle<T> {
 
 impl<T> Drop for Handle<T> {
     fn drop(&mut self) {
-        if !self.is_foreign() {
+        if self.is_foreign() {
+            // Not even to be detached: the C library has reused what described the parent's thread.
+            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(thread.take());
+        } else {
             self.shared.cancel();
             self.join();
         }

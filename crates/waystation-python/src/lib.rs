@@ -7,9 +7,11 @@ use pyo3::prelude::*;
 
 mod error;
 mod format;
+mod job;
 
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     format::register(module)?;
+    job::register(module)?;
     Ok(())
 }
