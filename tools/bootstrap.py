@@ -90,7 +90,9 @@ def locked_entry(name: str) -> str:
 def install_packages() -> None:
     """Installs what the lock file names and removes everything else."""
     say(f"installing the packages of {LOCK.name}")
-    run([ENVIRONMENT / "bin" / "uv", "pip", "sync", "--quiet", "--require-hashes", "--no-build", LOCK])
+    # The system's certificates, as pip and cargo use them: a proxy's own is only there.
+    options = ["--quiet", "--require-hashes", "--no-build", "--system-certs"]
+    run([ENVIRONMENT / "bin" / "uv", "pip", "sync", *options, LOCK])
     stamp_path("extension").unlink(missing_ok=True)  # the package itself was among everything else
 
 
