@@ -95,8 +95,8 @@ impl Error {
             Io::Unsupported => Kind::Unsupported,
             _ => Kind::Unavailable,
         };
-        let mut error = Self::new(kind, format!("could not {action}: {source}"))
-            .with("path", path.display().to_string());
+        let mut error =
+            Self::new(kind, format!("could not {action}: {source}")).with("path", path.display().to_string());
         if let Some(code) = source.raw_os_error() {
             error = error.with("errno", code.to_string());
         }
@@ -109,6 +109,12 @@ impl Error {
         if self.context(key).is_none() {
             self.context.push((key, value.into()));
         }
+        self
+    }
+
+    /// The same error under another kind: what is corrupt when read is invalid input when written.
+    pub fn with_kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
         self
     }
 

@@ -5,5 +5,8 @@
 
 pub mod checksum;
 pub mod error;
+pub mod safetensors;
+pub mod sealed;
+pub mod table;
 
 pub use error::{Error, Kind, Result};
