@@ -1,0 +1,211 @@
+"""Which stored leaf each wanted leaf is, and how two trees differ when they do.
+
+Containers of different classes match when their children are named alike: list, tuple and numbered children
+by position; string keys and attributes by name; other keys of mappings by their value (so the key 0 is not
+position 0). None matches None; an empty container matches any empty container.
+
+Invariants: both structures are walked side by side, in time linear in their nodes; each leaf is matched at
+most once; key paths are made only for differences that are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import accumulate, islice
+
+from waystation.tree._keys import AttributeKey, DictKey, Key, KeyPath, format_key_path
+from waystation.tree._nodes import LEAF, MAPPING_KINDS, NONE, SEQUENCE_KINDS, Node
+from waystation.tree._structure import Structure
+
+LeafText = Callable[[int], "str | None"]
+
+
+class Mismatch:
+    """Two structures that do not match in full.
+
+    Attributes:
+        leaves: For each wanted leaf the stored leaf, or -1 where there is none.
+        missing: Places in `wanted.nodes` of leaves, Nones and empty containers that the checkpoint lacks.
+        unexpected: Places in `stored.nodes` of those that were not asked for.
+    """
+
+    __slots__ = ("stored", "wanted", "leaves", "missing", "unexpected")
+
+    def __init__(
+        self,
+        stored: Structure,
+        wanted: Structure,
+        leaves: list[int],
+        missing: list[int],
+        unexpected: list[int],
+    ) -> None:
+        self.stored = stored
+        self.wanted = wanted
+        self.leaves = leaves
+        self.missing = missing
+        self.unexpected = unexpected
+
+    def __repr__(self) -> str:
+        return f"<Mismatch: {len(self.missing)} missing, {len(self.unexpected)} unexpected>"
+
+    def missing_paths(self, limit: int | None = None) -> list[KeyPath]:
+        """Key paths of what the checkpoint lacks, in order."""
+        return self.wanted.paths_of(self.missing[:limit])
+
+    def unexpected_paths(self, limit: int | None = None) -> list[KeyPath]:
+        """Key paths of what only the checkpoint has, in order."""
+        return self.stored.paths_of(self.unexpected[:limit])
+
+
+def match(stored: Structure, wanted: Structure) -> list[int] | Mismatch:
+    """Finds the stored leaf of the same path for each wanted leaf."""
+    if stored == wanted:
+        return list(range(wanted.leaf_count))
+    walk = _Walk(stored, wanted)
+    walk.run()
+    if not walk.missing and not walk.unexpected:
+        return walk.leaves
+    return Mismatch(stored, wanted, walk.leaves, sorted(walk.missing), sorted(walk.unexpected))
+
+
+class _Walk:
+    """The walk over two structures side by side."""
+
+    def __init__(self, stored: Structure, wanted: Structure) -> None:
+        self.stored = _Outline(stored)
+        self.wanted = _Outline(wanted)
+        self.leaves = [-1] * wanted.leaf_count
+        self.missing: list[int] = []
+        self.unexpected: list[int] = []
+
+    def run(self) -> None:
+        pairs = [(0, 0)]
+        while pairs:
+            here, there = pairs.pop()
+            have, want = self.stored.nodes[here], self.wanted.nodes[there]
+            if have is LEAF and want is LEAF:
+                self.leaves[self.wanted.leaf_numbers[there]] = self.stored.leaf_numbers[here]
+            elif _is_container(have) and _is_container(want):
+                self._pair_children(here, there, pairs)
+            elif not (have is NONE and want is NONE):
+                self.missing += self.wanted.ends_in(there)
+                self.unexpected += self.stored.ends_in(here)
+
+    def _pair_children(self, here: int, there: int, pairs: list[tuple[int, int]]) -> None:
+        have, want = self.stored.nodes[here], self.wanted.nodes[there]
+        ours, theirs = self.stored.children(here), self.wanted.children(there)
+        if have == want:
+            pairs += zip(ours, theirs, strict=True)
+            return
+        by_name = dict(zip(_names(have), ours, strict=True))
+        for name, child in zip(_names(want), theirs, strict=True):
+            if name in by_name:
+                pairs.append((by_name.pop(name), child))
+            else:
+                self.missing += self.wanted.ends_in(child)
+        for child in by_name.values():
+            self.unexpected += self.stored.ends_in(child)
+
+
+def _is_container(node: Node) -> bool:
+    return node is not LEAF and node is not NONE
+
+
+def _names(node: Node) -> Sequence[Hashable]:
+    """The names by which the children of a container match those of another class."""
+    if node.kind in SEQUENCE_KINDS:
+        return range(node.count)
+    if node.kind in MAPPING_KINDS and set(map(type, node.keys)) <= {str}:
+        return node.keys
+    keys = node.child_keys()
+    names = [_name(key) for key in keys]
+    return names if len(set(names)) == len(names) else keys
+
+
+def _name(key: Key) -> Hashable:
+    if isinstance(key, DictKey):
+        return key.key if type(key.key) is str else key
+    return key.name if isinstance(key, AttributeKey) else key.index
+
+
+class _Outline:
+    """Where the children and the end of each node of a structure are."""
+
+    def __init__(self, structure: Structure) -> None:
+        self.nodes = structure.nodes
+        self.leaf_numbers = list(accumulate((node is LEAF for node in self.nodes), initial=0))
+        self.ends = self._find_ends()
+
+    def _find_ends(self) -> list[int]:
+        """One past the last node below each node."""
+        ends = list(range(1, len(self.nodes) + 1))
+        starts: list[int] = []  # of the subtrees after the current node that have no parent yet
+        for position in range(len(self.nodes) - 1, -1, -1):
+            count = self.nodes[position].count
+            if count:
+                ends[position] = ends[starts[-count]]
+                del starts[-count:]
+            starts.append(position)
+        return ends
+
+    def children(self, position: int) -> list[int]:
+        found, child = [], position + 1
+        for _ in range(self.nodes[position].count):
+            found.append(child)
+            child = self.ends[child]
+        return found
+
+    def ends_in(self, position: int) -> Iterator[int]:
+        """Leaves, Nones and empty containers at or below a node."""
+        return (at for at in range(position, self.ends[position]) if not self.nodes[at].count)
+
+
+def describe_difference(
+    stored: Structure,
+    wanted: Structure,
+    stored_leaf_text: LeafText,
+    wanted_leaf_text: LeafText,
+    *,
+    limit: int = 20,
+) -> str:
+    """A text of one line per difference, at most `limit` of them; empty if there is none.
+
+    Args:
+        stored: The structure in the checkpoint.
+        wanted: The structure of the abstract state.
+        stored_leaf_text: Describes what has to agree of a leaf, by its number: `shape (3,)`.
+        wanted_leaf_text: The same of a wanted leaf; None where anything will do.
+        limit: The most lines; one more then counts the rest.
+    """
+    outcome = match(stored, wanted)
+    if isinstance(outcome, list):
+        outcome = Mismatch(stored, wanted, outcome, [], [])
+    differing = _differing_leaves(outcome.leaves, stored_leaf_text, wanted_leaf_text)
+    total = len(outcome.missing) + len(outcome.unexpected) + len(differing)
+    lines = list(islice(_lines(outcome, differing, limit), limit))
+    if total > len(lines):
+        lines.append(f"  … and {total - len(lines)} more differences")
+    return "\n".join(lines)
+
+
+def _differing_leaves(leaves: list[int], stored_text: LeafText, wanted_text: LeafText) -> dict[int, str]:
+    """What differs in the leaves that both trees have, by wanted leaf."""
+    differing = {}
+    for number, stored_number in enumerate(leaves):
+        want = wanted_text(number) if stored_number >= 0 else None
+        have = stored_text(stored_number) if want is not None else None
+        if have is not None and have != want:
+            differing[number] = f"{have} in the checkpoint, {want} wanted"
+    return differing
+
+
+def _lines(outcome: Mismatch, differing: dict[int, str], limit: int) -> Iterator[str]:
+    for path in outcome.unexpected_paths(limit):
+        yield f"- {format_key_path(path)}: only in the checkpoint"
+    for path in outcome.missing_paths(limit):
+        yield f"+ {format_key_path(path)}: only in the abstract state"
+    leaf_nodes = [position for position, node in enumerate(outcome.wanted.nodes) if node is LEAF]
+    shown = dict(islice(differing.items(), limit))
+    paths = outcome.wanted.paths_of(leaf_nodes[number] for number in shown)
+    for path, text in zip(paths, shown.values(), strict=True):
+        yield f"! {format_key_path(path)}: {text}"

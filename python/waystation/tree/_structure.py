@@ -1,0 +1,124 @@
+"""The structure: an immutable description of a tree without its leaves.
+
+Invariants: the nodes stand in preorder in one flat tuple and form exactly one tree; nothing here recurses,
+so that depth is bounded by memory alone; leaves are numbered in the order of their nodes. Equality is that
+of what a file holds: kinds, tags and keys, not live classes or static data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from waystation._errors import Corrupt
+from waystation.tree._json import decode_nodes, encode_nodes
+from waystation.tree._keys import KeyPath, shorten
+from waystation.tree._nodes import LEAF, Node
+
+_Part = TypeVar("_Part")
+_Path = TypeVar("_Path")
+
+
+class Structure:
+    """What a tree is besides its leaves. Made by `flatten` or `from_json`.
+
+    Attributes:
+        nodes: Every node, in preorder.
+        leaf_count: The number of leaves.
+    """
+
+    __slots__ = ("nodes", "leaf_count")
+
+    def __init__(self, nodes: Sequence[Node], leaf_count: int) -> None:
+        self.nodes = tuple(nodes)
+        self.leaf_count = leaf_count
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Structure):
+            return NotImplemented
+        return self.leaf_count == other.leaf_count and self.nodes == other.nodes
+
+    def __hash__(self) -> int:
+        return hash(self.nodes)
+
+    def __repr__(self) -> str:
+        return f"<Structure of {self.leaf_count} leaves in {len(self.nodes)} nodes>"
+
+    def key_paths(self) -> list[KeyPath]:
+        """The key path of each leaf."""
+        return _collect(self.nodes, Node.child_keys, tuple, lambda prefix, key: (*prefix, key))
+
+    def labels(self) -> list[str]:
+        """The dotted label of each leaf: for people, not unique."""
+
+        def prefix_of(names: list[str]) -> str:
+            return ".".join(shorten(names, "…")) + "." if names else ""
+
+        return _collect(self.nodes, Node.child_names, prefix_of, str.__add__)
+
+    def paths_of(self, positions: Iterable[int]) -> list[KeyPath]:
+        """The key paths of the nodes at the given places in `nodes`, in preorder."""
+        chosen = set(positions)
+        if not chosen:
+            return []
+        nodes = self.nodes[: max(chosen) + 1]
+        return _collect(nodes, Node.child_keys, tuple, lambda prefix, key: (*prefix, key), chosen)
+
+    def to_json(self) -> list[Any]:
+        """The structure as a JSON value."""
+        return encode_nodes(self.nodes)
+
+    @classmethod
+    def from_json(cls, value: Any, *, path: str, leaf_count: int | None = None) -> Structure:
+        """Reads what `to_json` made, trusting nothing.
+
+        Args:
+            value: The parsed JSON.
+            path: The file that it comes from, for messages.
+            leaf_count: The number of leaves that the file describes elsewhere, which must agree.
+
+        Raises:
+            Corrupt: The value is not a structure.
+        """
+        nodes = decode_nodes(value, path)
+        found = sum(node is LEAF for node in nodes)
+        if leaf_count is not None and found != leaf_count:
+            raise Corrupt(f"a tree structure has {found} leaves where {leaf_count} are described", path=path)
+        return cls(nodes, found)
+
+
+def _collect(
+    nodes: Sequence[Node],
+    parts_of: Callable[[Node], Sequence[_Part]],
+    prefix_of: Callable[[list[_Part]], _Path],
+    join: Callable[[_Path, _Part], _Path],
+    chosen: set[int] | None = None,
+) -> list[_Path]:
+    """The paths of leaves, or of chosen nodes. A prefix is made once, where its first path is needed, so
+    that a deep tree with few leaves costs no more than its nodes."""
+    found: list[_Path] = []
+    above: list[_Part] = []  # the keys on the way to the open container
+    pending: list[list[_Part]] = []  # the keys of children that are still to come, last first
+    prefix: _Path | None = None
+    for position, node in enumerate(nodes):
+        while pending and not pending[-1]:
+            pending.pop()
+            if above:
+                above.pop()
+            prefix = None
+        part = pending[-1].pop() if pending else None
+        if (node is LEAF) if chosen is None else (position in chosen):
+            if prefix is None:
+                prefix = prefix_of(above)
+            found.append(prefix if part is None else join(prefix, part))
+        if node.count:
+            if part is not None:
+                above.append(part)
+            pending.append(list(reversed(parts_of(node))))
+            prefix = None
+    return found
+
+
+def open_key_path(nodes: Sequence[Node]) -> KeyPath:
+    """The key path of the node that would come next after `nodes`, an unfinished preorder."""
+    return Structure([*nodes, LEAF], 0).paths_of([len(nodes)])[0]
