@@ -158,3 +158,22 @@ def from_native(kind: str, message: str, context: dict[str, Any]) -> WaystationE
     code = context.get("errno")
     cls = _BY_ERRNO.get(int(code)) if code is not None else None
     return (cls or KINDS[kind])(message, **context)
+
+
+_KIND_BY_ERRNO: dict[int, type[WaystationError]] = {
+    _errno.ENOENT: NotFound,
+    _errno.EEXIST: Conflict,
+    _errno.ENOTEMPTY: Conflict,
+    _errno.ENOTDIR: InvalidInput,
+    _errno.EISDIR: InvalidInput,
+    _errno.ENAMETOOLONG: InvalidInput,
+    _errno.ELOOP: InvalidInput,
+    _errno.EINVAL: InvalidInput,
+    **_BY_ERRNO,
+}
+
+
+def from_os_error(error: OSError, action: str, path: str) -> WaystationError:
+    """Makes the typed error of a failed system call; `action` completes "could not …"."""
+    cls = _KIND_BY_ERRNO.get(error.errno or 0, Unavailable)
+    return cls(f"could not {action} '{path}': {error.strerror or error}", path=path, errno=error.errno)

@@ -38,14 +38,13 @@ class WritePlan:
     Attributes:
         files: In writing order.
         tables: Complete but for `checksums`, which the writing itself yields.
-        order: Array ids in the order in which the engine copies them out.
         labels: The tensor name of each array id.
         index: Tensor name to file name.
+        data_bytes: Bytes of all arrays.
     """
 
     files: list[PlannedFile]
     tables: tables.Tables
-    order: list[int]
     labels: list[str]
     index: dict[str, str]
     data_bytes: int
@@ -54,23 +53,27 @@ class WritePlan:
 def plan(sources: Sequence[ArraySource], wanted_labels: Sequence[str], file_bytes_target: int) -> WritePlan:
     """Plans the data files of one process that holds every array whole."""
     labels = unique_labels(wanted_labels)
-    sizes = [math.prod(source.storage_shape) * source.storage_item_bytes for source in sources]
-    order = sorted(range(len(sources)), key=lambda array: _alignment_rank(sizes[array]))
+    nbytes = sizes(sources)
     files: list[PlannedFile] = []
     chunk_entries = np.zeros(len(sources), tables.CHUNK_ENTRY)
     index: dict[str, str] = {}
-    for group in _roll_over(order, sizes, file_bytes_target):
-        file = _plan_file(len(files), group, sources, sizes, labels, chunk_entries)
+    for group in _roll_over(copy_order(sources), nbytes, file_bytes_target):
+        file = _plan_file(len(files), group, sources, nbytes, labels, chunk_entries)
         index.update((labels[array], file.name) for array in group)
         files.append(file)
-    return WritePlan(
-        files,
-        _tables(sources, sizes, chunk_entries, files),
-        order,
-        labels,
-        index,
-        sum(sizes),
-    )
+    encoded = _tables(sources, nbytes, chunk_entries, files)
+    return WritePlan(files, encoded, labels, index, sum(nbytes))
+
+
+def sizes(sources: Sequence[ArraySource]) -> list[int]:
+    """Bytes of each array in storage."""
+    return [math.prod(source.storage_shape) * source.storage_item_bytes for source in sources]
+
+
+def copy_order(sources: Sequence[ArraySource]) -> list[int]:
+    """The arrays in the order in which they stand in the files, and are copied out."""
+    nbytes = sizes(sources)
+    return sorted(range(len(sources)), key=lambda array: _alignment_rank(nbytes[array]))
 
 
 def unique_labels(wanted: Sequence[str]) -> list[str]:
@@ -123,20 +126,20 @@ def _plan_file(
     sequence: int,
     group: Sequence[int],
     sources: Sequence[ArraySource],
-    sizes: Sequence[int],
+    nbytes: Sequence[int],
     labels: Sequence[str],
     chunk_entries: np.ndarray,
 ) -> PlannedFile:
     tensors = [(labels[array], sources[array].storage_dtype, sources[array].storage_shape) for array in group]
     metadata = {"format": _format_tag(sources, group)}
     header = _native.build_safetensors_header(tensors, metadata, HEADER_ALIGN_BYTES)
-    lengths = np.fromiter((sizes[array] for array in group), np.int64, len(group))
+    lengths = np.fromiter((nbytes[array] for array in group), np.int64, len(group))
     ends = len(header) + np.cumsum(lengths)
     offsets = (ends - lengths).tolist()
     words: list[int] = []
     for array, offset in zip(group, offsets, strict=True):
-        if sizes[array]:
-            words += _segment(offset, sizes[array], sources[array])
+        if nbytes[array]:
+            words += _segment(offset, nbytes[array], sources[array])
     own = np.asarray(group, np.int64)
     chunk_entries["file"][own] = sequence
     chunk_entries["offset"][own] = offsets
@@ -155,7 +158,7 @@ def _format_tag(sources: Sequence[ArraySource], group: Sequence[int]) -> str:
 def _segment(file_offset: int, nbytes: int, source: ArraySource) -> list[int]:
     """The engine's record of one array: see `_native.start_write`."""
     blocks = source.blocks
-    if len(blocks) == 1 and _is_contiguous(blocks[0], source.storage_item_bytes):
+    if len(blocks) == 1 and is_contiguous(blocks[0], source.storage_item_bytes):
         return [file_offset, nbytes, 0, 1, blocks[0].device, blocks[0].address]
     shape = source.storage_shape
     words = [file_offset, source.storage_item_bytes, len(shape), *shape, len(blocks)]
@@ -164,7 +167,7 @@ def _segment(file_offset: int, nbytes: int, source: ArraySource) -> list[int]:
     return words
 
 
-def _is_contiguous(block: Block, item_bytes: int) -> bool:
+def is_contiguous(block: Block, item_bytes: int) -> bool:
     expected = item_bytes
     for extent, stride in zip(reversed(block.shape), reversed(block.strides), strict=True):
         if extent != 1 and stride != expected:
@@ -175,12 +178,12 @@ def _is_contiguous(block: Block, item_bytes: int) -> bool:
 
 def _tables(
     sources: Sequence[ArraySource],
-    sizes: Sequence[int],
+    nbytes: Sequence[int],
     chunk_entries: np.ndarray,
     files: Sequence[PlannedFile],
 ) -> tables.Tables:
     count = len(sources)
-    kept = np.fromiter((size > 0 for size in sizes), bool, count)
+    kept = np.fromiter((size > 0 for size in nbytes), bool, count)
     ndims = np.fromiter((len(source.storage_shape) for source in sources), np.int64, count)
     arrays = np.zeros(count, tables.ARRAY_ENTRY)
     arrays["ndim"] = ndims

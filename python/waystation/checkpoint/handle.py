@@ -1,0 +1,183 @@
+"""One shape for everything that runs in the background: `AsyncResponse`.
+
+Work runs in one thread of its own, which is not a daemon: the interpreter waits for it at exit, so a
+save that was started is finished. A failure is kept for whoever asks; one that nobody asked for by
+the end of the program is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from waystation import _native
+from waystation._errors import InvalidInput
+
+T = TypeVar("T")
+
+_log = logging.getLogger("waystation")
+
+
+class Progress:
+    """What a background operation tells its handle: engine jobs, and whether to stop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: list[_native.Job] = []
+        self._finished = (0, 0)
+        self.cancelled = False
+
+    def add(self, job: _native.Job) -> None:
+        """Counts a job into the progress; cancels it at once if cancellation was asked for."""
+        with self._lock:
+            self._jobs.append(job)
+            if self.cancelled:
+                job.cancel()
+
+    def cancel(self) -> None:
+        """Stops running jobs and those to come."""
+        with self._lock:
+            self.cancelled = True
+            for job in self._jobs:
+                job.cancel()
+
+    def fraction(self) -> tuple[int, int]:
+        """`(done, total)` bytes of all jobs so far."""
+        with self._lock:
+            return self._fraction()
+
+    def _fraction(self) -> tuple[int, int]:
+        parts = [self._finished, *(job.progress() for job in self._jobs)]
+        return sum(done for done, _ in parts), sum(total for _, total in parts)
+
+    def close(self) -> None:
+        """Lets go of the jobs, and so of the memory that they keep alive."""
+        with self._lock:
+            self._finished = self._fraction()
+            self._jobs.clear()
+
+
+class _Failure:
+    """Keeps an error that nobody has seen yet."""
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        self.what = what
+        self.error = error
+
+
+_unread: list[_Failure] = []
+
+
+class AsyncResponse(Generic[T]):
+    """The result of an operation that runs in the background.
+
+    Also awaitable: `await response` gives what `result()` returns.
+    """
+
+    def __init__(self, what: str, work: Callable[[Progress], T]) -> None:
+        self._what = what
+        self._progress = Progress()
+        self._finished = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[AsyncResponse[T]], Any]] = []
+        self._value: T | None = None
+        self._failure: _Failure | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), name=f"waystation: {what}", daemon=False)
+        self._thread.start()
+
+    def _run(self, work: Callable[[Progress], T]) -> None:
+        try:
+            self._value = work(self._progress)
+        except BaseException as error:
+            self._failure = _Failure(self._what, error)
+            _unread.append(self._failure)
+        self._progress.close()
+        with self._lock:
+            self._finished.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[AsyncResponse[T]], Any]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            _log.exception("a callback of %s failed", self._what)
+
+    def result(self, timeout: float | None = None) -> T:
+        """Waits for the end and returns the value.
+
+        Args:
+            timeout: Seconds to wait at most; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: The operation still runs after `timeout` seconds; it goes on.
+            WaystationError: What the operation failed with.
+        """
+        if not self._finished.wait(timeout):
+            raise TimeoutError(f"{self._what} still runs after {timeout} s")
+        error = self.exception()
+        if error is not None:
+            raise error
+        return self._value  # type: ignore[return-value]
+
+    def exception(self) -> BaseException | None:
+        """What a finished operation failed with, None if it succeeded.
+
+        Raises:
+            InvalidInput: The operation still runs.
+        """
+        if not self._finished.is_set():
+            raise InvalidInput(f"{self._what} still runs; call result() to wait for it")
+        if self._failure is None:
+            return None
+        with contextlib.suppress(ValueError):
+            _unread.remove(self._failure)
+        return self._failure.error
+
+    def done(self) -> bool:
+        """Whether the operation has ended, well or not."""
+        return self._finished.is_set()
+
+    def progress(self) -> tuple[int, int]:
+        """`(done, total)` bytes moved so far."""
+        return self._progress.fraction()
+
+    def cancel(self) -> None:
+        """Asks the operation to stop; `result()` then raises Cancelled unless it had ended before.
+
+        A cancelled save leaves nothing behind.
+        """
+        self._progress.cancel()
+
+    def on_complete(self, callback: Callable[[AsyncResponse[T]], Any]) -> None:
+        """Calls `callback(response)` when the operation has ended: in its thread, or now if it has."""
+        with self._lock:
+            if not self._finished.is_set():
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        loop = asyncio.get_running_loop()
+        finished: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: AsyncResponse[T]) -> None:
+            # The loop may be closed by the time the work is done.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(lambda: finished.done() or finished.set_result(None))
+
+        self.on_complete(wake)
+        yield from finished.__await__()
+        return self.result()
+
+
+@atexit.register
+def _log_unread() -> None:
+    for failure in _unread:
+        _log.error("%s failed, and nobody asked for its result: %s", failure.what, failure.error)

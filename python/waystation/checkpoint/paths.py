@@ -1,0 +1,115 @@
+"""Where checkpoints are: paths as users give them, and whether something is a checkpoint."""
+
+from __future__ import annotations
+
+import os
+
+from waystation._errors import Conflict, InvalidInput, NotFound, PermissionDenied, from_os_error
+from waystation.layouts.native import names
+from waystation.layouts.native.attempts import leftovers
+
+PathLike = str | os.PathLike[str]
+
+
+def resolve(path: PathLike) -> str:
+    """The absolute form of a checkpoint's path; symbolic links in its parents are followed.
+
+    Raises:
+        InvalidInput: The path is of a wrong type, empty, or names an attempt's directory.
+    """
+    try:
+        text = os.fspath(path)
+    except TypeError as error:
+        raise InvalidInput(f"a path is a string or os.PathLike, not {type(path).__name__}") from error
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidInput(f"{text!r} is not a usable path")
+    if "://" in text:
+        raise InvalidInput(f"'{text}' is a URL; this version writes to local paths", path=text)
+    absolute = os.path.abspath(os.path.expanduser(text))
+    parent, name = os.path.split(absolute)
+    if not name:
+        raise InvalidInput(f"'{text}' names no directory that could be a checkpoint", path=text)
+    return os.path.join(os.path.realpath(parent), name)
+
+
+def is_checkpoint(path: PathLike) -> bool:
+    """Whether a committed checkpoint is at `path` (its record is there; its data is not verified)."""
+    target = resolve(path)
+    return names.attempt_target(os.path.basename(target)) is None and os.path.isfile(
+        os.path.join(target, names.RECORD)
+    )
+
+
+def check_destination(target: str, *, overwrite: bool) -> None:
+    """Raises Conflict if a save to `target` must not go ahead, PermissionDenied if it cannot."""
+    if names.attempt_target(os.path.basename(target)) is not None:
+        raise InvalidInput(f"'{target}' is the name of an unfinished attempt; choose another", path=target)
+    if not os.path.lexists(target):
+        _check_writable(os.path.dirname(target))
+        return
+    if not overwrite:
+        raise Conflict(
+            f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
+        )
+    if not is_checkpoint(target):
+        raise Conflict(
+            f"'{target}' exists and is not a checkpoint, so overwrite=True leaves it alone; "
+            "remove it yourself, or give another path",
+            path=target,
+        )
+    _check_writable(os.path.dirname(target))
+
+
+def _check_writable(directory: str) -> None:
+    while not os.path.lexists(directory):
+        directory = os.path.dirname(directory)
+    if not os.path.isdir(directory):
+        raise InvalidInput(f"'{directory}' is not a directory, so no checkpoint can be under it", path=directory)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PermissionDenied(f"directory '{directory}' is not writable", path=directory)
+
+
+def require_checkpoint(target: str) -> None:
+    """Raises what tells best why there is no checkpoint to read at `target`."""
+    try:
+        present = os.path.lexists(target)
+        is_directory = os.path.isdir(target)
+        committed = os.path.lexists(os.path.join(target, names.RECORD))
+    except OSError as error:
+        raise from_os_error(error, "look at", target) from error
+    unfinished = names.attempt_target(os.path.basename(target))
+    if unfinished is not None:
+        raise InvalidInput(
+            f"'{target}' is an unfinished attempt at checkpoint '{unfinished}', not a checkpoint; "
+            "'waystation gc' removes it",
+            path=target,
+        )
+    if committed:
+        return
+    if is_directory:
+        raise InvalidInput(
+            f"'{target}' is not a checkpoint: it has no {names.RECORD}{_beside(target)}", path=target
+        )
+    if present:
+        raise InvalidInput(f"'{target}' is a file, not a checkpoint directory", path=target)
+    raise NotFound(f"there is no checkpoint '{target}'{_beside(target)}", path=target)
+
+
+def _beside(target: str) -> str:
+    """Tells of unfinished attempts at this checkpoint and of committed neighbours."""
+    parent, name = os.path.split(target)
+    try:
+        attempts = len(leftovers(parent, name))
+        near = sorted(
+            entry.name for entry in os.scandir(parent) if entry.is_dir() and is_checkpoint(entry.path)
+        )
+    except (OSError, NotFound, PermissionDenied):
+        return ""
+    told = []
+    if attempts:
+        told.append(f"{attempts} unfinished attempt(s) at it stand beside it: the save did not end")
+    if near:
+        told.append(f"checkpoints there: {', '.join(near[-5:])}")
+    return f" ({'; '.join(told)})" if told else ""
+
+

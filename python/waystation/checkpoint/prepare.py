@@ -1,0 +1,139 @@
+"""From a state to something that can be written: every leaf looked at, every refusal made.
+
+After this nothing about the state can fail a save any more; only the disk can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from waystation._errors import InvalidInput, Unsupported, WaystationError
+from waystation._options import Options
+from waystation.frameworks import registry
+from waystation.frameworks.base import ArraySource, StoredArray
+from waystation.layouts.native import write_plan
+from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
+from waystation.layouts.native.write import Prepared
+from waystation.tree import Structure, flatten, format_key_path
+
+SCALARS = (bool, int, float, complex, str, bytes)
+
+# Longer strings and bytes are stored as data, not in the tree file, which is read whole.
+INLINE_LIMIT_BYTES = 64 << 10
+
+
+@dataclass(slots=True)
+class Described:
+    """A state taken apart: its structure, its leaves as the tree file has them, its arrays."""
+
+    structure: Structure
+    leaves: list[Leaf]
+    sources: list[ArraySource]
+    labels: list[str]
+    array_leaf_numbers: list[int] = field(default_factory=list)
+
+
+def describe(state: Any) -> Described:
+    """Takes a state apart, without copying arrays.
+
+    Raises:
+        Unsupported: A leaf is of a type that cannot be saved; names its key path and type.
+        InvalidInput: A leaf cannot be read (deleted, not addressable, …).
+    """
+    values, structure = flatten(state)
+    leaves: list[Leaf] = [False] * len(values)
+    numbers: list[int] = []
+    by_codec: dict[str, list[int]] = {}
+    for number, value in enumerate(values):
+        if type(value) in SCALARS:
+            if type(value) in (str, bytes) and len(value) > INLINE_LIMIT_BYTES:
+                by_codec.setdefault("", []).append(number)
+            else:
+                leaves[number] = value
+                continue
+        else:
+            by_codec.setdefault(_codec_name(value, structure, number), []).append(number)
+        leaves[number] = ArrayLeaf(len(numbers))
+        numbers.append(number)
+    sources = _sources(values, by_codec, structure)
+    paths = structure.labels()
+    return Described(
+        structure, leaves, [sources[number] for number in numbers], [paths[number] for number in numbers], numbers
+    )
+
+
+def plan(name: str, described: Described, options: Options) -> Prepared:
+    """Plans the files of a state; the addresses of its sources must be final."""
+    planned = write_plan.plan(described.sources, described.labels, options.file.file_bytes_target)
+    stored = [
+        StoredArray(
+            source.shape,
+            source.dtype,
+            source.framework,
+            source.storage_dtype,
+            source.storage_shape,
+            source.sharding,
+            source.extra,
+        )
+        for source in described.sources
+    ]
+    tree = TreeFile(described.structure, described.leaves, stored, planned.labels)
+    return Prepared(name, tree, described.sources, planned)
+
+
+def _codec_name(value: Any, structure: Structure, number: int) -> str:
+    codec = registry.codec_for(value)
+    if codec is not None:
+        return codec.name
+    path = format_key_path(structure.key_paths()[number])
+    raise Unsupported(
+        f"leaf {path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved; save "
+        "arrays, numbers, strings, bytes, or containers of them (register_node tells how to take a class apart)",
+        array=path,
+    )
+
+
+def _sources(
+    values: Sequence[Any], by_codec: dict[str, list[int]], structure: Structure
+) -> dict[int, ArraySource]:
+    sources: dict[int, ArraySource] = {}
+    for name, numbers in by_codec.items():
+        group = [values[number] for number in numbers]
+        try:
+            found = _long_scalars(group) if not name else registry.codec_by_name(name).sources(group)
+        except WaystationError as error:
+            _name_leaf(error, numbers, structure)
+            raise
+        sources.update(zip(numbers, found, strict=True))
+    return sources
+
+
+def _name_leaf(error: WaystationError, numbers: Sequence[int], structure: Structure) -> None:
+    """Replaces a codec's index into its batch by the key path."""
+    index = error.context.pop("index", None)
+    if isinstance(index, int) and 0 <= index < len(numbers):
+        error.where(array=format_key_path(structure.key_paths()[numbers[index]]))
+
+
+def _long_scalars(values: Sequence[str | bytes]) -> list[ArraySource]:
+    """Long strings and bytes as arrays of bytes."""
+    encoded = [_encode(value) for value in values]
+    arrays = [np.frombuffer(data, np.uint8) for data in encoded]
+    sources = registry.codec_by_name("numpy").sources(arrays)
+    for source, value in zip(sources, values, strict=True):
+        source.framework = type(value).__name__
+        source.mutable = False
+    return sources
+
+
+def _encode(value: str | bytes) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    try:
+        return value.encode("utf-8", "surrogatepass")
+    except UnicodeError as error:
+        raise InvalidInput(f"a string cannot be encoded: {error}") from error

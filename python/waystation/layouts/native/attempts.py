@@ -1,0 +1,251 @@
+"""Attempts: the temporary directories in which checkpoints are written, and whose they are.
+
+An attempt's name says which process of which machine makes it, so that a process that was killed
+leaves something that others can prove to be dead: same boot, same process-id namespace, and no
+process of that id and start time. A record inside adds what people want to know and, by its
+modification time, a heartbeat. Nothing here ever removes what is not proven dead.
+
+What can go wrong, in order: killed after the directory was made (proof is in the name); killed while
+files are written; killed after an overwrite swapped names (the old checkpoint then stands under the
+attempt's name and is as dead as its owner); killed while leftovers are removed (the next save goes on).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from waystation._errors import InvalidInput, from_os_error
+from waystation.layouts.native import names
+
+_ATTEMPT_ID = re.compile(r"(?P<scope>[0-9a-f]{12})-(?P<process>\d+)-(?P<start>\d+)-(?P<random>[0-9a-f]{8})")
+
+# On these a writer of another boot cannot be alive: only this kernel can have them mounted.
+_LOCAL_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs"})
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """An attempt's directory that its process did not turn into a checkpoint.
+
+    Attributes:
+        path: The directory.
+        target: Name of the checkpoint that it was for.
+        dead: Whether its process provably no longer runs.
+        age_s: Seconds since its last sign of life.
+        owner: The owner record, empty if there is none.
+    """
+
+    path: str
+    target: str
+    dead: bool
+    age_s: float
+    owner: dict[str, Any]
+
+
+class Attempt:
+    """One try at writing the checkpoint at `target`, in a sibling directory of its own.
+
+    Raises (on creation): PermissionDenied, DiskFull, InvalidInput: nothing is left behind then.
+    """
+
+    def __init__(self, target: str, permission_mode: int | None = None) -> None:
+        self.target = target
+        self.id = _new_attempt_id()
+        parent, name = os.path.split(target)
+        self.parent = parent
+        self.created_parents = _make_parents(parent, permission_mode)
+        self.path = os.path.join(parent, names.attempt(name, self.id))
+        try:
+            self._create(permission_mode)
+        except OSError as error:
+            self.discard()
+            raise from_os_error(error, "create the directory of an attempt", self.path) from error
+
+    def _create(self, permission_mode: int | None) -> None:
+        os.mkdir(self.path)
+        if permission_mode is not None:
+            os.chmod(self.path, permission_mode)
+        with open(os.path.join(self.path, names.OWNER), "x", encoding="utf-8") as file:
+            json.dump(_owner_record(), file)
+
+    def heartbeat(self) -> None:
+        """Shows observers on other hosts that the attempt is alive."""
+        with contextlib.suppress(OSError):
+            os.utime(os.path.join(self.path, names.OWNER))
+
+    def directories_to_sync(self) -> list[str]:
+        """Directories whose entries this attempt changed outside of its own: innermost first."""
+        return [self.parent, *(os.path.dirname(path) for path in self.created_parents)]
+
+    def discard(self) -> None:
+        """Removes the attempt, and the parents that it created if they are empty again."""
+        remove_tree(self.path)
+        for directory in self.created_parents:
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+
+
+def leftovers(parent: str, target_name: str | None = None) -> list[Leftover]:
+    """The attempts in `parent` (of one checkpoint, if named), this process's own running ones too."""
+    try:
+        entries = sorted(entry.name for entry in os.scandir(parent) if names.ATTEMPT_INFIX in entry.name)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise from_os_error(error, "list", parent) from error
+    found = []
+    for name in entries:
+        target = names.attempt_target(name)
+        if target is not None and target_name in (None, target):
+            found.append(_describe(os.path.join(parent, name), target))
+    return found
+
+
+def remove_dead(parent: str, target_name: str) -> list[str]:
+    """Removes the provably dead attempts at one checkpoint; returns their paths."""
+    dead = [leftover.path for leftover in leftovers(parent, target_name) if leftover.dead]
+    for path in dead:
+        remove_tree(path)
+    return dead
+
+
+def remove_tree(path: str) -> None:
+    """Removes a directory tree, its owner record last; what is gone already is no error.
+
+    Symbolic links are removed, never followed.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    try:
+        if not stat.S_ISDIR(mode):
+            os.unlink(path)
+            return
+        children = sorted(os.listdir(path), key=lambda name: (name == names.OWNER, name))
+        for child in children:
+            remove_tree(os.path.join(path, child))
+        os.rmdir(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise from_os_error(error, "remove", path) from error
+
+
+def _describe(path: str, target: str) -> Leftover:
+    owner_path = os.path.join(path, names.OWNER)
+    owner: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        content = json.loads(Path(owner_path).read_bytes())
+        owner = content if isinstance(content, dict) else {}
+    newest = 0.0
+    for candidate in (path, owner_path):
+        with contextlib.suppress(OSError):
+            newest = max(newest, os.stat(candidate).st_mtime)
+    attempt_id = os.path.basename(path).rpartition(names.ATTEMPT_INFIX)[2]
+    return Leftover(path, target, _is_dead(attempt_id, path, owner), max(0.0, time.time() - newest), owner)
+
+
+def _is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
+    """Whether the process that made an attempt provably no longer runs."""
+    match = _ATTEMPT_ID.fullmatch(attempt_id)
+    if match is None:
+        return False
+    if match["scope"] == _scope():
+        return not _runs(int(match["process"]), match["start"])
+    # Another boot, or another namespace of process ids on this one: only the first can be decided.
+    boot = owner.get("boot_id")
+    return isinstance(boot, str) and boot != _boot_id() and _file_system(path) in _LOCAL_FILE_SYSTEMS
+
+
+def _runs(process: int, start: str) -> bool:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        if fields[19] != start:
+            return False
+        # A zombie's threads may still write; a zombie without other threads cannot.
+        return fields[0] != "Z" or len(os.listdir(f"/proc/{process}/task")) > 1
+    except FileNotFoundError:
+        return False
+    except (OSError, IndexError):
+        return True
+
+
+def _new_attempt_id() -> str:
+    return f"{_scope()}-{os.getpid()}-{_start_time(os.getpid())}-{secrets.token_hex(4)}"
+
+
+def _owner_record() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "boot_id": _boot_id(),
+        "process": os.getpid(),
+        "process_start": _start_time(os.getpid()),
+        "started_at": time.time(),
+    }
+
+
+def _start_time(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+@functools.cache
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _scope() -> str:
+    """Identifies the set of processes among which a process id and start time mean one process."""
+    namespace = os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256(f"{_boot_id()} {namespace}".encode()).hexdigest()[:12]
+
+
+def _file_system(path: str) -> str | None:
+    """Type of the file system that holds `path`, None if it cannot be told."""
+    try:
+        device = os.stat(path).st_dev
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            left, _, right = line.partition(" - ")
+            if left.split()[2] == wanted:
+                return right.split()[0]
+    except (OSError, IndexError):
+        pass
+    return None
+
+
+def _make_parents(parent: str, permission_mode: int | None) -> list[str]:
+    """Creates the missing parents; returns those that it created, innermost first."""
+    missing = []
+    directory = parent
+    while not os.path.lexists(directory):
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    if not os.path.isdir(directory):
+        raise InvalidInput(f"'{directory}' is not a directory, so no checkpoint can be under it", path=parent)
+    created: list[str] = []
+    try:
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+                created.insert(0, directory)
+            if permission_mode is not None:
+                os.chmod(directory, permission_mode)
+    except OSError as error:
+        for made in created:
+            with contextlib.suppress(OSError):
+                os.rmdir(made)
+        raise from_os_error(error, "create", directory) from error
+    return created

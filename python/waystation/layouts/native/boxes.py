@@ -1,0 +1,152 @@
+"""From boxes of arrays to the engine's read plan.
+
+A whole array stored as one chunk is one fixed record; these are the many, so they are made in one
+vectorised step. Every other box becomes one record per chunk that it meets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from waystation import grid
+from waystation._errors import Corrupt
+from waystation.layouts.native import tables
+
+if TYPE_CHECKING:
+    from waystation.layouts.native.read import Request, StorageForm
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def read_words(
+    decoded: tables.Tables,
+    requests: Sequence[Request],
+    forms: Sequence[StorageForm],
+    addresses: Sequence[int],
+) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """Plans the read of every box of every request into the given addresses (one per box, in order).
+
+    Returns:
+        The records of `_native.start_read`, and the numbers of the files that they use: records
+        count files by their place in that list.
+    """
+    shapes = _Shapes(decoded)
+    whole: list[tuple[int, int]] = []
+    words: list[int] = []
+    position = 0
+    for request, form in zip(requests, forms, strict=True):
+        array = request.array
+        single = shapes.is_single_chunk(array)
+        for box in request.boxes:
+            storage_box = form.storage_box(box)
+            if 0 not in storage_box[1]:
+                if single and storage_box[1] == shapes.array[array]:
+                    whole.append((shapes.first_chunk[array], addresses[position]))
+                else:
+                    words += _box_words(decoded, shapes, array, storage_box, addresses[position])
+            position += 1
+    return _with_file_numbers(_whole_words(decoded, whole), words)
+
+
+class _Shapes:
+    """The columns of the array table as plain lists: one conversion instead of one per access."""
+
+    def __init__(self, decoded: tables.Tables) -> None:
+        entries = decoded.arrays
+        self.kind = entries["kind"].tolist()
+        self.first_chunk = entries["first_chunk"].tolist()
+        self.chunk_count = entries["chunk_count"].tolist()
+        self.item_bytes = (entries["item_bits"] // 8).tolist()
+        dims = decoded.dims.tolist()
+        rows = list(zip(entries["first_dim"].tolist(), entries["ndim"].tolist(), strict=True))
+        self.array = [tuple(dims[first : first + ndim]) for first, ndim in rows]
+        self.chunk = [tuple(dims[first + ndim : first + 2 * ndim]) for first, ndim in rows]
+
+    def is_single_chunk(self, array: int) -> bool:
+        return bool(
+            self.kind[array] == tables.REGULAR
+            and self.chunk_count[array] == 1
+            and self.chunk[array] == self.array[array]
+        )
+
+
+def _whole_words(decoded: tables.Tables, whole: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
+    records = np.zeros((len(whole), 5), np.int64)
+    if whole:
+        chosen = np.asarray(whole, np.int64)
+        chunks = decoded.chunks[chosen[:, 0]]
+        records[:, 0] = chunks["file"]
+        records[:, 1] = chunks["offset"]
+        records[:, 2] = chunks["length"]
+        records[:, 4] = chosen[:, 1]
+    return records
+
+
+def _box_words(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box, address: int) -> list[int]:
+    """Records for one box: one for each chunk that it meets.
+
+    Word 0 of each record is preceded by nothing and followed by the rest; `_with_file_numbers` finds
+    records by walking them.
+    """
+    item_bytes = shapes.item_bytes[array]
+    ndim = len(shapes.array[array])
+    strides = _strides(box[1], item_bytes)
+    words: list[int] = []
+    covered = 0
+    for number, chunk_box in _chunks_meeting(decoded, shapes, array, box):
+        common = grid.intersect(chunk_box, box)
+        if common is None:
+            continue
+        entry = decoded.chunks[shapes.first_chunk[array] + number]
+        if int(entry["length"]) != grid.volume(chunk_box) * item_bytes:
+            raise Corrupt(f"chunk {number} of array {array} has a length that does not fit its shape")
+        offset, shape = common
+        place = address + sum(
+            (at - start) * stride for at, start, stride in zip(offset, box[0], strides, strict=True)
+        )
+        words += (int(entry["file"]), int(entry["offset"]), item_bytes, ndim, *chunk_box[1])
+        words += (at - start for at, start in zip(offset, chunk_box[0], strict=True))
+        words += (*shape, place, *strides)
+        covered += grid.volume(common)
+    if covered != grid.volume(box):
+        raise Corrupt(f"the chunks of array {array} leave a hole in it")
+    return words
+
+
+def _chunks_meeting(
+    decoded: tables.Tables, shapes: _Shapes, array: int, box: Box
+) -> list[tuple[int, Box]]:
+    if shapes.kind[array] == tables.REGULAR:
+        return list(grid.chunks_meeting(shapes.array[array], shapes.chunk[array], box))
+    entry = decoded.arrays[array]
+    first = int(entry["first_dim"]) + int(entry["ndim"])
+    last = int(entry["first_dim"]) + int(entry["dim_count"])
+    return list(grid.irregular_chunks_meeting(decoded.dims[first:last], int(entry["chunk_count"]), box))
+
+
+def _strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
+    strides, step = [], item_bytes
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def _with_file_numbers(
+    whole: np.ndarray[Any, Any], words: list[int]
+) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """Joins the records and renumbers their files to those that are used."""
+    positions = []
+    position = 0
+    while position < len(words):
+        positions.append(position)
+        position += 5 + 4 * words[position + 3]
+    used = sorted({*np.unique(whole[:, 0]).tolist(), *(words[position] for position in positions)})
+    numbers = {file: number for number, file in enumerate(used)}
+    for position in positions:
+        words[position] = numbers[words[position]]
+    whole[:, 0] = np.searchsorted(used, whole[:, 0]) if used else 0
+    return np.concatenate([whole.ravel(), np.asarray(words, np.int64)]), used

@@ -1,0 +1,274 @@
+"""Opens a checkpointable and reads boxes of its arrays into memory.
+
+Opening verifies every metadata file against the record. Reading turns boxes into the engine's plan:
+whole arrays by a vectorised path, anything else chunk by chunk through the grid; all of it goes down
+in one call. A checksum mismatch comes back naming the arrays that the damaged block holds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from waystation import _native
+from waystation._errors import Corrupt, NotFound, WaystationError
+from waystation._options import Options
+from waystation.frameworks import dtypes
+from waystation.frameworks.base import StoredArray
+from waystation.layouts.native import boxes, commit, memory, names, tables
+from waystation.layouts.native.records import CheckpointableRecord, CheckpointRecord
+from waystation.layouts.native.tree_file import TreeFile
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+_TABLE_LIMIT_BYTES = 64 << 30
+_READ_TOGETHER = (names.TREE, names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)
+
+
+@dataclass(slots=True)
+class OpenCheckpointable:
+    """A checkpointable whose metadata has been read and verified.
+
+    Attributes:
+        directory: Where its files are.
+        record: Its record.
+        tree: Its structure and leaves.
+        tables: Where its chunks are.
+    """
+
+    directory: str
+    record: CheckpointableRecord
+    tree: TreeFile
+    tables: tables.Tables
+
+    def paths(self) -> list[str]:
+        """The data files, in table order."""
+        files = self.tables.files
+        rows = zip(files["process"].tolist(), files["sequence"].tolist(), strict=True)
+        return [os.path.join(self.directory, names.data_file(*row)) for row in rows]
+
+
+@dataclass(slots=True)
+class ReadStatistics:
+    """What a load moved: bytes that were wanted, bytes that were read to get them, and how."""
+
+    bytes_needed: int = 0
+    bytes_read: int = 0
+    modes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Request:
+    """Boxes of one array, in logical elements, to be read as stored (no cast)."""
+
+    array: int
+    boxes: list[Box]
+
+
+def open_checkpoint(target: str) -> CheckpointRecord:
+    """Reads the record of a checkpoint."""
+    return commit.read_record(target)
+
+
+def open_checkpointable(target: str, record: CheckpointRecord, name: str) -> OpenCheckpointable:
+    """Reads and verifies the metadata of one checkpointable.
+
+    Raises:
+        NotFound: The checkpoint has no such checkpointable.
+        Corrupt: A file is missing, damaged or not the one that was committed.
+    """
+    entry = record.checkpointables.get(name)
+    if entry is None:
+        present = ", ".join(sorted(record.checkpointables)) or "none"
+        raise NotFound(f"checkpoint '{target}' has no checkpointable '{name}'; it has: {present}", path=target)
+    directory = os.path.join(target, entry[0])
+    record_path = os.path.join(directory, names.CHECKPOINTABLE_RECORD)
+    (data,) = _read_committed([record_path])
+    entry[1].check(data, record_path)
+    own = CheckpointableRecord.decode(data, record_path)
+    paths = [os.path.join(directory, table) for table in _READ_TOGETHER]
+    contents = _read_committed(paths)
+    for table, path, content in zip(_READ_TOGETHER, paths, contents, strict=True):
+        if table not in own.tables:
+            raise Corrupt(f"'{record_path}' does not vouch for {table}", path=record_path)
+        own.tables[table].check(content, path)
+    tree = TreeFile.decode(contents[0], paths[0])
+    decoded = tables.decode(contents[1], contents[2], contents[3], (paths[1], paths[2], paths[3]))
+    _check_arrays(tree, decoded, paths[2])
+    return OpenCheckpointable(directory, own, tree, decoded)
+
+
+def _read_committed(paths: Sequence[str]) -> list[bytes]:
+    """Files that a committed record names: their absence is damage."""
+    try:
+        return _native.read_small_files(list(paths), limit_bytes=_TABLE_LIMIT_BYTES)
+    except NotFound as error:
+        raise Corrupt(f"a committed file is missing: {error.message}", **error.context) from error
+
+
+def _check_arrays(tree: TreeFile, decoded: tables.Tables, path: str) -> None:
+    if len(tree.arrays) != len(decoded.arrays):
+        raise Corrupt(f"{len(decoded.arrays)} arrays in the chunk table, {len(tree.arrays)} in the tree", path=path)
+    dims = decoded.dims.tolist()
+    firsts = decoded.arrays["first_dim"].tolist()
+    ndims = decoded.arrays["ndim"].tolist()
+    for number, (array, first, ndim) in enumerate(zip(tree.arrays, firsts, ndims, strict=True)):
+        if tuple(dims[first : first + ndim]) != array.storage_shape:
+            raise Corrupt(
+                "the chunk table and the tree differ in an array's shape", path=path, array=tree.labels[number]
+            )
+
+
+def read_boxes(
+    opened: OpenCheckpointable,
+    requests: Sequence[Request],
+    options: Options,
+    on_job: Callable[[_native.Job], None],
+    statistics: ReadStatistics,
+) -> list[list[np.ndarray[Any, Any]]]:
+    """Reads every requested box into arena memory of its own.
+
+    Returns:
+        For each request an array per box, C-contiguous, at least 256-byte aligned, of the stored
+        dtype (dtypes without a NumPy equal keep their storage form, with the trailing axis).
+    """
+    forms = [storage_form(opened.tree.arrays[request.array]) for request in requests]
+    shapes = [
+        [form.buffer_shape(box[1]) for box in request.boxes]
+        for request, form in zip(requests, forms, strict=True)
+    ]
+    sizes = [
+        math.prod(shape) * form.dtype.itemsize for form, own in zip(forms, shapes, strict=True) for shape in own
+    ]
+    places, addresses = memory.allocate(sizes)
+    words, used = boxes.read_words(opened.tables, requests, forms, addresses.tolist())
+    if len(words):
+        _run(opened, words, used, [place[0] for place in places], options, on_job, statistics)
+    remaining = iter(places)
+    return [
+        [_as_array(next(remaining), shape, form.dtype) for shape in own]
+        for form, own in zip(forms, shapes, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageForm:
+    """How the elements of an array lie in storage and in the buffers that loads fill.
+
+    Attributes:
+        dtype: NumPy dtype of the buffers.
+        trailing: Axes that storage appends to the logical shape.
+        kept: Whether buffers keep those axes (there is no NumPy dtype for a whole element).
+    """
+
+    dtype: np.dtype[Any]
+    trailing: tuple[int, ...]
+    kept: bool
+
+    def storage_box(self, box: Box) -> Box:
+        """A logical box in storage terms."""
+        return (*box[0], *(0,) * len(self.trailing)), (*box[1], *self.trailing)
+
+    def buffer_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the buffer for a logical box."""
+        return (*shape, *self.trailing) if self.kept else shape
+
+
+def storage_form(array: StoredArray) -> StorageForm:
+    """Derives the form from what the tree says of an array."""
+    trailing = array.storage_shape[len(array.shape) :]
+    logical = dtypes.numpy_dtype(array.dtype)
+    if logical is not None:
+        return StorageForm(logical, trailing, kept=False)
+    return StorageForm(dtypes.storage_numpy_dtype(array.storage_dtype), trailing, kept=True)
+
+
+def _as_array(
+    place: tuple[_native.Slab | None, int], shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> np.ndarray[Any, Any]:
+    slab, offset = place
+    if slab is None:
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, dtype, slab, offset)
+
+
+def _run(
+    opened: OpenCheckpointable,
+    words: np.ndarray[Any, Any],
+    used: Sequence[int],
+    owners: object,
+    options: Options,
+    on_job: Callable[[_native.Job], None],
+    statistics: ReadStatistics,
+) -> None:
+    """Runs one engine job over the files that the plan uses; `words` count only those files."""
+    paths = opened.paths()
+    verify = options.array.loading.verify is not False
+    files = [
+        (
+            paths[file],
+            int(opened.tables.files["file_bytes"][file]),
+            opened.tables.file_checksums(file) if verify else None,
+        )
+        for file in used
+    ]
+    engine = options.engine
+    job = _native.start_read(
+        files,
+        words,
+        owners,
+        mode=engine.read_mode,
+        block_bytes=engine.block_bytes,
+        depth=engine.depth,
+        threads=engine.threads,
+    )
+    on_job(job)
+    try:
+        job.wait()
+        outcome = job.result()
+    except NotFound as error:
+        raise Corrupt(f"a committed file is missing: {error.message}", **error.context) from error
+    except WaystationError as error:
+        _name_arrays(opened, error)
+        raise
+    finally:
+        if not job.done():
+            job.cancel()
+            job.wait()
+    statistics.bytes_needed += outcome["bytes_needed"]
+    statistics.bytes_read += outcome["bytes_read"]
+    statistics.modes += tuple(outcome["modes"])
+
+
+def _name_arrays(opened: OpenCheckpointable, error: WaystationError) -> None:
+    """Adds to an engine error which arrays the bytes that it speaks of belong to."""
+    path, offset = error.context.get("path"), error.context.get("offset")
+    if path not in opened.paths() or offset is None:
+        return
+    file = opened.paths().index(path)
+    begin = int(offset)
+    labels = arrays_at(opened, file, begin, begin + int(error.context.get("length", 1)))
+    if labels:
+        shown = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+        error.where(array=shown)
+
+
+def arrays_at(opened: OpenCheckpointable, file: int, begin: int, end: int) -> list[str]:
+    """Labels of the arrays that have bytes in a range of a data file."""
+    chunks = opened.tables.chunks
+    starts = chunks["offset"].astype(np.int64)
+    ends = starts + chunks["length"].astype(np.int64)
+    hit = np.flatnonzero((chunks["file"] == file) & (starts < end) & (ends > begin))
+    arrays = opened.tables.arrays
+    first = arrays["first_chunk"].astype(np.int64)
+    last = first + arrays["chunk_count"].astype(np.int64)
+    return [
+        label
+        for number, label in enumerate(opened.tree.labels)
+        if np.any((hit >= first[number]) & (hit < last[number]))
+    ]
