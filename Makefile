@@ -11,7 +11,7 @@ export PYO3_PYTHON := $(CURDIR)/$(PYTHON)
 export PYO3_BUILD_EXTENSION_MODULE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-python lint format bench demo docs fuzz lock clean
+.PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench demo docs fuzz lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,10 +27,16 @@ test-rust: build
 test-python: build
 	$(PYTHON) -m pytest $(PYTEST_ARGUMENTS)
 
-lint: build ## check style, types and licences
-	$(PYTHON) -m ruff check
-	$(PYTHON) -m ruff format --check
+lint: lint-style lint-types lint-rust ## check style, types and licences (`make -k lint` goes on after a failure)
+
+lint-style: build
+	$(PYTHON) -m ruff check --quiet
+	$(PYTHON) -m ruff format --check --quiet
+
+lint-types: build
 	$(PYTHON) -m mypy
+
+lint-rust: build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet $(LOCKED) -- -D warnings
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --log-level error check bans licenses sources; \
