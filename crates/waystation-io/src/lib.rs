@@ -2,10 +2,14 @@
 //!
 //! Bytes, files and threads; arrays, trees and policy live above, in Python.
 
+pub mod aligned;
+pub mod arena;
 pub mod copy;
 pub mod files;
+pub mod filesystem;
 pub mod job;
 pub mod mode;
+pub mod probe;
 pub mod ring;
 
 pub use waystation_format::{Error, Kind, Result};
