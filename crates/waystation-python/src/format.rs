@@ -2,16 +2,27 @@
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
-use waystation_format::{Error, Kind, checksum};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use waystation_format::safetensors::{self, Dtype, Header, Planned};
+use waystation_format::table::{self, TableKind};
+use waystation_format::{Error, Kind, checksum, sealed};
 
 use crate::error::{guarded, to_py};
 
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
     module.add("BLOCK_BYTES", checksum::BLOCK_BYTES)?;
-    module.add("ERROR_KINDS", PyTuple::new(module.py(), Kind::ALL.map(Kind::name))?)?;
+    module.add("ERROR_KINDS", PyTuple::new(py, Kind::ALL.map(Kind::name))?)?;
+    module.add("TABLE_KINDS", PyTuple::new(py, TableKind::ALL.map(TableKind::name))?)?;
     module.add_function(wrap_pyfunction!(crc64, module)?)?;
+    module.add_function(wrap_pyfunction!(seal_json, module)?)?;
+    module.add_function(wrap_pyfunction!(open_sealed_json, module)?)?;
+    module.add_function(wrap_pyfunction!(encode_table, module)?)?;
+    module.add_function(wrap_pyfunction!(decode_table, module)?)?;
+    module.add_function(wrap_pyfunction!(validate_tables, module)?)?;
+    module.add_function(wrap_pyfunction!(parse_safetensors_header, module)?)?;
+    module.add_function(wrap_pyfunction!(build_safetensors_header, module)?)?;
     Ok(())
 }
 
@@ -23,7 +34,7 @@ impl Bytes {
     pub fn of(owner: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = PyUntypedBuffer::get(owner)?;
         if !buffer.is_c_contiguous() {
-            return Err(to_py(Error::new(Kind::InvalidInput, "a buffer must be C-contiguous")));
+            return Err(to_py(invalid("a buffer must be C-contiguous".to_owned())));
         }
         Ok(Self(buffer))
     }
@@ -39,9 +50,165 @@ impl Bytes {
     }
 }
 
+fn invalid(message: String) -> Error {
+    Error::new(Kind::InvalidInput, message)
+}
+
 #[pyfunction]
 #[pyo3(signature = (data, /))]
 fn crc64(py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<u64> {
     let data = Bytes::of(data)?;
     py.detach(|| guarded(|| Ok(checksum::crc64(data.as_slice()))))
+}
+
+#[pyfunction]
+#[pyo3(signature = (body, /))]
+fn seal_json<'py>(py: Python<'py>, body: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    let body = Bytes::of(body)?;
+    let sealed = py.detach(|| guarded(|| sealed::seal(body.as_slice())))?;
+    Ok(PyBytes::new(py, &sealed))
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, path, /))]
+fn open_sealed_json<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    path: &str,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let data = Bytes::of(data)?;
+    let open = || guarded(|| sealed::open(data.as_slice()).map_err(|error| error.with("path", path)));
+    Ok(PyBytes::new(py, py.detach(open)?))
+}
+
+#[pyfunction]
+#[pyo3(signature = (kind, sections, /))]
+fn encode_table<'py>(
+    py: Python<'py>,
+    kind: &str,
+    sections: Vec<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let kind = table_kind(kind)?;
+    let sections = sections.iter().map(Bytes::of).collect::<PyResult<Vec<_>>>()?;
+    let encode = || {
+        let sections: Vec<&[u8]> = sections.iter().map(Bytes::as_slice).collect();
+        guarded(|| table::encode(kind, &sections))
+    };
+    Ok(PyBytes::new(py, &py.detach(encode)?))
+}
+
+#[pyfunction]
+#[pyo3(signature = (kind, data, path, /))]
+fn decode_table<'py>(
+    py: Python<'py>,
+    kind: &str,
+    data: &Bound<'py, PyAny>,
+    path: &str,
+) -> PyResult<Bound<'py, PyList>> {
+    let kind = table_kind(kind)?;
+    let data = Bytes::of(data)?;
+    let decode =
+        || guarded(|| table::decode(kind, data.as_slice()).map_err(|error| error.with("path", path)));
+    let sections = py.detach(decode)?;
+    PyList::new(py, sections.iter().map(|entries| PyBytes::new(py, entries)))
+}
+
+#[pyfunction]
+#[pyo3(signature = (files, chunks, checksums, directory, /))]
+fn validate_tables(
+    py: Python<'_>,
+    files: &Bound<'_, PyAny>,
+    chunks: &Bound<'_, PyAny>,
+    checksums: &Bound<'_, PyAny>,
+    directory: &str,
+) -> PyResult<()> {
+    let (files, chunks, checksums) = (Bytes::of(files)?, Bytes::of(chunks)?, Bytes::of(checksums)?);
+    let validate = || {
+        table::validate_together(files.as_slice(), chunks.as_slice(), checksums.as_slice())
+            .map_err(|error| error.with("path", directory))
+    };
+    py.detach(|| guarded(validate))
+}
+
+fn table_kind(name: &str) -> PyResult<TableKind> {
+    TableKind::from_name(name).ok_or_else(|| to_py(invalid(format!("there is no table of {name:?}"))))
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, file_bytes, path, /))]
+fn parse_safetensors_header<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    file_bytes: u64,
+    path: &str,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let data = Bytes::of(data)?;
+    let parse = || safetensors::parse(data.as_slice(), file_bytes).map_err(|error| error.with("path", path));
+    let header = py.detach(|| guarded(parse))?;
+    header_to_py(py, &header)
+}
+
+fn header_to_py<'py>(py: Python<'py>, header: &Header) -> PyResult<Bound<'py, PyTuple>> {
+    let metadata = match &header.metadata {
+        None => py.None().into_bound(py),
+        Some(pairs) => {
+            let metadata = PyDict::new(py);
+            for (key, value) in pairs {
+                metadata.set_item(key, value)?;
+            }
+            metadata.into_any()
+        }
+    };
+    // A file holds thousands of tensors of few dtypes: the names of those are made once.
+    let names = Dtype::ALL.map(|dtype| PyString::new(py, dtype.name()));
+    let tensors = PyList::empty(py);
+    for tensor in &header.tensors {
+        let dtype = &names[tensor.dtype as usize];
+        let shape = PyTuple::new(py, &tensor.shape)?;
+        tensors.append((&tensor.name, dtype, shape, tensor.begin, tensor.end))?;
+    }
+    (metadata, tensors, header.data_start).into_pyobject(py)
+}
+
+/// `(name, dtype, shape)`
+type PlannedTensor<'py> = (Bound<'py, PyString>, Bound<'py, PyString>, Bound<'py, PyAny>);
+
+#[pyfunction]
+#[pyo3(signature = (tensors, metadata, align_bytes, /))]
+fn build_safetensors_header<'py>(
+    py: Python<'py>,
+    tensors: Vec<PlannedTensor<'py>>,
+    metadata: Option<Bound<'py, PyDict>>,
+    align_bytes: u64,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let tensors = tensors.iter().map(planned).collect::<PyResult<Vec<_>>>()?;
+    let metadata = metadata.map(|metadata| text_pairs(&metadata)).transpose()?;
+    let build = || guarded(|| safetensors::build(&tensors, metadata.as_deref(), align_bytes));
+    Ok(PyBytes::new(py, &py.detach(build)?))
+}
+
+fn planned((name, dtype, shape): &PlannedTensor<'_>) -> PyResult<Planned<'static>> {
+    let name = text(name)?;
+    let about = |message: String| to_py(invalid(message).with("tensor", name.as_str()));
+    let Some(dtype) = Dtype::from_name(&text(dtype)?) else {
+        return Err(about(format!("safetensors has no dtype {dtype:?}")));
+    };
+    let Ok(shape) = shape.extract::<Vec<u64>>() else {
+        return Err(about(format!("the shape {shape:?} does not consist of unsigned 64-bit extents")));
+    };
+    Ok(Planned { name: name.into(), dtype, shape: shape.into() })
+}
+
+fn text_pairs(pairs: &Bound<'_, PyDict>) -> PyResult<Vec<(String, String)>> {
+    let string = |value: Bound<'_, PyAny>| match value.cast_into::<PyString>() {
+        Ok(value) => text(&value),
+        Err(_) => Err(to_py(invalid("the metadata of safetensors map strings to strings".to_owned()))),
+    };
+    pairs.iter().map(|(key, value)| Ok((string(key)?, string(value)?))).collect()
+}
+
+/// The text of a Python string, which may hold lone surrogates: those no file can hold.
+fn text(string: &Bound<'_, PyString>) -> PyResult<String> {
+    let lone = |_| to_py(invalid(format!("{string:?} holds a lone surrogate, which is no text")));
+    string.to_cow().map(|text| text.into_owned()).map_err(lone)
 }

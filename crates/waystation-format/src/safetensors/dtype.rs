@@ -4,10 +4,10 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // the names of the format say all there is
 pub enum Dtype {
-    Bool,
     F4,
     F6E2m3,
     F6E3m2,
+    Bool,
     U8,
     I8,
     F8E5m2,
@@ -29,7 +29,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Every element type, narrow to wide.
+    /// Every element type, narrow to wide, in declaration order.
     pub const ALL: [Dtype; 22] = [
         Dtype::F4,
         Dtype::F6E2m3,
@@ -104,6 +104,29 @@ impl Dtype {
             Dtype::I16 | Dtype::U16 | Dtype::F16 | Dtype::Bf16 => 16,
             Dtype::I32 | Dtype::U32 | Dtype::F32 => 32,
             Dtype::C64 | Dtype::F64 | Dtype::I64 | Dtype::U64 => 64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_is_listed_once_in_order_and_found_by_name() {
+        for (index, dtype) in Dtype::ALL.into_iter().enumerate() {
+            assert_eq!(dtype as usize, index);
+            assert_eq!(Dtype::from_name(dtype.name()), Some(dtype));
+        }
+        assert_eq!(Dtype::from_name("f32"), None);
+    }
+
+    #[test]
+    fn the_reference_implementation_has_the_same_types() {
+        for dtype in Dtype::ALL {
+            let theirs: safetensors::Dtype =
+                serde_json::from_value(serde_json::Value::from(dtype.name())).unwrap();
+            assert_eq!(theirs.bitsize() as u64, dtype.bits(), "{}", dtype.name());
         }
     }
 }
