@@ -1,0 +1,1 @@
+"""Layouts: how checkpoints lie on disk."""

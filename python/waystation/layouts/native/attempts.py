@@ -62,7 +62,7 @@ class Attempt:
 
     def __init__(self, target: str, permission_mode: int | None = None) -> None:
         self.target = target
-        self.id = _new_attempt_id()
+        self.id = new_attempt_id()
         parent, name = os.path.split(target)
         self.parent = parent
         self.created_parents = _make_parents(parent, permission_mode)
@@ -183,7 +183,7 @@ def _runs(process: int, start: str) -> bool:
         return True
 
 
-def _new_attempt_id() -> str:
+def new_attempt_id() -> str:
     return f"{_scope()}-{os.getpid()}-{_start_time(os.getpid())}-{secrets.token_hex(4)}"
 
 

@@ -26,15 +26,19 @@ def read_words(
     requests: Sequence[Request],
     forms: Sequence[StorageForm],
     addresses: Sequence[int],
+    sizes: Sequence[int],
 ) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """Plans the read of every box of every request into the given addresses (one per box, in order).
+    """Plans the read of every box of every request into buffers given by address and bytes, in order.
 
     Returns:
         The records of `_native.start_read`, and the numbers of the files that they use: records
         count files by their place in that list.
+
+    Raises:
+        Corrupt: The tables ask for more or fewer bytes than an array has.
     """
     shapes = _Shapes(decoded)
-    whole: list[tuple[int, int]] = []
+    whole: list[tuple[int, int, int]] = []
     words: list[int] = []
     position = 0
     for request, form in zip(requests, forms, strict=True):
@@ -42,9 +46,11 @@ def read_words(
         single = shapes.is_single_chunk(array)
         for box in request.boxes:
             storage_box = form.storage_box(box)
-            if 0 not in storage_box[1]:
+            if grid.volume(storage_box) * shapes.item_bytes[array] != sizes[position]:
+                raise Corrupt(f"array {array} has another item size in the chunk table than in the tree")
+            if sizes[position]:
                 if single and storage_box[1] == shapes.array[array]:
-                    whole.append((shapes.first_chunk[array], addresses[position]))
+                    whole.append((shapes.first_chunk[array], addresses[position], sizes[position]))
                 else:
                     words += _box_words(decoded, shapes, array, storage_box, addresses[position])
             position += 1
@@ -73,11 +79,13 @@ class _Shapes:
         )
 
 
-def _whole_words(decoded: tables.Tables, whole: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
+def _whole_words(decoded: tables.Tables, whole: Sequence[tuple[int, int, int]]) -> np.ndarray[Any, Any]:
     records = np.zeros((len(whole), 5), np.int64)
     if whole:
         chosen = np.asarray(whole, np.int64)
         chunks = decoded.chunks[chosen[:, 0]]
+        if np.any(chunks["length"] != chosen[:, 2]):
+            raise Corrupt("a chunk has a length that does not fit the shape of its array")
         records[:, 0] = chunks["file"]
         records[:, 1] = chunks["offset"]
         records[:, 2] = chunks["length"]
@@ -86,11 +94,7 @@ def _whole_words(decoded: tables.Tables, whole: Sequence[tuple[int, int]]) -> np
 
 
 def _box_words(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box, address: int) -> list[int]:
-    """Records for one box: one for each chunk that it meets.
-
-    Word 0 of each record is preceded by nothing and followed by the rest; `_with_file_numbers` finds
-    records by walking them.
-    """
+    """Records for one box: one for each chunk that it meets."""
     item_bytes = shapes.item_bytes[array]
     ndim = len(shapes.array[array])
     strides = _strides(box[1], item_bytes)

@@ -146,7 +146,7 @@ def read_boxes(
         math.prod(shape) * form.dtype.itemsize for form, own in zip(forms, shapes, strict=True) for shape in own
     ]
     places, addresses = memory.allocate(sizes)
-    words, used = boxes.read_words(opened.tables, requests, forms, addresses.tolist())
+    words, used = boxes.read_words(opened.tables, requests, forms, addresses.tolist(), sizes)
     if len(words):
         _run(opened, words, used, [place[0] for place in places], options, on_job, statistics)
     remaining = iter(places)

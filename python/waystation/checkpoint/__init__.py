@@ -1,0 +1,22 @@
+"""Checkpoints: save, load, metadata, delete, and the options in effect."""
+
+from waystation.checkpoint.context import Context
+from waystation.checkpoint.delete import delete
+from waystation.checkpoint.handle import AsyncResponse
+from waystation.checkpoint.load import load, load_async
+from waystation.checkpoint.metadata import CheckpointMetadata, metadata
+from waystation.checkpoint.paths import is_checkpoint
+from waystation.checkpoint.save import save, save_async
+
+__all__ = [
+    "AsyncResponse",
+    "CheckpointMetadata",
+    "Context",
+    "delete",
+    "is_checkpoint",
+    "load",
+    "load_async",
+    "metadata",
+    "save",
+    "save_async",
+]

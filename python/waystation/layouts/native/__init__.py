@@ -1,0 +1,1 @@
+"""The native layout: every data file is a safetensors file."""
