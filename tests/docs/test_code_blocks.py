@@ -84,10 +84,14 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     module = types.ModuleType("documentation_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in blocks:
-        if block.language in PYTHON:
-            run_python(block, module)
-        else:
-            run_shell(block)
+        run_block(block, module)
+
+
+def run_block(block: Block, module: types.ModuleType) -> None:
+    if block.language in PYTHON:
+        run_python(block, module)
+    else:
+        run_shell(block)
 
 
 def run_python(block: Block, module: types.ModuleType) -> None:
@@ -112,3 +116,28 @@ def run_shell(block: Block) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{block.place}:\n{code}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "print(undefined)\n"),
+        ("python", "import warnings; warnings.warn('old')\n"),
+        ("sh", "false\necho unreached\n"),
+        ("console", "$ false\noutput\n"),
+    ],
+    ids=["error", "warning", "shell", "console"],
+)
+def test_a_block_that_fails_is_a_failure(language: str, code: str) -> None:
+    block = Block(ROOT / "README.md", 7, language, "", code)
+    with pytest.raises((pytest.fail.Exception, AssertionError), match=r"README\.md:7"):
+        run_block(block, types.ModuleType("page"))
+
+
+def test_blocks_are_found_with_their_line_language_and_excuse(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Text\n\n```python\nx = 1\n```\n\n- item\n\n  ```sh not-run: needs two hosts\n  ls\n  ```\n"
+    )
+    found = [(block.line, block.language, block.excuse, block.code) for block in blocks_of(page)]
+    assert found == [(4, "python", "", "x = 1\n"), (10, "sh", "not-run: needs two hosts", "ls\n")]
