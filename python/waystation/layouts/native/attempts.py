@@ -16,6 +16,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -26,8 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from waystation._errors import InvalidInput, from_os_error
+from waystation._errors import InvalidInput, WaystationError, from_os_error
 from waystation.layouts.native import names
+
+_log = logging.getLogger("waystation")
 
 _ATTEMPT_ID = re.compile(r"(?P<scope>[0-9a-f]{12})-(?P<process>\d+)-(?P<start>\d+)-(?P<random>[0-9a-f]{8})")
 
@@ -85,6 +88,11 @@ class Attempt:
         with contextlib.suppress(OSError):
             os.utime(os.path.join(self.path, names.OWNER))
 
+    def seal(self) -> None:
+        """Removes the owner record, which is no part of a checkpoint. The proof is in the name."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.path, names.OWNER))
+
     def directories_to_sync(self) -> list[str]:
         """Directories whose entries this attempt changed outside of its own: innermost first."""
         return [self.parent, *(os.path.dirname(path) for path in self.created_parents)]
@@ -115,10 +123,16 @@ def leftovers(parent: str, target_name: str | None = None) -> list[Leftover]:
 
 def remove_dead(parent: str, target_name: str) -> list[str]:
     """Removes the provably dead attempts at one checkpoint; returns their paths."""
-    dead = [leftover.path for leftover in leftovers(parent, target_name) if leftover.dead]
-    for path in dead:
-        remove_tree(path)
-    return dead
+    removed = []
+    for leftover in leftovers(parent, target_name):
+        if leftover.dead:
+            try:
+                remove_tree(leftover.path)
+            except WaystationError as error:
+                _log.warning("a dead attempt could not be removed: %s", error)
+            else:
+                removed.append(leftover.path)
+    return removed
 
 
 def remove_tree(path: str) -> None:

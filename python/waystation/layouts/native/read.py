@@ -27,7 +27,7 @@ from waystation.layouts.native.tree_file import TreeFile
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 _TABLE_LIMIT_BYTES = 64 << 30
-_READ_TOGETHER = (names.TREE, names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)
+_TABLES = (names.TREE, names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)
 
 
 @dataclass(slots=True)
@@ -91,11 +91,14 @@ def open_checkpointable(target: str, record: CheckpointRecord, name: str) -> Ope
     (data,) = _read_committed([record_path])
     entry[1].check(data, record_path)
     own = CheckpointableRecord.decode(data, record_path)
-    paths = [os.path.join(directory, table) for table in _READ_TOGETHER]
+    absent = set(_TABLES) - own.tables.keys()
+    if absent:
+        raise Corrupt(f"'{record_path}' does not vouch for {', '.join(sorted(absent))}", path=record_path)
+    # The tables first, then whatever else the record vouches for (the index for other tools).
+    present = [*_TABLES, *sorted(own.tables.keys() - set(_TABLES))]
+    paths = [os.path.join(directory, table) for table in present]
     contents = _read_committed(paths)
-    for table, path, content in zip(_READ_TOGETHER, paths, contents, strict=True):
-        if table not in own.tables:
-            raise Corrupt(f"'{record_path}' does not vouch for {table}", path=record_path)
+    for table, path, content in zip(present, paths, contents, strict=True):
         own.tables[table].check(content, path)
     tree = TreeFile.decode(contents[0], paths[0])
     decoded = tables.decode(contents[1], contents[2], contents[3], (paths[1], paths[2], paths[3]))
@@ -147,7 +150,7 @@ def read_boxes(
     ]
     places, addresses = memory.allocate(sizes)
     words, used = boxes.read_words(opened.tables, requests, forms, addresses.tolist(), sizes)
-    if len(words):
+    if used:
         _run(opened, words, used, [place[0] for place in places], options, on_job, statistics)
     remaining = iter(places)
     return [
@@ -218,6 +221,9 @@ def _run(
         for file in used
     ]
     engine = options.engine
+    if verify:
+        headers, words = _with_headers(opened, used, words)
+        owners = (owners, headers)
     job = _native.start_read(
         files,
         words,
@@ -243,6 +249,23 @@ def _run(
     statistics.bytes_needed += outcome["bytes_needed"]
     statistics.bytes_read += outcome["bytes_read"]
     statistics.modes += tuple(outcome["modes"])
+
+
+def _with_headers(
+    opened: OpenCheckpointable, used: Sequence[int], words: np.ndarray[Any, Any]
+) -> tuple[_native.Slab, np.ndarray[Any, Any]]:
+    """Adds the headers of the files to what is read, so that their blocks are verified like the rest.
+
+    No byte of them is used: the tables say where everything is. But a file whose header is damaged is
+    no longer what other programs can open.
+    """
+    lengths = opened.tables.files["data_start"][list(used)].astype(np.int64)
+    slab = _native.allocate(int(lengths.sum()))
+    records = np.zeros((len(used), 5), np.int64)
+    records[:, 0] = range(len(used))
+    records[:, 2] = lengths
+    records[:, 4] = slab.address + np.cumsum(lengths) - lengths
+    return slab, np.concatenate([records.ravel(), words])
 
 
 def _name_arrays(opened: OpenCheckpointable, error: WaystationError) -> None:

@@ -79,6 +79,7 @@ def write_checkpoint(
     checkpoint = CheckpointRecord(1, entries, time.time_ns(), custom_metadata)
     path = os.path.join(attempt.path, names.RECORD)
     _native.write_small_files([(path, checkpoint.encode())], sync=False)
+    attempt.seal()
     _native.sync_directories([*unsynced, path, attempt.path])
 
 
