@@ -1,0 +1,118 @@
+//! Page-aligned memory straight from the system.
+//!
+//! Invariants: a block is zero when mapped, private to this process, aligned to a page (to a huge page
+//! from [`HUGE_PAGE_BYTES`] on), and unmapped when dropped. A refused mapping is an error, never an
+//! abort. Nothing here is MADV_DONTFORK: users see this memory, also in their forked children.
+
+use std::ptr::{NonNull, null_mut};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use waystation_format::{Error, Kind, Result};
+
+/// The alignment that every block has: no less than direct I/O wants of memory.
+pub const PAGE_BYTES: usize = 4096;
+/// From this size on blocks are aligned and advised for huge pages.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Below this, starting a thread takes longer than faulting pages.
+const FAULT_BYTES_PER_THREAD: usize = 16 << 20;
+
+/// A private anonymous mapping.
+pub struct AlignedBlock {
+    address: NonNull<u8>,
+    nbytes: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread, and the type hands out only its address.
+unsafe impl Send for AlignedBlock {}
+// SAFETY: as above; a shared reference gives no access to the bytes without `unsafe`.
+unsafe impl Sync for AlignedBlock {}
+
+impl AlignedBlock {
+    /// Maps at least `nbytes` bytes (whole pages, at least one).
+    pub fn map(nbytes: usize) -> Result<Self> {
+        let refused =
+            || Error::new(Kind::Unavailable, format!("could not allocate {nbytes} bytes of memory"));
+        let rounded = nbytes.max(1).checked_next_multiple_of(PAGE_BYTES).ok_or_else(refused)?;
+        let map = if rounded < HUGE_PAGE_BYTES { map_pages(rounded) } else { map_huge(rounded) };
+        map.map_err(|errno| refused().with("errno", errno.raw_os_error().to_string()))
+    }
+
+    /// The first byte.
+    pub fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    /// Bytes mapped.
+    pub fn nbytes(&self) -> usize {
+        self.nbytes
+    }
+
+    /// Faults in the first `nbytes` bytes for writing, on up to `threads` threads. Contents stay. Only
+    /// saves time later, so what cannot be faulted in now is left to the first touch.
+    pub fn populate(&self, nbytes: usize, threads: usize) {
+        let nbytes = nbytes.min(self.nbytes);
+        let parts = threads.min(nbytes / FAULT_BYTES_PER_THREAD).max(1);
+        let part_bytes = nbytes.div_ceil(parts).next_multiple_of(HUGE_PAGE_BYTES);
+        std::thread::scope(|scope| {
+            for begin in (part_bytes..nbytes).step_by(part_bytes) {
+                let fault = move || self.populate_part(begin, part_bytes.min(nbytes - begin));
+                if std::thread::Builder::new().spawn_scoped(scope, fault).is_err() {
+                    fault();
+                }
+            }
+            self.populate_part(0, part_bytes.min(nbytes));
+        });
+    }
+
+    fn populate_part(&self, begin: usize, nbytes: usize) {
+        let start = self.address.as_ptr().wrapping_add(begin);
+        let whole = nbytes.next_multiple_of(PAGE_BYTES);
+        // SAFETY: the range lies in this mapping, and populating changes no contents.
+        let done = unsafe { madvise(start.cast(), whole, Advice::LinuxPopulateWrite) };
+        if done == Err(Errno::INVAL) {
+            // Linux before 5.14. An atomic addition of nothing writes, whoever else uses the byte.
+            for offset in (0..nbytes).step_by(PAGE_BYTES) {
+                // SAFETY: the byte lies in this mapping, which is readable and writable.
+                let byte = unsafe { std::sync::atomic::AtomicU8::from_ptr(start.add(offset)) };
+                byte.fetch_add(0, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Drop for AlignedBlock {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and whoever borrowed it is gone. It cannot fail for a range that
+        // is mapped exactly so.
+        let unmapped = unsafe { munmap(self.address.as_ptr().cast(), self.nbytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+fn map_pages(nbytes: usize) -> rustix::io::Result<AlignedBlock> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping at an address that the kernel chooses.
+    let address = unsafe { mmap_anonymous(null_mut(), nbytes, access, MapFlags::PRIVATE) }?;
+    NonNull::new(address.cast()).map(|address| AlignedBlock { address, nbytes }).ok_or(Errno::NOMEM)
+}
+
+/// Maps more than asked for and gives back what lies around the aligned part.
+fn map_huge(nbytes: usize) -> rustix::io::Result<AlignedBlock> {
+    let whole = map_pages(nbytes.checked_add(HUGE_PAGE_BYTES).ok_or(Errno::NOMEM)?)?;
+    let start = whole.address.as_ptr();
+    let before = start.align_offset(HUGE_PAGE_BYTES);
+    let after = whole.nbytes - before - nbytes;
+    std::mem::forget(whole);
+    let aligned = start.wrapping_add(before);
+    for (address, bytes) in [(start, before), (aligned.wrapping_add(nbytes), after)] {
+        if bytes > 0 {
+            // SAFETY: a part of the mapping made above that nobody knows of.
+            unsafe { munmap(address.cast(), bytes) }?;
+        }
+    }
+    // Advice: a system without huge pages gives small ones.
+    // SAFETY: the range is the mapping made above.
+    let _ = unsafe { madvise(aligned.cast(), nbytes, Advice::LinuxHugepage) };
+    NonNull::new(aligned).map(|address| AlignedBlock { address, nbytes }).ok_or(Errno::NOMEM)
+}
