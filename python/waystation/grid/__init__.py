@@ -1,0 +1,52 @@
+"""Index arithmetic of shards and chunks: pure integers, no framework.
+
+A box is `(offset, shape)`. Regular chunks are a `ChunkGrid`, others `IrregularBoxes`.
+"""
+
+from waystation.grid._boxes import (
+    Box,
+    BoxArray,
+    Shape,
+    box_array,
+    box_at,
+    box_of_slices,
+    clip,
+    contains,
+    intersect,
+    positions_meeting,
+    relative_to,
+    slices_of_box,
+    volume,
+    whole,
+)
+from waystation.grid._chunk_grid import ChunkGrid, chunks_meeting, find_grid
+from waystation.grid._chunk_shape import choose_chunk_shape
+from waystation.grid._cover import CoverDefect, find_cover_defect
+from waystation.grid._irregular import GROUP_BOXES, IrregularBoxes, bound_groups, irregular_chunks_meeting
+
+__all__ = [
+    "GROUP_BOXES",
+    "Box",
+    "BoxArray",
+    "ChunkGrid",
+    "CoverDefect",
+    "IrregularBoxes",
+    "Shape",
+    "bound_groups",
+    "box_array",
+    "box_at",
+    "box_of_slices",
+    "choose_chunk_shape",
+    "chunks_meeting",
+    "clip",
+    "contains",
+    "find_cover_defect",
+    "find_grid",
+    "intersect",
+    "irregular_chunks_meeting",
+    "positions_meeting",
+    "relative_to",
+    "slices_of_box",
+    "volume",
+    "whole",
+]
