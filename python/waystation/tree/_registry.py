@@ -309,7 +309,7 @@ def _is_default(value: Any, name: str, fields: _Fields) -> bool:
 
 
 def _make_dataclass(cls: type, values: dict[str, Any]) -> Any:
-    made = object.__new__(cls)
+    made: Any = object.__new__(cls)
     for name, value in values.items():
         object.__setattr__(made, name, value)
     return made
