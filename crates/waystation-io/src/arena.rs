@@ -97,7 +97,8 @@ impl Arena {
         let wanted = size_class(nbytes).ok_or_else(|| {
             Error::new(Kind::Unavailable, format!("could not allocate {nbytes} bytes of memory"))
         })?;
-        let block = match self.lock().take(wanted) {
+        let idle = self.lock().take(wanted);
+        let block = match idle {
             Some(block) => block,
             None => self.map(wanted)?,
         };
