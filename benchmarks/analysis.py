@@ -1,0 +1,154 @@
+"""From runs to figures: series of repetitions, their medians and worst runs, and ratios between them.
+
+A ratio is how many times faster the first is than the second: the median of one over the median of the
+other. Its worst case pairs the runs of the same round, which saw the same minute of the machine, and
+takes the least favourable pair.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.systems import SYSTEMS
+
+Run = dict[str, Any]
+Key = tuple[str, str, str, str]  # state, system, operation, way
+MAIN_METRICS = {
+    "save": "durable",
+    "save-async": "blocking",
+    "load-cold": "resident",
+    "load-warm": "resident",
+    "copy": "copied",
+}
+"""The metric by which the systems are compared in each operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric of one way of doing something, over the repetitions."""
+
+    system: str
+    way: str
+    values: dict[int, float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values.values())
+
+    @property
+    def worst(self) -> float:
+        return max(self.values.values())
+
+    def percentile(self, percent: int) -> float:
+        """By linear interpolation between runs."""
+        ordered = sorted(self.values.values())
+        position = (len(ordered) - 1) * percent / 100
+        below = int(position)
+        above = min(below + 1, len(ordered) - 1)
+        return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times faster one series is than another."""
+
+    median: float
+    worst: float
+
+    @classmethod
+    def of(cls, ours: Series, theirs: Series) -> Ratio:
+        rounds = ours.values.keys() & theirs.values.keys()
+        median = theirs.median / ours.median
+        worst = min((theirs.values[index] / ours.values[index] for index in rounds), default=median)
+        return cls(median, worst)
+
+
+class Results:
+    """The runs of a session, by what they measured."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+        self.runs: dict[Key, list[Run]] = defaultdict(list)
+        for run in document["runs"]:
+            self.runs[run["state"], run["system"], run["operation"], run["way"]].append(run)
+
+    def states(self) -> list[str]:
+        return list(dict.fromkeys(state for state, *_ in self.runs))
+
+    def series(self, state: str, system: str, operation: str, way: str, metric: str) -> Series | None:
+        """The successful runs of one way, or None if there are none."""
+        values = {}
+        for run in self.runs.get((state, system, operation, way), []):
+            value = value_of(run, metric)
+            if value is not None:
+                values[run["repetition"]] = value
+        return Series(system, way, values) if values else None
+
+    def best(
+        self,
+        state: str,
+        system: str,
+        operation: str,
+        metric: str | None = None,
+        ways: Iterable[str] | None = None,
+    ) -> Series | None:
+        """The way of a system with the lowest median; `ways` narrows the choice."""
+        chosen = set(ways) if ways is not None else None
+        found = [
+            series
+            for key in self.runs
+            if key[:3] == (state, system, operation) and (chosen is None or key[3] in chosen)
+            if (series := self.series(*key, metric or MAIN_METRICS[operation]))
+        ]
+        return min(found, key=lambda series: series.median, default=None)
+
+    def largest(self, metric: str, choose: Callable[[Key], bool]) -> float | None:
+        """The largest value of a metric over all runs that are chosen."""
+        values = [
+            value
+            for key, runs in self.runs.items()
+            if choose(key)
+            for run in runs
+            if (value := value_of(run, metric)) is not None
+        ]
+        return max(values, default=None)
+
+    def failures(self) -> list[Run]:
+        """Runs without figures, one of each kind."""
+        bad = {
+            (run["system"], run["operation"], run["way"], run["status"], run["state"]): run
+            for runs in self.runs.values()
+            for run in runs
+            if run["status"] != "ok"
+        }
+        return list(bad.values())
+
+
+def value_of(run: Run, metric: str) -> float | None:
+    """One figure of a run: a time, a count, or one made of several."""
+    if run["status"] != "ok":
+        return None
+    seconds: dict[str, float] = run["seconds"]
+    if metric == "resident":
+        metric = "touched" if is_mapped(run["system"], run["way"]) else "loaded"
+    if metric == "memory_above":
+        return memory_above(run)
+    value = seconds.get(metric, run.get(metric))
+    return None if value is None else float(value)
+
+
+def is_mapped(system: str, way: str) -> bool:
+    return system in SYSTEMS and way in SYSTEMS[system].mapped_ways
+
+
+def memory_above(run: Run) -> float | None:
+    """The peak of resident memory above the state: a load must hold the state, a save found it there."""
+    growth = run.get("peak_growth_bytes")
+    if growth is None or run["system"] == "limit":
+        return None
+    state = run["state_bytes"] if run["operation"].startswith("load") else 0
+    return max(0.0, growth - state)

@@ -1,0 +1,153 @@
+"""What is measured around an operation: memory, disk traffic, and the state of the page cache.
+
+Everything is read from the kernel's own counters, without a thread beside the operation, so that the
+measurement takes no time from it. What a machine does not permit is reported as `None`, never guessed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+PAGE_BYTES = 4096
+_STATUS_FIELDS = {"VmRSS": "resident", "VmHWM": "peak", "RssAnon": "anonymous", "RssFile": "mapped"}
+
+
+def memory() -> dict[str, int]:
+    """Resident bytes of this process: all, the most ever, anonymous, and mapped files."""
+    found = {}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in _STATUS_FIELDS:
+            found[_STATUS_FIELDS[name]] = int(value.split()[0]) * 1024
+    return found
+
+
+def available_bytes() -> int:
+    """What the machine could still give to programs."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+def reset_peak() -> bool:
+    """Makes the kernel count the peak of resident memory anew; False where that is not permitted."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def give_back_free_memory() -> None:
+    """Returns freed memory to the system, or a later allocation could reuse it unseen."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def disk_traffic() -> dict[str, int] | None:
+    """Bytes that this process made the disk read and write."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return None
+    counters = dict(line.split(": ") for line in lines)
+    return {"read": int(counters["read_bytes"]), "written": int(counters["write_bytes"])}
+
+
+def files_under(path: Path) -> list[Path]:
+    """The regular files at or under a path."""
+    if path.is_file():
+        return [path]
+    return [Path(parent, name) for parent, _, names in os.walk(path) for name in names]
+
+
+def bytes_on_disk(path: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in files_under(path))
+
+
+def sync_tree(path: Path) -> None:
+    """Makes everything at and under a path durable, and its name in the directory above."""
+    directories = [path.parent]
+    if path.is_dir():
+        directories += [Path(parent) for parent, _, _ in os.walk(path)]
+    for entry in [*files_under(path), *directories]:
+        descriptor = os.open(entry, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def make_cold(path: Path) -> str:
+    """Takes the files out of the page cache; returns how."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    except OSError:
+        for file in files_under(path):
+            with file.open("rb") as handle:
+                os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return "advised"
+    return "dropped"
+
+
+def make_warm(path: Path) -> None:
+    """Reads the files, so that they are in the page cache."""
+    scratch = bytearray(8 << 20)
+    for file in files_under(path):
+        with file.open("rb", buffering=0) as handle:
+            while handle.readinto(scratch):
+                pass
+
+
+def touch(views: Iterable[npt.NDArray[np.uint8]]) -> int:
+    """Reads one byte of every page, so that a mapped array is really in memory."""
+    return sum(int(view[::PAGE_BYTES].sum(dtype=np.int64)) for view in views)
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of the programs it waited for."""
+    both = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts over one operation: `with meter.running(): …`, with `meter.mark(name)` inside.
+
+    `seconds[name]` is the time from the start to the mark.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
+    _start: float = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        give_back_free_memory()
+        before, traffic, cpu = memory(), disk_traffic(), cpu_seconds()
+        counted = reset_peak()
+        self._start = time.perf_counter()
+        yield
+        after, cpu_after, traffic_after = memory(), cpu_seconds(), disk_traffic()
+        self.counts["cpu_s"] = cpu_after - cpu
+        self.counts["peak_growth_bytes"] = after["peak"] - before["resident"] if counted else None
+        self.counts["mapped_growth_bytes"] = after["mapped"] - before["mapped"]
+        if traffic is not None and traffic_after is not None:
+            self.counts["disk_read_bytes"] = traffic_after["read"] - traffic["read"]
+            self.counts["disk_written_bytes"] = traffic_after["written"] - traffic["written"]
+
+    def mark(self, name: str) -> None:
+        self.seconds[name] = time.perf_counter() - self._start

@@ -1,0 +1,97 @@
+"""Which measurements there are, and in what order: interleaved, and never much on the disk at once.
+
+One round measures everything once; within it the systems take turns, beginning with another one each
+round, so that a slow minute of the machine falls on all of them alike. What one system has written is
+loaded by it and by those that cannot write, and then removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.systems import SYSTEMS
+from benchmarks.systems.limit import Limit
+
+COSTS_PER_ARRAY = ("small", "tiny")
+"""States in which the number of arrays counts: one raw file of as many bytes is no limit for them."""
+DEFAULT_STATES = ("llama", "small", "one", "tiny")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kind of measurement; repeated, its runs can be compared."""
+
+    state: str
+    system: str
+    operation: str
+    way: str
+
+    @property
+    def is_load(self) -> bool:
+        return self.operation.startswith("load")
+
+    def __str__(self) -> str:
+        way = "" if self.way == "default" else f" ({self.way})"
+        return f"{self.state}: {self.operation} {self.system}{way}"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What was asked for on the command line."""
+
+    states: Sequence[str]
+    systems: Sequence[str]
+    operations: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """All measurements that use one system's checkpoint of one state, in order."""
+
+    writer: str
+    saves: tuple[Case, ...]
+    loads: tuple[Case, ...]
+
+
+def cases_of(selection: Selection, state: str, system_name: str) -> list[Case]:
+    """Everything that is measured of one system on one state."""
+    system = SYSTEMS[system_name]
+    if issubclass(system, Limit) and state in COSTS_PER_ARRAY:
+        return []
+    found = []
+    for operation in selection.operations:
+        ways: tuple[str, ...] = ()
+        if operation == "save":
+            ways = system.save_ways
+        elif operation == "save-async":
+            ways = ("default",) if system.saves_async else ()
+        elif operation.startswith("load"):
+            ways = system.load_ways
+        elif operation == "copy" and issubclass(system, Limit):
+            ways = system.copy_ways
+        found += [Case(state, system_name, operation, way) for way in ways]
+    return found
+
+
+def turns(selection: Selection, state: str, repetition: int) -> Iterator[Turn]:
+    """The turns of one round, beginning with another system each time."""
+    writers = list(dict.fromkeys(SYSTEMS[name].writer for name in selection.systems))
+    shift = repetition % len(writers)
+    for writer in writers[shift:] + writers[:shift]:
+        readers = [name for name in selection.systems if SYSTEMS[name].writer == writer]
+        cases = [case for name in readers for case in cases_of(selection, state, name)]
+        saves = tuple(case for case in cases if not case.is_load)
+        loads = tuple(case for case in cases if case.is_load)
+        if cases:
+            # An asynchronous save first: the synchronous one leaves what the loads read.
+            yield Turn(writer, tuple(sorted(saves, key=lambda case: case.operation == "save")), loads)
+
+
+def all_cases(selection: Selection) -> list[Case]:
+    return [
+        case
+        for state in selection.states
+        for turn in turns(selection, state, 0)
+        for case in (*turn.saves, *turn.loads)
+    ]

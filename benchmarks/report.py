@@ -1,0 +1,165 @@
+"""The tables on the terminal: every system in every operation, what is missing, and the targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.analysis import MAIN_METRICS, Ratio, Results, Series
+from benchmarks.systems import SYSTEMS
+from benchmarks.targets import JAX, Line, evaluate, ours_for
+
+TITLES = {
+    "save": "Save",
+    "save-async": "Asynchronous save",
+    "load-cold": "Load, cold",
+    "load-warm": "Load, warm",
+    "copy": "Plain copy of the state into untouched memory",
+}
+TIMES = {
+    "save": ("returned", "durable"),
+    "save-async": ("blocking", "returned", "durable"),
+    "load-cold": ("loaded", "touched"),
+    "load-warm": ("loaded", "touched"),
+    "copy": ("copied",),
+}
+HEADINGS = (
+    "worst, s",
+    "GB/s",
+    "x limit",
+    "Waystation is",
+    "memory above, MiB",
+    "mapped, MiB",
+    "CPU, s",
+)
+MIB = 1 << 20
+
+
+def show(document: dict[str, Any], console: Console) -> list[Line]:
+    """Prints everything; returns the targets."""
+    results = Results(document)
+    lines = evaluate(results)
+    _show_machine(document, console)
+    for state in results.states():
+        for operation in TITLES:
+            table = _table(results, state, operation)
+            if table is not None:
+                console.print(table, "")
+    _show_failures(results, console)
+    _show_targets(lines, console)
+    return lines
+
+
+def _show_machine(document: dict[str, Any], console: Console) -> None:
+    machine = document["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    console.print(
+        f"{machine['cores']} cores of {machine['processor']}, {machine['memory_bytes'] / 2**30:.0f} GiB, "
+        f"{machine['file_system']}, Linux {machine['kernel']}; Python {machine['python']}, {packages}",
+        highlight=False,
+    )
+    if not machine["page_cache_can_be_dropped"]:
+        console.print(
+            "The page cache cannot be dropped here: cold loads only ask the kernel to forget files."
+        )
+    if document["quick"]:
+        console.print("Quick states: these figures show that everything works, not how fast it is.")
+
+
+def _table(results: Results, state: str, operation: str) -> Table | None:
+    """All systems in one operation on one state, ways of the limit reduced to the best."""
+    rows = _rows(results, state, operation)
+    if not rows:
+        return None
+    sample = results.runs[state, rows[0].system, operation, rows[0].way][0]
+    title = f"{TITLES[operation]}: {state}, {sample['arrays']:,} arrays, {_bytes(sample['state_bytes'])}"
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("system")
+    for time in TIMES[operation]:
+        table.add_column(f"{time}, s", justify="right")
+    for heading in (
+        "worst, s",
+        "GB/s",
+        "x limit",
+        "Waystation is",
+        "memory above, MiB",
+        "mapped, MiB",
+        "CPU, s",
+    ):
+        table.add_column(heading, justify="right")
+    for series in rows:
+        table.add_row(*_cells(results, state, operation, series, sample["state_bytes"]))
+    return table
+
+
+def _rows(results: Results, state: str, operation: str) -> list[Series]:
+    metric = MAIN_METRICS[operation]
+    rows: list[Series] = []
+    for system in SYSTEMS:
+        if system == "limit":
+            best = results.best(state, system, operation, metric)
+            rows += [best] if best else []
+            continue
+        keys = [key for key in results.runs if key[:3] == (state, system, operation)]
+        rows += [series for key in keys if (series := results.series(*key, metric))]
+    return rows
+
+
+def _cells(results: Results, state: str, operation: str, series: Series, state_bytes: int) -> list[str]:
+    key = state, series.system, operation, series.way
+    syncs = SYSTEMS[series.system].syncs
+    name = series.system if series.way == "default" else f"{series.system} ({series.way})"
+    name = f"{name} *" if operation.startswith("save") and not syncs else name
+    times = [results.series(*key, metric) for metric in TIMES[operation]]
+    limit = results.best(state, "limit", "copy" if operation == "save-async" else operation)
+    ours = None if series.system.startswith(JAX) else results.best(state, _opponent(series), operation)
+    return [
+        name,
+        *(f"{time.median:.3f}" if time else "" for time in times),
+        f"{series.worst:.3f}",
+        "" if operation == "save-async" else f"{state_bytes / series.median / 1e9:.2f}",
+        f"{limit.median / series.median:.2f}" if limit else "",
+        f"{Ratio.of(ours, series).median:.1f}x faster" if ours else "",
+        *(_mebibytes(results.series(*key, metric)) for metric in ("memory_above", "mapped_growth_bytes")),
+        _median(results.series(*key, "cpu_s"), ".2f"),
+    ]
+
+
+def _opponent(series: Series) -> str:
+    return ours_for(series.system)
+
+
+def _mebibytes(series: Series | None) -> str:
+    return f"{max(0.0, series.worst) / MIB:,.0f}" if series else ""
+
+
+def _median(series: Series | None, form: str) -> str:
+    return format(series.median, form) if series else ""
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} bytes"
+
+
+def _show_failures(results: Results, console: Console) -> None:
+    for run in results.failures():
+        style = "yellow" if run["status"] == "missing" else "red"
+        what = f"{run['system']} ({run['way']}) {run['operation']} of {run['state']}"
+        console.print(Text(f"{run['status']}: {what}: {run['reason'].splitlines()[0]}", style=style))
+
+
+def _show_targets(lines: list[Line], console: Console) -> None:
+    table = Table(title="Targets", title_justify="left", header_style="bold")
+    for heading in ("target", "needed", "median", "worst round", "reached"):
+        table.add_column(heading, justify="left" if heading in ("target", "reached") else "right")
+    for line in lines:
+        verdict = {True: "[green]yes[/]", False: "[red]no[/]", None: "[yellow]not measured[/]"}[line.reached]
+        measured = "" if line.reached is None else line.measured
+        table.add_row(line.text, line.needed, measured, line.worst, verdict)
+    console.print(table)

@@ -1,0 +1,69 @@
+"""Waystation's native layout: read into memory it owns, or mapped."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import available_bytes
+from benchmarks.states import Leaf
+from benchmarks.systems.base import JaxSystem, System, TorchSystem, Wait
+
+
+class _Waystation(System):
+    distribution = "waystation"
+    load_ways = ("read", "mmap")
+    mapped_ways = frozenset({"mmap"})
+    saves_async = True
+
+    _library: Any
+    _context: AbstractContextManager[Any]
+
+    def prepare(self, way: str) -> None:
+        import waystation
+
+        self._library = waystation
+        self._context = waystation.Context()
+        self._context.array.loading.mmap = way == "mmap"
+
+    def save(self, path: Path, state: Any) -> None:
+        self._library.save(path, state)
+
+    def save_async(self, path: Path, state: Any) -> Wait:
+        response = self._library.save_async(path, state)
+        wait: Wait = response.result
+        return wait
+
+    def load(self, path: Path, template: Any) -> Any:
+        with self._context:
+            return self._library.load(path, template)
+
+    def snapshot_limit_bytes(self) -> int | None:
+        limit = self._library.Context().memory.snapshot_bytes
+        return available_bytes() // 2 if limit is None else int(limit)
+
+
+class WaystationJax(_Waystation, JaxSystem):
+    name = "waystation"
+    writer = "waystation"
+
+    def load(self, path: Path, template: Any) -> Any:
+        import jax
+
+        return jax.block_until_ready(super().load(path, template))
+
+
+class WaystationTorch(_Waystation, TorchSystem):
+    """Loads without an abstract state: tensors come back as the tensors that were saved."""
+
+    name = "waystation-torch"
+    writer = "waystation-torch"
+
+    def prepare(self, way: str) -> None:
+        import torch  # noqa: F401  its import must not be timed with the first load
+
+        super().prepare(way)
+
+    def template(self, leaves: list[Leaf]) -> None:
+        del leaves
