@@ -4,12 +4,14 @@
 
 pub mod aligned;
 pub mod arena;
+pub mod calibrate;
 pub mod copy;
 pub mod files;
 pub mod filesystem;
 pub mod job;
 pub mod mode;
 pub mod probe;
+pub mod read;
 pub mod ring;
 
 pub use waystation_format::{Error, Kind, Result};

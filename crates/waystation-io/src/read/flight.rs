@@ -1,0 +1,145 @@
+//! Many units in flight from one thread, through io_uring.
+//!
+//! Invariants: a unit's memory and file stay until the kernel has answered every request of it, also
+//! when the worker gives up (dropping the ring waits); units are concluded one at a time, in the order in
+//! which they arrive.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use waystation_format::{Error, Kind, Result};
+
+use super::layout::Layout;
+use super::plan::FilePlan;
+use super::portion::{conclude, repeat};
+use super::source::{DIRECT_MOST_PARTS, Source};
+use crate::aligned::AlignedBlock;
+use crate::ring::Ring;
+
+/// Tokens are a slot's index and, in the low bits, a part's.
+const PART_BITS: u32 = 8;
+
+/// A unit on its way.
+struct Slot<'a> {
+    layout: Layout,
+    scratch: AlignedBlock,
+    /// The file and its plan, while the unit is in flight.
+    from: Option<(&'a FilePlan, Arc<Source>)>,
+    pending: usize,
+    failure: Option<io::Error>,
+}
+
+/// One ring and the units in flight on it.
+pub struct Flight<'a> {
+    // Dropped first: waits for requests that use the slots.
+    ring: Ring,
+    slots: Vec<Slot<'a>>,
+    free: Vec<usize>,
+    unit_bytes: usize,
+    depth: usize,
+    vector: Vec<libc::iovec>,
+    delivered_bytes: u64,
+}
+
+impl<'a> Flight<'a> {
+    /// A flight of up to `depth` units of up to `unit_bytes`; an error means that there is no io_uring.
+    pub fn new(depth: usize, unit_bytes: usize) -> io::Result<Self> {
+        let depth = depth.clamp(1, 256);
+        let ring = Ring::new((depth * DIRECT_MOST_PARTS) as u32)?;
+        let (slots, free, vector) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { ring, slots, free, unit_bytes, depth, vector, delivered_bytes: 0 })
+    }
+
+    /// Sends a unit off, after waiting for room.
+    ///
+    /// # Safety
+    /// Until [`Flight::land`] returned or the flight is dropped, destinations of the plan must be
+    /// writable and used by nobody else.
+    pub unsafe fn send(&mut self, plan: &'a FilePlan, source: &Arc<Source>, unit: Range<u64>) -> Result<()> {
+        let index = self.free_slot()?;
+        let slot = &mut self.slots[index];
+        let (file, rules) = source.access();
+        slot.layout.divide(plan, unit, rules, slot.scratch.address().as_ptr());
+        slot.from = Some((plan, Arc::clone(source)));
+        for (number, part) in slot.layout.parts().iter().enumerate() {
+            let token = (index as u64) << PART_BITS | number as u64;
+            let (descriptor, nbytes) = (file.as_raw_fd(), part.nbytes as u32);
+            // SAFETY: the slot keeps scratch and file, the caller destinations, until the answer.
+            unsafe { self.ring.push_read(descriptor, part.address, nbytes, part.begin, token) }
+                .map_err(|error| Error::from_io(error, "queue a read of the file", &plan.file.path))?;
+            slot.pending += 1;
+        }
+        self.ring.submit().map_err(|error| Error::from_io(error, "read the file", &plan.file.path))
+    }
+
+    /// Waits for all units. Returns the bytes delivered since the last call of this or
+    /// [`Flight::take_delivered`].
+    pub fn land(&mut self) -> Result<u64> {
+        while self.free.len() < self.slots.len() {
+            self.receive()?;
+        }
+        Ok(self.take_delivered())
+    }
+
+    /// Bytes delivered since the last call.
+    pub fn take_delivered(&mut self) -> u64 {
+        std::mem::take(&mut self.delivered_bytes)
+    }
+
+    fn free_slot(&mut self) -> Result<usize> {
+        loop {
+            if let Some(index) = self.free.pop() {
+                return Ok(index);
+            }
+            if self.slots.len() < self.depth {
+                let scratch = AlignedBlock::map(self.unit_bytes)?;
+                self.slots.push(Slot {
+                    layout: Layout::new(),
+                    scratch,
+                    from: None,
+                    pending: 0,
+                    failure: None,
+                });
+                return Ok(self.slots.len() - 1);
+            }
+            self.receive()?;
+        }
+    }
+
+    /// Takes one answer, and concludes its unit if it was the last of it.
+    fn receive(&mut self) -> Result<()> {
+        let completion = loop {
+            if let Some(completion) = self.ring.next_completion() {
+                break completion;
+            }
+            self.ring
+                .wait(1)
+                .map_err(|error| Error::new(Kind::Unavailable, format!("io_uring failed: {error}")))?;
+        };
+        let index = (completion.token >> PART_BITS) as usize;
+        let number = (completion.token & ((1 << PART_BITS) - 1)) as usize;
+        let slot = &mut self.slots[index];
+        let part = slot.layout.parts()[number];
+        let expected = (slot.layout.unit().end - part.begin).min(part.nbytes as u64);
+        slot.pending -= 1;
+        match completion.result {
+            Ok(filled) if filled as u64 >= expected => {}
+            Ok(_) => slot.failure = slot.failure.take().or(Some(io::ErrorKind::UnexpectedEof.into())),
+            Err(error) => slot.failure = Some(error),
+        }
+        if slot.pending > 0 {
+            return Ok(());
+        }
+        let Some((plan, source)) = slot.from.take() else { return Ok(()) };
+        if let Some(error) = slot.failure.take() {
+            // SAFETY: all requests of the unit have been answered; its memory is as it was.
+            unsafe { repeat(error, true, plan, &source, &slot.layout, &mut self.vector) }?;
+        }
+        // SAFETY: all parts are filled; `send`'s caller vouches for destinations.
+        self.delivered_bytes += unsafe { conclude(plan, &slot.layout) }?;
+        self.free.push(index);
+        Ok(())
+    }
+}

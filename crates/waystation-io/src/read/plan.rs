@@ -1,0 +1,212 @@
+//! A read plan: which boxes of which stored chunks go to which addresses.
+//!
+//! Invariants: a plan that exists is consistent. Every box lies in its chunk, every chunk in its file,
+//! every destination in the address space, every file has as many checksums as blocks, and no later sum
+//! or product of these numbers overflows. Pieces of a file are sorted by where they begin. Nothing here
+//! opens a file.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use waystation_format::checksum::BLOCK_BYTES;
+use waystation_format::{Error, Kind, Result};
+
+use crate::copy::{BoxCopy, array_bytes};
+
+/// A file to read from.
+#[derive(Clone, Debug)]
+pub struct ReadFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// How long it must be.
+    pub file_bytes: u64,
+    /// One checksum per block; without them nothing is verified.
+    pub checksums: Option<Vec<u64>>,
+}
+
+/// One box of a stored chunk, and its destination.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    chunk_offset: u64,
+    copy: BoxCopy,
+}
+
+impl Piece {
+    /// File offsets from the first to just after the last needed byte.
+    pub fn file_range(&self) -> Range<u64> {
+        let linear = self.copy.linear_range();
+        self.chunk_offset + linear.start..self.chunk_offset + linear.end
+    }
+
+    /// The copy, in positions relative to [`Piece::chunk_offset`].
+    pub fn copy(&self) -> &BoxCopy {
+        &self.copy
+    }
+
+    /// Where the chunk begins in the file.
+    pub fn chunk_offset(&self) -> u64 {
+        self.chunk_offset
+    }
+
+    /// The first stretch of needed file bytes that ends after `position`, from `position` on.
+    pub fn next_stretch(&self, position: u64) -> Option<Range<u64>> {
+        let stretch = self.copy.next_stretch(position.saturating_sub(self.chunk_offset))?;
+        Some(self.chunk_offset + stretch.start..self.chunk_offset + stretch.end)
+    }
+}
+
+/// A file and everything that is needed of it.
+#[derive(Debug)]
+pub struct FilePlan {
+    /// The file.
+    pub file: ReadFile,
+    pieces: Vec<Piece>,
+    /// The furthest end of any piece up to each: tells where a search may begin.
+    reach: Vec<u64>,
+}
+
+impl FilePlan {
+    fn new(file: ReadFile, mut pieces: Vec<Piece>) -> Self {
+        pieces.sort_by_key(|piece| piece.file_range().start);
+        let reach = pieces
+            .iter()
+            .scan(0, |furthest, piece| {
+                *furthest = piece.file_range().end.max(*furthest);
+                Some(*furthest)
+            })
+            .collect();
+        Self { file, pieces, reach }
+    }
+
+    /// All pieces, in the order in which they begin.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// The pieces that may need bytes of `range`.
+    pub fn pieces_in(&self, range: &Range<u64>) -> impl Iterator<Item = &Piece> + Clone {
+        let first = self.reach.partition_point(|&end| end <= range.start);
+        let last = self.pieces.partition_point(|piece| piece.file_range().start < range.end);
+        let start = range.start;
+        self.pieces[first.min(last)..last].iter().filter(move |piece| piece.file_range().end > start)
+    }
+
+    /// Bytes that will be delivered.
+    pub fn needed_bytes(&self) -> u64 {
+        self.pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.copy.nbytes()))
+    }
+}
+
+/// A consistent plan.
+#[derive(Debug)]
+pub struct Plan {
+    /// Every file of the call, also those of which nothing is needed.
+    pub files: Vec<FilePlan>,
+}
+
+impl Plan {
+    /// Decodes and checks the records of `words`:
+    /// `file, chunk_offset, item_bytes, ndim, chunk_shape[ndim], box_offset[ndim], box_shape[ndim],
+    /// destination_address, destination_strides_bytes[ndim]`.
+    pub fn new(files: Vec<ReadFile>, words: &[i64]) -> Result<Self> {
+        files.iter().try_for_each(check_checksums)?;
+        let mut pieces: Vec<Vec<Piece>> = files.iter().map(|_| Vec::new()).collect();
+        let mut words = Words { left: words };
+        let mut record = 0u64;
+        while !words.left.is_empty() {
+            let (file, piece) =
+                read_record(&mut words, &files).map_err(|error| error.with("record", record.to_string()))?;
+            if piece.copy.nbytes() > 0 {
+                pieces[file].push(piece);
+            }
+            record += 1;
+        }
+        let files = files.into_iter().zip(pieces).map(|(file, pieces)| FilePlan::new(file, pieces));
+        Ok(Self { files: files.collect() })
+    }
+
+    /// Bytes that will be delivered.
+    pub fn needed_bytes(&self) -> u64 {
+        self.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.needed_bytes()))
+    }
+}
+
+fn check_checksums(file: &ReadFile) -> Result<()> {
+    let named = |message: String| {
+        Error::new(Kind::InvalidInput, message).with("path", file.path.display().to_string())
+    };
+    if i64::try_from(file.file_bytes).is_err() {
+        return Err(named(format!("no file can have {} bytes", file.file_bytes)));
+    }
+    let blocks = file.file_bytes.div_ceil(BLOCK_BYTES as u64);
+    match &file.checksums {
+        Some(checksums) if checksums.len() as u64 != blocks => {
+            Err(named(format!("{} checksums were given for a file of {blocks} blocks", checksums.len())))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn read_record(words: &mut Words<'_>, files: &[ReadFile]) -> Result<(usize, Piece)> {
+    let file = words.unsigned("file")?;
+    let (index, file) = usize::try_from(file)
+        .ok()
+        .and_then(|index| Some((index, files.get(index)?)))
+        .ok_or_else(|| invalid(format!("the plan names file {file} of {}", files.len())))?;
+    let chunk_offset = words.unsigned("chunk_offset")?;
+    let item_bytes = words.unsigned("item_bytes")?;
+    let ndim = words.unsigned("ndim")?;
+    let chunk_shape = words.unsigned_list("chunk_shape", ndim)?;
+    let box_offset = words.unsigned_list("box_offset", ndim)?;
+    let box_shape = words.unsigned_list("box_shape", ndim)?;
+    let address = words.next("destination_address")?;
+    let strides = words.list("destination_strides_bytes", ndim)?;
+    let in_file = |error: Error| error.with("path", file.path.display().to_string());
+    let chunk_bytes = array_bytes(&chunk_shape, item_bytes).map_err(in_file)?;
+    if chunk_offset.checked_add(chunk_bytes).is_none_or(|end| end > file.file_bytes) {
+        return Err(in_file(invalid(format!(
+            "a chunk of {chunk_bytes} bytes at offset {chunk_offset} reaches beyond its file of {} bytes",
+            file.file_bytes
+        ))));
+    }
+    // A negative address becomes one in the upper half, which no process has: refused there.
+    let copy = BoxCopy::new(&chunk_shape, item_bytes, &box_offset, &box_shape, address as usize, strides)
+        .map_err(in_file)?;
+    Ok((index, Piece { chunk_offset, copy }))
+}
+
+/// Takes words off the front of a plan.
+struct Words<'a> {
+    left: &'a [i64],
+}
+
+impl<'a> Words<'a> {
+    fn next(&mut self, field: &'static str) -> Result<i64> {
+        Ok(self.list(field, 1)?[0])
+    }
+
+    fn list(&mut self, field: &'static str, count: u64) -> Result<&'a [i64]> {
+        let taken = usize::try_from(count).ok().and_then(|count| self.left.split_at_checked(count));
+        let Some((list, left)) = taken else {
+            return Err(invalid(format!("the plan ends inside a record, at its {field}")));
+        };
+        self.left = left;
+        Ok(list)
+    }
+
+    fn unsigned(&mut self, field: &'static str) -> Result<u64> {
+        unsigned(self.next(field)?, field)
+    }
+
+    fn unsigned_list(&mut self, field: &'static str, count: u64) -> Result<Vec<u64>> {
+        self.list(field, count)?.iter().map(|&word| unsigned(word, field)).collect()
+    }
+}
+
+fn unsigned(word: i64, field: &str) -> Result<u64> {
+    u64::try_from(word).map_err(|_| invalid(format!("the plan has the negative {field} {word}")))
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(Kind::InvalidInput, message)
+}

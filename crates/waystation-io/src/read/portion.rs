@@ -1,0 +1,162 @@
+//! One unit from the file to its destinations, one request at a time.
+//!
+//! Invariants: a unit counts as done only when all of it was read, verified and delivered; a file that
+//! ends early is Corrupt, a device that fails is Unavailable.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use waystation_format::{Error, Kind, Result};
+
+use super::layout::{Layout, Mismatch, Part};
+use super::plan::FilePlan;
+use super::source::{Source, truncated};
+use crate::aligned::AlignedBlock;
+
+/// What a worker needs to read units one after another.
+pub struct Reader {
+    layout: Layout,
+    scratch: AlignedBlock,
+    vector: Vec<libc::iovec>,
+}
+
+impl Reader {
+    /// A reader of units of up to `unit_bytes`.
+    pub fn new(unit_bytes: usize) -> Result<Self> {
+        Ok(Self { layout: Layout::new(), scratch: AlignedBlock::map(unit_bytes)?, vector: Vec::new() })
+    }
+
+    /// Reads, verifies and delivers one unit; `stream` is used instead of the source's own descriptor
+    /// where the page cache is. Returns the bytes delivered.
+    ///
+    /// # Safety
+    /// Destinations of the plan must be writable and used by nobody else.
+    pub unsafe fn read(
+        &mut self,
+        plan: &FilePlan,
+        source: &Source,
+        stream: Option<&File>,
+        unit: Range<u64>,
+    ) -> Result<u64> {
+        let (file, rules) = source.access();
+        let is_direct = !std::ptr::eq(file, source.buffered());
+        let file = if is_direct { file } else { stream.unwrap_or(file) };
+        self.layout.divide(plan, unit, rules, self.scratch.address().as_ptr());
+        // SAFETY: parts are scratch of this reader or destinations.
+        let outcome = unsafe { read_parts(file, &self.layout, &mut self.vector) };
+        if let Err(error) = outcome {
+            // SAFETY: as above.
+            unsafe { repeat(error, is_direct, plan, source, &self.layout, &mut self.vector) }?;
+        }
+        // SAFETY: every part was filled just now.
+        unsafe { conclude(plan, &self.layout) }
+    }
+}
+
+/// Repeats a unit through the page cache if a direct transfer was refused or came back short; else
+/// turns the error into the engine's.
+///
+/// # Safety
+/// As for [`read_parts`].
+pub unsafe fn repeat(
+    error: io::Error,
+    was_direct: bool,
+    plan: &FilePlan,
+    source: &Source,
+    layout: &Layout,
+    vector: &mut Vec<libc::iovec>,
+) -> Result<()> {
+    let path = &plan.file.path;
+    let refused = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS));
+    let short = error.kind() == io::ErrorKind::UnexpectedEof;
+    if !was_direct || !(refused || short) {
+        return Err(describe(error, path, source, plan.file.file_bytes));
+    }
+    if refused {
+        source.refuse();
+    }
+    // SAFETY: as the caller promises.
+    unsafe { read_parts(source.buffered(), layout, vector) }
+        .map_err(|error| describe(error, path, source, plan.file.file_bytes))
+}
+
+fn describe(error: io::Error, path: &Path, source: &Source, file_bytes: u64) -> Error {
+    if error.kind() == io::ErrorKind::UnexpectedEof {
+        let left = source.buffered().metadata().map_or(0, |metadata| metadata.len());
+        return truncated(path, left, file_bytes);
+    }
+    Error::from_io(error, "read the file", path)
+}
+
+/// Fills the parts of a layout.
+///
+/// # Safety
+/// The memory of every part must be writable and used by nobody else.
+pub unsafe fn read_parts(file: &File, layout: &Layout, vector: &mut Vec<libc::iovec>) -> io::Result<()> {
+    let to_vector = |part: &Part| libc::iovec { iov_base: part.address.cast(), iov_len: part.nbytes };
+    vector.clear();
+    vector.extend(layout.parts().iter().map(to_vector));
+    let mut rest = vector.as_mut_slice();
+    let mut position = layout.unit().start;
+    while position < layout.unit().end {
+        let count = rest.len().min(libc::UIO_MAXIOV as usize) as i32;
+        // SAFETY: the vector describes memory that the caller vouches for.
+        let filled = unsafe { libc::preadv64(file.as_raw_fd(), rest.as_ptr(), count, position as i64) };
+        match usize::try_from(filled) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(filled) => {
+                position += filled as u64;
+                rest = advance(rest, filled);
+            }
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Drops the first `filled` bytes of a vector.
+fn advance(vector: &mut [libc::iovec], mut filled: usize) -> &mut [libc::iovec] {
+    let mut whole = 0;
+    while whole < vector.len() && vector[whole].iov_len <= filled {
+        filled -= vector[whole].iov_len;
+        whole += 1;
+    }
+    let rest = &mut vector[whole..];
+    if let Some(first) = rest.first_mut() {
+        first.iov_base = first.iov_base.wrapping_byte_add(filled);
+        first.iov_len -= filled;
+    }
+    rest
+}
+
+/// Verifies and delivers a unit that has been read. Returns the bytes delivered.
+///
+/// # Safety
+/// Every part must be filled; destinations must be writable and used by nobody else.
+pub unsafe fn conclude(plan: &FilePlan, layout: &Layout) -> Result<u64> {
+    if let Some(checksums) = &plan.file.checksums {
+        // SAFETY: as the caller promises.
+        unsafe { layout.verify(checksums) }.map_err(|mismatch| corrupt(&plan.file.path, &mismatch))?;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { layout.deliver(plan) };
+    Ok(layout.needed_bytes())
+}
+
+fn corrupt(path: &Path, mismatch: &Mismatch) -> Error {
+    let message = "stored bytes are not what was written: the checksum of a block differs; use another copy";
+    Error::new(Kind::Corrupt, message)
+        .with("path", path.display().to_string())
+        .with("offset", mismatch.offset.to_string())
+        .with("length", mismatch.nbytes.to_string())
+        .with("expected", format!("{:016x}", mismatch.expected))
+        .with("actual", format!("{:016x}", mismatch.actual))
+}

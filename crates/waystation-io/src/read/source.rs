@@ -1,0 +1,236 @@
+//! An open file of a plan, and the way in which it is best read.
+//!
+//! Invariants: the file is at least as long as the plan says; all descriptors of a source refer to one
+//! and the same file; direct transfers that the system refuses after all are repeated through the page
+//! cache, so a wrong choice costs time and never a load.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSliceMut};
+use std::ops::Range;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::Advice;
+use rustix::io::{Errno, ReadWriteFlags};
+use waystation_format::{Error, Kind, Result};
+
+use super::layout::Rules;
+use super::plan::FilePlan;
+use super::spans::{PAGE_GRANULE_BYTES, span_bytes};
+use crate::filesystem::direct_alignment;
+use crate::mode::Mode;
+
+/// Pages that are asked for to learn whether the page cache holds a file.
+const SAMPLES: u64 = 24;
+/// So many of the samples must be cached for the page cache to be the quicker way.
+const SAMPLES_CACHED: u64 = 20;
+/// Less than this is read in one or two requests, where nothing is gained past the page cache.
+const SMALL_BYTES: u64 = 1 << 20;
+/// Where the system does not tell: every device's direct transfers do with pages.
+const PAGE_ALIGNMENT: u32 = 4096;
+
+/// Runs below this are copied from scratch where reading in place would need a further request.
+const DIRECT_LEAST_BYTES: u64 = 128 << 10;
+/// The same where a further run is one more entry of a request's vector.
+const BUFFERED_LEAST_BYTES: u64 = 16 << 10;
+/// Parts of one unit, each a request.
+pub const DIRECT_MOST_PARTS: usize = 8;
+const BUFFERED_MOST_PARTS: usize = 256;
+
+/// An open file.
+#[derive(Debug)]
+pub struct Source {
+    buffered: File,
+    direct: Option<File>,
+    mode: Mode,
+    direct_rules: Rules,
+    sparse: bool,
+    refused: AtomicBool,
+}
+
+/// What is known of a file before it is opened.
+pub struct Wanted<'a> {
+    /// The file and what is needed of it.
+    pub plan: &'a FilePlan,
+    /// What will be read.
+    pub spans: &'a [Range<u64>],
+    /// The mode that the caller asked for.
+    pub mode: Option<Mode>,
+    /// The mode that is best for files that are not cached.
+    pub cold_mode: Mode,
+}
+
+impl Source {
+    /// Opens a file and decides how to read it.
+    pub fn open(wanted: &Wanted<'_>) -> Result<Self> {
+        let path = &wanted.plan.file.path;
+        let buffered = open(path, 0).map_err(|error| Error::from_io(error, "open the file", path))?;
+        check_length(&buffered, path, wanted.plan.file.file_bytes)?;
+        let extent = match wanted.spans {
+            [first, .., last] => last.end - first.start,
+            spans => span_bytes(spans),
+        };
+        let mut source = Self {
+            buffered,
+            direct: None,
+            mode: Mode::Buffered,
+            direct_rules: BUFFERED_RULES,
+            sparse: span_bytes(wanted.spans) < extent / 2,
+            refused: AtomicBool::new(false),
+        };
+        let mode = wanted.mode.unwrap_or_else(|| source.choose(wanted));
+        if mode.is_direct() {
+            source.open_direct(path, mode, wanted.plan.file.checksums.is_some());
+        }
+        source.advise(&source.buffered);
+        Ok(source)
+    }
+
+    fn choose(&self, wanted: &Wanted<'_>) -> Mode {
+        let cached = || is_memory(&self.buffered) || is_cached(&self.buffered, wanted.spans);
+        if span_bytes(wanted.spans) <= SMALL_BYTES || cached() { Mode::Buffered } else { wanted.cold_mode }
+    }
+
+    /// Stays with the page cache where the system refuses, or wants more alignment than units have.
+    fn open_direct(&mut self, path: &Path, mode: Mode, verified: bool) {
+        let Ok(file) = self.reopen(path, libc::O_DIRECT) else { return };
+        let (memory, offset) = direct_alignment(&file).unwrap_or((PAGE_ALIGNMENT, PAGE_ALIGNMENT));
+        let granule = if verified { super::BLOCK_BYTES as u64 } else { PAGE_GRANULE_BYTES };
+        if !offset.is_power_of_two() || !memory.is_power_of_two() || u64::from(offset) > granule {
+            return;
+        }
+        if memory > PAGE_ALIGNMENT {
+            return; // scratch is aligned to pages
+        }
+        self.direct_rules = Rules {
+            offset_alignment: u64::from(offset),
+            memory_alignment: memory as usize,
+            least_bytes: DIRECT_LEAST_BYTES,
+            most_parts: DIRECT_MOST_PARTS,
+        };
+        self.direct = Some(file);
+        self.mode = mode;
+    }
+
+    /// A further descriptor of the same file.
+    fn reopen(&self, path: &Path, flags: i32) -> io::Result<File> {
+        let file = open(path, flags)?;
+        let (ours, theirs) = (self.buffered.metadata()?, file.metadata()?);
+        if (ours.dev(), ours.ino()) != (theirs.dev(), theirs.ino()) {
+            return Err(io::Error::other("the file was replaced"));
+        }
+        Ok(file)
+    }
+
+    /// A descriptor with a read-ahead of its own, for a worker that reads a distant part of the file;
+    /// `None` where there is none to be had.
+    pub fn stream(&self, path: &Path) -> Option<File> {
+        let file = self.reopen(path, 0).ok()?;
+        self.advise(&file);
+        Some(file)
+    }
+
+    /// Read-ahead helps where most of the file is needed, and reads in vain where little is.
+    fn advise(&self, file: &File) {
+        let advice = if self.sparse { Advice::Random } else { Advice::Sequential };
+        // Advice: without it, reads are as right.
+        let _ = rustix::fs::fadvise(file, 0, None, advice);
+    }
+
+    /// The descriptor to read by, and what it asks of parts.
+    pub fn access(&self) -> (&File, &Rules) {
+        match &self.direct {
+            Some(file) if !self.is_refused() => (file, &self.direct_rules),
+            _ => (&self.buffered, &BUFFERED_RULES),
+        }
+    }
+
+    /// The descriptor that serves any offset, length and address.
+    pub fn buffered(&self) -> &File {
+        &self.buffered
+    }
+
+    /// Remembers that the system refused a direct transfer.
+    pub fn refuse(&self) {
+        self.refused.store(true, Ordering::Relaxed);
+    }
+
+    fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// The way in which the file is read now.
+    pub fn mode(&self) -> Mode {
+        if self.is_refused() { Mode::Buffered } else { self.mode }
+    }
+}
+
+/// The page cache serves everything.
+const BUFFERED_RULES: Rules = Rules {
+    offset_alignment: 1,
+    memory_alignment: 1,
+    least_bytes: BUFFERED_LEAST_BYTES,
+    most_parts: BUFFERED_MOST_PARTS,
+};
+
+/// Without O_NONBLOCK, opening a named pipe that somebody put there would wait for ever.
+fn open(path: &Path, flags: i32) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(flags | libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
+}
+
+fn check_length(file: &File, path: &Path, file_bytes: u64) -> Result<()> {
+    let metadata = file.metadata().map_err(|error| Error::from_io(error, "examine the file", path))?;
+    let named = |kind, message: String| Error::new(kind, message).with("path", path.display().to_string());
+    if !metadata.is_file() {
+        return Err(named(Kind::Corrupt, "a regular file was expected here".to_owned()));
+    }
+    if metadata.len() < file_bytes {
+        return Err(truncated(path, metadata.len(), file_bytes));
+    }
+    Ok(())
+}
+
+/// The error of a file that ends too early.
+pub fn truncated(path: &Path, nbytes: u64, file_bytes: u64) -> Error {
+    let message =
+        format!("the file is truncated: {nbytes} bytes are left of {file_bytes}; use another copy of it");
+    Error::new(Kind::Corrupt, message).with("path", path.display().to_string())
+}
+
+fn is_memory(file: &File) -> bool {
+    const TMPFS: u32 = 0x0102_1994;
+    const RAMFS: u32 = 0x8584_58f6;
+    // The field's type differs between architectures, its 32 bits do not.
+    rustix::fs::fstatfs(file).is_ok_and(|status| matches!(status.f_type as u32, TMPFS | RAMFS))
+}
+
+/// Whether the page cache holds (most of) what is to be read. The answer is a guess from samples: only
+/// speed depends on it.
+fn is_cached(file: &File, spans: &[Range<u64>]) -> bool {
+    // A sample that misses may start a read-ahead, which must not grow.
+    let _ = rustix::fs::fadvise(file, 0, None, Advice::Random);
+    let total = span_bytes(spans);
+    let mut spans = spans.iter();
+    let mut span = spans.next().cloned().unwrap_or(0..0);
+    let mut before = 0; // bytes of the spans before this one
+    let mut cached = 0;
+    for sample in 0..SAMPLES {
+        let position = (u128::from(total) * u128::from(sample) / u128::from(SAMPLES)) as u64;
+        while position - before >= span.end - span.start {
+            before += span.end - span.start;
+            match spans.next() {
+                Some(next) => span = next.clone(),
+                None => return false,
+            }
+        }
+        let mut byte = [0];
+        let offset = span.start + (position - before);
+        match rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut byte)], offset, ReadWriteFlags::NOWAIT) {
+            Ok(_) => cached += 1,
+            Err(Errno::AGAIN) => {}
+            Err(_) => return false, // the file system cannot tell
+        }
+    }
+    cached >= SAMPLES_CACHED
+}
