@@ -20,7 +20,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(open_sealed_json, module)?)?;
     module.add_function(wrap_pyfunction!(encode_table, module)?)?;
     module.add_function(wrap_pyfunction!(decode_table, module)?)?;
-    module.add_function(wrap_pyfunction!(validate_tables, module)?)?;
     module.add_function(wrap_pyfunction!(parse_safetensors_header, module)?)?;
     module.add_function(wrap_pyfunction!(build_safetensors_header, module)?)?;
     Ok(())
@@ -111,23 +110,6 @@ fn decode_table<'py>(
         || guarded(|| table::decode(kind, data.as_slice()).map_err(|error| error.with("path", path)));
     let sections = py.detach(decode)?;
     PyList::new(py, sections.iter().map(|entries| PyBytes::new(py, entries)))
-}
-
-#[pyfunction]
-#[pyo3(signature = (files, chunks, checksums, directory, /))]
-fn validate_tables(
-    py: Python<'_>,
-    files: &Bound<'_, PyAny>,
-    chunks: &Bound<'_, PyAny>,
-    checksums: &Bound<'_, PyAny>,
-    directory: &str,
-) -> PyResult<()> {
-    let (files, chunks, checksums) = (Bytes::of(files)?, Bytes::of(chunks)?, Bytes::of(checksums)?);
-    let validate = || {
-        table::validate_together(files.as_slice(), chunks.as_slice(), checksums.as_slice())
-            .map_err(|error| error.with("path", directory))
-    };
-    py.detach(|| guarded(validate))
 }
 
 fn table_kind(name: &str) -> PyResult<TableKind> {

@@ -1,0 +1,60 @@
+"""Writes a small seed corpus for every fuzz target, so that a short run starts past the frames."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+PAYLOAD_BYTES = 4088
+HEADERS = [
+    b"{}",
+    b'{"__metadata__":{"format":"pt","\\u00e9\\n":""}}',
+    b'{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}',
+    b'{"b":{"dtype":"BF16","shape":[],"data_offsets":[4,6]},'
+    b' "a":{"data_offsets":[0,4],"shape":[8],"dtype":"F4"}}',
+    b' {"\\ud83d\\ude00":{"dtype":"F8_E4M3FNUZ","shape":[0,7],"data_offsets":[0,0]}}  ',
+]
+RECORDS = [b'{"crc64":"ae8b14860a799888","record":123456789}\n', b"{}", b'{"version":1}']
+
+
+def table(choice: int, magic: bytes, sections: list[tuple[int, bytes]]) -> bytes:
+    """The input that stands for a table: which one, then its pages without checksums."""
+    header = magic + struct.pack("<II", 1, len(sections))
+    pages, next_page = b"", 1
+    for entry_bytes, entries in sections:
+        page_count = -(-len(entries) // entry_bytes // (PAYLOAD_BYTES // entry_bytes))
+        header += struct.pack("<IIQQ", entry_bytes, 0, len(entries) // entry_bytes, next_page)
+        pages += entries.ljust(page_count * PAYLOAD_BYTES, b"\0")
+        next_page += page_count
+    return bytes([choice]) + header.ljust(PAYLOAD_BYTES, b"\0") + pages
+
+
+def tables() -> list[bytes]:
+    """One table of each kind; the chunks hold a grid and two boxes."""
+    files = struct.pack("<IIIIQQQQ16x", 0, 0, 0, 0, 8192, 4096, 0, 0)
+    arrays = struct.pack("<IIIIQQQQ", 0, 2, 16, 0, 0, 2, 0, 4) + struct.pack(
+        "<IIIIQQQQ", 1, 1, 8, 0, 2, 2, 4, 7
+    )
+    chunks = b"".join(
+        struct.pack("<IIQQ", 0, 0, 4096 + offset, length)
+        for offset, length in [(0, 24), (24, 8), (32, 3), (35, 2)]
+    )
+    dims = struct.pack("<11Q", 4, 4, 3, 4, 5, 0, 5, 0, 3, 3, 2)
+    return [
+        table(0, b"WSTFILES", [(64, files)]),
+        table(1, b"WSTCHNKS", [(48, arrays), (24, chunks), (8, dims)]),
+        table(2, b"WSTCKSUM", [(8, struct.pack("<3Q", 1, 2, 3))]),
+    ]
+
+
+def main() -> None:
+    """Writes the seeds where cargo-fuzz looks for them."""
+    for target, seeds in {"safetensors_header": HEADERS, "table": tables(), "sealed_json": RECORDS}.items():
+        directory = Path(__file__).parent / "corpus" / target
+        directory.mkdir(parents=True, exist_ok=True)
+        for number, seed in enumerate(seeds):
+            (directory / f"seed-{number}").write_bytes(seed)
+
+
+if __name__ == "__main__":
+    main()
