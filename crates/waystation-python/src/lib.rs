@@ -6,12 +6,16 @@
 use pyo3::prelude::*;
 
 mod error;
+mod files;
 mod format;
 mod job;
+mod read;
 
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    files::register(module)?;
     format::register(module)?;
     job::register(module)?;
+    read::register(module)?;
     Ok(())
 }

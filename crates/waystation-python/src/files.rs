@@ -1,0 +1,97 @@
+//! Small files, directories, renames, and what the engine knows about file systems.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use waystation_io::calibrate::{calibrate as measure, calibration as remembered};
+use waystation_io::{files, probe as probing};
+
+use crate::error::guarded;
+use crate::format::Bytes;
+
+/// Adds the names of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(write_small_files, module)?)?;
+    module.add_function(wrap_pyfunction!(read_small_files, module)?)?;
+    module.add_function(wrap_pyfunction!(sync_directories, module)?)?;
+    module.add_function(wrap_pyfunction!(rename_new, module)?)?;
+    module.add_function(wrap_pyfunction!(rename_exchange, module)?)?;
+    module.add_function(wrap_pyfunction!(probe, module)?)?;
+    module.add_function(wrap_pyfunction!(calibrate, module)?)?;
+    module.add_function(wrap_pyfunction!(calibration, module)?)?;
+    Ok(())
+}
+
+#[pyfunction]
+#[pyo3(signature = (files, /, *, sync=true))]
+fn write_small_files(py: Python<'_>, files: Vec<(PathBuf, Bound<'_, PyAny>)>, sync: bool) -> PyResult<()> {
+    let held: Vec<(PathBuf, Bytes)> =
+        files.into_iter().map(|(path, data)| Ok((path, Bytes::of(&data)?))).collect::<PyResult<_>>()?;
+    py.detach(|| {
+        let files: Vec<_> = held.iter().map(|(path, data)| (path, data.as_slice())).collect();
+        guarded(|| files::write_small_files(&files, sync))
+    })
+}
+
+#[pyfunction]
+#[pyo3(signature = (paths, /, *, limit_bytes))]
+fn read_small_files<'py>(
+    py: Python<'py>,
+    paths: Vec<PathBuf>,
+    limit_bytes: u64,
+) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+    let contents = py.detach(|| guarded(|| files::read_small_files(&paths, limit_bytes)))?;
+    Ok(contents.iter().map(|content| PyBytes::new(py, content)).collect())
+}
+
+#[pyfunction]
+#[pyo3(signature = (paths, /))]
+fn sync_directories(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
+    py.detach(|| guarded(|| files::sync_directories(&paths)))
+}
+
+#[pyfunction]
+#[pyo3(signature = (source, target, /))]
+fn rename_new(py: Python<'_>, source: PathBuf, target: PathBuf) -> PyResult<()> {
+    py.detach(|| guarded(|| files::rename_new(&source, &target)))
+}
+
+#[pyfunction]
+#[pyo3(signature = (first, second, /))]
+fn rename_exchange(py: Python<'_>, first: PathBuf, second: PathBuf) -> PyResult<()> {
+    py.detach(|| guarded(|| files::rename_exchange(&first, &second)))
+}
+
+#[pyfunction]
+#[pyo3(signature = (directory, /))]
+fn probe(py: Python<'_>, directory: PathBuf) -> PyResult<Bound<'_, PyAny>> {
+    let json = py.detach(|| guarded(|| Ok(probing::probe(&directory)?.to_json().to_string())))?;
+    from_json(py, &json)
+}
+
+#[pyfunction]
+#[pyo3(signature = (directory, /, *, probe_bytes, force=false))]
+fn calibrate(
+    py: Python<'_>,
+    directory: PathBuf,
+    probe_bytes: u64,
+    force: bool,
+) -> PyResult<Bound<'_, PyAny>> {
+    let json =
+        py.detach(|| guarded(|| Ok(measure(&directory, probe_bytes, force)?.to_json().to_string())))?;
+    from_json(py, &json)
+}
+
+#[pyfunction]
+#[pyo3(signature = (directory, /))]
+fn calibration(py: Python<'_>, directory: PathBuf) -> PyResult<Option<Bound<'_, PyAny>>> {
+    let found = py.detach(|| {
+        guarded(|| Ok(remembered(&directory)?.map(|calibration| calibration.to_json().to_string())))
+    })?;
+    found.map(|json| from_json(py, &json)).transpose()
+}
+
+fn from_json<'py>(py: Python<'py>, json: &str) -> PyResult<Bound<'py, PyAny>> {
+    py.import("json")?.getattr("loads")?.call1((json,))
+}

@@ -1,0 +1,75 @@
+//! `start_read`: plain plans to jobs.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use waystation_format::{Error, Kind, Result};
+use waystation_io::mode::Mode;
+use waystation_io::read::plan::{Plan, ReadFile};
+use waystation_io::read::{self, Options, Statistics};
+
+use crate::error::guarded;
+use crate::format::Bytes;
+use crate::job::{IntoDictionary, Job};
+
+/// Adds the names of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(start_read, module)?)
+}
+
+#[pyfunction]
+#[pyo3(signature = (files, words, owners, /, *, mode=None, block_bytes=None, depth=None, threads=None))]
+#[allow(clippy::too_many_arguments)] // they are the keywords of the Python function
+fn start_read(
+    py: Python<'_>,
+    files: Vec<(PathBuf, u64, Option<Bound<'_, PyAny>>)>,
+    words: &Bound<'_, PyAny>,
+    owners: Py<PyAny>,
+    mode: Option<&str>,
+    block_bytes: Option<usize>,
+    depth: Option<usize>,
+    threads: Option<usize>,
+) -> PyResult<Job> {
+    let words = Bytes::of(words)?;
+    let held: Vec<(PathBuf, u64, Option<Bytes>)> = files
+        .into_iter()
+        .map(|(path, nbytes, checksums)| Ok((path, nbytes, checksums.as_ref().map(Bytes::of).transpose()?)))
+        .collect::<PyResult<_>>()?;
+    let handle = py.detach(|| {
+        guarded(|| {
+            let mode = mode.map(str::parse::<Mode>).transpose()?;
+            let files = held.into_iter().map(read_file).collect::<Result<_>>()?;
+            let plan = Plan::new(files, &integers(words.as_slice(), i64::from_ne_bytes)?)?;
+            // SAFETY: `Job` keeps the owners of the destinations until the job has finished, and only
+            // Waystation calls this module, with destinations that are nobody else's meanwhile.
+            unsafe { read::start(plan, Options { mode, block_bytes, depth, threads }) }
+        })
+    })?;
+    Ok(Job::new(handle, owners))
+}
+
+fn read_file((path, file_bytes, checksums): (PathBuf, u64, Option<Bytes>)) -> Result<ReadFile> {
+    let checksums = checksums.map(|bytes| integers(bytes.as_slice(), u64::from_le_bytes)).transpose()?;
+    Ok(ReadFile { path, file_bytes, checksums })
+}
+
+fn integers<T>(bytes: &[u8], decode: fn([u8; 8]) -> T) -> Result<Vec<T>> {
+    let (words, rest) = bytes.as_chunks::<8>();
+    if !rest.is_empty() {
+        let message = format!("{} bytes are no whole number of 64-bit integers", bytes.len());
+        return Err(Error::new(Kind::InvalidInput, message));
+    }
+    Ok(words.iter().map(|&word| decode(word)).collect())
+}
+
+impl IntoDictionary for Statistics {
+    fn into_dictionary(self, py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+        let modes: Vec<&str> = self.modes.iter().map(|mode| mode.map_or("none", Mode::name)).collect();
+        let dictionary = PyDict::new(py);
+        dictionary.set_item("bytes_read", self.bytes_read)?;
+        dictionary.set_item("bytes_needed", self.bytes_needed)?;
+        dictionary.set_item("modes", modes)?;
+        Ok(dictionary)
+    }
+}
