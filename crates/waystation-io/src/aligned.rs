@@ -51,7 +51,7 @@ impl AlignedBlock {
     /// Faults in the first `nbytes` bytes for writing, on up to `threads` threads. Contents stay. Only
     /// saves time later, so what cannot be faulted in now is left to the first touch.
     pub fn populate(&self, nbytes: usize, threads: usize) {
-        let nbytes = nbytes.min(self.nbytes);
+        let nbytes = nbytes.clamp(1, self.nbytes);
         let parts = threads.min(nbytes / FAULT_BYTES_PER_THREAD).max(1);
         let part_bytes = nbytes.div_ceil(parts).next_multiple_of(HUGE_PAGE_BYTES);
         std::thread::scope(|scope| {
