@@ -171,13 +171,13 @@ def _read(
             raise Cancelled("loading was cancelled")
         found_pieces = read_boxes(opened, [piece.request for piece in group], options, progress.add, statistics)
         for piece, (found_piece,) in zip(group, found_pieces, strict=True):
-            np.copyto(piece.place, found_piece, casting="unsafe")
+            dtypes.copy_cast(piece.place, found_piece)
 
 
 def _cast_value(value: Any, target: Target) -> Buffer:
     dtype = dtypes.numpy_dtype(target.dtype)
     (place,) = _buffers([((), ())], dtype)
-    np.copyto(place, value, casting="unsafe")
+    dtypes.copy_cast(place, value)
     return place
 
 

@@ -16,7 +16,8 @@ from waystation._errors import Corrupt
 from waystation.layouts.native import tables
 
 if TYPE_CHECKING:
-    from waystation.layouts.native.read import Request, StorageForm
+    from waystation.frameworks.dtypes import LogicalDtype
+    from waystation.layouts.native.read import Request
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -24,7 +25,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 def read_words(
     decoded: tables.Tables,
     requests: Sequence[Request],
-    forms: Sequence[StorageForm],
+    forms: Sequence[LogicalDtype],
     addresses: Sequence[int],
     sizes: Sequence[int],
 ) -> tuple[np.ndarray[Any, Any], list[int]]:
@@ -45,7 +46,7 @@ def read_words(
         array = request.array
         single = shapes.is_single_chunk(array)
         for box in request.boxes:
-            storage_box = form.storage_box(box)
+            storage_box = ((*box[0], *(0,) * len(form.trailing)), (*box[1], *form.trailing))
             if grid.volume(storage_box) * shapes.item_bytes[array] != sizes[position]:
                 raise Corrupt(f"array {array} has another item size in the chunk table than in the tree")
             if sizes[position]:

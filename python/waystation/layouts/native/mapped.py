@@ -7,6 +7,7 @@ while arrays live, and shrinking it would end the program with SIGBUS; hence thi
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from waystation._errors import Corrupt, from_os_error
+from waystation.frameworks import dtypes
 from waystation.layouts.native import tables
-from waystation.layouts.native.read import OpenCheckpointable, Request, storage_form
+from waystation.layouts.native.read import OpenCheckpointable, Request
 
 ALIGN_BYTES = 64
 
@@ -36,12 +38,12 @@ class Mappings:
         if request.boxes != whole or entry["kind"] != tables.REGULAR or entry["chunk_count"] != 1:
             return None
         chunk = decoded.chunks[int(entry["first_chunk"])]
-        form = storage_form(stored)
-        shape = form.buffer_shape(stored.shape)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * form.dtype.itemsize
+        form = dtypes.of_stored(stored)
+        shape = stored.shape + form.host_trailing
+        nbytes = math.prod(shape) * form.host.itemsize
         if int(chunk["offset"]) % ALIGN_BYTES or int(chunk["length"]) != nbytes:
             return None
-        return np.ndarray(shape, form.dtype, self._map(int(chunk["file"])), int(chunk["offset"]))
+        return np.ndarray(shape, form.host, self._map(int(chunk["file"])), int(chunk["offset"]))
 
     def _map(self, file: int) -> mmap.mmap:
         if file not in self._maps:

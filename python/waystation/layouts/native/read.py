@@ -140,13 +140,13 @@ def read_boxes(
         For each request an array per box, C-contiguous, at least 256-byte aligned, of the stored
         dtype (dtypes without a NumPy equal keep their storage form, with the trailing axis).
     """
-    forms = [storage_form(opened.tree.arrays[request.array]) for request in requests]
+    forms = [dtypes.of_stored(opened.tree.arrays[request.array]) for request in requests]
     shapes = [
-        [form.buffer_shape(box[1]) for box in request.boxes]
+        [box[1] + form.host_trailing for box in request.boxes]
         for request, form in zip(requests, forms, strict=True)
     ]
     sizes = [
-        math.prod(shape) * form.dtype.itemsize for form, own in zip(forms, shapes, strict=True) for shape in own
+        math.prod(shape) * form.host.itemsize for form, own in zip(forms, shapes, strict=True) for shape in own
     ]
     places, addresses = memory.allocate(sizes)
     words, used = boxes.read_words(opened.tables, requests, forms, addresses.tolist(), sizes)
@@ -154,41 +154,9 @@ def read_boxes(
         _run(opened, words, used, [place[0] for place in places], options, on_job, statistics)
     remaining = iter(places)
     return [
-        [_as_array(next(remaining), shape, form.dtype) for shape in own]
+        [_as_array(next(remaining), shape, form.host) for shape in own]
         for form, own in zip(forms, shapes, strict=True)
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class StorageForm:
-    """How the elements of an array lie in storage and in the buffers that loads fill.
-
-    Attributes:
-        dtype: NumPy dtype of the buffers.
-        trailing: Axes that storage appends to the logical shape.
-        kept: Whether buffers keep those axes (there is no NumPy dtype for a whole element).
-    """
-
-    dtype: np.dtype[Any]
-    trailing: tuple[int, ...]
-    kept: bool
-
-    def storage_box(self, box: Box) -> Box:
-        """A logical box in storage terms."""
-        return (*box[0], *(0,) * len(self.trailing)), (*box[1], *self.trailing)
-
-    def buffer_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the buffer for a logical box."""
-        return (*shape, *self.trailing) if self.kept else shape
-
-
-def storage_form(array: StoredArray) -> StorageForm:
-    """Derives the form from what the tree says of an array."""
-    trailing = array.storage_shape[len(array.shape) :]
-    logical = dtypes.numpy_dtype(array.dtype)
-    if logical is not None:
-        return StorageForm(logical, trailing, kept=False)
-    return StorageForm(dtypes.storage_numpy_dtype(array.storage_dtype), trailing, kept=True)
 
 
 def _as_array(

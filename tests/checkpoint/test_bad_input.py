@@ -1,0 +1,343 @@
+"""Bad input: each gives its typed error with path and key path, and leaves the disk as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import waystation
+from waystation import _native, errors
+
+
+def tree(directory: Path) -> dict[str, bytes | None]:
+    """Every name below a directory, with contents."""
+    return {
+        str(path.relative_to(directory)): None if path.is_dir() else path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+    }
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "checkpoint"
+    random = np.random.default_rng(0)
+    state = {
+        "layers": {f"w{i}": random.standard_normal((64, 64 + i)).astype(np.float32) for i in range(5)},
+        "big": random.integers(0, 255, 1_000_000, np.uint8),
+        "step": 7,
+    }
+    waystation.save(path, state)
+    return path
+
+
+def test_missing_path(tmp_path: Path, saved: Path) -> None:
+    with pytest.raises(errors.NotFound, match="no checkpoint .*nothing.*checkpoints there: checkpoint") as caught:
+        waystation.load(tmp_path / "nothing")
+    assert isinstance(caught.value, FileNotFoundError)
+    assert caught.value.context["path"].endswith("nothing")
+    for call in (waystation.metadata, waystation.delete):
+        with pytest.raises(errors.NotFound):
+            call(tmp_path / "nothing")
+    assert waystation.delete(tmp_path / "nothing", missing_ok=True) is False
+
+
+def test_not_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").write_text("text")
+    before = tree(tmp_path)
+    for name in ("directory", "file"):
+        assert not waystation.is_checkpoint(tmp_path / name)
+        for call in (waystation.load, waystation.metadata, waystation.delete):
+            with pytest.raises(errors.InvalidInput, match="not a checkpoint"):
+                call(tmp_path / name)
+        with pytest.raises(errors.Conflict, match="not a checkpoint"):
+            waystation.save(tmp_path / name, {"x": 1}, overwrite=True)
+    assert tree(tmp_path) == before
+
+
+def test_unfinished_checkpoint(tmp_path: Path, saved: Path) -> None:
+    attempt = tmp_path / "next.waystation-tmp-0123456789ab-1-1-01234567"
+    shutil.copytree(saved, attempt)
+    with pytest.raises(errors.InvalidInput, match="unfinished attempt at checkpoint 'next'"):
+        waystation.load(attempt)
+    with pytest.raises(errors.NotFound, match="1 unfinished attempt"):
+        waystation.load(tmp_path / "next")
+    assert not waystation.is_checkpoint(attempt)
+    with pytest.raises(errors.InvalidInput, match="unfinished attempt"):
+        waystation.save(attempt, {"x": 1})
+
+
+def test_newer_format_version(saved: Path) -> None:
+    record = saved / "checkpoint.json"
+    body = json.loads(record.read_bytes())["record"] | {"format_version": 2}
+    record.write_bytes(_native.seal_json(json.dumps(body).encode()))
+    with pytest.raises(errors.Unsupported, match="format version 2") as caught:
+        waystation.load(saved)
+    assert caught.value.context["path"] == str(record)
+
+
+def files_of(path: Path) -> list[str]:
+    return sorted(str(entry.relative_to(path)) for entry in path.rglob("*") if entry.is_file())
+
+
+FILES = [
+    "checkpoint.json",
+    *(
+        f"state/{name}"
+        for name in (
+            "checksums.bin",
+            "chunks.bin",
+            "files.bin",
+            "model.safetensors.index.json",
+            "p00000-000.safetensors",
+            "record.json",
+            "tree.json",
+        )
+    ),
+]
+
+
+def test_the_list_of_files_is_complete(saved: Path) -> None:
+    assert files_of(saved) == FILES
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_anywhere(saved: Path, name: str) -> None:
+    path = saved / name
+    original = path.read_bytes()
+    random = np.random.default_rng(len(name))
+    places = {0, len(original) - 1, len(original) // 2, *random.integers(0, len(original), 12).tolist()}
+    if name.endswith(".safetensors"):
+        places |= {4000, 4096}
+    for place in sorted(places):
+        damaged = bytearray(original)
+        damaged[place] ^= 1 << int(random.integers(8))
+        path.write_bytes(damaged)
+        with pytest.raises(errors.Corrupt) as caught:
+            waystation.load(saved)
+        assert name.rpartition("/")[2] in str(caught.value), (place, str(caught.value))
+        found = waystation.checkpoint.verify(saved)
+        assert any(damage.path == str(path) for damage in found.damages), (place, found)
+    path.write_bytes(original)
+    waystation.load(saved)
+    assert not waystation.checkpoint.verify(saved).damages
+
+
+def test_a_damaged_block_names_its_arrays(saved: Path) -> None:
+    path = saved / "state" / "p00000-000.safetensors"
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(errors.Corrupt) as caught:
+        waystation.load(saved)
+    assert caught.value.context["path"] == str(path)
+    assert "big" in caught.value.context["array"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_truncated_and_missing_files(saved: Path, name: str) -> None:
+    path = saved / name
+    original = path.read_bytes()
+    for length in {0, 1, len(original) // 2, len(original) - 1}:
+        path.write_bytes(original[:length])
+        with pytest.raises(errors.Corrupt) as caught:
+            waystation.load(saved)
+        assert name.rpartition("/")[2] in str(caught.value)
+    path.unlink()
+    expected = errors.InvalidInput if name == "checkpoint.json" else errors.Corrupt
+    with pytest.raises(expected):
+        waystation.load(saved)
+
+
+def test_swapped_files_of_two_checkpoints(tmp_path: Path) -> None:
+    """Files that are each valid, but not of one commit."""
+    for seed in (1, 2):
+        waystation.save(tmp_path / str(seed), {"x": np.full(1000, seed)})
+    for name in FILES[1:]:
+        if not (tmp_path / "1" / name).exists():
+            continue
+        shutil.copytree(tmp_path / "1", tmp_path / "mixed")
+        shutil.copy(tmp_path / "2" / name, tmp_path / "mixed" / name)
+        if (tmp_path / "1" / name).read_bytes() != (tmp_path / "2" / name).read_bytes():
+            with pytest.raises(errors.Corrupt):
+                waystation.load(tmp_path / "mixed")
+        shutil.rmtree(tmp_path / "mixed")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", mounted], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"needs the right to mount a file system: {done.stderr.strip()}")
+    yield mounted
+    subprocess.run(["umount", mounted], check=True)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_disk_full(small_disk: Path, asynchronous: bool) -> None:
+    waystation.save(small_disk / "old", {"x": np.arange(10)})
+    before = tree(small_disk)
+    state = {"x": np.zeros(16 << 20, np.uint8)}
+    for overwrite in (False, True):
+        with pytest.raises(errors.DiskFull) as caught:
+            target = small_disk / ("old" if overwrite else "new")
+            if asynchronous:
+                waystation.save_async(target, state, overwrite=overwrite).result()
+            else:
+                waystation.save(target, state, overwrite=overwrite)
+        assert str(small_disk) in str(caught.value)
+        assert tree(small_disk) == before
+    waystation.save(small_disk / "new", {"x": np.zeros(1 << 20, np.uint8)})
+
+
+def test_read_only_file_system(tmp_path: Path, small_disk: Path) -> None:
+    waystation.save(small_disk / "old", {"x": np.arange(10)})
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    for call in (waystation.save, waystation.save_async):
+        with pytest.raises(errors.PermissionDenied) as caught:
+            call(small_disk / "new", {"x": 1})
+        assert isinstance(caught.value, PermissionError)
+    with pytest.raises(errors.PermissionDenied):
+        waystation.delete(small_disk / "old")
+    np.testing.assert_array_equal(waystation.load(small_disk / "old")["x"], np.arange(10))
+
+
+def as_nobody(code: str, directory: Path) -> str:
+    """Runs Python code as a user who owns nothing; returns what it prints."""
+    import sys
+
+    program = f"import os; os.setgid(65534); os.setuid(65534)\nimport numpy as np, waystation\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=directory, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_permission_denied(tmp_path: Path, saved: Path) -> None:
+    if "nobody can look" not in as_nobody_can_look(tmp_path):
+        pytest.skip("another user cannot reach the environment of this one")
+    tmp_path.chmod(0o755)
+    os.chmod(saved / "state" / "p00000-000.safetensors", 0o600)
+    code = f"""
+for call in (lambda: waystation.save({str(tmp_path / 'new')!r}, [1]), lambda: waystation.load({str(saved)!r})):
+    try:
+        call()
+    except waystation.errors.PermissionDenied as error:
+        print("denied", error.context["path"])
+"""
+    printed = as_nobody(code, Path("/"))
+    assert printed.count("denied") == 2 and "p00000-000.safetensors" in printed
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoint"]
+
+
+def as_nobody_can_look(tmp_path: Path) -> str:
+    """Whether the unprivileged user can import the package and reach the directory at all."""
+    try:
+        for directory in (tmp_path, *tmp_path.parents):
+            if directory.stat().st_uid == os.geteuid() and str(directory).startswith("/tmp/"):
+                directory.chmod(directory.stat().st_mode | 0o055)
+        return as_nobody("print('nobody can look')", Path("/"))
+    except subprocess.CalledProcessError as error:
+        return str(error.stderr)
+
+
+def test_existing_destination(saved: Path) -> None:
+    before = tree(saved)
+    with pytest.raises(errors.Conflict, match="exists already; give overwrite=True") as caught:
+        waystation.save(saved, {"x": 1})
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, FileExistsError)
+    assert tree(saved) == before
+
+
+def test_parent_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(errors.InvalidInput, match="not a directory"):
+        waystation.save(tmp_path / "file" / "checkpoint", {"x": 1})
+    assert (tmp_path / "file").read_text() == "text"
+
+
+def test_missing_parents_are_created_and_on_failure_removed(tmp_path: Path) -> None:
+    waystation.save(tmp_path / "a" / "b" / "checkpoint", {"x": 1})
+    assert waystation.load(tmp_path / "a" / "b" / "checkpoint") == {"x": 1}
+    before = tree(tmp_path)
+    with pytest.raises(errors.Unsupported):
+        waystation.save(tmp_path / "c" / "d" / "checkpoint", {"x": object()})
+    response = waystation.save_async(tmp_path / "e" / "f", {"x": np.zeros(1 << 27, np.uint8)})
+    response.cancel()
+    with pytest.raises(errors.Cancelled):
+        response.result()
+    assert tree(tmp_path) == before
+
+
+class Opaque:
+    pass
+
+
+@pytest.mark.parametrize(
+    "leaf", [object(), Opaque(), {1, 2}, lambda: 0, np.array([object()]), range(3)], ids=lambda leaf: type(leaf).__name__
+)
+def test_unsupported_leaf(tmp_path: Path, leaf: Any) -> None:
+    with pytest.raises(errors.Unsupported) as caught:
+        waystation.save(tmp_path / "checkpoint", {"fine": 1, "outer": [0, {"inner": leaf}]})
+    assert "['outer'][1]['inner']" in str(caught.value)
+    assert isinstance(caught.value, TypeError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    for path in ("", "/", "a\0b", 3, b"bytes", "gs://bucket/name"):
+        with pytest.raises(errors.InvalidInput):
+            waystation.save(path, {"x": 1})  # type: ignore[arg-type]
+    for name in ("", "a/b", "..", ".hidden", 3):
+        with pytest.raises(errors.InvalidInput):
+            waystation.save(tmp_path / "checkpoint", {"x": 1}, checkpointable_name=name)  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidInput, match="custom_metadata"):
+        waystation.save(tmp_path / "checkpoint", {"x": 1}, custom_metadata={"x": object()})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_structure_mismatch_shows_the_difference(saved: Path) -> None:
+    abstract = waystation.metadata(saved).metadata
+    abstract["layers"].pop("w0")
+    abstract["layers"]["w9"] = np.zeros(3)
+    with pytest.raises(errors.StructureMismatch) as caught:
+        waystation.load(saved, abstract)
+    text = str(caught.value)
+    assert "- ['layers']['w0']: only in the checkpoint" in text
+    assert "+ ['layers']['w9']: only in the abstract state" in text
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, KeyError)
+
+
+def test_shape_mismatch_shows_the_difference(saved: Path) -> None:
+    abstract = waystation.metadata(saved).metadata
+    abstract["layers"]["w1"] = np.zeros((64, 66), np.float32)
+    with pytest.raises(errors.StructureMismatch, match=r"\(64, 65\) in the checkpoint, shape \(64, 66\) wanted"):
+        waystation.load(saved, abstract)
+
+
+def test_a_load_never_imports_what_a_file_names(tmp_path: Path) -> None:
+    import sys
+
+    waystation.save(tmp_path / "checkpoint", {"x": 1})
+    tree_file = tmp_path / "checkpoint" / "state" / "tree.json"
+    assert b"antigravity" not in tree_file.read_bytes()
+    body = json.loads(tree_file.read_bytes())["record"]
+    body["structure"] = json.loads(json.dumps(body["structure"]).replace("dict", "antigravity.Thing"))
+    tree_file.write_bytes(_native.seal_json(json.dumps(body).encode()))
+    with pytest.raises(errors.Corrupt):
+        waystation.load(tmp_path / "checkpoint")
+    assert "antigravity" not in sys.modules

@@ -1,0 +1,32 @@
+"""SIGKILL between any two steps of a save leaves no checkpoint or a whole one; the next save works."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.kill_walk import SCENARIOS
+from tests.support import system_calls
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(not system_calls.SUPPORTED, reason="the tracer knows the system calls of x86-64 Linux only")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_killed_at_every_step(scenario: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.checkpoint.kill_walk", scenario, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    # A walk that traced nothing would prove nothing.
+    assert report["steps"] >= (5 if scenario == "delete" else 20)
+    if scenario != "delete":
+        assert {"mkdir", "create", "fsync", "renameat2"} <= set(report["changes"])
+        seen = {outcome.rpartition(" ")[2] for outcome in report["outcomes"]}
+        assert len(seen) == 2, f"every kill left the same: {seen}"
