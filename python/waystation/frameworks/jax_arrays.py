@@ -1,0 +1,51 @@
+"""JAX leaves: the codec, put together from sources, targets and assembly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from waystation.frameworks import dtypes, jax_sources, jax_targets
+from waystation.frameworks.base import ArraySource, StoredArray, Target
+from waystation.frameworks.jax_dtypes import jax_dtype
+from waystation.frameworks.jax_shardings import sharding_from_description
+
+
+class JaxCodec:
+    """`jax.Array` and `jax.ShapeDtypeStruct` to blocks and back."""
+
+    name = "jax"
+
+    def is_leaf(self, value: Any) -> bool:
+        """Whether `value` is a JAX array, or stands for one. Tracers are, and are refused by `sources`."""
+        return isinstance(value, jax.Array | jax.ShapeDtypeStruct)
+
+    def sources(self, leaves: Sequence[Any]) -> list[ArraySource]:
+        """Describes arrays once their computations are done; CPU memory is viewed, not copied."""
+        return jax_sources.sources(leaves)
+
+    def targets(self, abstracts: Sequence[Any], stored: Sequence[StoredArray]) -> list[Target]:
+        """The shards that this process needs by the shardings of the abstract leaves."""
+        return jax_targets.targets(abstracts, stored)
+
+    def default_targets(self, stored: Sequence[StoredArray]) -> list[Target]:
+        """The shards that this process needs by the shardings at save."""
+        return jax_targets.default_targets(stored)
+
+    def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
+        """Makes the arrays; on CPU they alias the buffers."""
+        return jax_targets.assemble(targets, boxes)
+
+    def abstract(self, stored: StoredArray) -> Any:
+        """A `jax.ShapeDtypeStruct`, sharded as saved where the present devices allow it."""
+        dtypes.of_stored(stored)
+        shape = tuple(stored.shape)
+        sharding = None
+        if stored.sharding is not None and stored.sharding.get("committed", True):
+            sharding = sharding_from_description(stored.sharding, shape)
+        return jax.ShapeDtypeStruct(shape, jax_dtype(stored.dtype), sharding=sharding)
+
+
+CODEC = JaxCodec()

@@ -1,0 +1,200 @@
+"""JAX arrays as blocks to be saved.
+
+Every computation is awaited first, in one call. Memory of CPU devices is viewed, never copied; such a view
+keeps its bytes whatever becomes of the array (a donated or deleted buffer lives on under it). Memory of
+CUDA devices is named by its address, and may be donated away, so it counts as mutable. Anything else is
+copied to the host, all copies under way before the first is awaited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from waystation._errors import InvalidInput, Unsupported
+from waystation.frameworks import dtypes, jax_private
+from waystation.frameworks.base import ArraySource, Block
+from waystation.frameworks.jax_dtypes import logical_of
+from waystation.frameworks.jax_shardings import describe_sharding
+from waystation.frameworks.numpy_arrays import host_block
+
+# Kept one to a byte by NumPy but not by JAX, so there is nothing to view.
+_UNVIEWABLE = frozenset({"int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn"})
+
+
+def sources(leaves: Sequence[Any]) -> list[ArraySource]:
+    """Describes concrete arrays, see `Codec.sources`."""
+    for index, leaf in enumerate(leaves):
+        _check_readable(leaf, index)
+    _await(leaves)
+    forms: dict[Any, _Form] = {}
+    found = [_form(leaf, forms) for leaf in leaves]
+    data = [
+        jax.random.key_data(leaf) if form.logical.category == "key" else leaf
+        for leaf, form in zip(leaves, found, strict=True)
+    ]
+    for array, form in zip(data, found, strict=True):
+        if form.reader is _copied:
+            array.copy_to_host_async()
+    return [_source(leaf, array, form) for leaf, array, form in zip(leaves, data, found, strict=True)]
+
+
+# ---- refusals ----------------------------------------------------------------------------------
+
+
+def _check_readable(leaf: Any, index: int) -> None:
+    if isinstance(leaf, jax.core.Tracer):
+        raise Unsupported(
+            f"{leaf} is a tracer: its value does not exist yet; save outside of jit, grad and vmap, from what "
+            "the transformed function returns",
+            index=index,
+        )
+    if not isinstance(leaf, jax.Array):
+        raise InvalidInput(f"{leaf!r} is an abstract leaf; save the array itself", index=index)
+    if leaf.is_deleted():
+        raise InvalidInput(
+            f"this array of {leaf.dtype} {leaf.shape} has been deleted or donated; save before donating it, or "
+            "save what the donating function returned",
+            index=index,
+        )
+    if not leaf.is_fully_addressable:
+        raise InvalidInput(
+            f"non-addressable array of shape {leaf.shape} with {leaf.sharding}: other processes hold parts of "
+            "it; run under the distributed part",
+            index=index,
+        )
+
+
+def _await(leaves: Sequence[Any]) -> None:
+    try:
+        jax.block_until_ready(list(leaves))
+    except Exception as error:
+        _blame(leaves, error)
+        raise
+
+
+def _blame(leaves: Sequence[Any], error: Exception) -> None:
+    """Raises the error of a failed computation as that of its array."""
+    for index, leaf in enumerate(leaves):
+        try:
+            leaf.block_until_ready()
+        except Exception as own:
+            raise InvalidInput(f"the computation of this array failed: {own}", index=index) from error
+
+
+# ---- blocks ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What arrays of one shape, dtype and sharding have in common."""
+
+    logical: dtypes.LogicalDtype
+    storage_shape: tuple[int, ...]
+    origin: tuple[int, ...]
+    single: bool
+    reader: Callable[[Any, dtypes.LogicalDtype, tuple[int, ...]], Block]
+    sharding: dict[str, Any]
+
+
+def _form(leaf: Any, forms: dict[Any, _Form]) -> _Form:
+    key = (leaf.shape, leaf.dtype, leaf.sharding, leaf.committed)
+    form = forms.get(key)
+    if form is None:
+        form = forms[key] = _make_form(leaf.shape, leaf.dtype, leaf.sharding, leaf.committed, forms)
+    return form
+
+
+def _make_form(
+    shape: tuple[int, ...], dtype: Any, sharding: Sharding, committed: bool, forms: dict[Any, _Form]
+) -> _Form:
+    logical = logical_of(dtype)
+    storage_shape = logical.storage_shape(shape)
+    description = describe_sharding(sharding, shape, committed)
+    # Equal descriptions become one object, which later layers tell by identity.
+    description = next((form.sharding for form in forms.values() if form.sharding == description), description)
+    return _Form(
+        logical,
+        storage_shape,
+        (0,) * len(storage_shape),
+        len(sharding.device_set) == 1,
+        _reader(sharding, logical),
+        description,
+    )
+
+
+def _reader(
+    sharding: Sharding, logical: dtypes.LogicalDtype
+) -> Callable[[Any, dtypes.LogicalDtype, tuple[int, ...]], Block]:
+    if logical.name in _UNVIEWABLE:
+        return _copied
+    device = next(iter(sharding.device_set))
+    if device.platform == "cpu":
+        return _viewed
+    in_device_memory = sharding.memory_kind in (None, device.default_memory().kind)
+    is_cuda = "cuda" in device.client.platform_version.lower()
+    return _on_cuda if is_cuda and in_device_memory else _copied
+
+
+def _source(leaf: Any, data: Any, form: _Form) -> ArraySource:
+    logical = form.logical
+    if form.single:
+        blocks = [form.reader(data, logical, form.origin)]
+    else:
+        blocks = _shards(data, form)
+    return ArraySource(
+        leaf.shape,
+        logical.name,
+        "jax",
+        logical.storage,
+        form.storage_shape,
+        logical.storage_item_bytes,
+        blocks,
+        blocks[0].device >= 0,
+        form.sharding,
+    )
+
+
+def _shards(data: Any, form: _Form) -> list[Block]:
+    """The distinct shards; of replicas the first."""
+    distinct: dict[tuple[int, ...], Block] = {}
+    rank = len(form.storage_shape)
+    for shard in data.addressable_shards:
+        offset = tuple(part.start or 0 for part in shard.index)
+        offset += (0,) * (rank - len(offset))
+        if offset not in distinct:
+            distinct[offset] = form.reader(shard.data, form.logical, offset)
+    return list(distinct.values())
+
+
+def _viewed(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -> Block:
+    return host_block(np.asarray(array), logical, offset)
+
+
+def _copied(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -> Block:
+    return host_block(jax_private.host_copy()(array), logical, offset)
+
+
+def _on_cuda(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -> Block:
+    layout = array.format.layout
+    if tuple(layout.major_to_minor) != tuple(range(array.ndim)) or layout.tiling:
+        return _copied(array, logical, offset)
+    strides, step = [], logical.host.itemsize
+    for extent in reversed(array.shape):
+        strides.append(step)
+        step *= extent
+    (device,) = array.sharding.device_set
+    shape = array.shape if logical.host_trailing else array.shape + logical.trailing
+    return Block(
+        offset,
+        shape,
+        logical.storage_strides(tuple(reversed(strides))),
+        array.unsafe_buffer_pointer(),
+        array,
+        device.local_hardware_id,
+    )

@@ -1,0 +1,284 @@
+"""Where loaded JAX arrays go, and their making from filled host buffers.
+
+On CPU the arrays alias the buffers, replicas of one box the same one: nobody else holds these buffers, and
+XLA never reuses memory that it was lent, so donating such an array leaves its buffer as it was. Invariants:
+settings of the calling thread (64-bit mode, default device) are read when targets are chosen, since arrays
+may be made on another thread; no value is narrowed in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
+
+from waystation._errors import Corrupt, InvalidInput, WaystationError
+from waystation.frameworks import dtypes, jax_private
+from waystation.frameworks.base import StoredArray, Target
+from waystation.frameworks.jax_dtypes import WIDE, jax_dtype, logical_of, wide_enabled
+from waystation.frameworks.jax_shardings import Box, boxes_by_device, sharding_from_description
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the boxes of one array go; shared by all arrays of one shape, dtype and sharding.
+
+    Attributes:
+        sharding: Of the array.
+        devices: The devices of this process.
+        box_numbers: For each of them, which box it gets.
+        committed: Whether the array stays on its devices.
+        layout: A `jax` Format where a memory layout was asked for.
+        wide: Whether 64-bit dtypes are enabled.
+    """
+
+    sharding: Sharding
+    devices: tuple[Any, ...]
+    box_numbers: tuple[int, ...]
+    committed: bool
+    layout: Any
+    wide: bool
+
+
+class _Chooser:
+    """Makes the targets of one batch; equal placements are made once."""
+
+    def __init__(self) -> None:
+        self._wide = wide_enabled()
+        self._default: Sharding | None = None
+        self._placements: dict[Any, tuple[Placement, list[Box]]] = {}
+        self._allowed: set[str] = set()
+        self._described: dict[tuple[int, tuple[int, ...]], Sharding | None] = {}
+
+    def target(
+        self, shape: tuple[int, ...], dtype: str, sharding: Sharding | None, committed: bool, layout: Any = None
+    ) -> Target:
+        if dtype not in self._allowed:
+            self._allow(dtype)
+        if sharding is None:
+            sharding, committed = self._default_sharding(), False
+        key = (shape, sharding, committed, layout)
+        known = self._placements.get(key)
+        if known is None:
+            known = self._placements[key] = self._place(shape, sharding, committed, layout)
+        return Target(shape, dtype, known[1], known[0])
+
+    def saved_sharding(self, stored: StoredArray) -> Sharding | None:
+        """The sharding at save, where the present devices have it."""
+        if stored.sharding is None:
+            return None
+        key = (id(stored.sharding), stored.shape)  # the descriptions outlive the batch
+        if key not in self._described:
+            self._described[key] = sharding_from_description(stored.sharding, stored.shape)
+        return self._described[key]
+
+    def _allow(self, dtype: str) -> None:
+        jax_dtype(dtype)
+        if dtype in ("float64", "complex128") and not self._wide:
+            raise InvalidInput(
+                f"JAX would narrow {dtype} to {WIDE[dtype]}; enable 64-bit mode "
+                f"(jax.config.update('jax_enable_x64', True)), or give an abstract state with {WIDE[dtype]}"
+            )
+        self._allowed.add(dtype)
+
+    def _default_sharding(self) -> Sharding:
+        if self._default is None:
+            device = jax.config.jax_default_device
+            if device is None or isinstance(device, str):
+                device = jax.local_devices(backend=device)[0]
+            self._default = SingleDeviceSharding(device)
+        return self._default
+
+    def _place(
+        self, shape: tuple[int, ...], sharding: Sharding, committed: bool, layout: Any
+    ) -> tuple[Placement, list[Box]]:
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
+            raise InvalidInput(f"{sharding} has an abstract mesh; give a sharding over a mesh of devices")
+        try:
+            by_device = boxes_by_device(sharding, shape)
+        except ValueError as error:
+            raise InvalidInput(f"an array of shape {shape} cannot have {sharding}: {error}") from error
+        if not by_device:
+            raise InvalidInput(f"{sharding} has no device of this process; shard over jax.devices()")
+        numbers = {box: number for number, box in enumerate(dict.fromkeys(by_device.values()))}
+        placement = Placement(
+            sharding,
+            tuple(by_device),
+            tuple(numbers[box] for box in by_device.values()),
+            committed,
+            layout,
+            self._wide,
+        )
+        return placement, list(numbers)
+
+
+# ---- targets -----------------------------------------------------------------------------------
+
+
+def targets(abstracts: Sequence[Any], stored: Sequence[StoredArray]) -> list[Target]:
+    """Where the arrays go by abstract or concrete leaves, see `Codec.targets`."""
+    chooser = _Chooser()
+    return [
+        _indexed(index, _asked, chooser, abstract, array, index)
+        for index, (abstract, array) in enumerate(zip(abstracts, stored, strict=True))
+    ]
+
+
+def default_targets(stored: Sequence[StoredArray]) -> list[Target]:
+    """As saved, see `Codec.default_targets`. An array of one device that is not here goes to the default
+    device: it fits any."""
+    chooser = _Chooser()
+    return [_indexed(index, _saved, chooser, array) for index, array in enumerate(stored)]
+
+
+def _indexed(index: int, choose: Any, *arguments: Any) -> Target:
+    try:
+        target: Target = choose(*arguments)
+    except WaystationError as error:
+        raise error.where(index=index)
+    return target
+
+
+def _asked(chooser: _Chooser, abstract: Any, stored: StoredArray, index: int) -> Target:
+    dtypes.of_stored(stored)
+    dtype = logical_of(abstract.dtype).name
+    dtypes.check_request(abstract.shape, dtype, stored, index)
+    if isinstance(abstract, jax.Array):
+        sharding = abstract.sharding if abstract.committed else None
+        return chooser.target(abstract.shape, dtype, sharding, committed=True)
+    return chooser.target(abstract.shape, dtype, abstract.sharding, committed=True, layout=_layout(abstract))
+
+
+def _layout(abstract: Any) -> Any:
+    layout = getattr(abstract, "format", None)
+    return layout if layout is not None and getattr(layout, "layout", None) is not None else None
+
+
+def _saved(chooser: _Chooser, stored: StoredArray) -> Target:
+    dtypes.of_stored(stored)
+    description = stored.sharding
+    sharding = chooser.saved_sharding(stored)
+    if sharding is None and description is not None and description.get("kind") != "single":
+        raise InvalidInput(_absent(description))
+    committed = description is not None and description.get("committed", True) is True
+    return chooser.target(stored.shape, stored.dtype, sharding if committed else None, committed)
+
+
+def _absent(description: dict[str, Any]) -> str:
+    advice = (
+        "load with an abstract state whose leaves say where they go, for example "
+        "jax.ShapeDtypeStruct(shape, dtype, sharding=...)"
+    )
+    if description.get("kind") != "named":
+        return f"the array was saved with a sharding that cannot be rebuilt; {advice}"
+    mesh = description["mesh"]
+    present = ", ".join(sorted({f"{device.platform} {device.id}" for device in jax.devices()})[:8])
+    return (
+        f"the array was saved on a mesh of {len(mesh['devices'])} {mesh['platform']} devices that are not all "
+        f"here (here: {len(jax.devices())}, {present}); {advice}"
+    )
+
+
+# ---- assembly ----------------------------------------------------------------------------------
+
+
+def assemble(targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
+    """Arrays of filled host buffers, see `Codec.assemble`."""
+    narrowed = [
+        [_narrowed(buffer, index) for buffer in own]
+        if target.dtype in WIDE and not target.placement.wide
+        else own
+        for index, (target, own) in enumerate(zip(targets, boxes, strict=True))
+    ]
+    put = jax_private.put()
+    made = _put_publicly(targets, narrowed) if put is None else _put_fast(put, targets, narrowed)
+    for index, target in enumerate(targets):
+        if dtypes.is_key(target.dtype):
+            made[index] = _as_keys(made[index], target, index)
+        if target.placement.layout is not None:
+            made[index] = jax.device_put(made[index], target.placement.layout)
+    return made
+
+
+def _narrowed(buffer: np.ndarray[Any, Any], index: int) -> np.ndarray[Any, Any]:
+    narrow = np.dtype(WIDE[buffer.dtype.name])
+    limits = np.iinfo(narrow)
+    if buffer.size and (buffer.min() < limits.min or buffer.max() > limits.max):
+        raise InvalidInput(
+            f"values of this {buffer.dtype} array do not fit {narrow}, the widest that JAX has now; enable 64-bit "
+            f"mode (jax.config.update('jax_enable_x64', True)), or give an abstract dtype such as {narrow}",
+            index=index,
+        )
+    return buffer.astype(narrow)
+
+
+def _put_fast(put: jax_private.Put, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
+    made = []
+    for target, own in zip(targets, boxes, strict=True):
+        place = target.placement
+        arrays = own if len(place.devices) == 1 else [own[number] for number in place.box_numbers]
+        shape = target.shape + own[0].shape[len(target.shape) :]
+        made.append(
+            put(shape, own[0].dtype, place.sharding, arrays, place.devices, place.committed, place.wide)
+        )
+    return made
+
+
+def _put_publicly(targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
+    if not targets:
+        return []
+    with _wide_mode(targets[0].placement.wide):
+        parts = _put_parts(targets, boxes)
+        made = []
+        for target, own in zip(targets, boxes, strict=True):
+            place = target.placement
+            arrays = [next(parts) for _ in place.devices]
+            shape = target.shape + own[0].shape[len(target.shape) :]
+            if len(arrays) > 1 or place.sharding != arrays[0].sharding:
+                arrays = [jax.make_array_from_single_device_arrays(shape, place.sharding, arrays)]
+            made.append(arrays[0])
+        return made
+
+
+def _put_parts(targets: Sequence[Target], boxes: Sequence[list[Any]]) -> Any:
+    """Every part on its device, in two calls: those that stay there and those that need not."""
+    committed: list[tuple[Any, Any]] = []
+    free: dict[Any, list[Any]] = {}
+    order: list[tuple[Any, int]] = []
+    for target, own in zip(targets, boxes, strict=True):
+        place = target.placement
+        for device, number in zip(place.devices, place.box_numbers, strict=True):
+            if place.committed:
+                order.append((None, len(committed)))
+                kind = place.sharding.memory_kind
+                committed.append((own[number], SingleDeviceSharding(device, memory_kind=kind)))
+            else:
+                own_free = free.setdefault(device, [])
+                order.append((device, len(own_free)))
+                own_free.append(own[number])
+    put: dict[Any, Any] = {}
+    if committed:
+        put[None] = jax.device_put([part for part, _ in committed], [place for _, place in committed])
+    for device, own_free in free.items():
+        with jax.default_device(device):
+            put[device] = jax.device_put(own_free)
+    return iter([put[group][number] for group, number in order])
+
+
+def _wide_mode(wide: bool) -> AbstractContextManager[Any]:
+    enable = getattr(jax, "enable_x64", None)
+    if enable is None:
+        from jax.experimental import enable_x64 as enable
+    return enable(wide)
+
+
+def _as_keys(data: Any, target: Target, index: int) -> Any:
+    try:
+        return jax.random.wrap_key_data(data, impl=dtypes.key_implementation(target.dtype))
+    except (TypeError, ValueError) as error:
+        raise Corrupt(f"the data is not that of {target.dtype}: {error}", index=index) from error

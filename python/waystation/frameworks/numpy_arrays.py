@@ -1,0 +1,154 @@
+"""NumPy leaves: arrays of any layout, scalars, and the abstract leaf that stands for them.
+
+Invariants: nothing is copied; the blocks of an array point into the user's memory, which is why they are
+marked mutable; loaded arrays are the very buffers that the loader filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from waystation._errors import InvalidInput, Unsupported, WaystationError
+from waystation.frameworks import dtypes
+from waystation.frameworks.base import ArraySource, Block, StoredArray, Target
+
+
+@dataclass(frozen=True, slots=True)
+class AbstractNumpy:
+    """A NumPy array without its data: asks a load for one.
+
+    Attributes:
+        shape: The shape of the array.
+        dtype: Anything that `numpy.dtype` takes; None keeps the saved dtype.
+        scalar: Whether a NumPy scalar is wanted instead of an array; the shape is then `()`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any = None
+    scalar: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(map(int, self.shape)))
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        if self.scalar and self.shape:
+            raise InvalidInput(f"a NumPy scalar has the shape (), not {self.shape}; leave scalar out")
+
+
+class AnyNumpy:
+    """The abstract leaf for a NumPy array of whatever shape and dtype was saved."""
+
+    def __repr__(self) -> str:
+        return "ANY_NUMPY"
+
+
+ANY_NUMPY = AnyNumpy()
+
+
+class NumpyCodec:
+    """NumPy arrays and scalars to blocks and back."""
+
+    name = "numpy"
+
+    def is_leaf(self, value: Any) -> bool:
+        """Whether `value` is a NumPy array or scalar, or stands for one."""
+        return isinstance(value, np.ndarray | np.generic | AbstractNumpy | AnyNumpy)
+
+    def sources(self, leaves: Sequence[Any]) -> list[ArraySource]:
+        """Describes arrays and scalars, without copying."""
+        found = []
+        for index, leaf in enumerate(leaves):
+            try:
+                found.append(_source(leaf))
+            except WaystationError as error:
+                raise error.where(index=index)
+        return found
+
+    def targets(self, abstracts: Sequence[Any], stored: Sequence[StoredArray]) -> list[Target]:
+        """Each array whole, in host memory."""
+        found = []
+        for index, (abstract, array) in enumerate(zip(abstracts, stored, strict=True)):
+            try:
+                found.append(_target(abstract, array, index))
+            except WaystationError as error:
+                raise error.where(index=index)
+        return found
+
+    def default_targets(self, stored: Sequence[StoredArray]) -> list[Target]:
+        """Each array whole, in host memory, as it was saved."""
+        return [_whole(array, array.dtype, array.framework == "scalar") for array in stored]
+
+    def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
+        """The filled buffers themselves; scalars taken out of theirs."""
+        return [
+            own[0][()] if target.placement else own[0] for target, own in zip(targets, boxes, strict=True)
+        ]
+
+    def abstract(self, stored: StoredArray) -> Any:
+        """What stands for a stored array in an abstract state."""
+        host = dtypes.of_stored(stored)
+        return AbstractNumpy(
+            tuple(stored.shape), None if host.category == "key" else host.host, stored.framework == "scalar"
+        )
+
+
+def stored_scalar(value: np.ndarray[Any, Any]) -> StoredArray:
+    """A scalar of the tree file as if it were stored as a zero-dimensional array."""
+    logical = dtypes.of_numpy(value.dtype)
+    return StoredArray((), logical.name, "numpy", logical.storage, logical.storage_shape(()), None, {})
+
+
+def host_block(array: np.ndarray[Any, Any], logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -> Block:
+    """A block over a host array; `offset` is in storage terms."""
+    return Block(
+        offset,
+        array.shape if logical.host_trailing else array.shape + logical.trailing,
+        logical.storage_strides(array.strides),
+        array.__array_interface__["data"][0],
+        array,
+    )
+
+
+def _source(leaf: Any) -> ArraySource:
+    scalar = isinstance(leaf, np.generic)
+    if not scalar and not isinstance(leaf, np.ndarray):
+        raise InvalidInput(f"{leaf!r} is an abstract leaf; save the array itself")
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise Unsupported("masked arrays cannot be saved; save their .data and .mask as two leaves")
+    array = np.asarray(leaf)
+    logical = dtypes.of_numpy(array.dtype)
+    storage_shape = logical.storage_shape(array.shape)
+    return ArraySource(
+        array.shape,
+        logical.name,
+        "scalar" if scalar else "numpy",
+        logical.storage,
+        storage_shape,
+        logical.storage_item_bytes,
+        [host_block(array, logical, (0,) * len(storage_shape))],
+        mutable=not scalar,
+    )
+
+
+def _target(abstract: Any, stored: StoredArray, index: int) -> Target:
+    if isinstance(abstract, AnyNumpy):
+        return _whole(stored, stored.dtype, scalar=False)
+    scalar = abstract.scalar if isinstance(abstract, AbstractNumpy) else isinstance(abstract, np.generic)
+    dtype = stored.dtype if abstract.dtype is None else dtypes.of_numpy(abstract.dtype).name
+    if dtype != stored.dtype and dtypes.numpy_dtype(stored.dtype) == abstract.dtype:
+        dtype = stored.dtype  # packed values are held as the bytes that they are
+    dtypes.check_request(abstract.shape, dtype, stored, index)
+    return _whole(stored, dtype, scalar)
+
+
+def _whole(stored: StoredArray, dtype: str, scalar: bool) -> Target:
+    dtypes.of_stored(stored)
+    shape = tuple(stored.shape)
+    return Target(shape, dtype, [((0,) * len(shape), shape)], placement=scalar)
+
+
+CODEC = NumpyCodec()
