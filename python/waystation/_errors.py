@@ -25,21 +25,20 @@ class WaystationError(Exception):
     def __new__(cls, message: str = "", **context: Any) -> WaystationError:
         # OSError's own __new__ would read the arguments as (errno, text), and the class that is next in
         # line may not be the one whose memory layout counts.
-        return (OSError if issubclass(cls, OSError) else Exception).__new__(cls, message)
+        base: Any = OSError if OSError in cls.__mro__ else Exception
+        created: WaystationError = base.__new__(cls, message)
+        return created
 
     def __init__(self, message: str = "", **context: Any) -> None:
         super().__init__(message)
         self.message = message
         self.context: dict[str, Any] = {key: value for key, value in context.items() if value is not None}
-        if isinstance(self, OSError):
-            self._set_os_fields()
-
-    def _set_os_fields(self) -> None:
+        # What programs written for OSError look at; errors of other kinds just carry the two as well.
         code = self.context.get("errno")
-        if code is not None:
-            self.errno = int(code)
-        if "path" in self.context:
-            self.filename = self.context["path"]
+        vars_of_os_error = {"errno": None if code is None else int(code), "filename": self.context.get("path")}
+        for name, value in vars_of_os_error.items():
+            if value is not None:
+                setattr(self, name, value)
 
     def __str__(self) -> str:
         shown = ", ".join(f"{key}: {value}" for key, value in self.context.items() if key != "errno")

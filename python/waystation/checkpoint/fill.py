@@ -63,12 +63,12 @@ def _sort(opened: OpenCheckpointable, decided: Decided, leaves: list[Any]) -> di
     abstracts = decided.abstracts
     for number, leaf in enumerate(decided.stored):
         abstract = None if abstracts is None else abstracts[number]
-        if type(leaf) is not ArrayLeaf and (abstract is None or is_scalar(abstract)):
+        if not isinstance(leaf, ArrayLeaf) and (abstract is None or is_scalar(abstract)):
             leaves[number] = leaf if abstract is None else _converted(leaf, abstract, decided, number)
             continue
         batch = batches.setdefault(_codec_name(opened, leaf, abstract), _Batch())
         batch.numbers.append(number)
-        if type(leaf) is ArrayLeaf:
+        if isinstance(leaf, ArrayLeaf):
             batch.stored.append(opened.tree.arrays[leaf.array])
             batch.arrays.append(leaf.array)
             batch.values.append(None)

@@ -73,6 +73,11 @@ class _Failure:
 _unread: list[_Failure] = []
 
 
+def _settle(finished: asyncio.Future[None]) -> None:
+    if not finished.done():
+        finished.set_result(None)
+
+
 class AsyncResponse(Generic[T]):
     """The result of an operation that runs in the background.
 
@@ -170,7 +175,7 @@ class AsyncResponse(Generic[T]):
         def wake(_: AsyncResponse[T]) -> None:
             # The loop may be closed by the time the work is done.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda: finished.done() or finished.set_result(None))
+                loop.call_soon_threadsafe(_settle, finished)
 
         self.on_complete(wake)
         yield from finished.__await__()

@@ -18,7 +18,7 @@ def resolve(path: PathLike) -> str:
         InvalidInput: The path is of a wrong type, empty, or names an attempt's directory.
     """
     try:
-        text = os.fspath(path)
+        text: object = os.fspath(path)
     except TypeError as error:
         raise InvalidInput(f"a path is a string or os.PathLike, not {type(path).__name__}") from error
     if not isinstance(text, str) or not text or "\0" in text:

@@ -95,12 +95,7 @@ def _check(
 ) -> tuple[str, Options]:
     """Everything that can be refused without looking at the state."""
     target = resolve(path)
-    if (
-        not isinstance(checkpointable_name, str)
-        or not checkpointable_name
-        or checkpointable_name.startswith(".")
-        or set(checkpointable_name) & {"/", "\\", "\0"}
-    ):
+    if not _is_plain_name(checkpointable_name):
         raise InvalidInput(f"{checkpointable_name!r} cannot be the name of a checkpointable: use a plain file name")
     try:
         dump_json(custom_metadata)
@@ -108,6 +103,12 @@ def _check(
         raise InvalidInput(f"custom_metadata must be a JSON value: {error}") from error
     check_destination(target, overwrite=overwrite)
     return target, current_options()
+
+
+def _is_plain_name(name: object) -> bool:
+    """Whether a name can be that of a directory inside the checkpoint."""
+    plain = isinstance(name, str) and name.isprintable() and not set(name) & {"/", "\\"}
+    return plain and bool(name) and not str(name).startswith(".")
 
 
 def _background_work(

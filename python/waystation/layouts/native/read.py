@@ -95,11 +95,11 @@ def open_checkpointable(target: str, record: CheckpointRecord, name: str) -> Ope
     if absent:
         raise Corrupt(f"'{record_path}' does not vouch for {', '.join(sorted(absent))}", path=record_path)
     # The tables first, then whatever else the record vouches for (the index for other tools).
-    present = [*_TABLES, *sorted(own.tables.keys() - set(_TABLES))]
-    paths = [os.path.join(directory, table) for table in present]
+    listed = [*_TABLES, *sorted(own.tables.keys() - set(_TABLES))]
+    paths = [os.path.join(directory, table) for table in listed]
     contents = _read_committed(paths)
-    for table, path, content in zip(present, paths, contents, strict=True):
-        own.tables[table].check(content, path)
+    for name_of_table, path, content in zip(listed, paths, contents, strict=True):
+        own.tables[name_of_table].check(content, path)
     tree = TreeFile.decode(contents[0], paths[0])
     decoded = tables.decode(contents[1], contents[2], contents[3], (paths[1], paths[2], paths[3]))
     _check_arrays(tree, decoded, paths[2])

@@ -177,7 +177,8 @@ def _encode_scalar(value: Scalar) -> list[str]:
         return ["bool", str(value)]
     if kind is int:
         # Python refuses decimal text of more than 4,300 digits; hexadecimal has no such limit.
-        return ["int", str(value) if -_DECIMAL_LIMIT < value < _DECIMAL_LIMIT else hex(value)]  # type: ignore
+        small = -_DECIMAL_LIMIT < value < _DECIMAL_LIMIT  # type: ignore[operator]
+        return ["int", str(value) if small else hex(value)]  # type: ignore[arg-type]
     if kind is float:
         return ["float", value.hex()]  # type: ignore[union-attr]
     if kind is complex:
