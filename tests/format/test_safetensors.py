@@ -144,7 +144,11 @@ HOSTILE = {
     "metadata twice": ('{"__metadata__":{},"__metadata__":{}}', 0, "twice"),
     "a metadata key twice": ('{"__metadata__":{"k":"v","k":"v"}}', 0, "twice"),
     "metadata that are a number": ('{"__metadata__":{"k":1}}', 0, "expected a string"),
-    "three offsets": ('{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4,4]}}', 4, "more than 2 numbers"),
+    "three offsets": (
+        '{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4,4]}}',
+        4,
+        "the end of data_offsets after two integers",
+    ),
     "an unknown field": (f'{{"a":{{{ENTRY},"codec":"zstd"}}}}', 4, "unknown field"),
     "a lone surrogate escaped": (f'{{"\\ud800":{{{ENTRY}}}}}', 4, "lone surrogate"),
     "a lone surrogate encoded": (f'{{"\ud800":{{{ENTRY}}}}}', 4, "UTF-8"),

@@ -81,11 +81,16 @@ fn corrupt(message: impl Into<Cow<'static, str>>) -> Error {
     Error::new(Kind::Corrupt, message)
 }
 
+/// `"":{"dtype":"U8","shape":[],"data_offsets":[0,1]},`
+const SHORTEST_ENTRY_BYTES: usize = 50;
+
 /// Reads the JSON; offsets are still relative to the data and unchecked.
 fn read_entries(text: &str) -> Result<Header> {
     let mut scanner = Scanner::new(text);
-    let mut header = Header { metadata: None, tensors: Vec::new(), data_start: 0 };
-    let mut seen = HashSet::new();
+    // A guess that cannot be too small for a valid header, and is bounded for any other.
+    let expected = (text.len() / SHORTEST_ENTRY_BYTES).min(ENTRY_LIMIT);
+    let mut header = Header { metadata: None, tensors: Vec::with_capacity(expected), data_start: 0 };
+    let mut seen = HashSet::with_capacity(expected);
     scanner.expect(b'{', "a JSON object")?;
     while let Some(key) = scanner.next_key(seen.is_empty())? {
         if key == METADATA_KEY {
@@ -154,10 +159,12 @@ fn read_dtype(scanner: &mut Scanner<'_>) -> Result<Dtype> {
 }
 
 fn read_offsets(scanner: &mut Scanner<'_>) -> Result<(u64, u64)> {
-    match scanner.integers(2)?[..] {
-        [begin, end] => Ok((begin, end)),
-        _ => Err(scanner.fault("data_offsets must be two integers")),
-    }
+    scanner.expect(b'[', "two integers as data_offsets")?;
+    let begin = scanner.integer()?;
+    scanner.expect(b',', "a second integer in data_offsets")?;
+    let end = scanner.integer()?;
+    scanner.expect(b']', "the end of data_offsets after two integers")?;
+    Ok((begin, end))
 }
 
 /// Checks every span against its neighbours and its shape, and makes offsets absolute.

@@ -107,7 +107,8 @@ impl<'a> Scanner<'a> {
         Ok(Cow::Owned(decoded))
     }
 
-    fn integer(&mut self) -> Result<u64> {
+    /// An unsigned integer.
+    pub(super) fn integer(&mut self) -> Result<u64> {
         self.skip_space();
         let rest = &self.text.as_bytes()[self.at..];
         let length = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
