@@ -102,7 +102,7 @@ class LogicalDtype:
 
     def storage_strides(self, strides: tuple[int, ...]) -> tuple[int, ...]:
         """The strides in storage terms of a host array's `strides`, both in bytes."""
-        return strides + (1,) if self.trailing and not self.host_trailing else strides
+        return (*strides, 1) if self.trailing and not self.host_trailing else strides
 
 
 def _build_table() -> dict[str, LogicalDtype]:
@@ -124,7 +124,8 @@ def _build_table() -> dict[str, LogicalDtype]:
 def _host_dtype(name: str) -> np.dtype[Any] | None:
     """None for what the installed ml_dtypes is too old to know."""
     if hasattr(ml_dtypes, name):
-        return np.dtype(getattr(ml_dtypes, name))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
     return np.dtype(name) if name in np.sctypeDict else None
 
 
@@ -283,6 +284,7 @@ def _of_other_numpy(dtype: np.dtype[Any]) -> LogicalDtype:
             f"arrays of {dtype} hold Python objects, which a checkpoint does not store; convert them to "
             "numbers or fixed-width strings, or save the values as leaves of their own"
         )
+    description: Any = None
     try:
         description = np.lib.format.dtype_to_descr(dtype)
         restored = _from_json(json.loads(json.dumps(description)))
@@ -315,7 +317,9 @@ def _with_tuples(value: Any) -> Any:
     """Gives back the tuples that JSON turned into lists: each field is one, and so are shapes and titles."""
     if not isinstance(value, list):
         return value
-    return [tuple(_with_tuples(part) if _is_fields(part) else _frozen(part) for part in field) for field in value]
+    return [
+        tuple(_with_tuples(part) if _is_fields(part) else _frozen(part) for part in field) for field in value
+    ]
 
 
 def _is_fields(part: Any) -> bool:

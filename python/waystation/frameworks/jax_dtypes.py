@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from waystation._errors import Unsupported
@@ -20,10 +21,12 @@ _NOT_IN_JAX = frozenset({"complex32", "bcomplex32", "float4_e2m1fn_x2"})
 @lru_cache(maxsize=256)
 def logical_of(dtype: Any) -> dtypes.LogicalDtype:
     """The logical dtype of the dtype of a JAX array; of keys with the words that their data has."""
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if not jnp.issubdtype(dtype, jax.dtypes.extended):
         return dtypes.of_numpy(np.dtype(dtype))
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        raise Unsupported(f"cannot save arrays of the extended dtype {dtype}; save the numbers that they hold")
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        raise Unsupported(
+            f"cannot save arrays of the extended dtype {dtype}; save the numbers that they hold"
+        )
     implementations: list[Any] = []
 
     def look(key: jax.Array) -> jax.Array:
@@ -50,7 +53,8 @@ def jax_dtype(name: str) -> Any:
             return jax.eval_shape(lambda: jax.random.key(0, impl=implementation)).dtype
         except (TypeError, ValueError):
             raise Unsupported(
-                f"this program knows no PRNG implementation {implementation!r}; register it with JAX before loading"
+                f"this program knows no PRNG implementation {implementation!r}; register it with JAX "
+                "before loading"
             ) from None
     if name in _NOT_IN_JAX or name.startswith("numpy:"):
         raise Unsupported(f"JAX has no dtype {name}; load it as NumPy or torch, or ask for another dtype")

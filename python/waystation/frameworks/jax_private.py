@@ -23,7 +23,7 @@ def _find_put() -> Put | None:
     """
     try:
         from jax._src.core import ShapedArray
-        from jax._src.lib import xla_client
+        from jax._src.lib import xla_client  # type: ignore[attr-defined]
 
         batched = xla_client.batched_device_put
     except (ImportError, AttributeError):
@@ -65,10 +65,11 @@ def put() -> Put | None:
 
 
 @lru_cache(maxsize=1)
-def host_copy() -> Callable[[Any], np.ndarray[Any, Any]]:
-    """What copies a single-device array that NumPy cannot view to host memory.
+def host_array() -> Callable[[Any], np.ndarray[Any, Any]]:
+    """What makes the host array of a single-device array: of CPU memory a view, else a copy.
 
-    The public `numpy.asarray` does the same, but keeps the copy inside the array for as long as it lives.
+    The public `numpy.asarray` does the same, but keeps a copy inside the array for as long as it lives, and
+    takes three times as long for dtypes that the buffer protocol does not know.
     """
     try:
         from jax._src.array import ArrayImpl

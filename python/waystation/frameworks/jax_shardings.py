@@ -31,7 +31,7 @@ def describe_sharding(sharding: Sharding, shape: tuple[int, ...], committed: boo
     """
     memory_kind = _memory_kind(sharding)
     if isinstance(sharding, SingleDeviceSharding):
-        (device,) = sharding.device_set
+        device: Any = next(iter(sharding.device_set))
         return {
             "kind": "single",
             "platform": device.platform,
@@ -86,7 +86,7 @@ def sharding_from_description(description: dict[str, Any], shape: tuple[int, ...
 
 def _memory_kind(sharding: Sharding) -> str | None:
     """None for the default memory of the devices, whatever that is called."""
-    device = next(iter(sharding.device_set))
+    device: Any = next(iter(sharding.device_set))
     kind = sharding.memory_kind
     return None if kind is None or kind == device.default_memory().kind else kind
 
@@ -128,7 +128,7 @@ def _check(holds: bool, what: str) -> None:
 def _single(description: dict[str, Any]) -> Sharding | None:
     number, platform = description.get("device"), description.get("platform")
     _check(type(number) is int and isinstance(platform, str), "its device is not a number of a platform")
-    device = _devices(str(platform)).get(number)
+    device = _devices(str(platform)).get(int(number or 0))
     kind = _checked_memory_kind(description)
     if device is None or not _has_memory(device, kind):
         return None
@@ -181,7 +181,9 @@ def _checked_spec(spec: Any, axes: dict[str, int], shape: Sequence[int]) -> Part
     used: list[str] = []
     for part, size in zip(spec, shape, strict=False):
         names = [] if part is None else [part] if isinstance(part, str) else part
-        _check(isinstance(names, list) and all(isinstance(name, str) for name in names), "its spec is no spec")
+        _check(
+            isinstance(names, list) and all(isinstance(name, str) for name in names), "its spec is no spec"
+        )
         _check(all(name in axes for name in names), "its spec names an axis that the mesh lacks")
         _check(size % math.prod(axes[name] for name in names) == 0, "an axis of the array cannot be split so")
         used += names
@@ -198,7 +200,11 @@ def _checked_memory_kind(description: dict[str, Any]) -> str | None:
 
 @lru_cache(maxsize=64)
 def _mesh(
-    platform: str, numbers: tuple[int, ...], names: tuple[str, ...], sizes: tuple[int, ...], types: tuple[str, ...]
+    platform: str,
+    numbers: tuple[int, ...],
+    names: tuple[str, ...],
+    sizes: tuple[int, ...],
+    types: tuple[str, ...],
 ) -> Mesh | None:
     present = _devices(platform)
     if not set(numbers) <= present.keys():

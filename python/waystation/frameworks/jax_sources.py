@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from waystation._errors import InvalidInput, Unsupported
+from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation.frameworks import dtypes, jax_private
 from waystation.frameworks.base import ArraySource, Block
 from waystation.frameworks.jax_dtypes import logical_of
@@ -29,11 +29,9 @@ _UNVIEWABLE = frozenset({"int1", "int2", "int4", "uint1", "uint2", "uint4", "flo
 
 def sources(leaves: Sequence[Any]) -> list[ArraySource]:
     """Describes concrete arrays, see `Codec.sources`."""
-    for index, leaf in enumerate(leaves):
-        _check_readable(leaf, index)
+    _check_readable(leaves)
+    found = _forms(leaves)
     _await(leaves)
-    forms: dict[Any, _Form] = {}
-    found = [_form(leaf, forms) for leaf in leaves]
     data = [
         jax.random.key_data(leaf) if form.logical.category == "key" else leaf
         for leaf, form in zip(leaves, found, strict=True)
@@ -47,27 +45,29 @@ def sources(leaves: Sequence[Any]) -> list[ArraySource]:
 # ---- refusals ----------------------------------------------------------------------------------
 
 
-def _check_readable(leaf: Any, index: int) -> None:
+def _check_readable(leaves: Sequence[Any]) -> None:
+    concrete: set[type] = set()
+    for index, leaf in enumerate(leaves):
+        if type(leaf) not in concrete:
+            _check_concrete(leaf, index)
+            concrete.add(type(leaf))
+        if leaf.is_deleted():
+            raise InvalidInput(
+                f"this array of {leaf.dtype} {leaf.shape} has been deleted or donated; save before donating "
+                "it, or save what the donating function returned",
+                index=index,
+            )
+
+
+def _check_concrete(leaf: Any, index: int) -> None:
     if isinstance(leaf, jax.core.Tracer):
         raise Unsupported(
-            f"{leaf} is a tracer: its value does not exist yet; save outside of jit, grad and vmap, from what "
-            "the transformed function returns",
+            f"{leaf} is a tracer: its value does not exist yet; save outside of jit, grad and vmap, from "
+            "what the transformed function returns",
             index=index,
         )
     if not isinstance(leaf, jax.Array):
         raise InvalidInput(f"{leaf!r} is an abstract leaf; save the array itself", index=index)
-    if leaf.is_deleted():
-        raise InvalidInput(
-            f"this array of {leaf.dtype} {leaf.shape} has been deleted or donated; save before donating it, or "
-            "save what the donating function returned",
-            index=index,
-        )
-    if not leaf.is_fully_addressable:
-        raise InvalidInput(
-            f"non-addressable array of shape {leaf.shape} with {leaf.sharding}: other processes hold parts of "
-            "it; run under the distributed part",
-            index=index,
-        )
 
 
 def _await(leaves: Sequence[Any]) -> None:
@@ -102,22 +102,37 @@ class _Form:
     sharding: dict[str, Any]
 
 
-def _form(leaf: Any, forms: dict[Any, _Form]) -> _Form:
-    key = (leaf.shape, leaf.dtype, leaf.sharding, leaf.committed)
-    form = forms.get(key)
-    if form is None:
-        form = forms[key] = _make_form(leaf.shape, leaf.dtype, leaf.sharding, leaf.committed, forms)
-    return form
+def _forms(leaves: Sequence[Any]) -> list[_Form]:
+    """The form of each leaf; equal ones are made once."""
+    known: dict[Any, _Form] = {}
+    found = []
+    for index, leaf in enumerate(leaves):
+        key = (leaf.shape, leaf.dtype, leaf.sharding, leaf.committed)
+        form = known.get(key)
+        if form is None:
+            try:
+                form = known[key] = _make_form(*key, known)
+            except WaystationError as error:
+                raise error.where(index=index)
+        found.append(form)
+    return found
 
 
 def _make_form(
     shape: tuple[int, ...], dtype: Any, sharding: Sharding, committed: bool, forms: dict[Any, _Form]
 ) -> _Form:
+    if not sharding.is_fully_addressable:
+        raise InvalidInput(
+            f"non-addressable array of shape {shape} with {sharding}: other processes hold parts of it; run "
+            "under the distributed part"
+        )
     logical = logical_of(dtype)
     storage_shape = logical.storage_shape(shape)
     description = describe_sharding(sharding, shape, committed)
     # Equal descriptions become one object, which later layers tell by identity.
-    description = next((form.sharding for form in forms.values() if form.sharding == description), description)
+    description = next(
+        (form.sharding for form in forms.values() if form.sharding == description), description
+    )
     return _Form(
         logical,
         storage_shape,
@@ -133,7 +148,7 @@ def _reader(
 ) -> Callable[[Any, dtypes.LogicalDtype, tuple[int, ...]], Block]:
     if logical.name in _UNVIEWABLE:
         return _copied
-    device = next(iter(sharding.device_set))
+    device: Any = next(iter(sharding.device_set))
     if device.platform == "cpu":
         return _viewed
     in_device_memory = sharding.memory_kind in (None, device.default_memory().kind)
@@ -173,11 +188,19 @@ def _shards(data: Any, form: _Form) -> list[Block]:
 
 
 def _viewed(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -> Block:
-    return host_block(np.asarray(array), logical, offset)
+    # Plain dtypes go through the buffer protocol, which is the fastest way of all.
+    view = np.asarray(array) if logical.host.isbuiltin == 1 else _host_array(array)
+    if logical.trailing and not logical.host_trailing:
+        return host_block(view, logical, offset)
+    return Block(offset, view.shape, view.strides, view.__array_interface__["data"][0], view)
+
+
+def _host_array(array: Any) -> np.ndarray[Any, Any]:
+    return jax_private.host_array()(array)
 
 
 def _copied(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -> Block:
-    return host_block(jax_private.host_copy()(array), logical, offset)
+    return host_block(_host_array(array), logical, offset)
 
 
 def _on_cuda(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -> Block:

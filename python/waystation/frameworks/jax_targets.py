@@ -8,6 +8,7 @@ may be made on another thread; no value is narrowed in silence.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -56,7 +57,12 @@ class _Chooser:
         self._described: dict[tuple[int, tuple[int, ...]], Sharding | None] = {}
 
     def target(
-        self, shape: tuple[int, ...], dtype: str, sharding: Sharding | None, committed: bool, layout: Any = None
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        sharding: Sharding | None,
+        committed: bool,
+        layout: Any = None,
     ) -> Target:
         if dtype not in self._allowed:
             self._allow(dtype)
@@ -179,8 +185,8 @@ def _absent(description: dict[str, Any]) -> str:
     mesh = description["mesh"]
     present = ", ".join(sorted({f"{device.platform} {device.id}" for device in jax.devices()})[:8])
     return (
-        f"the array was saved on a mesh of {len(mesh['devices'])} {mesh['platform']} devices that are not all "
-        f"here (here: {len(jax.devices())}, {present}); {advice}"
+        f"the array was saved on a mesh of {len(mesh['devices'])} {mesh['platform']} devices that are not "
+        f"all here (here: {len(jax.devices())}, {present}); {advice}"
     )
 
 
@@ -210,8 +216,8 @@ def _narrowed(buffer: np.ndarray[Any, Any], index: int) -> np.ndarray[Any, Any]:
     limits = np.iinfo(narrow)
     if buffer.size and (buffer.min() < limits.min or buffer.max() > limits.max):
         raise InvalidInput(
-            f"values of this {buffer.dtype} array do not fit {narrow}, the widest that JAX has now; enable 64-bit "
-            f"mode (jax.config.update('jax_enable_x64', True)), or give an abstract dtype such as {narrow}",
+            f"values of this {buffer.dtype} array do not fit {narrow}, the widest that JAX has now; enable "
+            f"64-bit mode (jax.config.update('jax_enable_x64', True)), or give an abstract dtype such as {narrow}",
             index=index,
         )
     return buffer.astype(narrow)
@@ -271,10 +277,10 @@ def _put_parts(targets: Sequence[Target], boxes: Sequence[list[Any]]) -> Any:
 
 
 def _wide_mode(wide: bool) -> AbstractContextManager[Any]:
-    enable = getattr(jax, "enable_x64", None)
-    if enable is None:
-        from jax.experimental import enable_x64 as enable
-    return enable(wide)
+    # JAX before 0.8 has it among the experiments only.
+    owner: Any = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
+    mode: AbstractContextManager[Any] = owner.enable_x64(wide)
+    return mode
 
 
 def _as_keys(data: Any, target: Target, index: int) -> Any:

@@ -16,8 +16,8 @@ from waystation.frameworks import numpy_arrays
 from waystation.frameworks.base import Codec
 from waystation.frameworks.numpy_arrays import ANY_NUMPY, AbstractNumpy, stored_scalar
 from waystation.tree import register_fallback
-from waystation.tree._registry import Children
 from waystation.tree._nodes import Rebuild
+from waystation.tree._registry import Children
 
 __all__ = ["ANY_NUMPY", "AbstractNumpy", "available_codec", "codec_by_name", "codec_for", "stored_scalar"]
 
@@ -64,8 +64,8 @@ def codec_by_name(name: str) -> Codec:
         raise InvalidInput(f"there is no framework {name!r}; the frameworks are {known}")
     if not _installed(name):
         raise Unsupported(
-            f"{name} is not installed; run 'pip install waystation[{name}]', or load into NumPy arrays with an "
-            "abstract state of waystation.frameworks.AbstractNumpy leaves"
+            f"{name} is not installed; run 'pip install waystation[{name}]', or load into NumPy arrays with "
+            "an abstract state of waystation.frameworks.AbstractNumpy leaves"
         )
     return _by_name.setdefault(name, importlib.import_module(_FRAMEWORKS[name].module).CODEC)
 

@@ -95,7 +95,8 @@ class TorchCodec:
             if place.device.type != "cpu":
                 tensor = tensor.to(place.device, non_blocking=True)
             made.append(tensor.requires_grad_() if place.requires_grad else tensor)
-        for device in {target.placement.device for target in targets if target.placement.device.type == "cuda"}:
+        devices = {target.placement.device for target in targets}
+        for device in (device for device in devices if device.type == "cuda"):
             torch.cuda.synchronize(device)  # the copies read the buffers until then
         return made
 
@@ -153,7 +154,7 @@ def _check_kind(leaf: torch.Tensor) -> None:
         pass
     elif cls.__name__ in ("DTensor", "FakeTensor"):
         _refuse_known(leaf)
-    elif isinstance(leaf, torch.nn.parameter.UninitializedTensorMixin):
+    elif isinstance(leaf, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
         raise InvalidInput("a lazy module's parameter has no data yet; run the module once before saving")
     elif cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise Unsupported(
@@ -164,7 +165,8 @@ def _check_kind(leaf: torch.Tensor) -> None:
         raise Unsupported("nested tensors cannot be saved; save the tensors of leaf.unbind() as a list")
     if leaf.layout is not torch.strided:
         raise Unsupported(
-            f"tensors with the layout {leaf.layout} cannot be saved; save leaf.to_dense(), or its indices and values"
+            f"tensors with the layout {leaf.layout} cannot be saved; save leaf.to_dense(), or its "
+            "indices and values"
         )
     if leaf.device.type == "meta":
         raise InvalidInput("a tensor on the meta device has no data; save the materialised module")
@@ -184,8 +186,8 @@ def _logical_of(tensor: torch.Tensor) -> dtypes.LogicalDtype:
         return found
     if tensor.is_quantized:
         raise Unsupported(
-            f"quantized tensors ({tensor.dtype}) cannot be saved; save leaf.int_repr() with its scale and zero "
-            "point, or leaf.dequantize()"
+            f"quantized tensors ({tensor.dtype}) cannot be saved; save leaf.int_repr() with its scale and "
+            "zero point, or leaf.dequantize()"
         )
     raise Unsupported(f"tensors of {tensor.dtype} cannot be saved or loaded; use leaf.view(torch.uint8)")
 
