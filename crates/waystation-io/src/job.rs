@@ -13,6 +13,7 @@ use waystation_format::{Error, Kind, Result};
 
 struct State<T> {
     outcome: Option<Result<T>>,
+    sealed: bool,
     finished: bool,
 }
 
@@ -34,7 +35,7 @@ impl<T> Shared<T> {
             done_bytes: AtomicU64::new(0),
             gathered_bytes: AtomicU64::new(0),
             stop: AtomicBool::new(false),
-            state: Mutex::new(State { outcome: None, finished: false }),
+            state: Mutex::new(State { outcome: None, sealed: false, finished: false }),
             changed: Condvar::new(),
         })
     }
@@ -68,9 +69,13 @@ impl<T> Shared<T> {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Records an error unless there is one already, and stops the other workers.
+    /// Records an error unless there is one already, and stops the other workers. Nothing happens to a
+    /// job that was sealed or has finished.
     pub fn fail(&self, error: Error) {
         let mut state = self.lock();
+        if state.sealed || state.finished {
+            return;
+        }
         if state.outcome.is_none() {
             state.outcome = Some(Err(error));
         }
@@ -78,12 +83,18 @@ impl<T> Shared<T> {
         self.changed.notify_all();
     }
 
-    /// Asks the workers to stop; the job then fails with [`Kind::Cancelled`], unless it had finished.
+    /// Asks the workers to stop; the job then fails with [`Kind::Cancelled`], unless it was sealed or has
+    /// finished.
     pub fn cancel(&self) {
-        let finished = self.lock().finished;
-        if !finished {
-            self.fail(Error::new(Kind::Cancelled, "the operation was cancelled"));
-        }
+        self.fail(Error::new(Kind::Cancelled, "the operation was cancelled"));
+    }
+
+    /// Decides that the job succeeds: from now on cancellation comes too late. False if the job has failed
+    /// or was cancelled before. For jobs that undo their effects unless they succeed.
+    pub fn seal(&self) -> bool {
+        let mut state = self.lock();
+        state.sealed = state.outcome.is_none();
+        state.sealed
     }
 
     /// Called once, when no worker touches the caller's memory any more. An error recorded before wins.
@@ -204,6 +215,20 @@ impl<T> Drop for Handle<T> {
             self.join();
         }
     }
+}
+
+/// Runs `body` on this thread and on up to `threads - 1` others, fewer where the system grants no more.
+/// Waits for all; the first error in order of threads is the result, a panic is Internal.
+pub fn in_parallel(threads: usize, name: &str, body: &(impl Fn() -> Result<()> + Sync)) -> Result<()> {
+    std::thread::scope(|scope| {
+        let spawn = |_| Builder::new().name(name.to_owned()).spawn_scoped(scope, body).ok();
+        let others: Vec<_> = (1..threads).map_while(spawn).collect();
+        let mut outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| Err(panicked()));
+        for other in others {
+            outcome = outcome.and(other.join().unwrap_or_else(|_| Err(panicked())));
+        }
+        outcome
+    })
 }
 
 /// The error of a worker that panicked.

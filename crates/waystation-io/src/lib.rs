@@ -13,5 +13,7 @@ pub mod mode;
 pub mod probe;
 pub mod read;
 pub mod ring;
+pub mod staging;
+pub mod write;
 
 pub use waystation_format::{Error, Kind, Result};

@@ -1,0 +1,267 @@
+//! Durable writes of new files, gathered from memory.
+//!
+//! A job parses its plan ([`plan`]), then workers ([`worker`]) take the files' blocks in order ([`work`]),
+//! gather and checksum them in staging memory and write them to outputs ([`output`]). Failure sequence:
+//! bad plan or options (nothing touched); a name that exists, no directory, too little space (known
+//! before anything is written); refused direct I/O or io_uring (another mode takes over unless one was
+//! demanded); a failing write or sync; cancellation. Invariants: a job that fails or is cancelled removes
+//! what it created; a job that succeeds with `sync` has every byte on stable storage.
+
+mod device;
+mod output;
+mod plan;
+mod work;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use waystation_format::checksum::BLOCK_BYTES;
+use waystation_format::{Error, Kind, Result};
+
+pub use self::device::{DeviceCopies, DeviceCopy, DeviceRows, register_device_copy};
+use self::output::Manner;
+pub use self::plan::FileInput;
+use self::plan::Plan;
+use self::work::{STAGING_BYTES, Work};
+use self::worker::Worker;
+use crate::calibrate;
+use crate::filesystem::FileSystem;
+use crate::job::{Handle, Shared, in_parallel};
+use crate::mode::{Mode, Way};
+use crate::ring::Ring;
+
+/// What suits most disks.
+const DEFAULT_WAY: Way = Way { mode: Mode::DirectRing, block_bytes: 1 << 20, depth: 4, threads: 2 };
+/// Threads that write synchronously, so that as much is in flight as with the ring.
+const DEFAULT_SYNCHRONOUS_THREADS: usize = 4;
+/// Jobs and files below this go through the page cache: one request per file gains nothing from more.
+const SMALL_BYTES: u64 = 1 << 20;
+/// Work below which another thread does not pay.
+const LEAST_BYTES_PER_THREAD: u64 = 8 << 20;
+const MOST_BLOCK_BYTES: usize = 16 << 20;
+const MOST_DEPTH: usize = 64;
+const MOST_THREADS: usize = 64;
+
+/// What the caller prescribes; the engine chooses the rest.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Whether the job ends only when its bytes are on stable storage.
+    pub sync: bool,
+    /// The mode; Unsupported if the system refuses it.
+    pub mode: Option<Mode>,
+    /// Bytes of one request: a multiple of the checksummed block.
+    pub block_bytes: Option<usize>,
+    /// Requests in flight, all threads together.
+    pub depth: Option<usize>,
+    /// Worker threads.
+    pub threads: Option<usize>,
+}
+
+/// What a finished job has done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statistics {
+    /// One checksum per block, of each file.
+    pub checksums: Vec<Vec<u64>>,
+    /// How the files were written.
+    pub mode: Mode,
+    /// Bytes of all files.
+    pub bytes_written: u64,
+    /// Time that workers spent copying and checksumming, added up.
+    pub gather_time: Duration,
+    /// Time until the last write had been done.
+    pub write_time: Duration,
+    /// Time of the final syncs.
+    pub sync_time: Duration,
+}
+
+/// Starts writing in the background. What can be known at once is an error at once.
+///
+/// # Safety
+/// Until the job has finished (its handle's drop waits for that), every source block of the plan must be
+/// readable memory (of its device) that nobody writes. The caller may write to what the gather position
+/// has passed.
+pub unsafe fn start(files: Vec<FileInput>, options: Options) -> Result<Handle<Statistics>> {
+    check_options(&options)?;
+    let plan = Plan::parse(files)?;
+    if plan.has_device_blocks {
+        device::registered()?;
+    }
+    check_names(&plan)?;
+    check_space(&plan)?;
+    let total = plan.total_bytes;
+    // SAFETY: the caller vouches for the sources as long as the job runs.
+    Handle::spawn("waystation-write", total, move |shared| unsafe { run(&plan, &options, shared) })
+}
+
+/// # Safety
+/// As for [`start`].
+unsafe fn run(plan: &Plan, options: &Options, shared: &Shared<Statistics>) -> Result<Statistics> {
+    let started = Instant::now();
+    let (way, ring) = open_ring(choose_way(plan, options), options.mode.is_some())?;
+    let manner =
+        Manner { direct: way.mode.is_direct(), demanded: options.mode.is_some(), sync: options.sync };
+    let mut work = Work::new(plan, shared, way, manner);
+    // SAFETY: as the caller promises.
+    let mut outcome = unsafe { write_all(&work, ring) };
+    let write_time = started.elapsed();
+    if outcome.is_ok() && !shared.should_stop() {
+        outcome = work.finish_rest();
+    }
+    if outcome.is_err() || !shared.seal() {
+        work.remove_files();
+    }
+    outcome?;
+    let fell_back = work.outputs.iter().any(|output| !output.is_direct());
+    Ok(Statistics {
+        checksums: work.take_checksums(),
+        mode: if fell_back { Mode::Buffered } else { way.mode },
+        bytes_written: plan.total_bytes,
+        gather_time: work.gather_time(),
+        write_time,
+        sync_time: started.elapsed() - write_time,
+    })
+}
+
+/// # Safety
+/// As for [`start`].
+unsafe fn write_all(work: &Work<'_>, ring: Option<Ring>) -> Result<()> {
+    let devices = if work.plan.has_device_blocks { Some(device::registered()?) } else { None };
+    let has_ring = ring.is_some();
+    let first_ring = Mutex::new(ring);
+    in_parallel(work.way.threads, "waystation-write", &|| {
+        let mut ring = first_ring.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if has_ring && ring.is_none() {
+            ring = match Ring::new(ring_depth(&work.way)) {
+                Ok(ring) => Some(ring),
+                // The kernel grants no second ring: the first worker does it all.
+                Err(_) => return Ok(()),
+            };
+        }
+        let outcome = Worker::new(work, ring, devices.clone()).and_then(|mut worker| {
+            // SAFETY: as the caller promises.
+            unsafe { worker.run() }
+        });
+        // Told at once, so that the others stop.
+        outcome.map_err(|error| work.shared.fail(error)).or(Ok(()))
+    })
+}
+
+fn ring_depth(way: &Way) -> u32 {
+    way.depth.div_ceil(way.threads) as u32
+}
+
+/// The first worker's ring, if the way has one; the way without one where the system refuses it.
+fn open_ring(way: Way, demanded: bool) -> Result<(Way, Option<Ring>)> {
+    if way.mode != Mode::DirectRing {
+        return Ok((way, None));
+    }
+    match Ring::new(ring_depth(&way)) {
+        Ok(ring) => Ok((way, Some(ring))),
+        Err(error) if demanded => {
+            let message = format!("the system refuses io_uring: {error}; use mode 'direct-threads'");
+            Err(Error::new(Kind::Unsupported, message))
+        }
+        Err(_) => {
+            let threads = if way.threads > 1 { DEFAULT_SYNCHRONOUS_THREADS.max(way.threads) } else { 1 };
+            Ok((Way { mode: Mode::DirectThreads, threads, ..way }, None))
+        }
+    }
+}
+
+/// The caller's prescriptions, else what was measured for the file system, else what suits most disks;
+/// never more than the amount of work deserves.
+fn choose_way(plan: &Plan, options: &Options) -> Way {
+    let mut way = DEFAULT_WAY;
+    way.mode = options.mode.unwrap_or(way.mode);
+    let average = plan.total_bytes / plan.files.len().max(1) as u64;
+    let small = average < SMALL_BYTES;
+    if options.mode.is_none() && (small || is_memory(plan)) {
+        way.mode = Mode::Buffered;
+    } else if let Some(choice) = plan.files.first().and_then(|file| calibrate::remembered(&file.path))
+        && options.mode.is_none_or(|mode| mode == choice.write.mode)
+    {
+        way = choice.write;
+    }
+    if way.mode != Mode::DirectRing && options.threads.is_none() {
+        way.threads = way.threads.max(DEFAULT_SYNCHRONOUS_THREADS);
+    }
+    way.block_bytes = options.block_bytes.unwrap_or(way.block_bytes).next_multiple_of(BLOCK_BYTES);
+    way.depth = options.depth.unwrap_or(way.depth).clamp(1, MOST_DEPTH);
+    let worthwhile = (plan.total_bytes / LEAST_BYTES_PER_THREAD).max(1) as usize;
+    let affordable = (STAGING_BYTES / way.block_bytes).max(1);
+    way.threads = options.threads.unwrap_or(way.threads.min(worthwhile)).min(affordable);
+    way
+}
+
+fn is_memory(plan: &Plan) -> bool {
+    let directory = plan.files.first().map(|file| directory_of(&file.path));
+    directory
+        .is_some_and(|directory| FileSystem::of(directory).is_ok_and(|filesystem| filesystem.is_memory()))
+}
+
+fn check_options(options: &Options) -> Result<()> {
+    let invalid = |message: String| Err(Error::new(Kind::InvalidInput, message));
+    if let Some(bytes) = options.block_bytes
+        && (bytes == 0 || bytes > MOST_BLOCK_BYTES || !bytes.is_multiple_of(BLOCK_BYTES))
+    {
+        return invalid(format!(
+            "block_bytes is {bytes}; give a multiple of {BLOCK_BYTES} up to {MOST_BLOCK_BYTES}"
+        ));
+    }
+    for (name, value, most) in
+        [("depth", options.depth, MOST_DEPTH), ("threads", options.threads, MOST_THREADS)]
+    {
+        if let Some(value) = value.filter(|value| !(1..=most).contains(value)) {
+            return invalid(format!("{name} is {value}; give 1 to {most}"));
+        }
+    }
+    Ok(())
+}
+
+/// Nothing may be where the files are to be. Creation makes sure again; this tells earlier.
+fn check_names(plan: &Plan) -> Result<()> {
+    for file in &plan.files {
+        if file.path.symlink_metadata().is_ok() {
+            return Err(Error::new(Kind::Conflict, "the file to be written exists already")
+                .with("path", file.path.display().to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// There must be room for the files, as far as the file systems can tell.
+fn check_space(plan: &Plan) -> Result<()> {
+    let mut needed_by_directory: BTreeMap<&Path, u64> = BTreeMap::new();
+    for file in &plan.files {
+        *needed_by_directory.entry(directory_of(&file.path)).or_default() += file.file_bytes;
+    }
+    let mut needs: Vec<(FileSystem, u64, PathBuf)> = Vec::new();
+    for (directory, needed) in needed_by_directory {
+        let filesystem = FileSystem::of(directory)?;
+        match needs.iter_mut().find(|(known, ..)| known.device == filesystem.device) {
+            Some((_, sum, _)) => *sum += needed,
+            None => needs.push((filesystem, needed, directory.to_owned())),
+        }
+    }
+    for (filesystem, needed, directory) in needs {
+        let free = filesystem.available_bytes;
+        // Some file systems do not know their size.
+        if filesystem.total_bytes > 0 && needed > free {
+            let message = format!(
+                "the file system has no room: {needed} bytes are needed, {free} are free; delete something \
+                 or write elsewhere"
+            );
+            return Err(Error::new(Kind::Unavailable, message)
+                .with("path", directory.display().to_string())
+                .with("errno", libc::ENOSPC.to_string()));
+        }
+    }
+    Ok(())
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}

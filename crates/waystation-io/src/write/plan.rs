@@ -1,0 +1,232 @@
+//! What a write job is to put where: parsed from words, checked whole before anything is touched.
+//!
+//! Invariants of a [`Plan`]: in every file the header and the segments cover each byte exactly once, in
+//! file order; the blocks of a segment partition its array; no sum or product overflows. Parsing reads
+//! no source memory and trusts no number.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use waystation_format::{Error, Kind, Result};
+
+use crate::copy::{BoxCopy, Segment, array_bytes, is_partition};
+
+/// More axes than any array library has.
+const MOST_AXES: usize = 64;
+
+/// One file as the caller describes it; `words` are the segment records of `_native.start_write`.
+#[derive(Clone, Debug)]
+pub struct FileInput {
+    /// Where the file is to be; nothing may be there yet.
+    pub path: PathBuf,
+    /// Its first bytes.
+    pub header: Vec<u8>,
+    /// Its size.
+    pub file_bytes: u64,
+    /// What comes after the header.
+    pub words: Vec<i64>,
+}
+
+/// An array in a file: its blocks in host memory, and those in each device's.
+struct PlannedSegment {
+    file_offset: u64,
+    host: Segment,
+    devices: Vec<(u32, Segment)>,
+}
+
+/// One file, checked.
+pub(super) struct FilePlan {
+    pub path: PathBuf,
+    pub file_bytes: u64,
+    header: Vec<u8>,
+    segments: Vec<PlannedSegment>,
+    /// Segment bytes of all files before this one.
+    position: u64,
+}
+
+/// All files of a job.
+pub(super) struct Plan {
+    pub files: Vec<FilePlan>,
+    pub total_bytes: u64,
+    pub has_device_blocks: bool,
+}
+
+impl Plan {
+    pub fn parse(inputs: Vec<FileInput>) -> Result<Self> {
+        let mut plan =
+            Self { files: Vec::with_capacity(inputs.len()), total_bytes: 0, has_device_blocks: false };
+        let mut position = 0u64;
+        for input in inputs {
+            let path = input.path.clone();
+            let file = FilePlan::parse(input, position).map_err(|error| named(error, &path))?;
+            let total = plan.total_bytes.checked_add(file.file_bytes);
+            plan.total_bytes =
+                total.ok_or_else(|| named(invalid("the sizes of the files overflow"), &path))?;
+            position += file.file_bytes - file.header.len() as u64;
+            plan.has_device_blocks |= file.segments.iter().any(|segment| !segment.devices.is_empty());
+            plan.files.push(file);
+        }
+        Ok(plan)
+    }
+}
+
+impl FilePlan {
+    fn parse(input: FileInput, position: u64) -> Result<Self> {
+        let FileInput { path, header, file_bytes, words } = input;
+        if i64::try_from(file_bytes).is_err() {
+            return Err(invalid("the size of the file is beyond what a file can have"));
+        }
+        let mut words = Words(&words);
+        let mut end = header.len() as u64;
+        let mut segments = Vec::new();
+        while !words.0.is_empty() {
+            let index = segments.len();
+            let at = |error: Error| error.with("segment", index.to_string());
+            let segment = parse_segment(&mut words).map_err(at)?;
+            if segment.file_offset != end {
+                let message = format!("a segment begins at {} instead of {end}", segment.file_offset);
+                return Err(at(Error::new(Kind::InvalidInput, message)));
+            }
+            end = end
+                .checked_add(segment.host.nbytes())
+                .filter(|&end| end <= file_bytes)
+                .ok_or_else(|| at(invalid("a segment reaches beyond the end of its file")))?;
+            segments.push(segment);
+        }
+        if end != file_bytes {
+            let message = format!("header and segments end at {end}, the file at {file_bytes}");
+            return Err(Error::new(Kind::InvalidInput, message));
+        }
+        Ok(Self { path, file_bytes, header, segments, position })
+    }
+
+    /// The plan position (see `Job.wait_gathered`) that byte `offset` of this file stands for.
+    pub fn position_at(&self, offset: u64) -> u64 {
+        self.position + offset.saturating_sub(self.header.len() as u64)
+    }
+
+    /// Fills `bytes` with what the file has from `offset` on and host memory holds.
+    ///
+    /// # Safety
+    /// The host blocks of the plan must be readable and not overlap `bytes`.
+    pub unsafe fn gather(&self, offset: u64, bytes: &mut [u8]) {
+        if let Some(header) = self.header.get(offset as usize..) {
+            let shared = header.len().min(bytes.len());
+            bytes[..shared].copy_from_slice(&header[..shared]);
+        }
+        let range = offset..offset + bytes.len() as u64;
+        for (segment, part) in self.segments_in(range.clone()) {
+            let target = &mut bytes[(part.start - offset) as usize..(part.end - offset) as usize];
+            // SAFETY: the caller vouches for the sources.
+            unsafe { segment.host.gather(part.start - segment.file_offset, target) };
+        }
+    }
+
+    /// Visits the device blocks that have bytes in a range of the file: device, block, and the part of
+    /// the range in question as file offsets, with where the array begins in the file.
+    pub fn for_each_device_block(
+        &self,
+        range: Range<u64>,
+        mut visit: impl FnMut(u32, &BoxCopy, Range<u64>, u64),
+    ) {
+        for (segment, part) in self.segments_in(range) {
+            for (device, blocks) in &segment.devices {
+                let linear = part.start - segment.file_offset..part.end - segment.file_offset;
+                for block in blocks.blocks_in(linear.clone()) {
+                    visit(*device, block, linear.clone(), segment.file_offset);
+                }
+            }
+        }
+    }
+
+    fn segments_in(&self, range: Range<u64>) -> impl Iterator<Item = (&PlannedSegment, Range<u64>)> {
+        let end_of = |segment: &PlannedSegment| segment.file_offset + segment.host.nbytes();
+        let first = self.segments.partition_point(|segment| end_of(segment) <= range.start);
+        self.segments[first..].iter().take_while(move |segment| segment.file_offset < range.end).filter_map(
+            move |segment| {
+                let part = segment.file_offset.max(range.start)..end_of(segment).min(range.end);
+                (!part.is_empty()).then_some((segment, part))
+            },
+        )
+    }
+}
+
+fn parse_segment(words: &mut Words<'_>) -> Result<PlannedSegment> {
+    let file_offset = words.size()?;
+    let item_bytes = words.size()?;
+    let ndim = words.size()? as usize;
+    if ndim > MOST_AXES {
+        return Err(invalid("an array has too many axes"));
+    }
+    let shape = words.sizes(ndim)?;
+    let nbytes = array_bytes(&shape, item_bytes)?;
+    let block_count = words.size()? as usize;
+    let block_words = 2 + 3 * ndim;
+    if block_count > words.0.len() / block_words {
+        return Err(invalid("the words of the plan end within a segment"));
+    }
+    let mut boxes = Vec::with_capacity(block_count);
+    let mut host = Vec::new();
+    let mut devices: Vec<(u32, Vec<BoxCopy>)> = Vec::new();
+    for _ in 0..block_count {
+        let device = words.next()?;
+        let address = words.next()? as usize;
+        let (offset, extent) = (words.sizes(ndim)?, words.sizes(ndim)?);
+        let block = BoxCopy::new(&shape, item_bytes, &offset, &extent, address, words.take(ndim)?)?;
+        boxes.push((offset, extent));
+        match (u32::try_from(device), device) {
+            (_, -1) => host.push(block),
+            (Err(_), _) => return Err(invalid("the device of a block is neither -1 nor an ordinal")),
+            (Ok(device), _) => match devices.iter_mut().find(|(known, _)| *known == device) {
+                Some((_, blocks)) => blocks.push(block),
+                None => devices.push((device, vec![block])),
+            },
+        }
+    }
+    let views: Vec<(&[u64], &[u64])> =
+        boxes.iter().map(|(offset, extent)| (&offset[..], &extent[..])).collect();
+    if nbytes > 0 && !is_partition(&shape, &views) {
+        return Err(invalid("the blocks of an array overlap or leave a hole"));
+    }
+    let devices =
+        devices.into_iter().map(|(device, blocks)| (device, Segment::new(nbytes, blocks))).collect();
+    Ok(PlannedSegment { file_offset, host: Segment::new(nbytes, host), devices })
+}
+
+/// The words that are still to be read.
+struct Words<'a>(&'a [i64]);
+
+impl<'a> Words<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [i64]> {
+        let (taken, rest) = self
+            .0
+            .split_at_checked(count)
+            .ok_or_else(|| invalid("the words of the plan end within a segment"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn next(&mut self) -> Result<i64> {
+        Ok(self.take(1)?[0])
+    }
+
+    fn size(&mut self) -> Result<u64> {
+        size(self.next()?)
+    }
+
+    fn sizes(&mut self, count: usize) -> Result<Vec<u64>> {
+        self.take(count)?.iter().map(|&word| size(word)).collect()
+    }
+}
+
+fn size(word: i64) -> Result<u64> {
+    u64::try_from(word).map_err(|_| invalid("a size or offset of the plan is negative"))
+}
+
+fn named(error: Error, path: &Path) -> Error {
+    error.with("path", path.display().to_string())
+}
+
+fn invalid(message: &'static str) -> Error {
+    Error::new(Kind::InvalidInput, message)
+}

@@ -1,0 +1,189 @@
+//! What the workers of one job share: the next block, the outputs, checksums and the gather position.
+//!
+//! Invariants: every staging block is handed out once, in plan order; the gather position never passes a
+//! block that a worker still copies from; few files are open at a time, however many there are.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use waystation_format::Result;
+use waystation_format::checksum::BLOCK_BYTES;
+
+use super::Statistics;
+use super::output::{Manner, Output};
+use super::plan::{FilePlan, Plan};
+use crate::job::{Shared, in_parallel};
+use crate::mode::Way;
+
+/// Staging memory of all workers together.
+pub(super) const STAGING_BYTES: usize = 64 << 20;
+/// Files that may wait for their sync while open.
+const MOST_OPEN_FILES: usize = 128;
+/// Threads that sync. They sleep in the kernel, and syncs that wait together share journal commits.
+const SYNC_THREADS: usize = 16;
+
+/// A block of a file that one worker gathers and writes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    /// Its place among the pieces of all files.
+    pub index: u64,
+    pub file: usize,
+    pub offset: u64,
+    pub nbytes: usize,
+}
+
+pub(super) struct Work<'a> {
+    pub plan: &'a Plan,
+    pub shared: &'a Shared<Statistics>,
+    pub way: Way,
+    pub outputs: Vec<Output>,
+    /// Of each file the index of its first piece, then the count of all.
+    first_pieces: Vec<u64>,
+    next_piece: AtomicU64,
+    gathered: Mutex<Gathered>,
+    checksums: Vec<Box<[AtomicU64]>>,
+    unfinished: Mutex<Vec<usize>>,
+    gather_ns: AtomicU64,
+}
+
+/// Pieces before `next` have been gathered, and those in `beyond`.
+#[derive(Default)]
+struct Gathered {
+    next: u64,
+    beyond: BTreeSet<u64>,
+}
+
+impl<'a> Work<'a> {
+    pub fn new(plan: &'a Plan, shared: &'a Shared<Statistics>, way: Way, manner: Manner) -> Self {
+        let block_bytes = way.block_bytes as u64;
+        let mut first_pieces = vec![0];
+        let mut count = 0;
+        for file in &plan.files {
+            count += file.file_bytes.div_ceil(block_bytes);
+            first_pieces.push(count);
+        }
+        let output = |file: &FilePlan| Output::new(&file.path, file.file_bytes, block_bytes, manner);
+        let checksums = |file: &FilePlan| {
+            (0..file.file_bytes.div_ceil(BLOCK_BYTES as u64)).map(|_| AtomicU64::new(0)).collect()
+        };
+        Self {
+            plan,
+            shared,
+            way,
+            outputs: plan.files.iter().map(output).collect(),
+            first_pieces,
+            next_piece: AtomicU64::new(0),
+            gathered: Mutex::default(),
+            checksums: plan.files.iter().map(checksums).collect(),
+            // A file without bytes has no last piece to announce it.
+            unfinished: Mutex::new(
+                (0..plan.files.len()).filter(|&file| plan.files[file].file_bytes == 0).collect(),
+            ),
+            gather_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// How many staging blocks one worker may have.
+    pub fn slots_per_worker(&self) -> usize {
+        let allowed = STAGING_BYTES / self.way.threads / self.way.block_bytes;
+        let needed =
+            self.first_pieces.last().map_or(1, |&count| usize::try_from(count).unwrap_or(usize::MAX));
+        allowed.min(needed).max(1)
+    }
+
+    /// The next piece that nobody has taken.
+    pub fn next_piece(&self) -> Option<Piece> {
+        let index = self.next_piece.fetch_add(1, Ordering::Relaxed);
+        // The last file that begins at or before the piece: files without bytes come before it.
+        let file = self.first_pieces.partition_point(|&first| first <= index).checked_sub(1)?;
+        let plan = self.plan.files.get(file)?;
+        let offset = (index - self.first_pieces[file]) * self.way.block_bytes as u64;
+        let nbytes = (plan.file_bytes - offset).min(self.way.block_bytes as u64) as usize;
+        Some(Piece { index, file, offset, nbytes })
+    }
+
+    /// Gathers host memory into `bytes` and checksums each block of the file while it is in the cache.
+    ///
+    /// # Safety
+    /// The plan's host blocks must be readable, and `bytes`, which are as long as the piece, not among
+    /// them.
+    pub unsafe fn gather(&self, piece: &Piece, bytes: &mut [u8]) {
+        let start = Instant::now();
+        let first_block = (piece.offset / BLOCK_BYTES as u64) as usize;
+        for (index, block) in bytes.chunks_mut(BLOCK_BYTES).enumerate() {
+            let offset = piece.offset + (index * BLOCK_BYTES) as u64;
+            // SAFETY: the caller vouches for the sources.
+            unsafe { self.plan.files[piece.file].gather(offset, block) };
+            let checksum = waystation_format::checksum::crc64(block);
+            self.checksums[piece.file][first_block + index].store(checksum, Ordering::Relaxed);
+        }
+        self.gather_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.mark_gathered(piece.index);
+    }
+
+    fn mark_gathered(&self, index: u64) {
+        let next = {
+            let mut gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
+            gathered.beyond.insert(index);
+            while gathered.beyond.first() == Some(&gathered.next) {
+                gathered.beyond.pop_first();
+                gathered.next += 1;
+            }
+            gathered.next
+        };
+        let Some(last) = next.checked_sub(1) else { return };
+        let file = self.first_pieces.partition_point(|&first| first <= last) - 1;
+        let plan = &self.plan.files[file];
+        let end = (last + 1 - self.first_pieces[file]) * self.way.block_bytes as u64;
+        self.shared.set_gathered(plan.position_at(end.min(plan.file_bytes)));
+    }
+
+    /// Counts a piece as written. Too many complete files are finished at once, by this thread.
+    pub fn mark_written(&self, piece: &Piece) -> Result<()> {
+        self.shared.add_done(piece.nbytes as u64);
+        if !self.outputs[piece.file].block_done() {
+            return Ok(());
+        }
+        let overdue = {
+            let mut unfinished = self.unfinished.lock().unwrap_or_else(PoisonError::into_inner);
+            unfinished.push(piece.file);
+            if unfinished.len() >= MOST_OPEN_FILES { std::mem::take(&mut *unfinished) } else { Vec::new() }
+        };
+        self.finish_files(&overdue)
+    }
+
+    /// Finishes what is complete and not finished yet.
+    pub fn finish_rest(&self) -> Result<()> {
+        let rest = std::mem::take(&mut *self.unfinished.lock().unwrap_or_else(PoisonError::into_inner));
+        self.finish_files(&rest)
+    }
+
+    fn finish_files(&self, files: &[usize]) -> Result<()> {
+        let next = AtomicUsize::new(0);
+        let finish = || -> Result<()> {
+            while let Some(&file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.outputs[file].finish()?;
+            }
+            Ok(())
+        };
+        in_parallel(files.len().min(SYNC_THREADS), "waystation-sync", &finish)
+    }
+
+    /// Removes every file that was created.
+    pub fn remove_files(&self) {
+        self.outputs.iter().for_each(Output::remove);
+    }
+
+    /// Checksums of each file's blocks.
+    pub fn take_checksums(&mut self) -> Vec<Vec<u64>> {
+        let of_file = |blocks: Box<[AtomicU64]>| blocks.into_iter().map(AtomicU64::into_inner).collect();
+        std::mem::take(&mut self.checksums).into_iter().map(of_file).collect()
+    }
+
+    /// Seconds that workers spent gathering, added up.
+    pub fn gather_time(&self) -> Duration {
+        Duration::from_nanos(self.gather_ns.load(Ordering::Relaxed))
+    }
+}
