@@ -12,14 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import machine
-from benchmarks.analysis import Results
 from benchmarks.chart import draw
 from benchmarks.plan import DEFAULT_STATES, Case, Selection, all_cases
 from benchmarks.report import show
 from benchmarks.session import ROOT, SCHEMA, Session, build_ring_program, default_directory
 from benchmarks.states import STATES
 from benchmarks.systems import SYSTEMS
-from benchmarks.targets import as_json, evaluate
 from benchmarks.worker import OPERATIONS
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -27,15 +25,25 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def main() -> None:
     arguments = _parse()
-    console = Console()
+    console = wide_console()
     if arguments.report is not None:
         document = json.loads(arguments.report.read_text())
     else:
-        document = _measure(arguments, console)
+        selection = Selection(arguments.states, arguments.systems, arguments.operations)
+        if "limit" in arguments.systems and (reason := build_ring_program()):
+            console.print(f"[yellow]The limit is measured without io_uring: {reason}[/]")
+        repetitions = arguments.repetitions or (2 if arguments.quick else 5)
+        document = measure(selection, repetitions, arguments, RESULTS, "all", console)
     show(document, console)
     for path in arguments.chart:
         draw(document, path)
         console.print(f"chart: {path}")
+
+
+def wide_console() -> Console:
+    """A console on which the tables fit, also where the output is a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
 
 
 def _parse() -> argparse.Namespace:
@@ -58,14 +66,18 @@ def _parse() -> argparse.Namespace:
     return arguments
 
 
-def _measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    selection = Selection(arguments.states, arguments.systems, arguments.operations)
+def measure(
+    selection: Selection,
+    repetitions: int,
+    arguments: argparse.Namespace,
+    parent: Path,
+    label: str,
+    console: Console,
+) -> dict[str, Any]:
+    """Runs a session with a progress bar; returns the document, which is also kept under `parent`."""
     directory = arguments.directory or default_directory()
     directory.mkdir(parents=True, exist_ok=True)
-    results, document = _document(arguments, directory)
-    repetitions = arguments.repetitions or (2 if arguments.quick else 5)
-    if "limit" in arguments.systems and (reason := build_ring_program()):
-        console.print(f"[yellow]The limit is measured without io_uring: {reason}[/]")
+    results, document = _document(arguments, directory, parent, label)
     # Redrawn only between runs: on few cores a busy progress bar would be part of the measurement.
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, auto_refresh=False) as progress:
@@ -91,31 +103,26 @@ def _measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         finally:
             if arguments.directory is None:
                 directory.rmdir()
-    _add_targets(session)
     console.print(f"results: {results}")
     return document
 
 
-def _document(arguments: argparse.Namespace, directory: Path) -> tuple[Path, dict[str, Any]]:
+def _document(
+    arguments: argparse.Namespace, directory: Path, parent: Path, label: str
+) -> tuple[Path, dict[str, Any]]:
     """The results file: the one to go on with, or a new one."""
     if arguments.resume is not None:
         document = json.loads(arguments.resume.read_text())
         document["runs"] = [run for run in document["runs"] if run["status"] == "ok"]
         return arguments.resume, document
-    name = datetime.now(UTC).strftime("%Y%m%d-%H%M%S") + ("-quick" if arguments.quick else "")
+    name = datetime.now(UTC).strftime("%Y%m%d-%H%M%S") + f"-{label}" + ("-quick" if arguments.quick else "")
     document = {
         "schema": SCHEMA,
         "machine": machine.describe(directory),
         "quick": arguments.quick,
         "runs": [],
     }
-    return RESULTS / f"{name}.json", document
-
-
-def _add_targets(session: Session) -> None:
-    """Puts the verdicts into the results file."""
-    session.document["targets"] = as_json(evaluate(Results(session.document)))
-    session.write()
+    return parent / f"{name}.json", document
 
 
 if __name__ == "__main__":

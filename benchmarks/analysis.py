@@ -117,15 +117,14 @@ class Results:
         ]
         return max(values, default=None)
 
-    def failures(self) -> list[Run]:
-        """Runs without figures, one of each kind."""
-        bad = {
-            (run["system"], run["operation"], run["way"], run["status"], run["state"]): run
-            for runs in self.runs.values()
-            for run in runs
-            if run["status"] != "ok"
-        }
-        return list(bad.values())
+    def failures(self) -> dict[tuple[str, str, str], list[Run]]:
+        """Runs without figures, by system, status and reason."""
+        found: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+        for runs in self.runs.values():
+            for run in runs:
+                if run["status"] != "ok":
+                    found[run["system"], run["status"], run["reason"].splitlines()[0]].append(run)
+        return found
 
 
 def value_of(run: Run, metric: str) -> float | None:
@@ -137,8 +136,9 @@ def value_of(run: Run, metric: str) -> float | None:
         metric = "touched" if is_mapped(run["system"], run["way"]) else "loaded"
     if metric == "memory_above":
         return memory_above(run)
-    value = seconds.get(metric, run.get(metric))
-    return None if value is None else float(value)
+    if metric == "background":
+        return seconds["durable"] - seconds["blocking"]
+    return seconds[metric] if metric in seconds else run.get(metric)
 
 
 def is_mapped(system: str, way: str) -> bool:

@@ -148,10 +148,10 @@ def _bytes(count: int) -> str:
 
 
 def _show_failures(results: Results, console: Console) -> None:
-    for run in results.failures():
-        style = "yellow" if run["status"] == "missing" else "red"
-        what = f"{run['system']} ({run['way']}) {run['operation']} of {run['state']}"
-        console.print(Text(f"{run['status']}: {what}: {run['reason'].splitlines()[0]}", style=style))
+    for (system, status, reason), runs in results.failures().items():
+        style = "yellow" if status == "missing" else "red"
+        operations = ", ".join(dict.fromkeys(f"{run['operation']} of {run['state']}" for run in runs))
+        console.print(Text(f"{status}: {system}, {len(runs)} runs ({operations}): {reason}", style=style))
 
 
 def _show_targets(lines: list[Line], console: Console) -> None:

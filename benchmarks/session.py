@@ -17,8 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.analysis import Results
 from benchmarks.plan import Case, Selection, Turn, turns
 from benchmarks.systems.limit import RING_PROGRAM
+from benchmarks.targets import as_json, evaluate
 from benchmarks.worker import Request
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +60,7 @@ class Session:
                     self.write()
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
+            self.document["targets"] = as_json(evaluate(Results(self.document)))
             self.write()
         return self.document
 

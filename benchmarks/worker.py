@@ -53,17 +53,24 @@ def main() -> None:
     # Without this, JAX looks for accelerators, and the frameworks disagree on where arrays live.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     request = Request(**json.loads(sys.argv[1]))
+    Path(request.output).write_text(json.dumps(attempt(request)))
+
+
+def attempt(request: Request) -> Facts:
+    """Measures, or says why that was not possible."""
     try:
-        outcome = run(request)
+        return run(request)
     except (ModuleNotFoundError, RingUnavailableError) as error:
-        outcome = {"status": "missing", "reason": str(error)}
+        return {"status": "missing", "reason": str(error)}
     except Exception as error:
-        outcome = {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:2000]}
-        outcome["traceback"] = traceback.format_exc()[-8000:]
-    Path(request.output).write_text(json.dumps(outcome))
+        return {
+            "status": "failed",
+            "reason": f"{type(error).__name__}: {error}"[:2000],
+            "traceback": traceback.format_exc()[-8000:],
+        }
 
 
-def run(request: Request) -> dict[str, Any]:
+def run(request: Request) -> Facts:
     """Measures; returns seconds, counts and the verdict of the check."""
     system = SYSTEMS[request.system]()
     system.prepare(request.way)
