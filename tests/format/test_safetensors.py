@@ -95,7 +95,7 @@ def test_every_dtype_is_laid_out_as_the_reference_does(dtype: str) -> None:
         header, len(header) + json.loads(header[8:])["x"]["data_offsets"][1], "x"
     )
     assert (name, found, shape, begin) == ("x", dtype, (3, 8), start)
-    [(_, described)] = safetensors.deserialize(header + bytes(end - begin))
+    [(_, described)] = safetensors.deserialize(header + bytes(end - begin))  # type: ignore[no-untyped-call]
     assert (described["dtype"], described["shape"]) == (dtype, [3, 8])
     assert len(described["data"]) == end - begin
 

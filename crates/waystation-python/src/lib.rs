@@ -9,6 +9,8 @@ mod error;
 mod files;
 mod format;
 mod job;
+mod memory;
+mod write;
 mod read;
 
 #[pymodule(gil_used = true)]
@@ -16,6 +18,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     files::register(module)?;
     format::register(module)?;
     job::register(module)?;
+    memory::register(module)?;
+    write::register(module)?;
     read::register(module)?;
+    // PyO3 keeps a list of what was added; it would only repeat the stub.
+    module.delattr("__all__")?;
     Ok(())
 }
