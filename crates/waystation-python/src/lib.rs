@@ -10,8 +10,8 @@ mod files;
 mod format;
 mod job;
 mod memory;
-mod write;
 mod read;
+mod write;
 
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -19,8 +19,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     format::register(module)?;
     job::register(module)?;
     memory::register(module)?;
-    write::register(module)?;
     read::register(module)?;
+    write::register(module)?;
     // PyO3 keeps a list of what was added; it would only repeat the stub.
     module.delattr("__all__")?;
     Ok(())

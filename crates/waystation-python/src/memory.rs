@@ -1,0 +1,155 @@
+//! Host memory from the arena, and copies within host memory.
+//!
+//! Invariants: a `Slab` is a Python object whose memory is returned to the pool when the object dies;
+//! views of it (through the buffer protocol) refer to the object, so memory outlives every view.
+
+use std::ffi::c_int;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use waystation_format::{Error, Kind};
+use waystation_io::arena::{self, Arena};
+use waystation_io::job::in_parallel;
+
+use crate::error::guarded;
+use crate::write::read_words;
+
+/// Bytes that one thread copies at a time.
+const COPY_PIECE_BYTES: usize = 4 << 20;
+/// Below this, starting threads takes longer than copying.
+const COPY_ALONE_BYTES: usize = 1 << 20;
+
+/// Host memory from the arena: page-aligned, writable through the buffer protocol.
+#[pyclass(frozen, module = "waystation._native")]
+pub struct Slab(arena::Slab);
+
+#[pymethods]
+impl Slab {
+    #[getter]
+    fn address(&self) -> usize {
+        self.0.address().as_ptr() as usize
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.0.nbytes()
+    }
+
+    /// # Safety
+    /// Called by the interpreter with a view that it wants filled.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let memory = &slf.get().0;
+        let nbytes = ffi::Py_ssize_t::try_from(memory.nbytes())
+            .map_err(|_| PyBufferError::new_err("the slab is too large for a buffer"))?;
+        let address = memory.address().as_ptr().cast();
+        // SAFETY: the memory lives as long as the object, to which the view takes a reference.
+        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), address, nbytes, 0, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (nbytes, /))]
+fn allocate(py: Python<'_>, nbytes: usize) -> PyResult<Slab> {
+    py.detach(|| guarded(|| Arena::global().allocate(nbytes))).map(Slab)
+}
+
+#[pyfunction]
+fn arena_statistics(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let statistics = Arena::global().statistics();
+    let dictionary = PyDict::new(py);
+    dictionary.set_item("live_bytes", statistics.live_bytes)?;
+    dictionary.set_item("idle_bytes", statistics.idle_bytes)?;
+    dictionary.set_item("reused_bytes", statistics.reused_bytes)?;
+    dictionary.set_item("mapped_bytes", statistics.mapped_bytes)?;
+    dictionary.set_item("limit_bytes", statistics.limit_bytes)?;
+    Ok(dictionary)
+}
+
+#[pyfunction]
+fn trim_arena(py: Python<'_>) -> PyResult<u64> {
+    py.detach(|| guarded(|| Ok(Arena::global().trim())))
+}
+
+/// One contiguous copy.
+struct Copy {
+    destination: usize,
+    source: usize,
+    nbytes: usize,
+}
+
+#[pyfunction]
+#[pyo3(signature = (words, owners, /, *, threads=None))]
+fn copy_batch(
+    py: Python<'_>,
+    words: &Bound<'_, PyAny>,
+    owners: &Bound<'_, PyAny>,
+    threads: Option<usize>,
+) -> PyResult<()> {
+    let words = read_words(words)?;
+    let result = py.detach(|| guarded(|| copy_all(&parse_copies(&words)?, threads)));
+    // The caller's reference keeps the memory alive until here.
+    let _ = owners;
+    result
+}
+
+fn parse_copies(words: &[i64]) -> Result<Vec<Copy>, Error> {
+    let invalid = |message: &'static str| Error::new(Kind::InvalidInput, message);
+    let (records, rest) = words.as_chunks::<3>();
+    if !rest.is_empty() {
+        return Err(invalid("copies are records of destination, source, nbytes"));
+    }
+    let mut copies = Vec::with_capacity(records.len());
+    for &[destination, source, nbytes] in records {
+        let number = |word: i64| usize::try_from(word).ok();
+        let (Some(destination), Some(source), Some(nbytes)) =
+            (number(destination), number(source), number(nbytes))
+        else {
+            return Err(invalid("an address or size of a copy is negative"));
+        };
+        if nbytes > 0 && (destination == 0 || source == 0) {
+            return Err(invalid("a copy has no address"));
+        }
+        if destination.checked_add(nbytes).is_none() || source.checked_add(nbytes).is_none() {
+            return Err(invalid("a copy reaches beyond the address space"));
+        }
+        // Pieces of a bounded size share the work evenly among threads.
+        for begin in (0..nbytes).step_by(COPY_PIECE_BYTES) {
+            let nbytes = COPY_PIECE_BYTES.min(nbytes - begin);
+            copies.push(Copy { destination: destination + begin, source: source + begin, nbytes });
+        }
+    }
+    Ok(copies)
+}
+
+fn copy_all(copies: &[Copy], threads: Option<usize>) -> Result<(), Error> {
+    let total: usize = copies.iter().map(|copy| copy.nbytes).sum();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads.unwrap_or(cores).clamp(1, (total / COPY_ALONE_BYTES).max(1));
+    // Stretches of records, not single ones: thousands of tiny arrays must not contend for a counter.
+    let stretch = copies.len().div_ceil(threads * 8).max(1);
+    let stretches: Vec<&[Copy]> = copies.chunks(stretch).collect();
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    in_parallel(threads, "waystation-copy", &|| {
+        while let Some(stretch) = stretches.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+            for copy in *stretch {
+                let (source, destination) = (copy.source as *const u8, copy.destination as *mut u8);
+                // SAFETY: only Waystation calls this module; it hands over addresses of memory that the
+                // owners keep alive. `copy` allows the two to overlap.
+                unsafe { std::ptr::copy(source, destination, copy.nbytes) };
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Adds the names of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Slab>()?;
+    module.add_function(wrap_pyfunction!(allocate, module)?)?;
+    module.add_function(wrap_pyfunction!(arena_statistics, module)?)?;
+    module.add_function(wrap_pyfunction!(trim_arena, module)?)?;
+    module.add_function(wrap_pyfunction!(copy_batch, module)?)
+}

@@ -1,0 +1,77 @@
+//! `start_write`: plans of files to be written become a background [`Job`].
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+use waystation_format::{Error, Kind};
+use waystation_io::write::{self, FileInput, Options, Statistics};
+
+use crate::error::{guarded, to_py};
+use crate::format::Bytes;
+use crate::job::{IntoDictionary, Job};
+
+/// A file as Python gives it: path, header, size, words.
+type FileTuple<'py> = (String, Bound<'py, PyBytes>, u64, Bound<'py, PyAny>);
+
+impl IntoDictionary for Statistics {
+    fn into_dictionary(self, py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+        let packed = self.checksums.iter().map(|blocks| {
+            let bytes: Vec<u8> = blocks.iter().flat_map(|checksum| checksum.to_le_bytes()).collect();
+            PyBytes::new(py, &bytes)
+        });
+        let dictionary = PyDict::new(py);
+        dictionary.set_item("checksums", PyList::new(py, packed)?)?;
+        dictionary.set_item("mode", self.mode.name())?;
+        dictionary.set_item("bytes_written", self.bytes_written)?;
+        dictionary.set_item("gather_s", self.gather_time.as_secs_f64())?;
+        dictionary.set_item("write_s", self.write_time.as_secs_f64())?;
+        dictionary.set_item("sync_s", self.sync_time.as_secs_f64())?;
+        Ok(dictionary)
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (files, owners, /, *, sync=true, mode=None, block_bytes=None, depth=None, threads=None))]
+#[allow(clippy::too_many_arguments)] // the stub's
+fn start_write(
+    py: Python<'_>,
+    files: Vec<FileTuple<'_>>,
+    owners: Py<PyAny>,
+    sync: bool,
+    mode: Option<&str>,
+    block_bytes: Option<usize>,
+    depth: Option<usize>,
+    threads: Option<usize>,
+) -> PyResult<Job> {
+    let mode = mode.map(str::parse).transpose().map_err(to_py)?;
+    let options = Options { sync, mode, block_bytes, depth, threads };
+    let inputs = files.iter().map(read_file).collect::<PyResult<Vec<_>>>()?;
+    // SAFETY: only Waystation calls this module; it hands over addresses of memory that `owners` keeps
+    // alive, and the job keeps `owners` until no thread reads it.
+    let handle = py.detach(|| guarded(|| unsafe { write::start(inputs, options) }))?;
+    Ok(Job::new(handle, owners))
+}
+
+fn read_file((path, header, file_bytes, words): &FileTuple<'_>) -> PyResult<FileInput> {
+    Ok(FileInput {
+        path: path.into(),
+        header: header.as_bytes().to_vec(),
+        file_bytes: *file_bytes,
+        words: read_words(words)?,
+    })
+}
+
+/// The int64 words of a buffer, copied: plans are small and parsed without the GIL.
+pub fn read_words(buffer: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    let bytes = Bytes::of(buffer)?;
+    let (words, rest) = bytes.as_slice().as_chunks::<8>();
+    if !rest.is_empty() {
+        let message = "the words of a plan must be whole int64 numbers";
+        return Err(to_py(Error::new(Kind::InvalidInput, message)));
+    }
+    Ok(words.iter().map(|word| i64::from_ne_bytes(*word)).collect())
+}
+
+/// Adds the names of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(start_write, module)?)
+}
