@@ -1,5 +1,7 @@
 """The order of the data is a function of seed and position, and covers the text once a pass."""
 
+import ast
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +33,8 @@ def test_seed_decides_the_order() -> None:
 def test_text_is_this_interpreter_s_library() -> None:
     text = standard_library_text()
     assert len(text) >= LEAST_TEXT_BYTES
-    assert Path(np.__file__).read_bytes() not in text.tobytes()
-    assert Path(__import__("json").__file__).parent.with_name("ast.py").read_bytes() in text.tobytes()
+    assert Path(ast.__file__).read_bytes() in text.tobytes()
+    assert inspect.getsource(np).encode() not in text.tobytes()
 
 
 def test_library_without_sources_is_refused(tmp_path: Path) -> None:
