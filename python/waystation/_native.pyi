@@ -140,7 +140,9 @@ def write_small_files(files: Sequence[tuple[str, Buffer]], /, *, sync: bool = Tr
 def read_small_files(paths: Sequence[str], /, *, limit_bytes: int) -> list[bytes]:
     """Reads whole files in parallel; a larger one than the limit is Corrupt."""
 
-def sync_directories(paths: Sequence[str], /) -> None: ...
+def sync_paths(paths: Sequence[str], /) -> None:
+    """Makes files and directories (their entries) durable, all in parallel."""
+
 def rename_new(source: str, target: str, /) -> None:
     """Atomic rename that fails with Conflict if `target` exists, Unsupported where the file system
     cannot."""

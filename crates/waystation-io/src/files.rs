@@ -95,21 +95,22 @@ fn read_small_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Makes the entries of directories durable: files created in them, renamed into and out of them.
-pub fn sync_directories<P: AsRef<Path> + Sync>(paths: &[P]) -> Result<()> {
-    in_parallel(paths.len(), |index| sync_directory(paths[index].as_ref())).map(drop)
+/// Makes files and directories durable, in parallel: what files hold, and for directories the entries
+/// that were created in them, renamed into and out of them.
+pub fn sync_paths<P: AsRef<Path> + Sync>(paths: &[P]) -> Result<()> {
+    in_parallel(paths.len(), |index| sync_path(paths[index].as_ref())).map(drop)
 }
 
-fn sync_directory(path: &Path) -> Result<()> {
-    let directory = OpenOptions::new()
+fn sync_path(path: &Path) -> Result<()> {
+    let opened = OpenOptions::new()
         .read(true)
-        .custom_flags(libc::O_DIRECTORY)
+        .custom_flags(libc::O_NONBLOCK)
         .open(path)
-        .map_err(|error| Error::from_io(error, "open the directory", path))?;
-    match directory.sync_all() {
+        .map_err(|error| Error::from_io(error, "open", path))?;
+    match opened.sync_all() {
         // Some network and FUSE file systems refuse it for directories: they have nothing to flush.
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
-        outcome => outcome.map_err(|error| Error::from_io(error, "make the directory durable", path)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) && path.is_dir() => Ok(()),
+        outcome => outcome.map_err(|error| Error::from_io(error, "make durable", path)),
     }
 }
 

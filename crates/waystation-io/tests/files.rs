@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use waystation_io::Kind;
 use waystation_io::files::{
-    read_small_files, rename_exchange, rename_new, sync_directories, write_small_files,
+    read_small_files, rename_exchange, rename_new, sync_paths, write_small_files,
 };
 
 fn names(directory: &Path) -> Vec<String> {
@@ -54,7 +54,7 @@ fn a_missing_directory_is_not_found() {
     assert_eq!(write_small_files(&[(&path, b"".as_slice())], true).unwrap_err().kind(), Kind::NotFound);
     let error = read_small_files(&[&path], 10).unwrap_err();
     assert_eq!((error.kind(), error.context("path")), (Kind::NotFound, path.to_str()));
-    assert_eq!(sync_directories(&[&path]).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(sync_paths(&[&path]).unwrap_err().kind(), Kind::NotFound);
 }
 
 #[test]
@@ -81,14 +81,14 @@ fn the_error_of_the_first_bad_path_is_reported() {
 }
 
 #[test]
-fn directories_are_synced() {
+fn files_and_directories_are_synced() {
     let directory = tempfile::tempdir().unwrap();
     let inner = directory.path().join("inner");
     fs::create_dir(&inner).unwrap();
-    sync_directories(&[directory.path(), &inner]).unwrap();
+    sync_paths(&[directory.path(), &inner]).unwrap();
     fs::write(inner.join("file"), "").unwrap();
-    let error = sync_directories(&[inner.join("file")]).unwrap_err();
-    assert_eq!(error.kind(), Kind::InvalidInput);
+    sync_paths(&[inner.join("file"), inner.clone()]).unwrap();
+    assert_eq!(sync_paths(&[inner.join("none")]).unwrap_err().kind(), Kind::NotFound);
 }
 
 #[test]

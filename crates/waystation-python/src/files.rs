@@ -14,7 +14,7 @@ use crate::format::Bytes;
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(write_small_files, module)?)?;
     module.add_function(wrap_pyfunction!(read_small_files, module)?)?;
-    module.add_function(wrap_pyfunction!(sync_directories, module)?)?;
+    module.add_function(wrap_pyfunction!(sync_paths, module)?)?;
     module.add_function(wrap_pyfunction!(rename_new, module)?)?;
     module.add_function(wrap_pyfunction!(rename_exchange, module)?)?;
     module.add_function(wrap_pyfunction!(probe, module)?)?;
@@ -47,8 +47,8 @@ fn read_small_files<'py>(
 
 #[pyfunction]
 #[pyo3(signature = (paths, /))]
-fn sync_directories(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
-    py.detach(|| guarded(|| files::sync_directories(&paths)))
+fn sync_paths(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
+    py.detach(|| guarded(|| files::sync_paths(&paths)))
 }
 
 #[pyfunction]

@@ -30,7 +30,7 @@ def publish_new(attempt: Attempt) -> None:
         raise _taken(attempt.target) from error
     except Unsupported:
         _rename_directory(attempt.path, attempt.target)
-    _native.sync_directories(attempt.directories_to_sync())
+    _native.sync_paths(attempt.directories_to_sync())
 
 
 def publish_over(attempt: Attempt) -> None:
@@ -40,7 +40,7 @@ def publish_over(attempt: Attempt) -> None:
     except Unsupported:
         replace_in_place(attempt)
         return
-    _native.sync_directories(attempt.directories_to_sync())
+    _native.sync_paths(attempt.directories_to_sync())
     remove_tree(attempt.path)
 
 
@@ -57,7 +57,7 @@ def replace_in_place(attempt: Attempt) -> None:
     record = records.CheckpointRecord(
         present.generation + 1, moved, prepared.created_ns, prepared.custom_metadata
     )
-    _native.sync_directories([target])
+    _native.sync_paths([target])
     replace_record(target, record, attempt.id)
     for directory, _ in present.checkpointables.values():
         remove_tree(os.path.join(target, directory))
@@ -73,7 +73,7 @@ def replace_record(target: str, record: records.CheckpointRecord, attempt_id: st
         os.replace(temporary, final)
     except OSError as error:
         raise from_os_error(error, "replace", final) from error
-    _native.sync_directories([target])
+    _native.sync_paths([target])
 
 
 def withdraw(target: str, attempt_id: str) -> None:
@@ -84,7 +84,7 @@ def withdraw(target: str, attempt_id: str) -> None:
         os.rename(target, grave)
     except OSError as error:
         raise from_os_error(error, "delete", target) from error
-    _native.sync_directories([parent])
+    _native.sync_paths([parent])
     remove_tree(grave)
 
 

@@ -80,7 +80,7 @@ def write_checkpoint(
     path = os.path.join(attempt.path, names.RECORD)
     _native.write_small_files([(path, checkpoint.encode())], sync=False)
     attempt.seal()
-    _native.sync_directories([*unsynced, path, attempt.path])
+    _native.sync_paths([*unsynced, path, attempt.path])
 
 
 def _write_checkpointable(
