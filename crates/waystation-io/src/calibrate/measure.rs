@@ -90,7 +90,7 @@ fn untried(way: &Way) -> Trial {
 }
 
 /// Tries all ways, again and again; a way that failed is not tried again.
-fn take_turns(trials: &mut [Trial], mut attempt: impl FnMut(&Way) -> io::Result<f64>) {
+fn take_turns(trials: &mut [Trial], mut attempt: impl FnMut(&Way) -> io::Result<u64>) {
     for _ in 0..REPETITIONS {
         for trial in trials.iter_mut().filter(|trial| trial.refused.is_none()) {
             match attempt(&trial.way) {
@@ -105,10 +105,10 @@ fn take_turns(trials: &mut [Trial], mut attempt: impl FnMut(&Way) -> io::Result<
 }
 
 /// Bytes per second.
-fn time(bytes: usize, transfer: impl FnOnce() -> io::Result<()>) -> io::Result<f64> {
+fn time(bytes: usize, transfer: impl FnOnce() -> io::Result<()>) -> io::Result<u64> {
     let start = Instant::now();
     transfer()?;
-    Ok(bytes as f64 / start.elapsed().as_secs_f64().max(1e-9))
+    Ok((bytes as f64 / start.elapsed().as_secs_f64().max(1e-9)) as u64)
 }
 
 /// Page-aligned, touched memory.

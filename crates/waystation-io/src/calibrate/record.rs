@@ -21,18 +21,18 @@ const VERSION: u64 = 1;
 const LIMIT_BYTES: u64 = 1 << 20;
 
 /// One way, and how fast it was.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
     /// The way.
     pub way: Way,
     /// Bytes per second of each repetition.
-    pub bytes_per_s: Vec<f64>,
+    pub bytes_per_s: Vec<u64>,
     /// Why there are none.
     pub refused: Option<String>,
 }
 
 /// Everything measured on one file system.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calibration {
     /// Type, device and source of the file system.
     pub key: String,
@@ -52,9 +52,9 @@ pub struct Calibration {
 
 impl Trial {
     /// The median of the repetitions.
-    pub fn median_bytes_per_s(&self) -> Option<f64> {
+    pub fn median_bytes_per_s(&self) -> Option<u64> {
         let mut speeds = self.bytes_per_s.clone();
-        speeds.sort_by(f64::total_cmp);
+        speeds.sort_unstable();
         speeds.get(speeds.len() / 2).copied()
     }
 }
@@ -96,12 +96,11 @@ impl Calibration {
 }
 
 fn best(trials: &[Trial]) -> Option<Way> {
-    let speed = |trial: &&Trial| trial.median_bytes_per_s().unwrap_or(0.0);
     trials
         .iter()
-        .max_by(|one, two| speed(one).total_cmp(&speed(two)))
-        .filter(|way| speed(way) > 0.0)
-        .map(|t| t.way)
+        .filter_map(|trial| Some((trial.median_bytes_per_s()?, trial.way)))
+        .max_by_key(|(speed, _)| *speed)
+        .map(|(_, way)| way)
 }
 
 fn side_to_json(trials: &[Trial]) -> Value {
@@ -123,8 +122,7 @@ fn side_from_json(value: &Value) -> Option<Vec<Trial>> {
 
 fn trial_from_json(value: &Value) -> Option<Trial> {
     let speeds = value.get("bytes_per_s")?.as_array()?;
-    let speeds: Option<Vec<f64>> =
-        speeds.iter().map(|speed| speed.as_f64().filter(|speed| *speed >= 0.0)).collect();
+    let speeds: Option<Vec<u64>> = speeds.iter().map(Value::as_u64).collect();
     Some(Trial {
         way: way_from_json(value)?,
         bytes_per_s: speeds?,
