@@ -13,6 +13,9 @@ mod layout;
 mod portion;
 mod source;
 mod spans;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
 
 use std::fs::File;
 use std::ops::Range;

@@ -156,6 +156,12 @@ impl Source {
         self.refused.store(true, Ordering::Relaxed);
     }
 
+    /// Has the source ask for direct transfers as other rules would have it.
+    #[cfg(test)]
+    pub fn believe(&mut self, rules: Rules) {
+        self.direct_rules = rules;
+    }
+
     fn is_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
     }

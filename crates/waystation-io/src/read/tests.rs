@@ -1,0 +1,183 @@
+//! What cannot be seen from outside: that bytes are read in place, that a wrong choice of mode only costs
+//! time, and that a file which shrinks while it is read is Corrupt.
+
+use std::fs;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use waystation_format::Kind;
+use waystation_format::checksum::crc64;
+
+use super::flight::Flight;
+use super::layout::{Layout, Rules};
+use super::plan::{Plan, ReadFile};
+use super::portion::Reader;
+use super::source::{Source, Wanted};
+use super::spans::{portions, spans_of, stripes_of};
+use super::*;
+use crate::aligned::AlignedBlock;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+const DIRECT: Rules =
+    Rules { offset_alignment: 512, memory_alignment: 512, least_bytes: 128 << 10, most_parts: 8 };
+
+/// Contiguous pieces `(offset, length, address)` of one file.
+fn plan(path: PathBuf, file_bytes: u64, verified: Option<Vec<u64>>, pieces: &[(u64, u64, usize)]) -> Plan {
+    let words: Vec<i64> = pieces
+        .iter()
+        .flat_map(|&(offset, length, address)| [0, offset as i64, length as i64, 0, address as i64])
+        .collect();
+    Plan::new(vec![ReadFile { path, file_bytes, checksums: verified }], &words).unwrap()
+}
+
+fn imagined(file_bytes: u64, verified: bool, pieces: &[(u64, u64, usize)]) -> Plan {
+    let checksums = verified.then(|| vec![0; file_bytes.div_ceil(BLOCK) as usize]);
+    plan(PathBuf::new(), file_bytes, checksums, pieces)
+}
+
+fn parts(plan: &Plan, unit: Range<u64>, rules: &Rules) -> Vec<(u64, usize, usize)> {
+    let mut layout = Layout::new();
+    layout.divide(&plan.files[0], unit, rules, 0x1000 as *mut u8);
+    layout.parts().iter().map(|part| (part.begin, part.nbytes, part.address as usize)).collect()
+}
+
+#[test]
+fn aligned_runs_are_read_in_place() {
+    let plan = imagined(4 * BLOCK, true, &[(4096, 3 * BLOCK, 0x10_0000)]);
+    // The first page is somebody else's; scratch takes it.
+    assert_eq!(
+        parts(&plan, 0..BLOCK, &DIRECT),
+        [(0, 4096, 0x1000), (4096, BLOCK as usize - 4096, 0x10_0000)]
+    );
+    let inner = [(BLOCK, BLOCK as usize, 0x10_0000 + BLOCK as usize - 4096)];
+    assert_eq!(parts(&plan, BLOCK..2 * BLOCK, &DIRECT), inner);
+}
+
+#[test]
+fn runs_that_cannot_be_aligned_go_through_scratch() {
+    let misplaced = imagined(BLOCK, true, &[(0, BLOCK, 0x10_0100)]);
+    assert_eq!(parts(&misplaced, 0..BLOCK, &DIRECT), [(0, BLOCK as usize, 0x1000)]);
+    // The end of the file is asked for as far as the alignment wants.
+    let odd = imagined(BLOCK - 5, true, &[(0, BLOCK - 5, 0x10_0000)]);
+    let body = BLOCK as usize - 512;
+    assert_eq!(parts(&odd, 0..BLOCK - 5, &DIRECT), [(0, body, 0x10_0000), (BLOCK - 512, 512, 0x1000 + body)]);
+}
+
+#[test]
+fn bytes_that_two_pieces_need_go_through_scratch() {
+    let plan = imagined(BLOCK, true, &[(0, BLOCK, 0x10_0000), (BLOCK - 7, 7, 0x90_0000)]);
+    assert_eq!(parts(&plan, 0..BLOCK, &DIRECT), [(0, BLOCK as usize, 0x1000)]);
+}
+
+#[test]
+fn spans_cover_what_is_needed_and_little_more() {
+    let pieces = [(5000, 10, 0x1000), (5000 + (40 << 10), 10, 0x2000), (9 * BLOCK, 1, 0x3000)];
+    let unverified = spans_of(&imagined(9 * BLOCK + 1, false, &pieces).files[0]);
+    assert_eq!(unverified, [4096..49152, 9 * BLOCK..9 * BLOCK + 1]);
+    let verified = spans_of(&imagined(9 * BLOCK + 1, true, &pieces).files[0]);
+    assert_eq!(verified, [0..BLOCK, 9 * BLOCK..9 * BLOCK + 1]);
+}
+
+#[test]
+fn a_strided_box_leaves_out_blocks_that_it_does_not_touch() {
+    // Rows of three blocks, of which one item is needed each.
+    let row = 3 * BLOCK as i64;
+    let words = [0, 0, 1, 2, 4, row, 0, 5, 4, 1, 0x1000, 1, 1];
+    let file = ReadFile { path: PathBuf::new(), file_bytes: 12 * BLOCK, checksums: Some(vec![0; 12]) };
+    let plan = Plan::new(vec![file], &words).unwrap();
+    let expected: Vec<Range<u64>> = (0..4).map(|row| row * 3 * BLOCK..(row * 3 + 1) * BLOCK).collect();
+    assert_eq!(spans_of(&plan.files[0]), expected);
+}
+
+#[test]
+fn stripes_are_the_spans_again() {
+    let spans = [0..10 * BLOCK, 20 * BLOCK..20 * BLOCK + 7, 30 * BLOCK..31 * BLOCK];
+    let stripes = stripes_of(0, &spans, 4 * BLOCK);
+    assert!(stripes.iter().all(|stripe| span_bytes(&stripe.spans) <= 4 * BLOCK));
+    let mut position = None;
+    let mut rejoined: Vec<Range<u64>> = Vec::new();
+    for span in stripes.into_iter().flat_map(|stripe| stripe.spans) {
+        match rejoined.last_mut() {
+            Some(last) if position == Some(span.start) => last.end = span.end,
+            _ => rejoined.push(span.clone()),
+        }
+        position = Some(span.end);
+    }
+    assert_eq!(rejoined, spans);
+    assert_eq!(portions(0..10, 4).collect::<Vec<_>>(), [0..4, 4..8, 8..10]);
+    assert_eq!(portions(3..3, 4).count(), 0);
+}
+
+/// A file of two blocks, opened by a mode, and where it is to go.
+struct Opened {
+    plan: Plan,
+    source: Arc<Source>,
+    memory: AlignedBlock,
+    content: Vec<u8>,
+    file: tempfile::NamedTempFile,
+}
+
+fn opened(mode: Mode, destination_offset: usize) -> Opened {
+    let content: Vec<u8> = (0..2 * BLOCK_BYTES).map(|index| (index * 7 / 5) as u8).collect();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), &content).unwrap();
+    file.as_file().sync_all().unwrap();
+    let memory = AlignedBlock::map(2 * BLOCK_BYTES + destination_offset).unwrap();
+    let address = memory.address().as_ptr() as usize + destination_offset;
+    let checksums = content.chunks(BLOCK_BYTES).map(crc64).collect();
+    let plan = plan(file.path().to_owned(), 2 * BLOCK, Some(checksums), &[(0, 2 * BLOCK, address)]);
+    let spans = spans_of(&plan.files[0]);
+    let wanted = Wanted { plan: &plan.files[0], spans: &spans, mode: Some(mode), cold_mode: mode };
+    let source = Arc::new(Source::open(&wanted).unwrap());
+    Opened { plan, source, memory, content, file }
+}
+
+#[test]
+fn a_file_that_shrinks_meanwhile_is_corrupt() {
+    for mode in Mode::ALL {
+        let opened = opened(mode, 0);
+        let file = &opened.plan.files[0];
+        opened.file.as_file().set_len(BLOCK + 100).unwrap();
+        // SAFETY: the memory outlives the read.
+        let outcome =
+            unsafe { Reader::new(2 * BLOCK_BYTES).unwrap().read(file, &opened.source, None, 0..2 * BLOCK) };
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind(), Kind::Corrupt, "{error}");
+        assert!(error.message().contains("truncated: 262244 bytes"), "{error}");
+        let Ok(mut flight) = Flight::new(1, 2 * BLOCK_BYTES) else { continue };
+        // SAFETY: as above; landing waits.
+        unsafe { flight.send(file, &opened.source, 0..2 * BLOCK) }.unwrap();
+        assert_eq!(flight.land().unwrap_err().kind(), Kind::Corrupt);
+    }
+}
+
+#[test]
+fn a_refused_direct_transfer_is_repeated_through_the_page_cache() {
+    for by_ring in [false, true] {
+        let mut opened = opened(Mode::DirectRing, 1);
+        let Some(source) = Arc::get_mut(&mut opened.source) else { return };
+        if source.mode() == Mode::Buffered {
+            return; // no direct transfers here at all
+        }
+        // An odd address is what no device accepts.
+        source.believe(Rules { memory_alignment: 1, ..DIRECT });
+        let file = &opened.plan.files[0];
+        let delivered = if by_ring {
+            let Ok(mut flight) = Flight::new(2, 2 * BLOCK_BYTES) else { return };
+            // SAFETY: the memory outlives the flight; landing waits.
+            unsafe { flight.send(file, &opened.source, 0..2 * BLOCK) }.unwrap();
+            flight.land().unwrap()
+        } else {
+            let mut reader = Reader::new(2 * BLOCK_BYTES).unwrap();
+            // SAFETY: the memory outlives the read.
+            unsafe { reader.read(file, &opened.source, None, 0..2 * BLOCK) }.unwrap()
+        };
+        assert_eq!((delivered, opened.source.mode()), (2 * BLOCK, Mode::Buffered));
+        // SAFETY: filled above, and nobody writes any more.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(opened.memory.address().as_ptr().add(1), opened.content.len())
+        };
+        assert!(bytes == opened.content);
+    }
+}
