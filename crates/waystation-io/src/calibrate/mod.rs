@@ -69,6 +69,7 @@ pub fn calibration(directory: &Path) -> Result<Option<Calibration>> {
 /// The best ways for files at `path`, which may not exist yet in a directory that does. `None` where
 /// nothing was measured. Looks on disk once per process and file system.
 pub fn remembered(path: &Path) -> Option<Choice> {
+    let path = std::path::absolute(path).ok()?;
     let existing = path.ancestors().find(|path| path.exists())?;
     let device = std::fs::metadata(existing).ok()?.dev();
     let place = record::directory();

@@ -24,7 +24,6 @@ const PART_BITS: u32 = 8;
 /// A unit on its way.
 struct Slot<'a> {
     layout: Layout,
-    scratch: AlignedBlock,
     /// The file and its plan, while the unit is in flight.
     from: Option<(&'a FilePlan, Arc<Source>)>,
     pending: usize,
@@ -33,9 +32,11 @@ struct Slot<'a> {
 
 /// One ring and the units in flight on it.
 pub struct Flight<'a> {
-    // Dropped first: waits for requests that use the slots.
+    // Dropped first: waits for requests that use slots and scratch.
     ring: Ring,
     slots: Vec<Slot<'a>>,
+    /// Of all slots, one after another: large enough for huge pages, and touched only where needed.
+    scratch: AlignedBlock,
     free: Vec<usize>,
     unit_bytes: usize,
     depth: usize,
@@ -44,12 +45,13 @@ pub struct Flight<'a> {
 }
 
 impl<'a> Flight<'a> {
-    /// A flight of up to `depth` units of up to `unit_bytes`; an error means that there is no io_uring.
-    pub fn new(depth: usize, unit_bytes: usize) -> io::Result<Self> {
+    /// A flight of up to `depth` units of up to `unit_bytes`; `None` means that there is no io_uring.
+    pub fn new(depth: usize, unit_bytes: usize) -> Result<Option<Self>> {
         let depth = depth.clamp(1, 256);
-        let ring = Ring::new((depth * DIRECT_MOST_PARTS) as u32)?;
+        let Ok(ring) = Ring::new((depth * DIRECT_MOST_PARTS) as u32) else { return Ok(None) };
+        let scratch = AlignedBlock::map(depth * unit_bytes)?;
         let (slots, free, vector) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { ring, slots, free, unit_bytes, depth, vector, delivered_bytes: 0 })
+        Ok(Some(Self { ring, slots, scratch, free, unit_bytes, depth, vector, delivered_bytes: 0 }))
     }
 
     /// Sends a unit off, after waiting for room.
@@ -59,9 +61,10 @@ impl<'a> Flight<'a> {
     /// writable and used by nobody else.
     pub unsafe fn send(&mut self, plan: &'a FilePlan, source: &Arc<Source>, unit: Range<u64>) -> Result<()> {
         let index = self.free_slot()?;
+        let scratch = self.scratch.address().as_ptr().wrapping_add(index * self.unit_bytes);
         let slot = &mut self.slots[index];
         let (file, rules) = source.access();
-        slot.layout.divide(plan, unit, rules, slot.scratch.address().as_ptr());
+        slot.layout.divide(plan, unit, rules, scratch);
         slot.from = Some((plan, Arc::clone(source)));
         for (number, part) in slot.layout.parts().iter().enumerate() {
             let token = (index as u64) << PART_BITS | number as u64;
@@ -94,14 +97,7 @@ impl<'a> Flight<'a> {
                 return Ok(index);
             }
             if self.slots.len() < self.depth {
-                let scratch = AlignedBlock::map(self.unit_bytes)?;
-                self.slots.push(Slot {
-                    layout: Layout::new(),
-                    scratch,
-                    from: None,
-                    pending: 0,
-                    failure: None,
-                });
+                self.slots.push(Slot { layout: Layout::new(), from: None, pending: 0, failure: None });
                 return Ok(self.slots.len() - 1);
             }
             self.receive()?;

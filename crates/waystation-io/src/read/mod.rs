@@ -19,7 +19,7 @@ mod tests;
 
 use std::fs::File;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use waystation_format::Result;
@@ -33,6 +33,7 @@ use self::spans::{Stripe, portions, span_bytes, spans_of, stripes_of};
 use crate::calibrate;
 use crate::job::{Handle, Shared, panicked};
 use crate::mode::{Mode, Way};
+use crate::ring::Ring;
 
 /// Scratch memory of all workers together.
 const SCRATCH_BYTES: usize = 128 << 20;
@@ -44,6 +45,10 @@ const STRIPE_LEAST_BYTES: u64 = 2 << 20;
 const STRIPES_PER_WORKER: u64 = 4;
 /// Work below which another thread does not pay.
 const LEAST_BYTES_PER_WORKER: u64 = 4 << 20;
+/// Workers that the engine starts of its own accord.
+const MOST_WORKERS: usize = 8;
+/// Threads that keep a device busy with one request each.
+const LEAST_DIRECT_THREADS: usize = 4;
 /// Buffered reads are taken so far that the bytes are still in the core's cache when verified.
 const BUFFERED_UNIT_BYTES: usize = 2 * BLOCK_BYTES;
 
@@ -89,7 +94,8 @@ unsafe fn run(plan: &Plan, options: &Options, shared: &Shared<Statistics>) -> Re
     let spans: Vec<Vec<Range<u64>>> = plan.files.iter().map(spans_of).collect();
     let total = spans.iter().map(|spans| span_bytes(spans)).sum();
     let way = choose_way(plan, options, total);
-    let work = Work::new(plan, options.mode, &spans, way, total, shared);
+    let prescribed = options.mode.map(|_| way.mode);
+    let work = Work::new(plan, prescribed, &spans, way, total, shared);
     std::thread::scope(|scope| {
         let helpers: Vec<_> = (1..way.threads)
             // Where the system grants no thread, those there are do all the work.
@@ -112,29 +118,39 @@ unsafe fn run(plan: &Plan, options: &Options, shared: &Shared<Statistics>) -> Re
 
 /// The caller's prescriptions, else what was measured for the file system, else what suits most.
 fn choose_way(plan: &Plan, options: &Options, total: u64) -> Way {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_WORKERS);
     let largest = plan.files.iter().max_by_key(|file| file.needed_bytes());
     let remembered =
         largest.and_then(|file| calibrate::remembered(&file.file.path)).map(|choice| choice.read);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut way = remembered.unwrap_or(Way {
-        mode: Mode::DirectRing,
+    let mode = options.mode.or(remembered.map(|way| way.mode)).unwrap_or(Mode::DirectRing);
+    let mode = if mode == Mode::DirectRing && !has_ring() { Mode::DirectThreads } else { mode };
+    let way = remembered.filter(|way| way.mode == mode).unwrap_or(Way {
+        mode,
         block_bytes: 1 << 20,
         depth: 16,
-        threads: cores.min(4),
+        threads: if mode == Mode::DirectThreads { LEAST_DIRECT_THREADS } else { 1 },
     });
-    if let Some(mode) = options.mode {
-        way.mode = mode;
+    let block_bytes = options.block_bytes.unwrap_or(way.block_bytes).clamp(BLOCK_BYTES, 64 << 20);
+    let block_bytes = block_bytes.next_multiple_of(BLOCK_BYTES);
+    // Verifying and copying want cores, whatever the disk wants.
+    let useful = (total / LEAST_BYTES_PER_WORKER).clamp(1, 64) as usize;
+    let threads = options.threads.map_or(way.threads.max(cores).min(useful), |threads| threads.clamp(1, 64));
+    let most_units = (SCRATCH_BYTES / block_bytes).min(total.div_ceil(block_bytes as u64) as usize).max(1);
+    Way { mode, block_bytes, depth: options.depth.unwrap_or(way.depth).clamp(1, most_units), threads }
+}
+
+/// Whether the system grants this process io_uring. Remembered without a lock, which a forked child
+/// could find held for ever.
+fn has_ring() -> bool {
+    const UNKNOWN: u8 = 0;
+    const GRANTED: u8 = 1;
+    const REFUSED: u8 = 2;
+    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
+    if ANSWER.load(Ordering::Relaxed) == UNKNOWN {
+        let answer = if Ring::new(1).is_ok() { GRANTED } else { REFUSED };
+        ANSWER.store(answer, Ordering::Relaxed);
     }
-    way.block_bytes = options.block_bytes.unwrap_or(way.block_bytes).clamp(BLOCK_BYTES, 64 << 20);
-    way.block_bytes = way.block_bytes.next_multiple_of(BLOCK_BYTES);
-    way.threads = options.threads.unwrap_or_else(|| {
-        // Verifying and copying want cores, whatever the disk wants.
-        way.threads.max(cores.min(4)).min((total / LEAST_BYTES_PER_WORKER) as usize)
-    });
-    way.threads = way.threads.clamp(1, 64);
-    let units = (SCRATCH_BYTES / way.block_bytes).max(1);
-    way.depth = options.depth.unwrap_or(way.depth).clamp(1, units);
-    way
+    ANSWER.load(Ordering::Relaxed) == GRANTED
 }
 
 /// What the workers of a job share.
@@ -315,7 +331,7 @@ impl<'a> Worker<'a> {
         unit: Range<u64>,
     ) -> Result<u64> {
         if source.mode() == Mode::DirectRing
-            && let Some(flight) = self.flight()
+            && let Some(flight) = self.flight()?
         {
             // SAFETY: as the caller promises; `run` lands the flight, or its drop waits.
             unsafe { flight.send(plan, source, unit) }?;
@@ -330,14 +346,12 @@ impl<'a> Worker<'a> {
     }
 
     /// This worker's ring, unless the system refuses one.
-    fn flight(&mut self) -> Option<&mut Flight<'a>> {
+    fn flight(&mut self) -> Result<Option<&mut Flight<'a>>> {
         if self.flight.is_none() && !self.work.no_ring.load(Ordering::Relaxed) {
             let depth = self.work.way.depth.div_ceil(self.work.way.threads);
-            match Flight::new(depth, self.work.way.block_bytes) {
-                Ok(flight) => self.flight = Some(flight),
-                Err(_) => self.work.no_ring.store(true, Ordering::Relaxed),
-            }
+            self.flight = Flight::new(depth, self.work.way.block_bytes)?;
+            self.work.no_ring.fetch_or(self.flight.is_none(), Ordering::Relaxed);
         }
-        self.flight.as_mut()
+        Ok(self.flight.as_mut())
     }
 }

@@ -145,7 +145,7 @@ fn a_file_that_shrinks_meanwhile_is_corrupt() {
         let error = outcome.unwrap_err();
         assert_eq!(error.kind(), Kind::Corrupt, "{error}");
         assert!(error.message().contains("truncated: 262244 bytes"), "{error}");
-        let Ok(mut flight) = Flight::new(1, 2 * BLOCK_BYTES) else { continue };
+        let Some(mut flight) = Flight::new(1, 2 * BLOCK_BYTES).unwrap() else { continue };
         // SAFETY: as above; landing waits.
         unsafe { flight.send(file, &opened.source, 0..2 * BLOCK) }.unwrap();
         assert_eq!(flight.land().unwrap_err().kind(), Kind::Corrupt);
@@ -164,7 +164,7 @@ fn a_refused_direct_transfer_is_repeated_through_the_page_cache() {
         source.believe(Rules { memory_alignment: 1, ..DIRECT });
         let file = &opened.plan.files[0];
         let delivered = if by_ring {
-            let Ok(mut flight) = Flight::new(2, 2 * BLOCK_BYTES) else { return };
+            let Some(mut flight) = Flight::new(2, 2 * BLOCK_BYTES).unwrap() else { return };
             // SAFETY: the memory outlives the flight; landing waits.
             unsafe { flight.send(file, &opened.source, 0..2 * BLOCK) }.unwrap();
             flight.land().unwrap()
