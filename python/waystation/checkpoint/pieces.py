@@ -1,0 +1,103 @@
+"""Arrays of a checkpoint piece by piece, for whoever looks at all of them in bounded memory.
+
+Invariants: the pieces of an array come in C order, and each is contiguous in it, so that their bytes one
+after another are the array's; small arrays are read many at a time, large ones in parts; while one group
+of pieces is used the next is read, so at most two groups are in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from waystation._options import Options
+from waystation.frameworks import dtypes
+from waystation.grid import Box
+from waystation.layouts.native.read import OpenCheckpointable, ReadStatistics, Request, read_boxes
+
+GROUP_BYTES = 32 << 20
+
+Values = np.ndarray[Any, Any]
+Loaded = TypeVar("Loaded")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of one of the arrays that were given to `group_parts`, by its place among them."""
+
+    index: int
+    box: Box
+
+
+def group_parts(
+    shapes: Sequence[tuple[int, ...]], item_bytes: Sequence[int], group_bytes: int = GROUP_BYTES
+) -> Iterator[list[Part]]:
+    """Cuts arrays into parts and puts these into groups of at most `group_bytes`.
+
+    An element is never cut, so a group of one element may be larger. Arrays without elements have no part.
+    """
+    group: list[Part] = []
+    held = 0
+    for index, (shape, size) in enumerate(zip(shapes, item_bytes, strict=True)):
+        for box in cut(shape, max(1, group_bytes // max(1, size))):
+            nbytes = math.prod(box[1]) * size
+            if group and held + nbytes > group_bytes:
+                yield group
+                group, held = [], 0
+            group.append(Part(index, box))
+            held += nbytes
+    if group:
+        yield group
+
+
+def cut(shape: tuple[int, ...], most_items: int) -> Iterator[Box]:
+    """Boxes of at most `most_items` elements that cover an array in C order, each contiguous in it."""
+    if math.prod(shape) == 0:
+        return
+    axis = 0  # along which to cut: the first whose slices are small enough
+    while axis < len(shape) and math.prod(shape[axis + 1 :]) > most_items:
+        axis += 1
+    if axis == len(shape) or math.prod(shape) <= most_items:
+        yield (0,) * len(shape), shape
+        return
+    step = max(1, most_items // math.prod(shape[axis + 1 :]))
+    inner = shape[axis + 1 :]
+    for leading in np.ndindex(shape[:axis]):
+        for start in range(0, shape[axis], step):
+            extent = min(step, shape[axis] - start)
+            yield (*leading, start, *(0,) * len(inner)), (*(1,) * axis, extent, *inner)
+
+
+def buffer_item_bytes(opened: OpenCheckpointable, array: int) -> int:
+    """Bytes of one logical element of an array in the buffers that `read_parts` fills."""
+    form = dtypes.of_stored(opened.tree.arrays[array])
+    return int(form.host.itemsize) * math.prod(form.host_trailing)
+
+
+def read_parts(
+    opened: OpenCheckpointable, arrays: Sequence[int], parts: Sequence[Part], options: Options
+) -> list[Values]:
+    """Reads a group of parts; `arrays` says which array each index of a part is."""
+    requests = [Request(arrays[part.index], [part.box]) for part in parts]
+    read = read_boxes(opened, requests, options, lambda _job: None, ReadStatistics())
+    return [found for (found,) in read]
+
+
+def read_ahead(
+    groups: Iterable[list[Part]], read: Callable[[list[Part]], Loaded]
+) -> Iterator[tuple[list[Part], Loaded]]:
+    """Each group with what `read` makes of it, while the next one is read in the background."""
+    with ThreadPoolExecutor(1, thread_name_prefix="waystation: read ahead") as reader:
+        pending: tuple[list[Part], Future[Loaded]] | None = None
+        for group in groups:
+            following = (group, reader.submit(read, group))
+            if pending is not None:
+                yield pending[0], pending[1].result()
+            pending = following
+        if pending is not None:
+            yield pending[0], pending[1].result()
