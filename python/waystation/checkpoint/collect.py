@@ -1,0 +1,138 @@
+"""`find_leftovers` and `remove_leftovers`: what saves left behind when they were killed.
+
+Removed is what provably belongs to no running save: attempts of processes of this machine that are gone.
+Whether a process of another machine (or of another container) still runs cannot be told from here, so its
+attempts are removed only when they have shown no sign of life for long. Committed checkpoints are never
+touched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from waystation._errors import InvalidInput, NotFound, from_os_error
+from waystation.checkpoint.paths import PathLike, is_checkpoint
+from waystation.layouts.native import names
+from waystation.layouts.native.attempts import Leftover, leftovers, new_attempt_id, remove_tree
+
+DAY_S = 86_400.0
+
+Verdict = Literal["dead", "abandoned", "running", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLeftover:
+    """An unfinished attempt and what may be done with it.
+
+    Attributes:
+        leftover: The attempt.
+        nbytes: Bytes of its files.
+        verdict: `dead` (its process provably no longer runs), `abandoned` (of another machine, without a
+            sign of life for as long as was asked), `running` (its process does), `unknown` (of another
+            machine, and recent).
+    """
+
+    leftover: Leftover
+    nbytes: int
+    verdict: Verdict
+
+    @property
+    def removable(self) -> bool:
+        """Whether `remove_leftovers` removes it."""
+        return self.verdict in ("dead", "abandoned")
+
+
+def find_leftovers(directory: PathLike, *, older_than_s: float = DAY_S) -> list[FoundLeftover]:
+    """Finds the unfinished attempts in a directory of checkpoints, and inside of these.
+
+    Args:
+        directory: Where checkpoints are.
+        older_than_s: From which age on attempts of other machines count as abandoned.
+
+    Raises:
+        NotFound: There is no such directory.
+        InvalidInput: It is no directory, or the age is negative.
+    """
+    if not older_than_s >= 0:
+        raise InvalidInput(f"an age cannot be {older_than_s} seconds")
+    parent = os.path.realpath(os.path.expanduser(os.fspath(directory)))
+    found = [leftover for place in _places(parent) for leftover in leftovers(place)]
+    return [
+        FoundLeftover(leftover, tree_bytes(leftover.path), _judge(leftover, older_than_s))
+        for leftover in found
+    ]
+
+
+def remove_leftovers(
+    found: Sequence[FoundLeftover],
+    *,
+    older_than_s: float = DAY_S,
+    on_removed: Callable[[FoundLeftover], None] = lambda _found: None,
+) -> list[FoundLeftover]:
+    """Removes those that may be removed, judged once more: a process elsewhere may have shown up again.
+
+    Returns:
+        What was removed.
+    """
+    removed = []
+    for entry in found:
+        present = [
+            leftover
+            for leftover in leftovers(os.path.dirname(entry.leftover.path), entry.leftover.target)
+            if leftover.path == entry.leftover.path
+        ]
+        if present and _judge(present[0], older_than_s) in ("dead", "abandoned"):
+            remove_tree(entry.leftover.path)
+            removed.append(entry)
+            on_removed(entry)
+    return removed
+
+
+def tree_bytes(path: str) -> int:
+    """Bytes of the files at or below a path; what vanishes meanwhile counts as nothing."""
+    try:
+        if not os.path.isdir(path) or os.path.islink(path):
+            return os.lstat(path).st_size
+        with os.scandir(path) as entries:
+            return sum(
+                tree_bytes(entry.path)
+                if entry.is_dir(follow_symlinks=False)
+                else entry.stat(follow_symlinks=False).st_size
+                for entry in entries
+            )
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise from_os_error(error, "look at", path) from error
+
+
+def _places(parent: str) -> Iterator[str]:
+    """The directory, and the checkpoints in it: a record that is being replaced stands inside of one."""
+    try:
+        children = sorted(entry.path for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no directory '{parent}'", path=parent) from error
+    except OSError as error:
+        raise from_os_error(error, "list", parent) from error
+    yield parent
+    for child in children:
+        if names.attempt_target(os.path.basename(child)) is None and is_checkpoint(child):
+            yield child
+
+
+def _judge(leftover: Leftover, older_than_s: float) -> Verdict:
+    if leftover.dead:
+        return "dead"
+    if _is_of_this_machine(leftover):
+        return "running"
+    return "abandoned" if leftover.age_s >= older_than_s else "unknown"
+
+
+def _is_of_this_machine(leftover: Leftover) -> bool:
+    """Whether the attempt was made among the processes that can be seen from here: its id begins like
+    that of an attempt of this process would."""
+    attempt_id = os.path.basename(leftover.path).rpartition(names.ATTEMPT_INFIX)[2]
+    return attempt_id.partition("-")[0] == new_attempt_id().partition("-")[0]
