@@ -1,0 +1,241 @@
+"""Declares every command: its arguments, options and help. Nothing is done here.
+
+Exit codes are the same everywhere: 0 all is well; 1 the command worked and what it looked for is not well (a
+difference, damage); 2 it could not do its work, or was called wrongly; 130 it was interrupted. Modules of
+commands are imported when they run, so that help and completion stay quick.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from waystation.cli.reporting import reporting
+
+application = typer.Typer(
+    name="waystation",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def complete_path(incomplete: str) -> list[str]:
+    """Directories that begin with what has been typed; the shell takes one and asks again."""
+    head, tail = os.path.split(incomplete)
+    try:
+        with os.scandir(head or ".") as entries:
+            names = sorted(entry.name for entry in entries if entry.name.startswith(tail) and entry.is_dir())
+    except OSError:
+        return []
+    return [os.path.join(head, name) for name in names if tail or not name.startswith(".")]
+
+
+Checkpoint = Annotated[Path, typer.Argument(help="The checkpoint.", autocompletion=complete_path)]
+Directory = Annotated[
+    Path, typer.Argument(help="A directory that holds checkpoints.", autocompletion=complete_path)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Traceback = Annotated[bool, typer.Option("--traceback", help="Show where in Waystation an error arose.")]
+Checkpointable = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpointable",
+        metavar="NAME",
+        help="Which checkpointable; by default the only one, or 'state'.",
+    ),
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import waystation
+
+        typer.echo(f"waystation {waystation.__version__}")
+        raise typer.Exit
+
+
+@application.callback()
+def _all(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Look at, check, compare and convert checkpoints.
+
+    Exit codes: 0 all is well, 1 a difference or damage was found, 2 the command could not do its work.
+    """
+
+
+@application.command("inspect")
+def _inspect(
+    path: Checkpoint,
+    checkpointable: Annotated[
+        str | None, typer.Option("--checkpointable", metavar="NAME", help="Show only this checkpointable.")
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option("--depth", min=1, help="Sum up containers below this many levels.")
+    ] = None,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Show what a checkpoint holds: its tree with shapes, dtypes, shardings and sizes."""
+    with reporting(as_json, traceback) as output:
+        from waystation.cli.commands import inspect
+
+        inspect.run(output, path, checkpointable, depth)
+
+
+@application.command("ls")
+def _ls(directory: Directory = Path("."), as_json: AsJson = False, traceback: Traceback = False) -> None:
+    """List the checkpoints of a directory, and saves that did not end. Damaged records exit with 1."""
+    with reporting(as_json, traceback) as output:
+        from waystation.cli.commands import ls
+
+        ls.run(output, directory)
+
+
+@application.command("verify")
+def _verify(
+    path: Checkpoint,
+    every: Annotated[
+        bool, typer.Option("--all", help="Verify each checkpoint of the directory that PATH is.")
+    ] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Read a checkpoint whole and check every checksum. Damage exits with 1."""
+    with reporting(as_json, traceback) as output:
+        from waystation.cli.commands import verify
+
+        verify.run(output, path, every=every)
+
+
+@application.command("diff")
+def _diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint.", autocompletion=complete_path)],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another.", autocompletion=complete_path)],
+    atol: Annotated[
+        float, typer.Option("--atol", min=0, help="Tolerate absolute differences up to this.")
+    ] = 0.0,
+    rtol: Annotated[
+        float,
+        typer.Option("--rtol", min=0, help="Tolerate differences up to this part of the larger number."),
+    ] = 0.0,
+    structure_only: Annotated[bool, typer.Option("--structure-only", help="Read no arrays.")] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Compare two checkpoints, in structure and values, bit by bit unless a tolerance is given.
+
+    Which framework saved them and how they are sharded makes no difference. Any other exits with 1.
+    """
+    with reporting(as_json, traceback) as output:
+        from waystation.cli.commands import diff
+
+        diff.run(output, first, second, atol, rtol, structure_only=structure_only)
+
+
+@application.command("export")
+def _export(
+    path: Checkpoint,
+    output_path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUTPUT",
+            help="A directory for model.safetensors, or a name that ends in .safetensors or .npz.",
+            autocompletion=complete_path,
+        ),
+    ],
+    file_format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="safetensors|npz", help="By default as OUTPUT ends."),
+    ] = None,
+    max_shard_bytes: Annotated[
+        str, typer.Option("--max-shard-bytes", metavar="SIZE", help="Begin another file at this size.")
+    ] = "5GB",
+    checkpointable: Checkpointable = None,
+    select: Annotated[
+        str | None,
+        typer.Option("--select", metavar="REGEX", help="Only arrays in whose dotted name this is found."),
+    ] = None,
+    cast: Annotated[
+        list[str] | None,
+        typer.Option("--cast", metavar="FROM=TO", help="Convert one dtype to another; may be repeated."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Write arrays to safetensors files, with the index of Hugging Face tools, or to npz."""
+    with reporting(as_json, traceback) as output:
+        from waystation.cli.commands import export
+
+        request = export.Request(
+            path, output_path, file_format, max_shard_bytes, checkpointable, select, cast or [], overwrite
+        )
+        export.run(output, request)
+
+
+@application.command("gc")
+def _gc(
+    directory: Directory = Path("."),
+    older_than: Annotated[
+        str,
+        typer.Option(
+            "--older-than",
+            metavar="AGE",
+            help="Attempts of other machines: only after this long without a sign.",
+        ),
+    ] = "1d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Remove what killed saves left behind. Checkpoints and running saves are never touched."""
+    with reporting(as_json, traceback) as output:
+        from waystation.cli.commands import gc
+
+        gc.run(output, directory, older_than, dry_run=dry_run, yes=yes)
+
+
+@application.command("demo")
+def _demo(
+    output_path: Annotated[
+        Path, typer.Option("--output", metavar="DIR", help="Where checkpoints, logs and the plot go.")
+    ] = Path("waystation-demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="Train a fifth of the steps.")] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Train, be killed, resume on other devices, and prove that nothing was lost."""
+    with reporting(as_json, traceback) as output:
+        from waystation.cli.commands import demo
+
+        demo.run(output, output_path, quick=quick)
+
+
+@application.command("doctor")
+def _doctor(
+    path: Annotated[
+        Path,
+        typer.Argument(help="A directory on the file system to look at.", autocompletion=complete_path),
+    ] = Path("."),
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Measure this file system (seconds) and remember the best way.")
+    ] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Tell what this machine and file system offer, and what would make saves and loads faster.
+
+    Exits with 1 if something keeps Waystation from working here.
+    """
+    with reporting(as_json, traceback) as output:
+        from waystation.cli.commands import doctor
+
+        doctor.run(output, path, tune=tune)

@@ -1,0 +1,28 @@
+"""`waystation demo`: the demonstration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from waystation.cli.output import Output
+from waystation.demo import DemoFailed
+from waystation.demo import run as run_demo
+
+FAILED_CLAIM = 1
+
+
+def run(output: Output, output_path: Path, *, quick: bool) -> None:
+    """Runs it; exits with 1 if a claim does not hold."""
+    console = Console(quiet=True) if output.as_json else output.console
+    try:
+        report = run_demo(output_path.expanduser().absolute(), quick=quick, console=console)
+    except DemoFailed as error:
+        output.note(f"error: {error.message}", style="red")
+        if output.as_json:
+            output.document({"error": {"kind": "DemoFailed", "message": error.message}})
+        raise typer.Exit(FAILED_CLAIM) from None
+    if output.as_json:
+        output.document(report)

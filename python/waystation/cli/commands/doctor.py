@@ -1,0 +1,114 @@
+"""`waystation doctor`: what the machine and a file system offer, with a verdict and advice on each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from waystation import _native
+from waystation.cli import formatting
+from waystation.cli.findings import Finding, Verdict, file_system_findings, machine_findings, program_findings
+from waystation.cli.output import Output
+
+FOUND_PROBLEM = 1
+
+# Large enough to fill the queues of fast disks, small enough for seconds on slow ones.
+PROBE_BYTES = 128 << 20
+
+_MARKS: dict[Verdict, tuple[str, str]] = {
+    "good": ("✓", "green"),
+    "info": ("·", "dim"),
+    "note": ("!", "yellow"),
+    "bad": ("✗", "red"),
+}
+
+
+def run(output: Output, path: Path, *, tune: bool) -> None:
+    """Looks, measures if asked to, prints the findings, and exits with 1 if something is bad."""
+    directory = str(path.expanduser().absolute())
+    probe = _native.probe(directory)
+    if tune:
+        with output.working("measuring how fast this file system is"):
+            calibration: dict[str, Any] | None = _native.calibrate(
+                directory, probe_bytes=PROBE_BYTES, force=True
+            )
+    else:
+        calibration = _native.calibration(directory)
+    arena = _native.arena_statistics()
+    groups = {
+        "programs": program_findings(),
+        "machine": machine_findings(probe, arena),
+        f"file system of {directory}": [
+            *file_system_findings(probe),
+            _calibration_finding(calibration, directory),
+        ],
+    }
+    if output.as_json:
+        output.document(_document(probe, calibration, arena, groups))
+    else:
+        _show(output, groups)
+    if any(finding.verdict == "bad" for findings in groups.values() for finding in findings):
+        raise typer.Exit(FOUND_PROBLEM)
+
+
+def _calibration_finding(calibration: dict[str, Any] | None, directory: str) -> Finding:
+    if calibration is None:
+        advice = f"run 'waystation doctor --tune {directory}' once to measure what is fastest here"
+        return Finding("measured speed", "note", "not measured; usual settings are used", advice)
+    parts = [_way(verb, calibration[side]) for verb, side in (("writes", "write"), ("reads", "read"))]
+    return Finding("measured speed", "good", "; ".join(parts))
+
+
+def _way(verb: str, side: dict[str, Any]) -> str:
+    best = side["best"]
+    if best is None:
+        return f"{verb} could not be measured"
+    same = [
+        trial["bytes_per_s"]
+        for trial in side["measured"]
+        if all(trial[key] == best[key] for key in ("mode", "block_bytes", "depth", "threads"))
+    ]
+    speeds = sorted(same[0]) if same else []
+    speed = f"{formatting.size(int(speeds[len(speeds) // 2]))}/s " if speeds else ""
+    return (
+        f"{verb} {speed}by {best['mode']}, blocks of {formatting.size(best['block_bytes'])}, "
+        f"{best['depth']} in flight, {formatting.count(best['threads'], 'thread')}"
+    )
+
+
+def _document(
+    probe: dict[str, Any],
+    calibration: dict[str, Any] | None,
+    arena: dict[str, int],
+    groups: dict[str, list[Finding]],
+) -> dict[str, Any]:
+    return {
+        "findings": [
+            {
+                "name": finding.name,
+                "verdict": finding.verdict,
+                "finding": finding.text,
+                "advice": finding.advice,
+            }
+            for findings in groups.values()
+            for finding in findings
+        ],
+        "probe": probe,
+        "calibration": calibration,
+        "arena": arena,
+    }
+
+
+def _show(output: Output, groups: dict[str, list[Finding]]) -> None:
+    width = max(len(finding.name) for findings in groups.values() for finding in findings)
+    for number, (title, findings) in enumerate(groups.items()):
+        if number:
+            output.line()
+        output.line(title, style="bold")
+        for finding in findings:
+            mark, style = _MARKS[finding.verdict]
+            output.line(f"  {mark} {finding.name:<{width}}  {finding.text}", style=style)
+            if finding.advice:
+                output.line(f"    {'':<{width}}  → {finding.advice}")

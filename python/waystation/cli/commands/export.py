@@ -1,0 +1,78 @@
+"""`waystation export`: arrays as safetensors or npz."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from waystation.checkpoint.export import export
+from waystation.checkpoint.export_files import Format
+from waystation.cli import formatting
+from waystation.cli.output import Output
+from waystation.errors import InvalidInput
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The arguments as they were typed."""
+
+    path: Path
+    output: Path
+    file_format: str | None
+    max_shard_bytes: str
+    checkpointable: str | None
+    select: str | None
+    casts: list[str]
+    overwrite: bool
+
+
+def run(output: Output, request: Request) -> None:
+    """Exports, and prints the files."""
+    with output.progress("exporting") as on_progress:
+        done = export(
+            request.path,
+            request.output,
+            file_format=_format(request.file_format),
+            max_shard_bytes=formatting.parse_size(request.max_shard_bytes),
+            checkpointable_name=request.checkpointable or "AUTO",
+            select=request.select,
+            casts=_casts(request.casts),
+            overwrite=request.overwrite,
+            on_progress=on_progress,
+        )
+    if output.as_json:
+        document = {
+            "files": done.files,
+            "arrays": done.arrays,
+            "bytes": done.nbytes,
+            "left_out": done.left_out,
+        }
+        output.document(document)
+        return
+    for path in done.files:
+        output.line(path)
+    output.line(f"{formatting.count(done.arrays, 'array')}, {formatting.size(done.nbytes)}")
+    if done.left_out:
+        shown = ", ".join(done.left_out[:_SHOWN]) + (" and others" if len(done.left_out) > _SHOWN else "")
+        values = formatting.count(len(done.left_out), "value that is no array", "values that are no arrays")
+        output.note(f"note: left out {values}: {formatting.plain(shown)}", style="yellow")
+
+
+def _format(name: str | None) -> Format | None:
+    if name not in (None, "safetensors", "npz"):
+        raise InvalidInput(f"there is no format '{name}'; give safetensors or npz")
+    return cast("Format | None", name)
+
+
+def _casts(texts: list[str]) -> dict[str, str]:
+    casts: dict[str, str] = {}
+    for text in texts:
+        stored, equals, wanted = text.rpartition("=")
+        if not (equals and stored and wanted):
+            raise InvalidInput(f"--cast {text}: write it like --cast float32=bfloat16")
+        if casts.setdefault(stored, wanted) != wanted:
+            raise InvalidInput(f"--cast {text}: {stored} is cast to {casts[stored]} already")
+    return casts

@@ -1,0 +1,149 @@
+"""`waystation ls`: the checkpoints of a directory, and the saves there that did not end."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from waystation.checkpoint.collect import FoundLeftover, find_leftovers, tree_bytes
+from waystation.checkpoint.paths import is_checkpoint
+from waystation.cli import formatting
+from waystation.cli.attempts_table import attempt_document, show_attempts
+from waystation.cli.output import Output
+from waystation.errors import InvalidInput, WaystationError
+from waystation.layouts.native.read import open_checkpoint, open_checkpointable
+
+FOUND_DAMAGE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One checkpoint of the directory."""
+
+    path: str
+    nbytes: int
+    arrays: int | None = None
+    created_ns: int | None = None
+    generation: int | None = None
+    problem: str | None = None
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    @property
+    def step(self) -> int | None:
+        found = re.search(r"(\d{1,18})$", self.name)
+        return int(found.group(1)) if found else None
+
+
+def run(output: Output, directory: Path) -> None:
+    """Prints the list."""
+    parent = os.path.realpath(directory.expanduser())
+    if os.path.isdir(parent) and os.path.basename(parent) and is_checkpoint(parent):
+        raise InvalidInput(f"'{parent}' is a checkpoint itself; 'waystation inspect {parent}' shows it")
+    leftovers = find_leftovers(parent)
+    entries = _entries(output, parent)
+    if output.as_json:
+        output.document(_document(parent, entries, leftovers))
+    else:
+        _show(output, parent, entries, leftovers)
+    if any(entry.problem for entry in entries):
+        raise typer.Exit(FOUND_DAMAGE)
+
+
+def checkpoints_in(parent: str) -> list[str]:
+    """Paths of the checkpoints in a directory, those that end in numbers in the order of these."""
+    with os.scandir(parent) as entries:
+        paths = [entry.path for entry in entries if entry.is_dir() and is_checkpoint(entry.path)]
+    return sorted(paths, key=_natural)
+
+
+def _natural(path: str) -> list[tuple[int, int, str]]:
+    """Sorts digits as numbers: `step_9` before `step_10`."""
+    parts = re.split(r"(\d+)", os.path.basename(path))
+    return [(0, int(part[:400]), part) if part.isdecimal() else (1, 0, part) for part in parts]
+
+
+def _entries(output: Output, parent: str) -> list[_Entry]:
+    paths = checkpoints_in(parent)
+    entries = []
+    with output.progress("reading records") as on_progress:
+        for number, path in enumerate(paths):
+            entries.append(_look_at(path))
+            on_progress(number + 1, len(paths))
+    return entries
+
+
+def _look_at(path: str) -> _Entry:
+    nbytes = tree_bytes(path)
+    try:
+        record = open_checkpoint(path)
+        arrays = sum(
+            len(open_checkpointable(path, record, name).tree.arrays) for name in record.checkpointables
+        )
+    except WaystationError as error:
+        return _Entry(path, nbytes, problem=error.message)
+    return _Entry(path, nbytes, arrays, record.created_ns, record.generation)
+
+
+def _document(parent: str, entries: list[_Entry], leftovers: list[FoundLeftover]) -> dict[str, Any]:
+    return {
+        "directory": parent,
+        "checkpoints": [
+            {
+                "name": entry.name,
+                "path": entry.path,
+                "step": entry.step,
+                "bytes": entry.nbytes,
+                "arrays": entry.arrays,
+                "committed_at": None if entry.created_ns is None else formatting.moment(entry.created_ns),
+                "generation": entry.generation,
+                "problem": entry.problem,
+            }
+            for entry in entries
+        ],
+        "attempts": [attempt_document(found) for found in leftovers],
+    }
+
+
+def _show(output: Output, parent: str, entries: list[_Entry], leftovers: list[FoundLeftover]) -> None:
+    if not entries:
+        output.line(f"no checkpoints in {parent}")
+    else:
+        _show_entries(output, entries)
+    if leftovers:
+        output.line()
+        output.line("saves that did not end:", style="yellow")
+        show_attempts(output, leftovers)
+
+
+def _show_entries(output: Output, entries: list[_Entry]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("checkpoint", no_wrap=True)
+    for heading in ("step", "arrays", "size"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("committed", no_wrap=True)
+    table.add_column("generation", justify="right")
+    for entry in entries:
+        step = "" if entry.step is None else str(entry.step)
+        size = formatting.size(entry.nbytes)
+        if entry.problem is None and entry.created_ns is not None:
+            committed = formatting.shown_moment(entry.created_ns)
+            cells = [step, str(entry.arrays), size, committed, str(entry.generation)]
+        else:
+            cells = [step, "", size, "damaged", ""]
+        style = "red" if entry.problem else None
+        table.add_row(*(Text(formatting.plain(cell)) for cell in [entry.name, *cells]), style=style)
+    output.show(table)
+    for entry in entries:
+        if entry.problem:
+            output.line(f"{entry.name}: {entry.problem}", style="red")

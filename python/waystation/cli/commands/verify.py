@@ -1,0 +1,87 @@
+"""`waystation verify`: reads checkpoints whole and shows all damage."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from waystation.checkpoint.verify import Damage, Verification, verify
+from waystation.cli import formatting
+from waystation.cli.commands.ls import checkpoints_in
+from waystation.cli.output import Output
+from waystation.errors import NotFound
+
+FOUND_DAMAGE = 1
+
+
+def run(output: Output, path: Path, *, every: bool) -> None:
+    """Verifies, prints what was found, and exits with 1 if anything is damaged."""
+    found = []
+    for target in _targets(path) if every else [str(path)]:
+        with output.progress(f"verifying {os.path.basename(target)}") as on_progress:
+            outcome = verify(target, on_progress=on_progress)
+        found.append(outcome)
+        if not output.as_json:
+            _show(output, outcome)
+    if output.as_json:
+        output.document({"checkpoints": [_document(outcome) for outcome in found]})
+    if any(outcome.damages for outcome in found):
+        raise typer.Exit(FOUND_DAMAGE)
+
+
+def _targets(directory: Path) -> list[str]:
+    parent = os.path.realpath(directory.expanduser())
+    if not os.path.isdir(parent):
+        raise NotFound(f"there is no directory '{parent}'", path=parent)
+    targets = checkpoints_in(parent)
+    if not targets:
+        raise NotFound(f"there are no checkpoints in '{parent}'", path=parent)
+    return targets
+
+
+def _document(outcome: Verification) -> dict[str, Any]:
+    return {
+        "path": outcome.path,
+        "intact": not outcome.damages,
+        "files": outcome.files,
+        "bytes_read": outcome.bytes_read,
+        "damages": [
+            {"path": damage.path, "problem": damage.problem, "arrays": list(damage.arrays)}
+            for damage in outcome.damages
+        ],
+        "strays": outcome.strays,
+    }
+
+
+def _show(output: Output, outcome: Verification) -> None:
+    read = f"{formatting.size(outcome.bytes_read)} in {formatting.count(outcome.files, 'file')}"
+    if outcome.damages:
+        damages = formatting.count(len(outcome.damages), "damage")
+        output.line(f"{outcome.path}: {damages} ({read} read)", style="bold red")
+        _show_damages(output, outcome)
+    else:
+        output.line(f"{outcome.path}: intact ({read} verified)")
+    for stray in outcome.strays:
+        output.line(f"  not its own: {os.path.relpath(stray, outcome.path)}", style="yellow")
+
+
+def _show_damages(output: Output, outcome: Verification) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=True, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("  file", no_wrap=True)
+    table.add_column("problem", overflow="fold")
+    table.add_column("arrays", overflow="fold")
+    for damage in outcome.damages:
+        cells = ("  " + os.path.relpath(damage.path, outcome.path), damage.problem, _arrays(damage))
+        table.add_row(*(Text(formatting.plain(cell)) for cell in cells))
+    output.show(table)
+
+
+def _arrays(damage: Damage, limit: int = 5) -> str:
+    more = len(damage.arrays) - limit
+    return ", ".join(damage.arrays[:limit]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,74 @@
+"""How a command ends: its exit code, and every failure as one clear message.
+
+Invariants: results go to stdout and all else to stderr; with `--json`, stdout holds exactly one JSON
+document, also on failure (`{"error": …}`); no traceback is shown unless it is asked for.
+"""
+
+from __future__ import annotations
+
+import traceback as tracebacks
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from waystation.cli.formatting import plain
+from waystation.cli.output import Output
+
+FAILED = 2
+INTERRUPTED = 130
+
+# What to try next, by kind, where the message of the error itself does not say.
+_HINTS = {
+    "Corrupt": "'waystation verify PATH' lists all damage; restore another checkpoint",
+    "Unavailable": "free the resource, or try again when it is there",
+    "Internal": "please report this, with what --traceback shows",
+}
+
+
+@contextmanager
+def reporting(as_json: bool, show_traceback: bool) -> Iterator[Output]:
+    """Gives a command its output, and ends the process with the exit code that belongs to its outcome."""
+    from waystation.errors import WaystationError
+
+    output = Output(as_json=as_json)
+    try:
+        yield output
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        output.note("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        raise  # whoever read the output has gone; click ends quietly
+    except WaystationError as error:
+        _report(output, error.kind, error.message, _shown_context(error), show_traceback)
+        raise typer.Exit(FAILED) from None
+    except Exception as error:
+        message = f"unexpected {type(error).__name__}: {error}"
+        _report(output, "Internal", message, {}, show_traceback)
+        raise typer.Exit(FAILED) from None
+
+
+def _shown_context(error: Any) -> dict[str, Any]:
+    """Where it happened, as far as the message does not say so itself."""
+    return {
+        key: value
+        for key, value in error.context.items()
+        if key != "errno" and f"{value}" not in error.message
+    }
+
+
+def _report(output: Output, kind: str, message: str, context: dict[str, Any], show_traceback: bool) -> None:
+    if show_traceback:
+        output.note(tracebacks.format_exc().rstrip())
+    hint = None if "waystation" in message or "; " in message else _HINTS.get(kind)
+    lines = [plain(line) for line in message.split("\n")]
+    output.note("\n".join([f"error: {lines[0]}", *lines[1:]]), style="red")
+    for key, value in context.items():
+        output.note(f"  {key}: {plain(str(value))}")
+    if hint:
+        output.note(f"  hint: {hint}")
+    if output.as_json:
+        output.document({"error": {"kind": kind, "message": message, "context": context, "hint": hint}})
