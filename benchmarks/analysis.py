@@ -138,7 +138,8 @@ def value_of(run: Run, metric: str) -> float | None:
         return memory_above(run)
     if metric == "background":
         return seconds["durable"] - seconds["blocking"]
-    return seconds[metric] if metric in seconds else run.get(metric)
+    count: float | None = run.get(metric)
+    return seconds.get(metric, count)
 
 
 def is_mapped(system: str, way: str) -> bool:
@@ -147,8 +148,8 @@ def is_mapped(system: str, way: str) -> bool:
 
 def memory_above(run: Run) -> float | None:
     """The peak of resident memory above the state: a load must hold the state, a save found it there."""
-    growth = run.get("peak_growth_bytes")
+    growth: float | None = run.get("peak_growth_bytes")
     if growth is None or run["system"] == "limit":
         return None
-    state = run["state_bytes"] if run["operation"].startswith("load") else 0
+    state: int = run["state_bytes"] if run["operation"].startswith("load") else 0
     return max(0.0, growth - state)

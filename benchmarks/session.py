@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,8 @@ class Session:
     def run(self) -> dict[str, Any]:
         """Measures whatever the document does not hold yet."""
         self.directory.mkdir(parents=True, exist_ok=True)
+        # A session that is told to stop takes its worker and its gigabytes with it.
+        previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
             for state in self.selection.states:
                 for repetition in range(self.repetitions):
@@ -59,6 +62,7 @@ class Session:
                         self._take(turn, state, repetition)
                     self.write()
         finally:
+            signal.signal(signal.SIGTERM, previous)
             shutil.rmtree(self.directory, ignore_errors=True)
             self.document["targets"] = as_json(evaluate(Results(self.document)))
             self.write()
