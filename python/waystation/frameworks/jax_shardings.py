@@ -93,7 +93,7 @@ def _memory_kind(sharding: Sharding) -> str | None:
 
 def _describe_spec(sharding: NamedSharding) -> list[str | list[str] | None] | None:
     spec = sharding.spec
-    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+    if getattr(spec, "reduced", None):
         return None
     found: list[str | list[str] | None] = []
     for part in spec:

@@ -126,6 +126,11 @@ def _make_form(
             f"non-addressable array of shape {shape} with {sharding}: other processes hold parts of it; run "
             "under the distributed part"
         )
+    if getattr(getattr(sharding, "spec", None), "unreduced", None):
+        raise Unsupported(
+            f"an array with {sharding} holds partial sums; reduce it before saving, for example by "
+            "jax.reshard"
+        )
     logical = logical_of(dtype)
     storage_shape = logical.storage_shape(shape)
     description = describe_sharding(sharding, shape, committed)

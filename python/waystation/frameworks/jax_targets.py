@@ -217,7 +217,8 @@ def _narrowed(buffer: np.ndarray[Any, Any], index: int) -> np.ndarray[Any, Any]:
     if buffer.size and (buffer.min() < limits.min or buffer.max() > limits.max):
         raise InvalidInput(
             f"values of this {buffer.dtype} array do not fit {narrow}, the widest that JAX has now; enable "
-            f"64-bit mode (jax.config.update('jax_enable_x64', True)), or give an abstract dtype such as {narrow}",
+            f"64-bit mode (jax.config.update('jax_enable_x64', True)), or give an abstract dtype "
+            f"such as {narrow}",
             index=index,
         )
     return buffer.astype(narrow)

@@ -15,6 +15,7 @@ import numpy as np
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource, Block, StoredArray, Target
+from waystation.tree import register_leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,10 @@ class AbstractNumpy:
             object.__setattr__(self, "dtype", np.dtype(self.dtype))
         if self.scalar and self.shape:
             raise InvalidInput(f"a NumPy scalar has the shape (), not {self.shape}; leave scalar out")
+
+
+# A dataclass would be taken apart as a container.
+register_leaf(AbstractNumpy)
 
 
 class AnyNumpy:

@@ -103,10 +103,11 @@ class TorchCodec:
     def abstract(self, stored: StoredArray) -> Any:
         """A tensor without data, on the meta device."""
         dtypes.of_stored(stored)
-        wanted = stored.extra.get("requires_grad") is True
-        return torch.empty(
-            stored.shape, dtype=_torch_dtype(stored.dtype), device="meta", requires_grad=wanted
-        )
+        dtype = _torch_dtype(stored.dtype)
+        # Half-width complex dtypes warn wherever a tensor of them is made, though not where one is viewed.
+        plain = torch.int32 if stored.dtype in ("complex32", "bcomplex32") else dtype
+        tensor = torch.empty(stored.shape, dtype=plain, device="meta").view(dtype)
+        return tensor.requires_grad_(stored.extra.get("requires_grad") is True)
 
 
 # ---- saving ------------------------------------------------------------------------------------
