@@ -48,6 +48,7 @@ class _Fields(NamedTuple):
     plain_defaults: dict[str, Any]  # those that are values, not factories
 
 
+_leaf_classes: set[type] = set()  # registered as leaves
 # What a type is: its opener, or None for a leaf. Types that are not in here are asked each time.
 openers: dict[type, Opener | None] = dict.fromkeys((bool, int, float, complex, str, bytes, type(...)))
 _fallbacks: list[Fallback] = []
@@ -104,6 +105,7 @@ def register_leaf(cls: type) -> None:
     """Makes values of exactly `cls` leaves, never opened, whatever else they are."""
     if cls in _BUILTIN_OPENERS:
         raise InvalidInput(f"{cls.__name__} is a node; register a subclass")
+    _leaf_classes.add(cls)
     openers[cls] = None
 
 
@@ -127,8 +129,13 @@ def register_fallback(function: Fallback) -> Callable[[], None]:
 
 
 def _forget_array_types() -> None:
-    for cls in [cls for cls, opener in openers.items() if opener is None and _is_array_type(cls)]:
+    for cls in [cls for cls, opener in openers.items() if opener is None and _is_cached_array_type(cls)]:
         del openers[cls]
+
+
+def _is_cached_array_type(cls: type) -> bool:
+    """Whether a class is a leaf only because nobody has opened it so far."""
+    return _is_array_type(cls) and cls not in _leaf_classes
 
 
 def tag_of(cls: type) -> str:
