@@ -77,17 +77,18 @@ def bytes_on_disk(path: Path) -> int:
     return sum(file.stat().st_blocks * 512 for file in files_under(path))
 
 
-def sync_tree(path: Path) -> None:
-    """Makes everything at and under a path durable, and its name in the directory above."""
-    directories = [path.parent]
-    if path.is_dir():
-        directories += [Path(parent) for parent, _, _ in os.walk(path)]
-    for entry in [*files_under(path), *directories]:
-        descriptor = os.open(entry, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def make_durable(path: Path) -> None:
+    """Flushes the file system that a path is on, in one call.
+
+    That is the quickest way to make a tree durable: an fsync of each file and directory would charge a
+    library with hundreds of small files one flush of the disk for every one of them.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            raise OSError(ctypes.get_errno(), "the file system could not be flushed", str(path))
+    finally:
+        os.close(descriptor)
 
 
 def make_cold(path: Path) -> str:

@@ -1,6 +1,6 @@
 """Runs the plan: one fresh process per measurement, and every outcome into one JSON file.
 
-The file is written anew after each round, so that an interrupted session can be resumed. A system that
+The file is written anew after each turn, so that an interrupted session can be resumed. A system that
 is not installed, or that fails, stays in the results with its reason; it is never dropped.
 """
 
@@ -60,7 +60,7 @@ class Session:
                 for repetition in range(self.repetitions):
                     for turn in turns(self.selection, state, repetition):
                         self._take(turn, state, repetition)
-                    self.write()
+                        self.write()
         finally:
             signal.signal(signal.SIGTERM, previous)
             shutil.rmtree(self.directory, ignore_errors=True)

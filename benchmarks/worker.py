@@ -126,7 +126,7 @@ def measure_save(
     with meter.running():
         elsewhere = system.save(path, state)
         meter.mark("returned")
-        measure.sync_tree(path)
+        measure.make_durable(path)
         meter.mark("durable")
     if elsewhere is not None:
         meter.seconds = {"returned": elsewhere, "durable": elsewhere}
@@ -142,7 +142,7 @@ def measure_save_async(system: System, leaves: list[Leaf], request: Request, met
         meter.mark("blocking")
         wait()
         meter.mark("returned")
-        measure.sync_tree(path)
+        measure.make_durable(path)
         meter.mark("durable")
     return {**stored(path), "snapshot_limit_bytes": limit}
 
