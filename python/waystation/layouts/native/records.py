@@ -14,6 +14,7 @@ from typing import Any
 from waystation import _native
 from waystation._errors import Corrupt, Unsupported, WaystationError
 from waystation.layouts.native import names
+from waystation.tree import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +136,8 @@ class CheckpointableRecord:
 
 
 def load_json(body: bytes, path: str) -> Any:
-    """Parses the body of a sealed file; anything that is not JSON is Corrupt."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Corrupt(f"'{path}' does not hold JSON: {error}", path=path) from error
+    """Parses the body of a sealed file; anything that is not strict JSON is Corrupt."""
+    return parse_json(body, path)
 
 
 def dump_json(value: Any) -> bytes:
