@@ -209,8 +209,8 @@ def _copied(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -
 
 
 def _on_cuda(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -> Block:
-    layout = array.format.layout
-    if tuple(layout.major_to_minor) != tuple(range(array.ndim)) or layout.tiling:
+    layout = getattr(getattr(array, "format", None), "layout", None)  # JAX before 0.7 cannot say
+    if layout is None or tuple(layout.major_to_minor) != tuple(range(array.ndim)) or layout.tiling:
         return _copied(array, logical, offset)
     strides, step = [], logical.host.itemsize
     for extent in reversed(array.shape):
