@@ -105,7 +105,9 @@ def test_kill_hits_only_a_save_that_began(seed: int) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], text=True) as process:
         for event in ({"event": "save_started", "step": 5}, {"event": "step", "step": 10, "loss": 1.0}):
             killer(event, run, process)
-            assert run.killed_while_saving is None
+            assert run.kill is None
         killer({"event": "save_started", "step": 10}, run, process)
         assert process.wait() == -9
-    assert run.killed_while_saving == 10
+    assert run.kill is not None
+    assert run.kill["step"] == 10
+    assert 0 <= run.kill["delay_s"] <= 0.01

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -36,7 +35,7 @@ class TrainingRun:
     saves: list[Event] = field(default_factory=list)  # those that finished: step, blocking_s, total_s
     resumed: Event | None = None  # step, load_s
     exit_code: int = 0
-    killed_while_saving: int | None = None  # the step whose save had begun last
+    kill: Event | None = None  # step of the save it was meant for, delay_s since that began
     total_s: float = 0.0
 
     def note(self, event: Event) -> None:
@@ -58,7 +57,7 @@ class TrainingRun:
 
 
 class Killer:
-    """Kills a child at a random moment of a random save: before it, amid it or just after it."""
+    """Kills a child at a random moment of a random save, which is seldom done by then."""
 
     def __init__(self, steps: list[int], random: Random) -> None:
         self._step = random.choice(steps)
@@ -68,9 +67,9 @@ class Killer:
         """To be shown every event before `run` notes it."""
         if event["event"] != "save_started" or event["step"] != self._step:
             return
-        usual_s = statistics.median(save["total_s"] for save in run.saves)
-        time.sleep(self._random.uniform(0, usual_s))
-        run.killed_while_saving = self._step
+        fastest_s = min(save["total_s"] for save in run.saves)
+        run.kill = {"step": self._step, "delay_s": self._random.uniform(0, fastest_s)}
+        time.sleep(run.kill["delay_s"])
         process.send_signal(signal.SIGKILL)
 
 
@@ -107,7 +106,7 @@ class Programs:
         started = time.perf_counter()
         run.exit_code = self._run(run.name, arguments, follow)
         run.total_s = time.perf_counter() - started
-        if run.exit_code != 0 and run.killed_while_saving is None:
+        if run.exit_code != 0 and run.kill is None:
             raise self._failure(run.name, run.exit_code)
 
     def read_elsewhere(self, checkpoint: Path) -> dict[str, dict[str, str] | None]:

@@ -49,6 +49,14 @@ class Screen:
             task = bar.add_task(name, total=steps, loss="-")
             yield lambda step, loss: bar.update(task, completed=step, loss=f"{loss:.3f}")
 
+    def kill(self, run: TrainingRun) -> None:
+        """Says when the kill came."""
+        assert run.kill is not None
+        step, delay_ms = run.kill["step"], run.kill["delay_s"] * 1e3
+        finished = any(save["step"] == step for save in run.saves)
+        outcome = "had just finished" if finished else "was in flight"
+        self.say(f"  killed {delay_ms:.0f} ms after the save of step {step} began, which {outcome}")
+
     def directory(self, entries: list[dict[str, Any]]) -> None:
         """Shows the last entries of a directory of checkpoints."""
         table = Table(box=None, padding=(0, 2))

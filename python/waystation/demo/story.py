@@ -130,6 +130,7 @@ class Story:
         self._screen.title("The same run, killed", f"{every}; SIGKILL at a random moment of a random save")
         killer = Killer(self._plan.kill_candidates(), self._random)
         killed = self._train("interrupted", MESH, killer=killer)
+        self._screen.kill(killed)
         self._proof.killed(killed, self._plan.steps)
         self._proof.same_losses("until the kill", killed, reference)
         return killed
