@@ -47,7 +47,11 @@ def _draw_differences(axes: Any, reference: TrainingRun, runs: list[TrainingRun]
         axes.plot(*_points(relative_differences(run, reference)), style, linewidth=1.8)
     axes.axhline(LOSS_TOLERANCE, color="0.5", linewidth=1)
     axes.text(
-        0.01, LOSS_TOLERANCE, "tolerance on another mesh", color="0.4", transform=axes.get_yaxis_transform()
+        0.01,
+        1.4 * LOSS_TOLERANCE,
+        "tolerance on another mesh",
+        color="0.4",
+        transform=axes.get_yaxis_transform(),
     )
     axes.axvline(killed_at, color="crimson", linewidth=1)
     axes.set_yscale("symlog", linthresh=1e-8)
