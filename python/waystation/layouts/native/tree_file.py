@@ -63,15 +63,16 @@ class TreeFile:
                 for leaf in self.leaves
             ],
             "arrays": {
+                "count": len(arrays),
                 "label": self.labels,
-                "shape": [array.shape for array in arrays],
-                "dtype": [array.dtype for array in arrays],
-                "framework": [array.framework for array in arrays],
-                "storage_dtype": [array.storage_dtype for array in arrays],
-                "storage_shape": [
-                    None if array.storage_shape == array.shape else array.storage_shape for array in arrays
-                ],
-                "sharding": [shardings.number(array.sharding) for array in arrays],
+                "shape": _column([array.shape for array in arrays]),
+                "dtype": _column([array.dtype for array in arrays]),
+                "framework": _column([array.framework for array in arrays]),
+                "storage_dtype": _column([array.storage_dtype for array in arrays]),
+                "storage_shape": _column(
+                    [None if array.storage_shape == array.shape else array.storage_shape for array in arrays]
+                ),
+                "sharding": _column([shardings.number(array.sharding) for array in arrays]),
                 "extra": {str(number): array.extra for number, array in enumerate(arrays) if array.extra},
             },
             "shardings": shardings.values,
@@ -127,8 +128,9 @@ class _Interned:
 
 
 def _decode_arrays(body: dict[str, Any]) -> tuple[list[StoredArray], list[str]]:
-    columns = [body["arrays"][name] for name in _COLUMNS]
-    _require(all(isinstance(column, list) for column in columns), "a column is not a list")
+    count = body["arrays"]["count"]
+    _require(type(count) is int and 0 <= count <= len(body["leaves"]), "the number of arrays is out of range")
+    columns = [_full_column(body["arrays"][name], count) for name in _COLUMNS]
     shardings = _decode_shardings(body["shardings"], body["meshes"])
     extras = body["arrays"]["extra"]
     arrays, labels = [], []
@@ -150,6 +152,20 @@ def _decode_arrays(body: dict[str, Any]) -> tuple[list[StoredArray], list[str]]:
         )
         labels.append(label)
     return arrays, labels
+
+
+def _column(values: list[Any]) -> Any:
+    """A column as files have it: one that holds the same value everywhere says it once."""
+    first = values[0] if values else None
+    if len(values) > 1 and all(value == first for value in values):
+        return {"all": first}
+    return values
+
+
+def _full_column(column: Any, count: int) -> list[Any]:
+    values = [column["all"]] * count if isinstance(column, dict) else column
+    _require(isinstance(values, list) and len(values) == count, "a column has another length than the others")
+    return list(values)
 
 
 def _decode_shardings(shardings: list[dict[str, Any]], meshes: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -20,6 +20,9 @@ from waystation.layouts.native import names, tables
 
 HEADER_ALIGN_BYTES = 4096
 
+# As many tensors as readers accept in one header, one key being the header's own.
+HEADER_KEYS = (1 << 20) - 1
+
 
 @dataclass(slots=True)
 class PlannedFile:
@@ -57,7 +60,7 @@ def plan(sources: Sequence[ArraySource], wanted_labels: Sequence[str], file_byte
     files: list[PlannedFile] = []
     chunk_entries = np.zeros(len(sources), tables.CHUNK_ENTRY)
     index: dict[str, str] = {}
-    for group in _roll_over(copy_order(sources), nbytes, file_bytes_target):
+    for group in _roll_over(_copy_order(nbytes), nbytes, file_bytes_target):
         file = _plan_file(len(files), group, sources, nbytes, labels, chunk_entries)
         index.update((labels[array], file.name) for array in group)
         files.append(file)
@@ -72,8 +75,15 @@ def sizes(sources: Sequence[ArraySource]) -> list[int]:
 
 def copy_order(sources: Sequence[ArraySource]) -> list[int]:
     """The arrays in the order in which they stand in the files, and are copied out."""
-    nbytes = sizes(sources)
-    return sorted(range(len(sources)), key=lambda array: _alignment_rank(nbytes[array]))
+    return _copy_order(sizes(sources))
+
+
+def _copy_order(nbytes: Sequence[int]) -> list[int]:
+    lengths = np.asarray(nbytes, np.int64)
+    aligned = [lengths % step == 0 for step in (4096, 256, 64)]
+    ranks = np.select([lengths == 0, *aligned], [4, 0, 1, 2], 3)
+    order: list[int] = np.argsort(ranks, kind="stable").tolist()
+    return order
 
 
 def unique_labels(wanted: Sequence[str]) -> list[str]:
@@ -103,22 +113,17 @@ def _clean_label(label: str) -> str:
     return label.encode("utf-8", "replace").decode().replace("\0", "\ufffd") or "array"
 
 
-def _alignment_rank(nbytes: int) -> int:
-    if nbytes == 0:
-        return 4
-    return next((rank for rank, step in enumerate((4096, 256, 64)) if nbytes % step == 0), 3)
-
-
 def _roll_over(order: Sequence[int], sizes: Sequence[int], target: int) -> list[list[int]]:
-    """Cuts the order into files; a file is closed once it has reached the target."""
-    groups: list[list[int]] = [[]] if order else []
-    held = 0
-    for array in order:
-        if held and held + sizes[array] > target:
-            groups.append([])
-            held = 0
-        groups[-1].append(array)
+    """Cuts the order into files; a file is closed before it would exceed the target."""
+    groups: list[list[int]] = []
+    start = held = 0
+    for place, array in enumerate(order):
+        if held and (held + sizes[array] > target or place - start == HEADER_KEYS):
+            groups.append(list(order[start:place]))
+            start, held = place, 0
         held += sizes[array]
+    if order:
+        groups.append(list(order[start:]))
     return groups
 
 
