@@ -243,10 +243,10 @@ for call in (
         call()
     except waystation.errors.PermissionDenied as error:
         assert isinstance(error, PermissionError)
-        print("denied", error.context["path"])
+        print("refused", error.context["path"])
 """
     printed = without_privileges(code)
-    assert printed.count("denied") == 3 and "p00000-000.safetensors" in printed
+    assert printed.count("refused") == 3 and "p00000-000.safetensors" in printed
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 

@@ -118,7 +118,7 @@ def _roll_over(order: Sequence[int], sizes: Sequence[int], target: int) -> list[
     groups: list[list[int]] = []
     start = held = 0
     for place, array in enumerate(order):
-        if held and (held + sizes[array] > target or place - start == HEADER_KEYS):
+        if place > start and (held + sizes[array] > target or place - start == HEADER_KEYS):
             groups.append(list(order[start:place]))
             start, held = place, 0
         held += sizes[array]

@@ -1,0 +1,1 @@
+"""Checkpoints of every format version, and what reads them."""
