@@ -63,11 +63,14 @@ _fields_by_class: dict[type, _Fields | None] = {}
 def register_node(
     cls: type,
     *,
-    flatten: Callable[[Any], tuple[Children, Any]],
-    unflatten: Callable[[Children, Any], Any],
+    flatten: Callable[[Any], tuple[Children, Any]] | None = None,
+    unflatten: Callable[[Children, Any], Any] | None = None,
     tag: str | None = None,
 ) -> None:
     """Makes values of exactly `cls` nodes. A later registration of the same class replaces an earlier one.
+
+    Named tuples, dataclasses and what JAX knows are nodes already; for them `register_node(cls)` alone says
+    that loads may give them back, before the program has saved or asked for one.
 
     Args:
         cls: The class. Values of its subclasses are not meant.
@@ -77,11 +80,15 @@ def register_node(
         tag: The name in files; by default `module.qualname`.
 
     Raises:
-        InvalidInput: `cls` is one of the built-in containers.
+        InvalidInput: `cls` is one of the built-in containers, or only one function is given, or none for a
+            class that nobody knows how to take apart.
         Conflict: Another class has this tag.
     """
     if cls in _BUILTIN_OPENERS:
         raise InvalidInput(f"{cls.__name__} is a node already; register a subclass")
+    if flatten is None or unflatten is None:
+        _announce(cls, flatten is unflatten is tag)
+        return
     tag = tag or tag_of(cls)
     known = _registrations.get(tag)
     if known is not None and tag_of(known.cls) != tag_of(cls):
@@ -99,6 +106,17 @@ def register_node(
 
     _registrations[tag] = _Registration(cls, unflatten)
     openers[cls] = open_registered
+
+
+def _announce(cls: type, alone: bool) -> None:
+    """Lets loads give back a class that need not be told how to be taken apart."""
+    if not alone:
+        raise InvalidInput(f"give both flatten and unflatten for {cls.__name__}, or only the class")
+    if _fields_of(cls) is None:
+        raise InvalidInput(
+            f"{cls.__name__} is neither a named tuple nor a dataclass: give flatten and unflatten functions"
+        )
+    _seen[tag_of(cls)] = cls
 
 
 def register_leaf(cls: type) -> None:
