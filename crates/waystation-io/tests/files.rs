@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use waystation_io::Kind;
-use waystation_io::files::{
-    read_small_files, rename_exchange, rename_new, sync_paths, write_small_files,
-};
+use waystation_io::files::{read_small_files, rename_exchange, rename_new, sync_paths, write_small_files};
 
 fn names(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(directory)
