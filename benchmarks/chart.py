@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis import Results, Series
+from benchmarks.report import format_bytes
+from benchmarks.targets import ours_for
 
 OURS, LIMIT, PEER = "#0b7a75", "#8d99a6", "#c9ced6"
 LABELS = {
-    "limit": "raw disk, no arrays",
+    "limit": "raw loops, no arrays",
     "waystation": "Waystation (JAX)",
     "waystation-torch": "Waystation (torch)",
     "orbax": "Orbax, as it comes",
@@ -78,7 +80,6 @@ def _series(results: Results, panel: Panel) -> list[Series]:
 
 def _draw_panel(axes: Any, results: Results, panel: Panel) -> None:
     rows = _series(results, panel)
-    ours = min((series.median for series in rows if series.system.startswith("waystation")), default=None)
     medians = [series.median for series in rows]
     colours = [_colour(series.system) for series in rows]
     axes.barh(range(len(rows)), medians, color=colours, height=0.72)
@@ -86,10 +87,8 @@ def _draw_panel(axes: Any, results: Results, panel: Panel) -> None:
     axes.invert_yaxis()
     largest = max(medians)
     for position, series in enumerate(rows):
-        ratio = "" if ours is None or _is_reference(series) else f"  ({series.median / ours:.1f}x)"
-        axes.text(
-            series.median + largest * 0.015, position, _time(series.median) + ratio, va="center", fontsize=7.5
-        )
+        label = _time(series.median) + _ratio(results, panel, series)
+        axes.text(series.median + largest * 0.015, position, label, va="center", fontsize=7.5)
     axes.set_xlim(0, largest * 1.34)
     axes.set_title(panel.title, fontsize=10, loc="left")
     axes.xaxis.set_visible(False)
@@ -98,8 +97,12 @@ def _draw_panel(axes: Any, results: Results, panel: Panel) -> None:
         side.set_visible(False)
 
 
-def _is_reference(series: Series) -> bool:
-    return series.system.startswith("waystation") or series.system == "limit"
+def _ratio(results: Results, panel: Panel, series: Series) -> str:
+    """How many times faster Waystation is in the peer's framework."""
+    if series.system.startswith("waystation") or series.system == "limit":
+        return ""
+    ours = results.best(panel.state, ours_for(series.system), panel.operation)
+    return f"  ({series.median / ours.median:.1f}x)" if ours else ""
 
 
 def _colour(system: str) -> str:
@@ -120,10 +123,10 @@ def _caption(document: dict[str, Any]) -> str:
         runs = [run for run in document["runs"] if run["state"] == state and "arrays" in run]
         if runs:
             kind = {"llama": "model in bfloat16", "small": "small arrays"}[state]
-            states.append(f"{kind}: {runs[0]['arrays']:,} arrays, {runs[0]['state_bytes'] / 1e9:.3g} GB")
+            states.append(f"{kind}: {runs[0]['arrays']:,} arrays, {format_bytes(runs[0]['state_bytes'])}")
     rounds = 1 + max(run["repetition"] for run in document["runs"])
     return (
         f"{'; '.join(states)}. Seconds, shorter is better; medians of {rounds} interleaved runs, each in a "
         f"fresh process.\n{machine['cores']} cores of {machine['processor']}, {machine['file_system']}. "
-        "In brackets: times the faster Waystation. Made by `make bench`."
+        "In brackets: times Waystation's, in the same framework. Made by `make bench`."
     )

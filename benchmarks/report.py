@@ -30,7 +30,7 @@ HEADINGS = (
     "worst, s",
     "GB/s",
     "x limit",
-    "Waystation is",
+    "Waystation, x faster",
     "memory above, MiB",
     "mapped, MiB",
     "CPU, s",
@@ -75,7 +75,9 @@ def _table(results: Results, state: str, operation: str) -> Table | None:
     if not rows:
         return None
     sample = results.runs[state, rows[0].system, operation, rows[0].way][0]
-    title = f"{TITLES[operation]}: {state}, {sample['arrays']:,} arrays, {_bytes(sample['state_bytes'])}"
+    title = (
+        f"{TITLES[operation]}: {state}, {sample['arrays']:,} arrays, {format_bytes(sample['state_bytes'])}"
+    )
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("system")
     for time in TIMES[operation]:
@@ -84,7 +86,7 @@ def _table(results: Results, state: str, operation: str) -> Table | None:
         "worst, s",
         "GB/s",
         "x limit",
-        "Waystation is",
+        "Waystation, x faster",
         "memory above, MiB",
         "mapped, MiB",
         "CPU, s",
@@ -122,7 +124,7 @@ def _cells(results: Results, state: str, operation: str, series: Series, state_b
         f"{series.worst:.3f}",
         "" if operation == "save-async" else f"{state_bytes / series.median / 1e9:.2f}",
         f"{limit.median / series.median:.2f}" if limit else "",
-        f"{Ratio.of(ours, series).median:.1f}x faster" if ours else "",
+        f"{Ratio.of(ours, series).median:.1f}x" if ours else "",
         *(_mebibytes(results.series(*key, metric)) for metric in ("memory_above", "mapped_growth_bytes")),
         _median(results.series(*key, "cpu_s"), ".2f"),
     ]
@@ -140,7 +142,8 @@ def _median(series: Series | None, form: str) -> str:
     return format(series.median, form) if series else ""
 
 
-def _bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
+    """A size for people, in decimal units."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.2f} {unit}"

@@ -155,7 +155,7 @@ def build_ring_program() -> str | None:
     command += ["--quiet", "--message-format=json"]
     try:
         finished = subprocess.run(
-            [*command, "--quiet", "--message-format=json"],
+            command,
             capture_output=True,
             text=True,
             cwd=ROOT,
