@@ -278,6 +278,20 @@ mod tests {
     }
 
     #[test]
+    fn a_sealed_job_cannot_be_cancelled_nor_a_cancelled_one_sealed() {
+        let sealed = Shared::new(0);
+        assert!(sealed.seal());
+        sealed.cancel();
+        sealed.finish(Ok(1));
+        assert_eq!(sealed.take_outcome().unwrap().unwrap(), 1);
+        let cancelled = Shared::new(0);
+        cancelled.cancel();
+        assert!(!cancelled.seal());
+        cancelled.finish(Ok(1));
+        assert_eq!(cancelled.take_outcome().unwrap().unwrap_err().kind(), Kind::Cancelled);
+    }
+
+    #[test]
     fn gathered_positions_wake_their_waiters_and_never_go_back() {
         let job = Handle::spawn("test", 10, |shared: &Shared<()>| {
             shared.set_gathered(7);

@@ -35,7 +35,8 @@ impl DeviceCopy for HostDevice {
     fn release_staging(&self, address: usize, nbytes: usize) {
         let mut prepared = PREPARED.lock().unwrap();
         let index = prepared.iter().position(|range| *range == (address, address + nbytes));
-        prepared.remove(index.expect("released what was not prepared"));
+        assert!(index.is_some(), "released what was not prepared");
+        prepared.remove(index.unwrap());
     }
 
     unsafe fn start(&self, copies: &[DeviceRows]) -> Result<Box<dyn DeviceCopies>> {

@@ -288,7 +288,7 @@ fn an_existing_name_is_a_conflict_and_stays() {
     let twice = directory.path().join("twice");
     let files = vec![plain(twice.clone(), 8, &source), plain(twice, 8, &source)];
     assert_eq!(error_of(run(files, AUTOMATIC)).kind(), Kind::Conflict);
-    assert_eq!(entries(directory.path()), [path.clone()]);
+    assert_eq!(entries(directory.path()), std::slice::from_ref(&path));
     assert_eq!(fs::read(path).unwrap(), b"precious");
 }
 

@@ -185,9 +185,9 @@ fn choose_way(plan: &Plan, options: &Options) -> Way {
     {
         way = choice.write;
     }
-    if way.mode != Mode::DirectRing && options.threads.is_none() {
-        way.threads = way.threads.max(DEFAULT_SYNCHRONOUS_THREADS);
-    }
+    // Threads also gather and checksum, which was not part of what was measured.
+    let least = if way.mode == Mode::DirectRing { DEFAULT_WAY.threads } else { DEFAULT_SYNCHRONOUS_THREADS };
+    way.threads = way.threads.max(least);
     way.block_bytes = options.block_bytes.unwrap_or(way.block_bytes).next_multiple_of(BLOCK_BYTES);
     way.depth = options.depth.unwrap_or(way.depth).clamp(1, MOST_DEPTH);
     let worthwhile = (plan.total_bytes / LEAST_BYTES_PER_THREAD).max(1) as usize;
