@@ -1,6 +1,6 @@
 //! Durable writes of touched memory: the engine beside a raw loop of the disk's best way, in turns.
 //!
-//! `cargo run --release --example write_speed -- DIRECTORY [MIB] [ROUNDS] [MODE [THREADS [DEPTH [KIB]]]]`
+//! `cargo run --release --example write_speed -- [DIRECTORY] [MIB] [ROUNDS] [MODE [THREADS [DEPTH [KIB]]]]`
 //! prints each run in MiB/s (from creation to after fsync) and the ratio of the medians.
 #![allow(clippy::unwrap_used)]
 
@@ -58,7 +58,7 @@ fn median(values: &mut [f64]) -> f64 {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |index: usize| arguments.get(index).map(|text| text.parse::<usize>().unwrap());
-    let directory = Path::new(arguments.first().expect("the directory to write in"));
+    let directory = Path::new(arguments.first().map_or(".", String::as_str));
     let nbytes = number(1).unwrap_or(2048) * MIB;
     let options = Options {
         sync: true,
