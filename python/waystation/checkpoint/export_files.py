@@ -8,6 +8,7 @@ holds no index, neither the old nor the new, so that no reader takes a mixture f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -260,10 +261,12 @@ class _Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._typed_errors(), self._file:
-            if kind is None:
-                self._end()
-                self._file.flush()
-                os.fsync(self._file.fileno())
+            if kind is not None:
+                self._abandon()
+                return
+            self._end()
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:
@@ -277,6 +280,9 @@ class _Writer:
 
     def _end(self) -> None:
         """Writes what comes after the last array."""
+
+    def _abandon(self) -> None:
+        """Lets go of a file that will be removed."""
 
 
 class _SafetensorsWriter(_Writer):
@@ -324,6 +330,12 @@ class _NpzWriter(_Writer):
         if self._member is not None:
             self._member.close()
         self._archive.close()
+
+    def _abandon(self) -> None:
+        for part in (self._member, self._archive):
+            if part is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    part.close()
 
 
 def _bytes_of(values: np.ndarray[Any, Any]) -> memoryview:

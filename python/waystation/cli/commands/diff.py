@@ -91,15 +91,11 @@ def _text(difference: Difference) -> str:
 def _values_text(values: ValueDifference) -> str:
     index = ", ".join(map(str, values.first_index))
     parts = [f"{values.differing:,} of {formatting.count(values.elements, 'element')} differ"]
-    if values.max_absolute is not None:
-        parts.append(_largest(values))
+    if values.max_absolute:
+        parts.append(f"by up to {values.max_absolute:.3g} (relative {values.max_relative:.3g})")
+    elif values.max_absolute is not None and not values.unequal_nans:
+        parts.append("only in the signs of zeros or the bits of NaNs")
     if values.unequal_nans:
         parts.append(f"{values.unequal_nans:,} NaN in one only")
     parts.append(f"first at [{index}]: {values.first_values[0]} in A, {values.first_values[1]} in B")
     return "; ".join(parts)
-
-
-def _largest(values: ValueDifference) -> str:
-    if values.max_absolute == 0:
-        return "only in the signs of zeros or the bits of NaNs"
-    return f"by up to {values.max_absolute:.3g} (relative {values.max_relative:.3g})"

@@ -1,0 +1,118 @@
+"""`waystation doctor` and the way into `waystation demo`, which has tests of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from waystation import _native
+from waystation.cli import findings
+from waystation.cli.commands import doctor
+
+
+def test_every_line_has_a_verdict_and_what_is_not_good_has_advice(tmp_path: Path, script) -> None:
+    outcome = script("doctor", tmp_path, "--json")
+    assert outcome.code == 0
+    found = {finding["name"]: finding for finding in outcome.document["findings"]}
+    expected = {
+        "python",
+        "numpy",
+        "jax",
+        "torch",
+        "io_uring",
+        "O_DIRECT",
+        "huge pages",
+        "GPUs",
+        "locked memory",
+    }
+    assert expected <= found.keys()
+    assert {"file system", "free space", "writable", "arena", "measured speed"} <= found.keys()
+    assert {finding["verdict"] for finding in found.values()} <= {"good", "info", "note"}
+    assert found["measured speed"]["advice"].startswith("run 'waystation doctor --tune ")
+    assert outcome.document["probe"]["cores"] == _native.probe(str(tmp_path))["cores"]
+    assert outcome.document["calibration"] is None
+    assert outcome.document["arena"].keys() == _native.arena_statistics().keys()
+
+
+def test_the_text_has_a_line_for_each(tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAYSTATION_CACHE_DIR", str(tmp_path / "cache"))
+    outcome = run("doctor", tmp_path)
+    titles = [line for line in outcome.out.splitlines() if line and not line.startswith(" ")]
+    assert titles == ["programs", "machine", "file system of [DIR]"]
+    assert "  ✓ python" in outcome.out
+    assert "  ! measured speed" in outcome.out
+    assert "→ run 'waystation doctor --tune [DIR]' once" in outcome.out
+
+
+def test_tuning_is_remembered(tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAYSTATION_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(doctor, "PROBE_BYTES", 4 << 20)
+    tuned = run("doctor", tmp_path, "--tune", "--json").document
+    again = run("doctor", tmp_path, "--json").document
+    for document in (tuned, again):
+        (speed,) = [found for found in document["findings"] if found["name"] == "measured speed"]
+        assert speed["verdict"] == "good"
+        assert "in flight" in speed["finding"]
+    assert tuned["calibration"]["write"]["best"] == again["calibration"]["write"]["best"]
+
+
+def changed(probe: dict[str, Any], **answers: Any) -> dict[str, Any]:
+    return probe | answers
+
+
+REFUSED = {"works": False, "reason": "Operation not permitted"}
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> dict[str, Any]:
+    return _native.probe(str(tmp_path))
+
+
+def by_name(found: list[findings.Finding]) -> dict[str, findings.Finding]:
+    return {finding.name: finding for finding in found}
+
+
+def test_what_is_lacking_is_a_note(probe: dict[str, Any]) -> None:
+    lacking = changed(
+        probe, io_uring=REFUSED, huge_pages="never", locked_memory_limit_bytes=65536, direct=REFUSED
+    )
+    machine = by_name(findings.machine_findings(lacking, _native.arena_statistics()))
+    assert machine["io_uring"].verdict == "note"
+    assert machine["io_uring"].text == "no (Operation not permitted): threads are used instead"
+    assert "seccomp" in str(machine["io_uring"].advice)
+    assert "madvise" in str(machine["huge pages"].advice)
+    assert "ulimit -l" in str(machine["locked memory"].advice)
+    files = by_name(findings.file_system_findings(lacking))
+    assert files["O_DIRECT"].text == "no (Operation not permitted): the page cache is used"
+    untried = findings.file_system_findings(changed(probe, nowait={"works": None, "reason": "no file"}))
+    assert by_name(untried)["cache look-ups"].verdict == "info"
+
+
+def test_a_place_that_cannot_be_written_is_bad(probe: dict[str, Any]) -> None:
+    writable = by_name(findings.file_system_findings(changed(probe, writable=REFUSED)))["writable"]
+    assert (writable.verdict, writable.text) == ("bad", "no (Operation not permitted)")
+    assert "permissions" in str(writable.advice)
+
+
+def test_versions_of_frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = {"waystation": "0.1.0", "numpy": "1.26.4", "jax": "0.6.2", "torch": None}
+    monkeypatch.setattr(findings, "_version", present.get)
+    found = by_name(findings.program_findings())
+    assert (found["numpy"].verdict, found["numpy"].advice) == ("bad", "pip install 'numpy>=2.0'")
+    assert found["jax"].verdict == "note"
+    assert found["torch"].text == "not installed (pip install 'waystation[torch]')"
+
+
+def test_a_path_that_is_not_there(tmp_path: Path, run) -> None:
+    outcome = run("doctor", tmp_path / "absent")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: ")
+
+
+def test_the_demo_leaves_the_files_of_others_alone(tmp_path: Path, script) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    outcome = script("demo", "--output", "mine", "--json")
+    assert outcome.code == 2
+    assert outcome.document["error"]["kind"] == "Conflict"
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"

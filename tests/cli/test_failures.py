@@ -1,0 +1,124 @@
+"""How commands fail: one message, the right exit code, a traceback only on demand."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import waystation
+from waystation.cli.reporting import reporting
+from waystation.errors import Unavailable
+
+COMMANDS = ["inspect", "ls", "verify", "diff", "export", "gc", "demo", "doctor"]
+
+
+def test_version(script) -> None:
+    outcome = script("--version")
+    assert (outcome.out, outcome.err, outcome.code) == (f"waystation {waystation.__version__}\n", "", 0)
+
+
+def test_help_lists_every_command(script) -> None:
+    outcome = script("--help")
+    assert outcome.code == 0
+    assert re.findall(r"^│ (\w+)  ", outcome.out, re.MULTILINE) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_json_and_traceback(command: str, run) -> None:
+    outcome = run(command, "--help")
+    assert outcome.code == 0
+    assert "--json" in outcome.out
+    assert "--traceback" in outcome.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["inspect"], ["frobnicate"], ["inspect", "x", "--depth", "0"], ["diff", "a", "b", "--atol", "-1"]],
+)
+def test_wrong_calls_exit_with_2(arguments: list[str], run) -> None:
+    outcome = run(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "Usage: waystation" in outcome.err
+
+
+def test_a_typed_error_is_one_message(tmp_path: Path, script) -> None:
+    outcome = script("inspect", tmp_path / "absent")
+    assert (outcome.out, outcome.err, outcome.code) == (
+        "",
+        "error: there is no checkpoint '[DIR]/absent'\n",
+        2,
+    )
+
+
+def test_a_traceback_on_demand(tmp_path: Path, run) -> None:
+    outcome = run("inspect", tmp_path / "absent", "--traceback")
+    assert outcome.code == 2
+    assert outcome.err.startswith("Traceback (most recent call last):")
+    assert outcome.err.endswith("error: there is no checkpoint '[DIR]/absent'\n")
+
+
+def test_with_json_an_error_is_a_document_too(tmp_path: Path, script) -> None:
+    outcome = script("verify", tmp_path / "absent", "--json")
+    assert outcome.code == 2
+    assert outcome.document == {
+        "error": {
+            "kind": "NotFound",
+            "message": "there is no checkpoint '[DIR]/absent'",
+            "context": {},
+            "hint": None,
+        }
+    }
+    assert outcome.err == "error: there is no checkpoint '[DIR]/absent'\n"
+
+
+def test_context_and_hint_follow_the_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as exit_info, reporting(as_json=False, show_traceback=False):
+        raise Unavailable("no room in 'x'", path="x", array="layers.w\x1b", errno=11)
+    assert exit_info.value.exit_code == 2
+    assert capsys.readouterr().err == (
+        "error: no room in 'x'\n"
+        "  array: layers.w\\x1b\n"
+        "  hint: free the resource, or try again when it is there\n"
+    )
+
+
+def test_a_defect_is_reported_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as exit_info, reporting(as_json=False, show_traceback=False):
+        raise AssertionError("two is three")
+    assert exit_info.value.exit_code == 2
+    assert capsys.readouterr().err == (
+        "error: unexpected AssertionError: two is three\n"
+        "  hint: please report this, with what --traceback shows\n"
+    )
+
+
+def test_an_interrupt_is_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as exit_info, reporting(as_json=False, show_traceback=False):
+        raise KeyboardInterrupt
+    assert exit_info.value.exit_code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_shell_completes_commands_and_directories(tmp_path: Path) -> None:
+    (tmp_path / "step_1").mkdir()
+    (tmp_path / "step_2.txt").touch()
+
+    def complete(words: str) -> list[str]:
+        environment = {
+            **os.environ,
+            "_WAYSTATION_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        }
+        command = [str(Path(sys.executable).parent / "waystation")]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        return done.stdout.split()
+
+    assert complete("waystation ins") == ["inspect"]
+    assert complete("waystation inspect st") == ["step_1"]

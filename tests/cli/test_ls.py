@@ -1,0 +1,90 @@
+"""`waystation ls`: checkpoints in order, and saves that did not end."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import waystation
+from waystation.layouts.native.attempts import Attempt
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for step in (2, 10, 9):
+        waystation.save(
+            tmp_path / "runs" / f"step_{step}", {"w": np.zeros(step), "b": np.zeros(3), "n": step}
+        )
+    waystation.save(tmp_path / "runs" / "best", {"n": 1})
+    (tmp_path / "runs" / "notes").mkdir()
+    return tmp_path / "runs"
+
+
+def without_sizes(text: str) -> str:
+    """Of the bytes on disk, metadata is the larger part here, and its size is no concern of this test."""
+    return re.sub(r" +([\d.]+ KiB|size)  ", "  [SIZE]  ", text)
+
+
+def test_the_whole_output(runs: Path, script) -> None:
+    outcome = script("ls", runs)
+    assert (without_sizes(outcome.out), outcome.err, outcome.code) == (
+        "checkpoint  step  arrays  [SIZE]  committed                generation\n"
+        "best                   0  [SIZE]  [TIME]           1\n"
+        "step_2         2       2  [SIZE]  [TIME]           1\n"
+        "step_9         9       2  [SIZE]  [TIME]           1\n"
+        "step_10       10       2  [SIZE]  [TIME]           1\n",
+        "",
+        0,
+    )
+
+
+def test_saves_that_did_not_end(runs: Path, run, dead_attempt, foreign_attempt) -> None:
+    dead_attempt(runs / "step_11")
+    foreign_attempt(runs / "step_12", 7200)
+    running = Attempt(str(runs / "step_13"))
+    try:
+        outcome = run("ls", runs)
+        document = run("ls", runs, "--json").document
+    finally:
+        running.discard()
+    assert outcome.code == 0
+    listed = outcome.out.partition("saves that did not end:\n")[2]
+    assert re.search(r"^step_11 .* its process is gone \(process \d+ on .*\)$", listed, re.MULTILINE)
+    assert re.search(r"^step_12 +2.0 KiB +2 h +of another machine, may be running$", listed, re.MULTILINE)
+    assert re.search(r"^step_13 .* its process runs", listed, re.MULTILINE)
+    assert [(entry["checkpoint"], entry["verdict"]) for entry in document["attempts"]] == [
+        ("step_11", "dead"),
+        ("step_12", "unknown"),
+        ("step_13", "running"),
+    ]
+
+
+def test_json(runs: Path, script) -> None:
+    document = script("ls", runs, "--json").document
+    listed = [(entry["name"], entry["step"], entry["arrays"]) for entry in document["checkpoints"]]
+    assert listed == [("best", None, 0), ("step_2", 2, 2), ("step_9", 9, 2), ("step_10", 10, 2)]
+    assert all(entry["problem"] is None and entry["bytes"] > 0 for entry in document["checkpoints"])
+
+
+def test_a_damaged_record_is_shown_and_exits_with_1(runs: Path, run, damage) -> None:
+    damage(runs / "step_9" / "checkpoint.json", 60)
+    outcome = run("ls", runs)
+    assert outcome.code == 1
+    assert re.search(r"^step_9 .* damaged$", outcome.out, re.MULTILINE)
+    assert re.search(r"^step_9: .*checksum", outcome.out, re.MULTILINE)
+    assert "step_10" in outcome.out
+
+
+def test_no_checkpoints(tmp_path: Path, run) -> None:
+    outcome = run("ls", tmp_path)
+    assert (outcome.out, outcome.code) == ("no checkpoints in [DIR]\n", 0)
+
+
+def test_what_cannot_be_listed(runs: Path, run) -> None:
+    absent = run("ls", runs / "absent")
+    assert (absent.code, absent.err) == (2, "error: there is no directory '[DIR]/runs/absent'\n")
+    checkpoint = run("ls", runs / "best")
+    assert checkpoint.code == 2
+    assert "'waystation inspect [DIR]/runs/best' shows it" in checkpoint.err
+    assert run("ls", runs / "best" / "checkpoint.json").code == 2
