@@ -14,7 +14,7 @@ import numpy as np
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation._options import Options
 from waystation.frameworks import registry
-from waystation.frameworks.base import ArraySource, StoredArray
+from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import write_plan
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
 from waystation.layouts.native.write import Prepared
@@ -24,6 +24,9 @@ SCALARS = (bool, int, float, complex, str, bytes)
 
 # Longer strings and bytes are stored as data, not in the tree file, which is read whole.
 INLINE_LIMIT_BYTES = 64 << 10
+
+# In the place of a codec's name, for those.
+LONG_SCALARS = "long scalars"
 
 
 @dataclass(slots=True)
@@ -49,14 +52,15 @@ def describe(state: Any) -> Described:
     numbers: list[int] = []
     by_codec: dict[str, list[int]] = {}
     for number, value in enumerate(values):
-        if type(value) in SCALARS:
-            if type(value) in (str, bytes) and len(value) > INLINE_LIMIT_BYTES:
-                by_codec.setdefault("", []).append(number)
-            else:
-                leaves[number] = value
-                continue
+        kind = type(value)
+        if kind not in SCALARS:
+            name = _codec_name(value, structure, number)
+        elif kind in (str, bytes) and len(value) > INLINE_LIMIT_BYTES:
+            name = LONG_SCALARS
         else:
-            by_codec.setdefault(_codec_name(value, structure, number), []).append(number)
+            leaves[number] = value
+            continue
+        by_codec.setdefault(name, []).append(number)
         leaves[number] = ArrayLeaf(len(numbers))
         numbers.append(number)
     sources = _sources(values, by_codec, structure)
@@ -69,19 +73,7 @@ def describe(state: Any) -> Described:
 def plan(name: str, described: Described, options: Options) -> Prepared:
     """Plans the files of a state; the addresses of its sources must be final."""
     planned = write_plan.plan(described.sources, described.labels, options.file.file_bytes_target)
-    stored = [
-        StoredArray(
-            source.shape,
-            source.dtype,
-            source.framework,
-            source.storage_dtype,
-            source.storage_shape,
-            source.sharding,
-            source.extra,
-        )
-        for source in described.sources
-    ]
-    tree = TreeFile(described.structure, described.leaves, stored, planned.labels)
+    tree = TreeFile(described.structure, described.leaves, described.sources, planned.labels)
     return Prepared(name, tree, described.sources, planned)
 
 
@@ -104,7 +96,8 @@ def _sources(
     for name, numbers in by_codec.items():
         group = [values[number] for number in numbers]
         try:
-            found = _long_scalars(group) if not name else registry.codec_by_name(name).sources(group)
+            long = name == LONG_SCALARS
+            found = _long_scalars(group) if long else registry.codec_by_name(name).sources(group)
         except WaystationError as error:
             _name_leaf(error, numbers, structure)
             raise

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation.frameworks import dtypes, jax_private
@@ -92,11 +92,9 @@ def _blame(leaves: Sequence[Any], error: Exception) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What arrays of one shape, dtype and sharding have in common."""
+    """What arrays of one dtype and sharding (and shape, where several devices share one) have in common."""
 
     logical: dtypes.LogicalDtype
-    storage_shape: tuple[int, ...]
-    origin: tuple[int, ...]
     single: bool
     reader: Callable[[Any, dtypes.LogicalDtype, tuple[int, ...]], Block]
     sharding: dict[str, Any]
@@ -107,11 +105,14 @@ def _forms(leaves: Sequence[Any]) -> list[_Form]:
     known: dict[Any, _Form] = {}
     found = []
     for index, leaf in enumerate(leaves):
-        key = (leaf.shape, leaf.dtype, leaf.sharding, leaf.committed)
+        sharding = leaf.sharding
+        # Only where several devices share an array does its description depend on its shape.
+        shape = None if type(sharding) is SingleDeviceSharding else leaf.shape
+        key = (leaf.dtype, sharding, leaf.committed, shape)
         form = known.get(key)
         if form is None:
             try:
-                form = known[key] = _make_form(*key, known)
+                form = known[key] = _make_form(leaf.shape, leaf.dtype, sharding, leaf.committed, known)
             except WaystationError as error:
                 raise error.where(index=index)
         found.append(form)
@@ -132,7 +133,6 @@ def _make_form(
             "jax.reshard"
         )
     logical = logical_of(dtype)
-    storage_shape = logical.storage_shape(shape)
     description = describe_sharding(sharding, shape, committed)
     # Equal descriptions become one object, which later layers tell by identity.
     description = next(
@@ -140,8 +140,6 @@ def _make_form(
     )
     return _Form(
         logical,
-        storage_shape,
-        (0,) * len(storage_shape),
         len(sharding.device_set) == 1,
         _reader(sharding, logical),
         description,
@@ -163,16 +161,18 @@ def _reader(
 
 def _source(leaf: Any, data: Any, form: _Form) -> ArraySource:
     logical = form.logical
+    shape = leaf.shape
+    storage_shape = shape + logical.trailing
     if form.single:
-        blocks = [form.reader(data, logical, form.origin)]
+        blocks = [form.reader(data, logical, (0,) * len(storage_shape))]
     else:
-        blocks = _shards(data, form)
+        blocks = _shards(data, form, len(storage_shape))
     return ArraySource(
-        leaf.shape,
+        shape,
         logical.name,
         "jax",
         logical.storage,
-        form.storage_shape,
+        storage_shape,
         logical.storage_item_bytes,
         blocks,
         blocks[0].device >= 0,
@@ -180,10 +180,9 @@ def _source(leaf: Any, data: Any, form: _Form) -> ArraySource:
     )
 
 
-def _shards(data: Any, form: _Form) -> list[Block]:
+def _shards(data: Any, form: _Form, rank: int) -> list[Block]:
     """The distinct shards; of replicas the first."""
     distinct: dict[tuple[int, ...], Block] = {}
-    rank = len(form.storage_shape)
     for shard in data.addressable_shards:
         offset = tuple(part.start or 0 for part in shard.index)
         offset += (0,) * (rank - len(offset))

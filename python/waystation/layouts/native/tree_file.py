@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from waystation import _native
 from waystation._errors import Corrupt, WaystationError
-from waystation.frameworks.base import StoredArray
+from waystation.frameworks.base import ArraySource, StoredArray
 from waystation.layouts.native.records import dump_json, load_json
 from waystation.tree import Structure
 
@@ -49,7 +50,7 @@ class TreeFile:
 
     structure: Structure
     leaves: list[Leaf]
-    arrays: list[StoredArray]
+    arrays: Sequence[StoredArray | ArraySource]
     labels: list[str]
 
     def encode(self) -> bytes:
@@ -156,9 +157,8 @@ def _decode_arrays(body: dict[str, Any]) -> tuple[list[StoredArray], list[str]]:
 
 def _column(values: list[Any]) -> Any:
     """A column as files have it: one that holds the same value everywhere says it once."""
-    first = values[0] if values else None
-    if len(values) > 1 and all(value == first for value in values):
-        return {"all": first}
+    if len(values) > 1 and values.count(values[0]) == len(values):
+        return {"all": values[0]}
     return values
 
 

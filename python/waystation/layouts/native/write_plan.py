@@ -8,6 +8,7 @@ a reader can then map them, or read them directly into place.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -149,9 +150,7 @@ def _plan_file(
     chunk_entries["file"][own] = sequence
     chunk_entries["offset"][own] = offsets
     chunk_entries["length"][own] = lengths
-    return PlannedFile(
-        names.data_file(0, sequence), header, int(ends[-1]), np.asarray(words, np.int64)
-    )
+    return PlannedFile(names.data_file(0, sequence), header, int(ends[-1]), np.asarray(words, np.int64))
 
 
 def _format_tag(sources: Sequence[ArraySource], group: Sequence[int]) -> str:
@@ -173,8 +172,15 @@ def _segment(file_offset: int, nbytes: int, source: ArraySource) -> list[int]:
 
 
 def is_contiguous(block: Block, item_bytes: int) -> bool:
+    """Whether a block's elements lie one after another, in C order."""
+    return _is_contiguous(block.shape, block.strides, item_bytes)
+
+
+# States have few shapes and many arrays.
+@functools.lru_cache(maxsize=4096)
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> bool:
     expected = item_bytes
-    for extent, stride in zip(reversed(block.shape), reversed(block.strides), strict=True):
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1 and stride != expected:
             return False
         expected *= extent
