@@ -65,6 +65,21 @@ def put() -> Put | None:
 
 
 @lru_cache(maxsize=1)
+def single_device() -> Callable[[Any], Any]:
+    """What tells single-device shardings apart, at a fraction of the cost of their own hash."""
+    import jax
+
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    try:
+        known = sharding._device == jax.local_devices()[0] and sharding._memory_kind is None
+    except AttributeError:
+        known = False
+    if not known:
+        return lambda sharding: sharding
+    return lambda sharding: (sharding._device, sharding._memory_kind)
+
+
+@lru_cache(maxsize=1)
 def host_array() -> Callable[[Any], np.ndarray[Any, Any]]:
     """What makes the host array of a single-device array: of CPU memory a view, else a copy.
 

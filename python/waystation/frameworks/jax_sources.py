@@ -1,6 +1,6 @@
 """JAX arrays as blocks to be saved.
 
-Every computation is awaited first, in one call. Memory of CPU devices is viewed, never copied; such a view
+Every computation is awaited. Memory of CPU devices is viewed, never copied; such a view
 keeps its bytes whatever becomes of the array (a donated or deleted buffer lives on under it). Memory of
 CUDA devices is named by its address, and may be donated away, so it counts as mutable. Anything else is
 copied to the host, all copies under way before the first is awaited.
@@ -31,6 +31,19 @@ def sources(leaves: Sequence[Any]) -> list[ArraySource]:
     """Describes concrete arrays, see `Codec.sources`."""
     _check_readable(leaves)
     found = _forms(leaves)
+    plain = all(form.plain for form in set(found))
+    data = leaves if plain else _started(leaves, found)
+    try:
+        return [_source(leaf, array, form) for leaf, array, form in zip(leaves, data, found, strict=True)]
+    except WaystationError:
+        raise
+    except Exception as error:
+        _blame(leaves, error)
+        raise
+
+
+def _started(leaves: Sequence[Any], found: Sequence[_Form]) -> list[Any]:
+    """What is to be read of each leaf: all computed, and copies of it to the host under way."""
     _await(leaves)
     data = [
         jax.random.key_data(leaf) if form.logical.category == "key" else leaf
@@ -39,7 +52,7 @@ def sources(leaves: Sequence[Any]) -> list[ArraySource]:
     for array, form in zip(data, found, strict=True):
         if form.reader is _copied:
             array.copy_to_host_async()
-    return [_source(leaf, array, form) for leaf, array, form in zip(leaves, data, found, strict=True)]
+    return data
 
 
 # ---- refusals ----------------------------------------------------------------------------------
@@ -90,13 +103,16 @@ def _blame(leaves: Sequence[Any], error: Exception) -> None:
 # ---- blocks ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Form:
     """What arrays of one dtype and sharding (and shape, where several devices share one) have in common."""
 
     logical: dtypes.LogicalDtype
     single: bool
+    plain: bool  # reading awaits the computation and needs no preparation
     reader: Callable[[Any, dtypes.LogicalDtype, tuple[int, ...]], Block]
+    storage: str
+    storage_item_bytes: int
     sharding: dict[str, Any]
 
 
@@ -104,11 +120,14 @@ def _forms(leaves: Sequence[Any]) -> list[_Form]:
     """The form of each leaf; equal ones are made once."""
     known: dict[Any, _Form] = {}
     found = []
+    single_device = jax_private.single_device()
     for index, leaf in enumerate(leaves):
         sharding = leaf.sharding
         # Only where several devices share an array does its description depend on its shape.
-        shape = None if type(sharding) is SingleDeviceSharding else leaf.shape
-        key = (leaf.dtype, sharding, leaf.committed, shape)
+        if type(sharding) is SingleDeviceSharding:
+            key = (leaf.dtype, single_device(sharding), leaf.committed)
+        else:
+            key = (leaf.dtype, sharding, leaf.committed, leaf.shape)
         form = known.get(key)
         if form is None:
             try:
@@ -138,10 +157,14 @@ def _make_form(
     description = next(
         (form.sharding for form in forms.values() if form.sharding == description), description
     )
+    reader = _reader(sharding, logical)
     return _Form(
         logical,
         len(sharding.device_set) == 1,
-        _reader(sharding, logical),
+        reader in (_viewed, _viewed_by_buffer) and logical.category != "key",
+        reader,
+        logical.storage,
+        logical.storage_item_bytes,
         description,
     )
 
@@ -153,7 +176,9 @@ def _reader(
         return _copied
     device: Any = next(iter(sharding.device_set))
     if device.platform == "cpu":
-        return _viewed
+        # Plain dtypes go through the buffer protocol, which is the fastest way of all.
+        by_buffer = logical.host.isbuiltin == 1 and (not logical.trailing or bool(logical.host_trailing))
+        return _viewed_by_buffer if by_buffer else _viewed
     in_device_memory = sharding.memory_kind in (None, device.default_memory().kind)
     is_cuda = "cuda" in device.client.platform_version.lower()
     return _on_cuda if is_cuda and in_device_memory else _copied
@@ -171,9 +196,9 @@ def _source(leaf: Any, data: Any, form: _Form) -> ArraySource:
         shape,
         logical.name,
         "jax",
-        logical.storage,
+        form.storage,
         storage_shape,
-        logical.storage_item_bytes,
+        form.storage_item_bytes,
         blocks,
         blocks[0].device >= 0,
         form.sharding,
@@ -192,11 +217,16 @@ def _shards(data: Any, form: _Form, rank: int) -> list[Block]:
 
 
 def _viewed(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -> Block:
-    # Plain dtypes go through the buffer protocol, which is the fastest way of all.
-    view = np.asarray(array) if logical.host.isbuiltin == 1 else _host_array(array)
+    view = _host_array(array)
     if logical.trailing and not logical.host_trailing:
         return host_block(view, logical, offset)
     return Block(offset, view.shape, view.strides, view.__array_interface__["data"][0], view)
+
+
+def _viewed_by_buffer(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -> Block:
+    # The view awaits the computation and keeps the bytes, and costs a third of a NumPy array.
+    view = memoryview(array)
+    return Block(offset, view.shape, view.strides or (), array.unsafe_buffer_pointer(), view)
 
 
 def _host_array(array: Any) -> np.ndarray[Any, Any]:
