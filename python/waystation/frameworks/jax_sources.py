@@ -225,7 +225,10 @@ def _viewed(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -
 
 def _viewed_by_buffer(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) -> Block:
     # The view awaits the computation and keeps the bytes, and costs a third of a NumPy array.
-    view = memoryview(array)
+    try:
+        view = memoryview(array)
+    except BufferError:  # a layout of its own
+        return _viewed(array, logical, offset)
     return Block(offset, view.shape, view.strides or (), array.unsafe_buffer_pointer(), view)
 
 
