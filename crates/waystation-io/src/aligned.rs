@@ -4,7 +4,9 @@
 //! from [`HUGE_PAGE_BYTES`] on), and unmapped when dropped. A refused mapping is an error, never an
 //! abort. Nothing here is MADV_DONTFORK: users see this memory, also in their forked children.
 
+use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -82,6 +84,41 @@ impl AlignedBlock {
 }
 
 impl Drop for AlignedBlock {
+    fn drop(&mut self) {
+        let mapping = Mapping { address: self.address, nbytes: self.nbytes };
+        match BEFORE_UNMAPPING.get() {
+            Some(hook) => hook(mapping),
+            None => drop(mapping),
+        }
+    }
+}
+
+static BEFORE_UNMAPPING: OnceLock<fn(Mapping)> = OnceLock::new();
+
+/// Has every block of this process pass through `hook` before it is unmapped: for whoever told a device
+/// about the memory. The first hook stays.
+pub fn before_unmapping(hook: fn(Mapping)) {
+    BEFORE_UNMAPPING.get_or_init(|| hook);
+}
+
+/// Memory that nobody uses any more; dropping it unmaps it.
+pub struct Mapping {
+    address: NonNull<u8>,
+    nbytes: usize,
+}
+
+// SAFETY: as for a block: it belongs to the process, and only its address is handed out.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// The addresses that are to be unmapped.
+    pub fn range(&self) -> Range<usize> {
+        let start = self.address.as_ptr() as usize;
+        start..start + self.nbytes
+    }
+}
+
+impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and whoever borrowed it is gone. It cannot fail for a range that
         // is mapped exactly so.

@@ -6,6 +6,7 @@ pub mod aligned;
 pub mod arena;
 pub mod calibrate;
 pub mod copy;
+pub mod cuda;
 pub mod files;
 pub mod filesystem;
 pub mod job;
