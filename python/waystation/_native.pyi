@@ -66,6 +66,21 @@ def copy_batch(words: Buffer, owners: object, /, *, threads: int | None = None) 
     """Copies host memory to host memory in parallel. `words` (int64): records
     `destination, source, nbytes`."""
 
+# ---- devices -----------------------------------------------------------------------------------
+
+def devices() -> list[dict[str, Any]]:
+    """The CUDA devices of this process: `ordinal`, `name`, `total_bytes`, `pci_bus_id`,
+    `compute_capability` (major, minor). Empty without a driver. Starts the driver (without making a
+    context), so that children forked later cannot use CUDA."""
+
+def copy_from_devices(words: Buffer, slabs: Sequence[Slab], owners: object, /) -> None:
+    """Copies contiguous device memory into slabs, as fast as the bus carries it.
+
+    `words` (int64): records `device, destination, source, nbytes`, destinations within `slabs`. What
+    writes to the sources must have been waited for. The slabs are pinned, and stay so in the arena.
+    Unsupported without a CUDA driver. Ctrl-C is noticed; nothing writes to the slabs afterwards.
+    """
+
 # ---- files -------------------------------------------------------------------------------------
 
 @final

@@ -5,6 +5,7 @@
 
 use pyo3::prelude::*;
 
+mod device;
 mod error;
 mod files;
 mod format;
@@ -15,6 +16,7 @@ mod write;
 
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    device::register(module)?;
     files::register(module)?;
     format::register(module)?;
     job::register(module)?;
