@@ -29,7 +29,7 @@ def take(sources: Sequence[ArraySource], options: MemoryOptions) -> int:
     """
     order = write_plan.copy_order(sources)
     sizes = write_plan.sizes(sources)
-    limit = 0 if options.caller_keeps else _limit_bytes(options)
+    limit = _limit_bytes(options)
     chosen: list[int] = []
     drain: list[int] = []
     # What is copied out last would keep the caller waiting longest: that is copied first.
@@ -50,8 +50,8 @@ def take(sources: Sequence[ArraySource], options: MemoryOptions) -> int:
 
 
 def _can_change(source: ArraySource, options: MemoryOptions) -> bool:
-    on_device = any(block.device >= 0 for block in source.blocks)
-    return on_device or (source.mutable and not options.caller_keeps)
+    # A JAX array is mutable where it may be donated away, in GPU memory: not what a caller promises.
+    return source.mutable and (source.framework == "jax" or not options.caller_keeps)
 
 
 def _limit_bytes(options: MemoryOptions) -> int:
@@ -65,28 +65,27 @@ def _copy(blocks: Sequence[Block], sources: Sequence[ArraySource], chosen: Seque
     sizes = [math.prod(block.shape) * item for block, item in zip(blocks, item_bytes, strict=True)]
     places, addresses = memory.allocate(sizes)
     owners = [block.owner for block in blocks]
-    contiguous: list[int] = []
+    on_host: list[int] = []
+    on_devices: list[int] = []
+    pinned: dict[int, _native.Slab] = {}
     for number, (block, item) in enumerate(zip(blocks, item_bytes, strict=True)):
-        if sizes[number] == 0:
-            continue
         slab, offset = places[number]
+        if slab is None:
+            continue
         address = int(addresses[number])
-        if write_plan.is_contiguous(block, item):
-            contiguous += (block.device, address, block.address, sizes[number])
+        if block.device >= 0:
+            on_devices += (block.device, address, block.address, sizes[number])
+            pinned[slab.address] = slab
+        elif write_plan.is_contiguous(block, item):
+            on_host += (address, block.address, sizes[number])
         else:
             copy: np.ndarray[Any, Any] = np.ndarray(block.shape, f"V{item}", slab, offset)
             np.copyto(copy, _view(block, item))
         _repoint(block, address, item, slab)
-    _run_copies(contiguous, owners)
-
-
-def _run_copies(records: list[int], owners: Sequence[Any]) -> None:
-    """Copies `device, destination, source, nbytes` records, host memory by the engine's threads."""
-    if not records:
-        return
-    words = np.asarray(records, np.int64).reshape(-1, 4)
-    on_host = words[:, 0] < 0
-    _native.copy_batch(np.ascontiguousarray(words[on_host, 1:]), owners)
+    if on_devices:
+        _native.copy_from_devices(np.asarray(on_devices, np.int64), list(pinned.values()), owners)
+    if on_host:
+        _native.copy_batch(np.asarray(on_host, np.int64), owners)
 
 
 def _repoint(block: Block, address: int, item_bytes: int, slab: Any) -> None:
