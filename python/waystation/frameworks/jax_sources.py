@@ -244,11 +244,15 @@ def _on_cuda(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) 
     layout = getattr(getattr(array, "format", None), "layout", None)  # JAX before 0.7 cannot say
     if layout is None or tuple(layout.major_to_minor) != tuple(range(array.ndim)) or layout.tiling:
         return _copied(array, logical, offset)
+    (device,) = array.sharding.device_set
+    # The ordinal as this process's driver counts, whatever JAX was told to see of its devices.
+    ordinal = device.local_hardware_id
+    if ordinal is None or ordinal < 0 or not array.size:
+        return _copied(array, logical, offset)
     strides, step = [], logical.host.itemsize
     for extent in reversed(array.shape):
         strides.append(step)
         step *= extent
-    (device,) = array.sharding.device_set
     shape = array.shape if logical.host_trailing else array.shape + logical.trailing
     return Block(
         offset,
@@ -256,5 +260,5 @@ def _on_cuda(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) 
         logical.storage_strides(tuple(reversed(strides))),
         array.unsafe_buffer_pointer(),
         array,
-        device.local_hardware_id,
+        ordinal,
     )

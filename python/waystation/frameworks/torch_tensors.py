@@ -118,10 +118,10 @@ def _source(leaf: torch.Tensor) -> ArraySource:
     logical = _logical_of(leaf)
     tensor = leaf.detach()
     resolved = tensor.resolve_conj().resolve_neg()
-    if tensor.device.type not in ("cpu", "cuda"):
-        resolved = resolved.cpu()
-    elif tensor.device.type == "cuda":
+    if tensor.device.type == "cuda" and torch.version.hip is None:
         resolved = resolved.contiguous()
+    elif tensor.device.type != "cpu":  # on a ROCm device too, which torch calls "cuda"
+        resolved = resolved.cpu()
     shape = tuple(tensor.shape)
     storage_shape = logical.storage_shape(shape)
     strides = tuple(stride * resolved.element_size() for stride in resolved.stride())
