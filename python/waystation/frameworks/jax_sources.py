@@ -124,6 +124,7 @@ def _forms(leaves: Sequence[Any]) -> list[_Form]:
     for index, leaf in enumerate(leaves):
         sharding = leaf.sharding
         # Only where several devices share an array does its description depend on its shape.
+        key: tuple[Any, ...]
         if type(sharding) is SingleDeviceSharding:
             key = (leaf.dtype, single_device(sharding), leaf.committed)
         else:
@@ -200,7 +201,7 @@ def _source(leaf: Any, data: Any, form: _Form) -> ArraySource:
         storage_shape,
         form.storage_item_bytes,
         blocks,
-        blocks[0].device >= 0,
+        any(block.device >= 0 for block in blocks),
         form.sharding,
     )
 
@@ -229,7 +230,7 @@ def _viewed_by_buffer(array: Any, logical: dtypes.LogicalDtype, offset: tuple[in
         view = memoryview(array)
     except BufferError:  # a layout of its own
         return _viewed(array, logical, offset)
-    return Block(offset, view.shape, view.strides or (), array.unsafe_buffer_pointer(), view)
+    return Block(offset, view.shape or (), view.strides or (), array.unsafe_buffer_pointer(), view)
 
 
 def _host_array(array: Any) -> np.ndarray[Any, Any]:
