@@ -148,7 +148,7 @@ def test_pins_survive_a_fork_in_the_parent(driver: CudaDriver) -> None:
 
 def fork_sleeper() -> int:
     """A child that keeps this process's pages shared."""
-    fork = ctypes.CDLL(None).fork  # runs the handlers of pthread_atfork, but none of Python's warnings
+    fork = ctypes.PyDLL(None).fork  # runs the handlers of pthread_atfork, but none of Python's warnings
     child: int = fork()
     if child == 0:
         signal.pause()
