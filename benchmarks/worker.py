@@ -28,6 +28,7 @@ from benchmarks.systems import SYSTEMS, System
 from benchmarks.systems.limit import Limit, RingUnavailableError, check_pages
 
 Facts = dict[str, Any]
+SPARE_BYTES = 256 << 20
 OPERATIONS = ("save", "save-async", "load-cold", "load-warm", "copy")
 
 
@@ -123,6 +124,7 @@ def measure_save(
 ) -> dict[str, Any]:
     state, path = system.build(leaves), Path(request.path)
     os.sync()
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
     with meter.running():
         elsewhere = system.save(path, state)
         meter.mark("returned")
@@ -137,6 +139,7 @@ def measure_save_async(system: System, leaves: list[Leaf], request: Request, met
     state, path = system.build(leaves), Path(request.path)
     limit = system.snapshot_limit_bytes()
     os.sync()
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
     with meter.running():
         wait = system.save_async(path, state)
         meter.mark("blocking")
@@ -160,6 +163,7 @@ def measure_load(
         extra["cache"] = measure.make_cold(path)
     else:
         measure.make_warm(path)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
     with meter.running():
         loaded = system.load(path, template)
         meter.mark("loaded")
@@ -188,6 +192,7 @@ def measure_copy(
     if not isinstance(system, Limit):
         raise ValueError("only the limit measures a plain copy")
     state = system.build(leaves)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
     with meter.running():
         copied = system.copy(state)
         meter.mark("copied")
