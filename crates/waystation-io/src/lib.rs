@@ -14,6 +14,7 @@ pub mod mode;
 pub mod probe;
 pub mod read;
 pub mod ring;
+pub mod segment;
 pub mod staging;
 pub mod write;
 

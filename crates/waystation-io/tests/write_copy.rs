@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
-use waystation_io::copy::{BoxCopy, Segment, is_partition};
+use waystation_io::copy::BoxCopy;
+use waystation_io::segment::{Segment, is_partition};
 
 /// A random array, a box of it, and memory strides that let the box lie in `MEMORY` bytes.
 #[derive(Clone, Debug)]

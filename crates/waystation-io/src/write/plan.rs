@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use waystation_format::{Error, Kind, Result};
 
-use crate::copy::{BoxCopy, Segment, array_bytes, is_partition};
+use crate::copy::{BoxCopy, array_bytes};
+use crate::segment::{Segment, is_partition};
 
 /// More axes than any array library has.
 const MOST_AXES: usize = 64;
