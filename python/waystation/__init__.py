@@ -12,6 +12,7 @@ from waystation.checkpoint import (
     metadata,
     save,
     save_async,
+    verify,
 )
 from waystation.tree import register_node
 
@@ -30,4 +31,5 @@ __all__ = [
     "register_node",
     "save",
     "save_async",
+    "verify",
 ]

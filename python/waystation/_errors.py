@@ -128,6 +128,10 @@ class DiskFull(Unavailable):
     """The file system has no room left."""
 
 
+# Where users find them, and what a traceback should show.
+for _class in (WaystationError, *WaystationError.__subclasses__(), PermissionDenied, StructureMismatch, DiskFull):
+    _class.__module__ = "waystation.errors"
+
 KINDS: dict[str, type[WaystationError]] = {
     cls.kind: cls
     for cls in (

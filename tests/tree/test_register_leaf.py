@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from waystation.tree import flatten, register_fallback, register_leaf
+import pytest
+
+from waystation import errors
+from waystation.tree import flatten, register_fallback, register_leaf, register_node, unflatten
 
 
 @dataclass
@@ -19,3 +22,23 @@ def test_a_later_fallback_does_not_open_it() -> None:
         assert flatten([value])[0] == [value]
     finally:
         remove()
+
+
+class Pair:
+    def __init__(self, left: object, right: object) -> None:
+        self.left, self.right = left, right
+
+
+def test_children_may_be_named_by_plain_strings_and_numbers() -> None:
+    for keys in (("left", "right"), (0, 1)):
+        register_node(
+            Pair,
+            flatten=lambda pair, keys=keys: (list(zip(keys, (pair.left, pair.right), strict=True)), None),
+            unflatten=lambda children, _: Pair(*(child for _, child in children)),
+        )
+        leaves, structure = flatten({"pair": Pair(1, [2])})
+        rebuilt = unflatten(structure, leaves)["pair"]
+        assert (rebuilt.left, rebuilt.right) == (1, [2])
+    with pytest.raises(errors.InvalidInput, match="cannot name a child"):
+        register_node(Pair, flatten=lambda pair: ([(1.5, pair.left)], None), unflatten=lambda *_: None)
+        flatten(Pair(1, 2))

@@ -13,6 +13,8 @@ __all__ = [
     "AsyncResponse",
     "CheckpointMetadata",
     "Context",
+    "Damage",
+    "Verification",
     "delete",
     "is_checkpoint",
     "load",
@@ -20,4 +22,5 @@ __all__ = [
     "metadata",
     "save",
     "save_async",
+    "verify",
 ]

@@ -6,6 +6,7 @@ pieces of bounded size. Each framework then makes all of its arrays in one batch
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,11 +47,13 @@ def fill(opened: OpenCheckpointable, decided: Decided, options: Options, progres
     leaves: list[Any] = [None] * len(decided.stored)
     batches = _sort(opened, decided, leaves)
     for name, batch in batches.items():
-        _choose_targets(name, batch, decided)
+        with _naming_leaves(batch, decided):
+            _choose_targets(name, batch, decided)
     statistics = ReadStatistics()
     _read(opened, [batch for batch in batches.values() if batch.numbers], options, progress, statistics)
     for name, batch in batches.items():
-        made = _assemble(name, batch)
+        with _naming_leaves(batch, decided):
+            made = _assemble(name, batch)
         for number, leaf in zip(batch.numbers, made, strict=True):
             leaves[number] = leaf
     _scalars_from_arrays(decided, leaves)
@@ -96,14 +99,20 @@ def _converted(value: Scalar, abstract: Any, decided: Decided, number: int) -> S
 
 def _choose_targets(name: str, batch: _Batch, decided: Decided) -> None:
     codec = registry.codec_by_name(name)
+    if decided.abstracts is None:
+        batch.targets = codec.default_targets(batch.stored)
+    else:
+        batch.targets = codec.targets([_abstract(decided, number) for number in batch.numbers], batch.stored)
+    for index, (stored, target) in enumerate(zip(batch.stored, batch.targets, strict=True)):
+        if stored.dtype != target.dtype:
+            _check_cast(stored.dtype, target.dtype, index)
+
+
+@contextlib.contextmanager
+def _naming_leaves(batch: _Batch, decided: Decided) -> Iterator[None]:
+    """Replaces a codec's index into its batch by the key path, in errors."""
     try:
-        if decided.abstracts is None:
-            batch.targets = codec.default_targets(batch.stored)
-        else:
-            batch.targets = codec.targets([_abstract(decided, number) for number in batch.numbers], batch.stored)
-        for index, (stored, target) in enumerate(zip(batch.stored, batch.targets, strict=True)):
-            if stored.dtype != target.dtype:
-                _check_cast(stored.dtype, target.dtype, index)
+        yield
     except WaystationError as error:
         index = error.context.pop("index", None)
         if isinstance(index, int):
@@ -171,7 +180,10 @@ def _read(
             raise Cancelled("loading was cancelled")
         found_pieces = read_boxes(opened, [piece.request for piece in group], options, progress.add, statistics)
         for piece, (found_piece,) in zip(group, found_pieces, strict=True):
-            dtypes.copy_cast(piece.place, found_piece)
+            try:
+                dtypes.copy_cast(piece.place, found_piece)
+            except WaystationError as error:
+                raise error.where(array=opened.tree.labels[piece.request.array])
 
 
 def _cast_value(value: Any, target: Target) -> Buffer:

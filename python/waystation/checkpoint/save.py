@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from waystation._errors import Cancelled, InvalidInput
+from waystation._errors import Cancelled, InvalidInput, WaystationError
 from waystation._options import Options
 from waystation.checkpoint import prepare, snapshot
 from waystation.checkpoint.context import current_options
@@ -150,6 +150,23 @@ def _write(
     overwrite: bool,
     on_copied_out: Callable[[str], None] = lambda _: None,
     drain: int = 0,
+) -> None:
+    try:
+        _attempt(target, prepared, custom_metadata, options, progress, on_copied_out, drain, overwrite=overwrite)
+    except WaystationError as error:
+        raise error.where(checkpoint=target)
+
+
+def _attempt(
+    target: str,
+    prepared: list[Prepared],
+    custom_metadata: Any,
+    options: Options,
+    progress: Progress,
+    on_copied_out: Callable[[str], None],
+    drain: int,
+    *,
+    overwrite: bool,
 ) -> None:
     parent, name = os.path.split(target)
     remove_dead(parent, name)

@@ -246,12 +246,34 @@ def check_cast(stored: str, wanted: str) -> None:
 
 
 def copy_cast(destination: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
-    """Copies `source` into `destination` of the same shape, casting. Narrow floats that ml_dtypes cannot
-    cast into one another directly go through a wider type, which holds all of their values exactly."""
+    """Copies `source` into `destination` of the same shape, casting.
+
+    Floats become what the narrower type has for them, infinity included. Narrow floats that ml_dtypes cannot
+    cast into one another directly go through a wider type, which holds all of their values exactly.
+
+    Raises:
+        InvalidInput: An integer does not fit the wanted integer type: another number would come out.
+    """
+    _check_integers(destination.dtype, source)
     direct = source.dtype == destination.dtype or _casts_directly(source.dtype, destination.dtype)
     if not direct:
         source = source.astype(np.complex64 if of_numpy(source.dtype).category == "complex" else np.float32)
-    np.copyto(destination, source, casting="unsafe")
+    with np.errstate(all="ignore"):
+        np.copyto(destination, source, casting="unsafe")
+
+
+def _check_integers(wanted: np.dtype[Any], source: np.ndarray[Any, Any]) -> None:
+    if of_numpy(wanted).category != "integer" or of_numpy(source.dtype).category != "integer" or not source.size:
+        return
+    present, limits = ml_dtypes.iinfo(source.dtype), ml_dtypes.iinfo(wanted)
+    if limits.min <= present.min and present.max <= limits.max:
+        return
+    least, most = int(source.min()), int(source.max())
+    if least < limits.min or most > limits.max:
+        raise InvalidInput(
+            f"values from {least} to {most} were saved as {source.dtype}, and {wanted} holds only {limits.min} to "
+            f"{limits.max}; ask for a wider dtype"
+        )
 
 
 @lru_cache(maxsize=1024)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from waystation._errors import Conflict, InvalidInput
-from waystation.tree._keys import AttributeKey, DictKey, Key, check_dict_keys
+from waystation.tree._keys import AttributeKey, ChildKey, DictKey, Key, SequenceKey, check_dict_keys
 from waystation.tree._named_node import NamedNode
 from waystation.tree._nodes import NONE, Node, Rebuild
 
@@ -74,9 +74,10 @@ def register_node(
 
     Args:
         cls: The class. Values of its subclasses are not meant.
-        flatten: Gives the children, each with its key, and static data (None if there is none), which
-            stays in memory and is never stored.
-        unflatten: Makes a value of children with their keys, and static data.
+        flatten: Gives the children as `(key, child)` pairs, and static data (None if there is none), which
+            stays in memory and is never stored. A key is a string (an attribute), a number, or one of the
+            key types of `waystation.tree`.
+        unflatten: Makes a value of such pairs (whose keys are of those types) and static data.
         tag: The name in files; by default `module.qualname`.
 
     Raises:
@@ -219,11 +220,22 @@ def _field(value: Any, name: str) -> Any:
 
 
 def _checked_keys(children: Children) -> tuple[Key, ...]:
-    keys = tuple(key for key, _ in children)
+    keys = tuple(_as_key(key) for key, _ in children)
     check_dict_keys([key.key for key in keys if isinstance(key, DictKey)])
     if len(set(keys)) != len(keys):
         raise InvalidInput("a node names two of its children alike; its flatten function must not")
     return keys
+
+
+def _as_key(key: Any) -> Key:
+    """A child's key; plain names and numbers stand for attributes and numbered children."""
+    if isinstance(key, DictKey | SequenceKey | AttributeKey | ChildKey):
+        return key
+    if type(key) is str:
+        return AttributeKey(key)
+    if type(key) is int and key >= 0:
+        return ChildKey(key)
+    raise InvalidInput(f"{key!r} cannot name a child; use a string, a number from 0, or a key of waystation.tree")
 
 
 def _open_none(value: None) -> Opened:
