@@ -55,7 +55,17 @@ def device_sources(address: int, sizes: list[int], ordinal: int, owner: object) 
     sources = []
     for nbytes in sizes:
         block = Block((0,), (nbytes,), (1,), address, owner, ordinal)
-        sources.append(ArraySource((nbytes,), "uint8", "jax", "U8", (nbytes,), 1, [block], mutable=True))
+        source = ArraySource(
+            (nbytes,),
+            "uint8",
+            "jax",
+            "U8",
+            (nbytes,),
+            storage_item_bytes=1,
+            blocks=[block],
+            mutable=True,
+        )
+        sources.append(source)
         address += nbytes
     return sources
 

@@ -30,32 +30,28 @@ class Block:
 
 
 @dataclass(slots=True)
-class ArraySource:
-    """One array leaf that is to be saved, as this process sees it."""
+class StoredArray:
+    """What a checkpoint says of one array leaf: also the base of what `metadata()` returns."""
 
     shape: tuple[int, ...]
     dtype: str  # logical
     framework: str  # "jax" | "torch" | "numpy" | "scalar" (a NumPy scalar)
     storage_dtype: str  # safetensors dtype name, e.g. "BF16"
     storage_shape: tuple[int, ...]  # a trailing byte axis is appended where safetensors has no dtype
-    storage_item_bytes: int
-    blocks: list[Block]  # distinct local boxes (replicas removed)
-    mutable: bool  # the user can change the memory in place: a snapshot must copy it
-    sharding: dict[str, Any] | None = None  # JSON description, see `describe_sharding`
-    extra: dict[str, Any] = field(default_factory=dict)  # JSON; adapters' own (requires_grad, …)
+    sharding: dict[str, Any] | None  # JSON description, see `describe_sharding`
+    extra: dict[str, Any]  # JSON; adapters' own (requires_grad, …)
 
 
 @dataclass(slots=True)
-class StoredArray:
-    """What a checkpoint says of one array leaf: also the base of what `metadata()` returns."""
+class ArraySource(StoredArray):
+    """One array leaf that is to be saved, as this process sees it: what will be said of it, and its bytes."""
 
-    shape: tuple[int, ...]
-    dtype: str
-    framework: str
-    storage_dtype: str
-    storage_shape: tuple[int, ...]
-    sharding: dict[str, Any] | None
-    extra: dict[str, Any]
+    sharding: dict[str, Any] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    storage_item_bytes: int = field(kw_only=True)
+    blocks: list[Block] = field(kw_only=True)  # distinct local boxes (replicas removed)
+    # The user can change the memory in place: a snapshot must copy it.
+    mutable: bool = field(kw_only=True)
 
 
 @dataclass(slots=True)

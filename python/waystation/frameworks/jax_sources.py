@@ -199,10 +199,10 @@ def _source(leaf: Any, data: Any, form: _Form) -> ArraySource:
         "jax",
         form.storage,
         storage_shape,
-        form.storage_item_bytes,
-        blocks,
-        any(block.device >= 0 for block in blocks),
         form.sharding,
+        storage_item_bytes=form.storage_item_bytes,
+        blocks=blocks,
+        mutable=any(block.device >= 0 for block in blocks),
     )
 
 

@@ -133,8 +133,8 @@ def _source(leaf: Any) -> ArraySource:
         "scalar" if scalar else "numpy",
         logical.storage,
         storage_shape,
-        logical.storage_item_bytes,
-        [host_block(array, logical, (0,) * len(storage_shape))],
+        storage_item_bytes=logical.storage_item_bytes,
+        blocks=[host_block(array, logical, (0,) * len(storage_shape))],
         mutable=not scalar,
     )
 

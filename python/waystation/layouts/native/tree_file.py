@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from waystation import _native
+from waystation._collection import paused_collection
 from waystation._errors import Corrupt, WaystationError
-from waystation.frameworks.base import ArraySource, StoredArray
+from waystation.frameworks.base import StoredArray
 from waystation.layouts.native.records import dump_json, load_json
 from waystation.tree import Structure
 
 Scalar = bool | int | float | complex | str | bytes
+
+_NAMES = ("label", "dtype", "framework", "storage_dtype")
+
+_EXTENT_LIMIT = 1 << 62
 
 _DECIMAL_LIMIT = 1 << 64
 
@@ -50,7 +55,7 @@ class TreeFile:
 
     structure: Structure
     leaves: list[Leaf]
-    arrays: Sequence[StoredArray | ArraySource]
+    arrays: Sequence[StoredArray]
     labels: list[str]
 
     def encode(self) -> bytes:
@@ -82,6 +87,7 @@ class TreeFile:
         return _native.seal_json(dump_json(body))
 
     @classmethod
+    @paused_collection()
     def decode(cls, data: bytes, path: str) -> TreeFile:
         """Reads and checks the bytes of the file."""
         body = load_json(_native.open_sealed_json(data, path), path)
@@ -135,10 +141,12 @@ def _decode_arrays(body: dict[str, Any]) -> tuple[list[StoredArray], list[str]]:
     shardings = _decode_shardings(body["shardings"], body["meshes"])
     extras = body["arrays"]["extra"]
     arrays, labels = [], []
+    named = [column for name, column in zip(_COLUMNS, columns, strict=True) if name in _NAMES]
+    _require(all(set(map(type, column)) <= {str} for column in named), "a name is no string")
     for number, row in enumerate(zip(*columns, strict=True)):
         label, shape, dtype, framework, storage_dtype, storage_shape, sharding = row
-        _require(type(dtype) is str and type(framework) is str and type(label) is str, "a name is no string")
-        _require(sharding is None or sharding >= 0, "a sharding number is negative")
+        if sharding is not None:
+            _require(type(sharding) is int and sharding >= 0, "a sharding number is negative")
         logical = _shape(shape)
         arrays.append(
             StoredArray(
@@ -183,7 +191,8 @@ def _decode_shardings(shardings: list[dict[str, Any]], meshes: list[dict[str, An
 def _shape(value: Any) -> tuple[int, ...]:
     shape = tuple(value)
     for extent in shape:
-        _require(type(extent) is int and 0 <= extent < 1 << 62, "a shape holds something that is no extent")
+        if type(extent) is not int or not 0 <= extent < _EXTENT_LIMIT:
+            raise ValueError("a shape holds something that is no extent")
     return shape
 
 
@@ -210,7 +219,9 @@ def _decode_leaf(leaf: Any, array_count: int) -> Leaf:
         return ArrayLeaf(leaf)
     kind, *parts = leaf
     decode = _SCALARS.get(kind)
-    _require(decode is not None and all(type(part) is str for part in parts), f"unknown kind of scalar {kind!r}")
+    _require(
+        decode is not None and all(type(part) is str for part in parts), f"unknown kind of scalar {kind!r}"
+    )
     return decode(*parts)  # type: ignore[misc,no-any-return]
 
 
