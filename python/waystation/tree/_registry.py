@@ -88,7 +88,7 @@ def register_node(
     if cls in _BUILTIN_OPENERS:
         raise InvalidInput(f"{cls.__name__} is a node already; register a subclass")
     if flatten is None or unflatten is None:
-        _announce(cls, flatten is unflatten is tag)
+        _announce(cls, alone=all(given is None for given in (flatten, unflatten, tag)))
         return
     tag = tag or tag_of(cls)
     known = _registrations.get(tag)
@@ -109,7 +109,7 @@ def register_node(
     openers[cls] = open_registered
 
 
-def _announce(cls: type, alone: bool) -> None:
+def _announce(cls: type, *, alone: bool) -> None:
     """Lets loads give back a class that need not be told how to be taken apart."""
     if not alone:
         raise InvalidInput(f"give both flatten and unflatten for {cls.__name__}, or only the class")
