@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from tests.support import system_calls
 
 import waystation
-from tests.support import system_calls
 
 LARGE = 3 << 20
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.checkpoint.kill_walk import SCENARIOS
 from tests.support import system_calls
 

@@ -19,7 +19,8 @@ def test_address(shape: tuple[int, ...], dtype: str) -> None:
     (source,) = codec_by_name("jax").sources([array])
     (block,) = source.blocks
     host = np.asarray(array)
-    assert block.shape == host.shape and block.strides == host.strides
+    assert block.shape == host.shape
+    assert block.strides == host.strides
     if host.size:
         assert block.address == host.__array_interface__["data"][0]
 

@@ -6,8 +6,9 @@ never made anew: readers of later releases must go on reading those very bytes.
 
 from pathlib import Path
 
-import waystation
 from tests.golden.golden_state import CUSTOM_METADATA, state
+
+import waystation
 
 if __name__ == "__main__":
     waystation.save(Path(__file__).parent / "format-1", state(), custom_metadata=CUSTOM_METADATA)

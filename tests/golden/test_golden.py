@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors import safe_open
-
-import waystation
 from tests.checkpoint.test_round_trip import assert_same
 from tests.golden.golden_state import CUSTOM_METADATA, state
+
+import waystation
 
 HERE = Path(__file__).parent
 VERSIONS = [1]
@@ -24,7 +24,8 @@ def test_golden_checkpoint(version: int) -> None:
     assert_same(waystation.load(path), state())
     assert waystation.metadata(path).custom_metadata == CUSTOM_METADATA
     found = waystation.checkpoint.verify(path)
-    assert not found.damages and not found.strays
+    assert not found.damages
+    assert not found.strays
 
 
 def test_its_data_file_opens_with_plain_safetensors() -> None:

@@ -113,7 +113,7 @@ def _follow(child: int, kill_before: int | None) -> tuple[bool, list[str]]:
 def _ended(status: int) -> bool:
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return True
-    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0, f"the child ended with {status:#x}"
+    assert os.waitstatus_to_exitcode(status) == 0, f"the child ended with {status:#x}"
     return False
 
 

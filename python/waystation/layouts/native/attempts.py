@@ -198,6 +198,7 @@ def _runs(process: int, start: str) -> bool:
 
 
 def new_attempt_id() -> str:
+    """A name for an attempt that says which process of which system makes it, and is never given twice."""
     return f"{_scope()}-{os.getpid()}-{_start_time(os.getpid())}-{secrets.token_hex(4)}"
 
 
