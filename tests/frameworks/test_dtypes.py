@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import ml_dtypes
-import ml_dtypes
 import numpy as np
 import pytest
 

@@ -19,7 +19,6 @@ from waystation import _native
 from waystation._errors import Corrupt, NotFound, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
-from waystation.frameworks.base import StoredArray
 from waystation.layouts.native import boxes, commit, memory, names, tables
 from waystation.layouts.native.records import CheckpointableRecord, CheckpointRecord
 from waystation.layouts.native.tree_file import TreeFile
@@ -85,7 +84,9 @@ def open_checkpointable(target: str, record: CheckpointRecord, name: str) -> Ope
     entry = record.checkpointables.get(name)
     if entry is None:
         present = ", ".join(sorted(record.checkpointables)) or "none"
-        raise NotFound(f"checkpoint '{target}' has no checkpointable '{name}'; it has: {present}", path=target)
+        raise NotFound(
+            f"checkpoint '{target}' has no checkpointable '{name}'; it has: {present}", path=target
+        )
     directory = os.path.join(target, entry[0])
     record_path = os.path.join(directory, names.CHECKPOINTABLE_RECORD)
     (data,) = _read_committed([record_path])
@@ -116,14 +117,18 @@ def _read_committed(paths: Sequence[str]) -> list[bytes]:
 
 def _check_arrays(tree: TreeFile, decoded: tables.Tables, path: str) -> None:
     if len(tree.arrays) != len(decoded.arrays):
-        raise Corrupt(f"{len(decoded.arrays)} arrays in the chunk table, {len(tree.arrays)} in the tree", path=path)
+        raise Corrupt(
+            f"{len(decoded.arrays)} arrays in the chunk table, {len(tree.arrays)} in the tree", path=path
+        )
     dims = decoded.dims.tolist()
     firsts = decoded.arrays["first_dim"].tolist()
     ndims = decoded.arrays["ndim"].tolist()
     for number, (array, first, ndim) in enumerate(zip(tree.arrays, firsts, ndims, strict=True)):
         if tuple(dims[first : first + ndim]) != array.storage_shape:
             raise Corrupt(
-                "the chunk table and the tree differ in an array's shape", path=path, array=tree.labels[number]
+                "the chunk table and the tree differ in an array's shape",
+                path=path,
+                array=tree.labels[number],
             )
 
 
@@ -146,7 +151,9 @@ def read_boxes(
         for request, form in zip(requests, forms, strict=True)
     ]
     sizes = [
-        math.prod(shape) * form.host.itemsize for form, own in zip(forms, shapes, strict=True) for shape in own
+        math.prod(shape) * form.host.itemsize
+        for form, own in zip(forms, shapes, strict=True)
+        for shape in own
     ]
     places, addresses = memory.allocate(sizes)
     words, used = boxes.read_words(opened.tables, requests, forms, addresses.tolist(), sizes)

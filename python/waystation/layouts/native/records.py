@@ -131,7 +131,9 @@ class CheckpointableRecord:
                     f"'{path}' is of kind {body['kind']!r}, which this Waystation does not know: upgrade it",
                     path=path,
                 )
-            extra = {key: value for key, value in body.items() if key not in ("kind", "process_count", "tables")}
+            extra = {
+                key: value for key, value in body.items() if key not in ("kind", "process_count", "tables")
+            }
             return cls(_natural(body["process_count"]), tables, body["kind"], extra)
 
 

@@ -135,4 +135,6 @@ def _check_together(tables: Tables, paths: tuple[str, str, str]) -> None:
         worst = int(np.argmax((chunks["offset"] < owner["data_start"]) | (chunks["length"] > room)))
         raise Corrupt(f"chunk {worst} lies outside of its file", path=paths[1])
     if np.any(files["location"] != 0) or np.any(chunks["codec"] != 0):
-        raise Corrupt("the tables use a location or codec that format version 1 does not define", path=paths[1])
+        raise Corrupt(
+            "the tables use a location or codec that format version 1 does not define", path=paths[1]
+        )
