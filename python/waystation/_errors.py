@@ -35,7 +35,10 @@ class WaystationError(Exception):
         self.context: dict[str, Any] = {key: value for key, value in context.items() if value is not None}
         # What programs written for OSError look at; errors of other kinds just carry the two as well.
         code = self.context.get("errno")
-        vars_of_os_error = {"errno": None if code is None else int(code), "filename": self.context.get("path")}
+        vars_of_os_error = {
+            "errno": None if code is None else int(code),
+            "filename": self.context.get("path"),
+        }
         for name, value in vars_of_os_error.items():
             if value is not None:
                 setattr(self, name, value)
@@ -129,7 +132,13 @@ class DiskFull(Unavailable):
 
 
 # Where users find them, and what a traceback should show.
-for _class in (WaystationError, *WaystationError.__subclasses__(), PermissionDenied, StructureMismatch, DiskFull):
+for _class in (
+    WaystationError,
+    *WaystationError.__subclasses__(),
+    PermissionDenied,
+    StructureMismatch,
+    DiskFull,
+):
     _class.__module__ = "waystation.errors"
 
 KINDS: dict[str, type[WaystationError]] = {

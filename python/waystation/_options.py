@@ -27,7 +27,8 @@ class OptionGroup:
     def __setattr__(self, name: str, value: Any) -> None:
         if getattr(self, "_frozen", False):
             raise InvalidInput(
-                f"option '{name}' cannot be changed while its context is in use; change a copy: Context(context)"
+                f"option '{name}' cannot be changed while its context is in use; "
+                "change a copy: Context(context)"
             )
         known = {entry.name for entry in dataclasses.fields(self)}  # type: ignore[arg-type]
         if name not in known:

@@ -105,4 +105,4 @@ def walk(scenario: str, directory: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(walk(sys.argv[1], Path(sys.argv[2]))))
+    json.dump(walk(sys.argv[1], Path(sys.argv[2])), sys.stdout)

@@ -77,7 +77,7 @@ def test_later_errors_are_raised_by_the_handle(tmp_path: Path) -> None:
     first = waystation.save_async(tmp_path / "checkpoint", state)
     second = waystation.save_async(tmp_path / "checkpoint", state)
     errors = [response.exception() for response in (first, second) if not _waits(response)]
-    assert len(errors) == 1 and isinstance(errors[0], waystation.errors.Conflict)
+    assert [type(error) for error in errors] == [waystation.errors.Conflict]
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
 
 

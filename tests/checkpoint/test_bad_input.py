@@ -40,7 +40,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_missing_path(tmp_path: Path, saved: Path) -> None:
-    with pytest.raises(errors.NotFound, match="no checkpoint .*nothing.*checkpoints there: checkpoint") as caught:
+    with pytest.raises(errors.NotFound, match=r"no checkpoint .*nothing.*there: checkpoint") as caught:
         waystation.load(tmp_path / "nothing")
     assert isinstance(caught.value, FileNotFoundError)
     assert caught.value.context["path"].endswith("nothing")
@@ -179,7 +179,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mounted = tmp_path / "small"
     mounted.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", mounted], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", mounted],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         pytest.skip(f"needs the right to mount a file system: {done.stderr.strip()}")
@@ -192,13 +195,17 @@ def test_disk_full(small_disk: Path, asynchronous: bool) -> None:
     waystation.save(small_disk / "old", {"x": np.arange(10)})
     before = tree(small_disk)
     state = {"x": np.zeros(16 << 20, np.uint8)}
+
+    def save(target: Path, state: object, *, overwrite: bool) -> None:
+        if asynchronous:
+            waystation.save_async(target, state, overwrite=overwrite).result()
+        else:
+            waystation.save(target, state, overwrite=overwrite)
+
     for overwrite in (False, True):
+        target = small_disk / ("old" if overwrite else "new")
         with pytest.raises(errors.DiskFull) as caught:
-            target = small_disk / ("old" if overwrite else "new")
-            if asynchronous:
-                waystation.save_async(target, state, overwrite=overwrite).result()
-            else:
-                waystation.save(target, state, overwrite=overwrite)
+            save(target, state, overwrite=overwrite)
         assert str(small_disk) in str(caught.value)
         assert tree(small_disk) == before
     waystation.save(small_disk / "new", {"x": np.zeros(1 << 20, np.uint8)})
@@ -246,7 +253,8 @@ for call in (
         print("refused", error.context["path"])
 """
     printed = without_privileges(code)
-    assert printed.count("refused") == 3 and "p00000-000.safetensors" in printed
+    assert printed.count("refused") == 3
+    assert "p00000-000.safetensors" in printed
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
@@ -254,7 +262,8 @@ def test_existing_destination(saved: Path) -> None:
     before = tree(saved)
     with pytest.raises(errors.Conflict, match="exists already; give overwrite=True") as caught:
         waystation.save(saved, {"x": 1})
-    assert isinstance(caught.value, ValueError) and isinstance(caught.value, FileExistsError)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, FileExistsError)
     assert tree(saved) == before
 
 
@@ -283,7 +292,9 @@ class Opaque:
 
 
 @pytest.mark.parametrize(
-    "leaf", [object(), Opaque(), {1, 2}, lambda: 0, np.array([object()]), range(3)], ids=lambda leaf: type(leaf).__name__
+    "leaf",
+    [object(), Opaque(), {1, 2}, lambda: 0, np.array([object()]), range(3)],
+    ids=lambda leaf: type(leaf).__name__,
 )
 def test_unsupported_leaf(tmp_path: Path, leaf: Any) -> None:
     with pytest.raises(errors.Unsupported) as caught:
@@ -314,13 +325,16 @@ def test_structure_mismatch_shows_the_difference(saved: Path) -> None:
     text = str(caught.value)
     assert "- ['layers']['w0']: only in the checkpoint" in text
     assert "+ ['layers']['w9']: only in the abstract state" in text
-    assert isinstance(caught.value, ValueError) and isinstance(caught.value, KeyError)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, KeyError)
 
 
 def test_shape_mismatch_shows_the_difference(saved: Path) -> None:
     abstract = waystation.metadata(saved).metadata
     abstract["layers"]["w1"] = np.zeros((64, 66), np.float32)
-    with pytest.raises(errors.StructureMismatch, match=r"\(64, 65\) in the checkpoint, shape \(64, 66\) wanted"):
+    with pytest.raises(
+        errors.StructureMismatch, match=r"\(64, 65\) in the checkpoint, shape \(64, 66\) wanted"
+    ):
         waystation.load(saved, abstract)
 
 

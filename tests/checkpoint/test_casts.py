@@ -37,7 +37,8 @@ def test_casts_in_many_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     loaded = waystation.load(tmp_path / "checkpoint", abstract)
     np.testing.assert_array_equal(loaded["x"], values.astype(np.float32))
     np.testing.assert_array_equal(loaded["y"].numpy(), values[0, 0].astype(np.float32))
-    assert type(loaded["z"]) is np.float64 and loaded["z"] == 5
+    assert type(loaded["z"]) is np.float64
+    assert loaded["z"] == 5
 
 
 def test_overflow_of_floats_is_infinity_without_a_warning(tmp_path: Path) -> None:
@@ -48,18 +49,23 @@ def test_overflow_of_floats_is_infinity_without_a_warning(tmp_path: Path) -> Non
     assert np.isinf(loaded["x"]).all()
 
 
-@pytest.mark.parametrize("abstract", [np.zeros(2, np.int32), torch.zeros(2, dtype=torch.int32)], ids=["numpy", "torch"])
+@pytest.mark.parametrize(
+    "abstract", [np.zeros(2, np.int32), torch.zeros(2, dtype=torch.int32)], ids=["numpy", "torch"]
+)
 def test_integers_never_wrap(tmp_path: Path, abstract: Any) -> None:
     waystation.save(tmp_path / "checkpoint", {"outer": {"x": np.array([1, 1 << 40])}})
     with pytest.raises(errors.InvalidInput, match="1099511627776") as caught:
         waystation.load(tmp_path / "checkpoint", {"outer": {"x": abstract}})
     assert "x" in caught.value.context["array"]
     waystation.save(tmp_path / "small", {"outer": {"x": np.array([1, -5])}})
-    np.testing.assert_array_equal(waystation.load(tmp_path / "small", {"outer": {"x": abstract}})["outer"]["x"], [1, -5])
+    np.testing.assert_array_equal(
+        waystation.load(tmp_path / "small", {"outer": {"x": abstract}})["outer"]["x"], [1, -5]
+    )
 
 
 def test_wide_integers_without_64_bit_jax_name_their_leaf(tmp_path: Path) -> None:
     waystation.save(tmp_path / "checkpoint", {"outer": {"x": np.array([1 << 40])}})
     with pytest.raises(errors.InvalidInput) as caught:
         waystation.load(tmp_path / "checkpoint", {"outer": {"x": jax.ShapeDtypeStruct((1,), np.int64)}})
-    assert caught.value.context["array"] == "['outer']['x']" and "index" not in caught.value.context
+    assert caught.value.context["array"] == "['outer']['x']"
+    assert "index" not in caught.value.context

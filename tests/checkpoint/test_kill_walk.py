@@ -15,7 +15,9 @@ from tests.support import system_calls
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.skipif(not system_calls.SUPPORTED, reason="the tracer knows the system calls of x86-64 Linux only")
+@pytest.mark.skipif(
+    not system_calls.SUPPORTED, reason="the tracer knows the system calls of x86-64 Linux only"
+)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_killed_at_every_step(scenario: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.checkpoint.kill_walk", scenario, str(tmp_path)]

@@ -40,7 +40,8 @@ def assert_same(left: Any, right: Any) -> None:
         for mine, other in zip(left, right, strict=True):
             assert_same(mine, other)
     elif isinstance(left, np.ndarray | np.generic):
-        assert left.dtype == right.dtype and left.shape == right.shape
+        assert left.dtype == right.dtype
+        assert left.shape == right.shape
         assert left.tobytes() == right.tobytes()
     elif isinstance(left, Model):
         assert_same(vars(left), vars(right))
@@ -111,10 +112,12 @@ scalars = st.one_of(
 )
 dtypes = st.sampled_from([np.dtype(name) for name in "?bBhHiIlLqQefdFD"] + [np.dtype("<U3"), np.dtype(">f4")])
 arrays = st.builds(
-    lambda dtype, shape, seed: np.random.default_rng(seed).bytes(dtype.itemsize * math.prod(shape))
-    and np.random.default_rng(seed).integers(0, 2, shape).astype(dtype)
-    if math.prod(shape)
-    else np.zeros(shape, dtype),
+    lambda dtype, shape, seed: (
+        np.random.default_rng(seed).bytes(dtype.itemsize * math.prod(shape))
+        and np.random.default_rng(seed).integers(0, 2, shape).astype(dtype)
+        if math.prod(shape)
+        else np.zeros(shape, dtype)
+    ),
     dtypes,
     st.lists(st.integers(0, 5), max_size=4).map(tuple),
     st.integers(0, 1000),

@@ -6,8 +6,8 @@ from waystation.checkpoint.handle import AsyncResponse
 from waystation.checkpoint.load import load, load_async
 from waystation.checkpoint.metadata import CheckpointMetadata, metadata
 from waystation.checkpoint.paths import is_checkpoint
-from waystation.checkpoint.verify import Damage, Verification, verify
 from waystation.checkpoint.save import save, save_async
+from waystation.checkpoint.verify import Damage, Verification, verify
 
 __all__ = [
     "AsyncResponse",

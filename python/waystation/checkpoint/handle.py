@@ -92,7 +92,9 @@ class AsyncResponse(Generic[T]):
         self._callbacks: list[Callable[[AsyncResponse[T]], Any]] = []
         self._value: T | None = None
         self._failure: _Failure | None = None
-        self._thread = threading.Thread(target=self._run, args=(work,), name=f"waystation: {what}", daemon=False)
+        self._thread = threading.Thread(
+            target=self._run, args=(work,), name=f"waystation: {what}", daemon=False
+        )
         self._thread.start()
 
     def _run(self, work: Callable[[Progress], T]) -> None:

@@ -79,5 +79,3 @@ def _load(
     except Corrupt as error:
         raise error.where(checkpoint=target)
     return unflatten(decided.structure, leaves)
-
-

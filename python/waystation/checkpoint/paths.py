@@ -64,7 +64,9 @@ def _check_writable(directory: str) -> None:
     while not os.path.lexists(directory):
         directory = os.path.dirname(directory)
     if not os.path.isdir(directory):
-        raise InvalidInput(f"'{directory}' is not a directory, so no checkpoint can be under it", path=directory)
+        raise InvalidInput(
+            f"'{directory}' is not a directory, so no checkpoint can be under it", path=directory
+        )
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionDenied(f"directory '{directory}' is not writable", path=directory)
 
@@ -111,5 +113,3 @@ def _beside(target: str) -> str:
     if near:
         told.append(f"checkpoints there: {', '.join(near[-5:])}")
     return f" ({'; '.join(told)})" if told else ""
-
-

@@ -83,7 +83,9 @@ def save_async(
     # The thread must not keep what the caller may want to be freed: leaves that were copied.
     del state, described
     copied_out = threading.Event()
-    work = _background_work(target, [prepared], custom_metadata, options, copied_out, drain, overwrite=overwrite)
+    work = _background_work(
+        target, [prepared], custom_metadata, options, copied_out, drain, overwrite=overwrite
+    )
     response = AsyncResponse(f"saving '{target}'", work)
     if drain:
         copied_out.wait()
@@ -96,7 +98,9 @@ def _check(
     """Everything that can be refused without looking at the state."""
     target = resolve(path)
     if not _is_plain_name(checkpointable_name):
-        raise InvalidInput(f"{checkpointable_name!r} cannot be the name of a checkpointable: use a plain file name")
+        raise InvalidInput(
+            f"{checkpointable_name!r} cannot be the name of a checkpointable: use a plain file name"
+        )
     try:
         dump_json(custom_metadata)
     except (TypeError, ValueError, RecursionError) as error:
@@ -152,7 +156,9 @@ def _write(
     drain: int = 0,
 ) -> None:
     try:
-        _attempt(target, prepared, custom_metadata, options, progress, on_copied_out, drain, overwrite=overwrite)
+        _attempt(
+            target, prepared, custom_metadata, options, progress, on_copied_out, drain, overwrite=overwrite
+        )
     except WaystationError as error:
         raise error.where(checkpoint=target)
 

@@ -102,7 +102,8 @@ def _check_kinds(decided: Decided) -> None:
         if is_scalar(abstract) or registry.codec_for(abstract) is not None:
             continue
         raise InvalidInput(
-            f"abstract leaf {decided.key_path(number)} is a {type(abstract).__name__}; give an abstract array "
+            f"abstract leaf {decided.key_path(number)} is a {type(abstract).__name__}; "
+            "give an abstract array "
             "(jax.ShapeDtypeStruct, a tensor, a NumPy array) or a scalar or its type",
             array=decided.key_path(number),
         )
@@ -133,5 +134,3 @@ def _wanted_text(abstract: Any) -> str | None:
 
 
 _LONG_SCALARS = {"bytes": "bytes", "str": "str"}
-
-

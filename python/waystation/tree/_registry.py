@@ -235,7 +235,9 @@ def _as_key(key: Any) -> Key:
         return AttributeKey(key)
     if type(key) is int and key >= 0:
         return ChildKey(key)
-    raise InvalidInput(f"{key!r} cannot name a child; use a string, a number from 0, or a key of waystation.tree")
+    raise InvalidInput(
+        f"{key!r} cannot name a child; use a string, a number from 0, or a key of waystation.tree"
+    )
 
 
 def _open_none(value: None) -> Opened:
