@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"coordination"},
     {"tree", "grid"},
     {"_native"},
-    {"_options", "errors"},
+    {"_collection", "_options", "errors"},
     {"_errors"},
 ]
 LEVELS = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}

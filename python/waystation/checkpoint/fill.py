@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from waystation._collection import paused_collection
 from waystation._errors import Cancelled, WaystationError
 from waystation._options import Options
 from waystation.checkpoint.handle import Progress
@@ -60,10 +61,12 @@ def fill(opened: OpenCheckpointable, decided: Decided, options: Options, progres
     return leaves
 
 
+@paused_collection()
 def _sort(opened: OpenCheckpointable, decided: Decided, leaves: list[Any]) -> dict[str, _Batch]:
     """Converts scalars at once and sorts array leaves by the codec that makes them."""
     batches: dict[str, _Batch] = {}
     abstracts = decided.abstracts
+    arrays = opened.tree.arrays
     for number, leaf in enumerate(decided.stored):
         abstract = None if abstracts is None else abstracts[number]
         if not isinstance(leaf, ArrayLeaf) and (abstract is None or is_scalar(abstract)):
@@ -72,7 +75,7 @@ def _sort(opened: OpenCheckpointable, decided: Decided, leaves: list[Any]) -> di
         batch = batches.setdefault(_codec_name(opened, leaf, abstract), _Batch())
         batch.numbers.append(number)
         if isinstance(leaf, ArrayLeaf):
-            batch.stored.append(opened.tree.arrays[leaf.array])
+            batch.stored.append(arrays[leaf.array])
             batch.arrays.append(leaf.array)
             batch.values.append(None)
         else:
@@ -97,6 +100,7 @@ def _converted(value: Scalar, abstract: Any, decided: Decided, number: int) -> S
         raise error.where(array=decided.key_path(number))
 
 
+@paused_collection()
 def _choose_targets(name: str, batch: _Batch, decided: Decided) -> None:
     codec = registry.codec_by_name(name)
     if decided.abstracts is None:
@@ -178,7 +182,9 @@ def _read(
     for group in _groups(pieces, opened):
         if progress.cancelled:
             raise Cancelled("loading was cancelled")
-        found_pieces = read_boxes(opened, [piece.request for piece in group], options, progress.add, statistics)
+        found_pieces = read_boxes(
+            opened, [piece.request for piece in group], options, progress.add, statistics
+        )
         for piece, (found_piece,) in zip(group, found_pieces, strict=True):
             try:
                 dtypes.copy_cast(piece.place, found_piece)
@@ -249,6 +255,7 @@ def _buffers(boxes: Sequence[Box], dtype: Any) -> list[Buffer]:
     ]
 
 
+@paused_collection()
 def _assemble(name: str, batch: _Batch) -> list[Any]:
     made = registry.codec_by_name(name).assemble(batch.targets, batch.buffers)
     for number, stored in enumerate(batch.stored):

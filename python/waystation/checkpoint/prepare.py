@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation._options import Options
 from waystation.frameworks import registry
@@ -40,6 +41,7 @@ class Described:
     array_leaf_numbers: list[int] = field(default_factory=list)
 
 
+@paused_collection()
 def describe(state: Any) -> Described:
     """Takes a state apart, without copying arrays.
 
@@ -66,10 +68,15 @@ def describe(state: Any) -> Described:
     sources = _sources(values, by_codec, structure)
     paths = structure.labels()
     return Described(
-        structure, leaves, [sources[number] for number in numbers], [paths[number] for number in numbers], numbers
+        structure,
+        leaves,
+        [sources[number] for number in numbers],
+        [paths[number] for number in numbers],
+        numbers,
     )
 
 
+@paused_collection()
 def plan(name: str, described: Described, options: Options) -> Prepared:
     """Plans the files of a state; the addresses of its sources must be final."""
     planned = write_plan.plan(described.sources, described.labels, options.file.file_bytes_target)
@@ -84,7 +91,8 @@ def _codec_name(value: Any, structure: Structure, number: int) -> str:
     path = format_key_path(structure.key_paths()[number])
     raise Unsupported(
         f"leaf {path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved; save "
-        "arrays, numbers, strings, bytes, or containers of them (register_node tells how to take a class apart)",
+        "arrays, numbers, strings, bytes, or containers of them "
+        "(register_node tells how to take a class apart)",
         array=path,
     )
 

@@ -191,13 +191,13 @@ def of_name(name: str, key_words: tuple[int, ...] = ()) -> LogicalDtype:
 
 def of_stored(stored: StoredArray) -> LogicalDtype:
     """The logical dtype of a stored array, checked against how the file says that it is stored."""
-    rank = len(stored.shape)
-    found = of_name(stored.dtype, tuple(stored.storage_shape[rank:]))
-    expected = found.storage_shape(tuple(stored.shape))
-    if stored.storage_dtype != found.storage or tuple(stored.storage_shape) != expected:
+    shape, storage_shape = stored.shape, stored.storage_shape
+    rank = len(shape)
+    found = of_name(stored.dtype, storage_shape[rank:])
+    if stored.storage_dtype != found.storage or storage_shape != shape + found.trailing:
         raise Corrupt(
-            f"an array of {stored.dtype} with shape {tuple(stored.shape)} is said to be stored as "
-            f"{stored.storage_dtype} {tuple(stored.storage_shape)}, not {found.storage} {expected}"
+            f"an array of {stored.dtype} with shape {shape} is said to be stored as "
+            f"{stored.storage_dtype} {storage_shape}, not {found.storage} {found.storage_shape(shape)}"
         )
     return found
 
@@ -263,7 +263,8 @@ def copy_cast(destination: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -
 
 
 def _check_integers(wanted: np.dtype[Any], source: np.ndarray[Any, Any]) -> None:
-    if of_numpy(wanted).category != "integer" or of_numpy(source.dtype).category != "integer" or not source.size:
+    categories = {of_numpy(wanted).category, of_numpy(source.dtype).category}
+    if categories != {"integer"} or not source.size:
         return
     present, limits = ml_dtypes.iinfo(source.dtype), ml_dtypes.iinfo(wanted)
     if limits.min <= present.min and present.max <= limits.max:
@@ -271,7 +272,8 @@ def _check_integers(wanted: np.dtype[Any], source: np.ndarray[Any, Any]) -> None
     least, most = int(source.min()), int(source.max())
     if least < limits.min or most > limits.max:
         raise InvalidInput(
-            f"values from {least} to {most} were saved as {source.dtype}, and {wanted} holds only {limits.min} to "
+            f"values from {least} to {most} were saved as {source.dtype}, "
+            f"and {wanted} holds only {limits.min} to "
             f"{limits.max}; ask for a wider dtype"
         )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from waystation import grid
+from waystation._collection import paused_collection
 from waystation._errors import Corrupt
 from waystation.layouts.native import tables
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
+@paused_collection()
 def read_words(
     decoded: tables.Tables,
     requests: Sequence[Request],
@@ -46,13 +48,14 @@ def read_words(
         array = request.array
         single = shapes.is_single_chunk(array)
         for box in request.boxes:
-            storage_box = ((*box[0], *(0,) * len(form.trailing)), (*box[1], *form.trailing))
-            if grid.volume(storage_box) * shapes.item_bytes[array] != sizes[position]:
-                raise Corrupt(f"array {array} has another item size in the chunk table than in the tree")
-            if sizes[position]:
-                if single and storage_box[1] == shapes.array[array]:
+            if single and box[1] + form.trailing == shapes.array[array]:
+                if sizes[position]:
                     whole.append((shapes.first_chunk[array], addresses[position], sizes[position]))
-                else:
+            else:
+                storage_box = (box[0] + (0,) * len(form.trailing), box[1] + form.trailing)
+                if grid.volume(storage_box) * shapes.item_bytes[array] != sizes[position]:
+                    raise Corrupt(f"array {array} has another item size in the chunk table than in the tree")
+                if sizes[position]:
                     words += _box_words(decoded, shapes, array, storage_box, addresses[position])
             position += 1
     return _with_file_numbers(_whole_words(decoded, whole), words)
@@ -121,9 +124,7 @@ def _box_words(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box, ad
     return words
 
 
-def _chunks_meeting(
-    decoded: tables.Tables, shapes: _Shapes, array: int, box: Box
-) -> list[tuple[int, Box]]:
+def _chunks_meeting(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box) -> list[tuple[int, Box]]:
     if shapes.kind[array] == tables.REGULAR:
         return list(grid.chunks_meeting(shapes.array[array], shapes.chunk[array], box))
     entry = decoded.arrays[array]

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from waystation import _native
+from waystation._collection import paused_collection
 
 ALIGN_BYTES = 256
 OWN_SLAB_BYTES = 1 << 20
 SHARED_SLAB_BYTES = 64 << 20
 
 
+@paused_collection()
 def allocate(sizes: Sequence[int]) -> tuple[list[tuple[_native.Slab | None, int]], np.ndarray]:
     """Places buffers of the given sizes (bytes).
 

@@ -7,6 +7,7 @@ together at the end, which a journalling file system turns into few commits.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from waystation import _native
+from waystation._errors import WaystationError
 from waystation._options import Options
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import names, tables, write_plan
@@ -24,7 +26,13 @@ from waystation.layouts.native.records import CheckpointableRecord, CheckpointRe
 from waystation.layouts.native.tree_file import TreeFile
 
 SYNC_TOGETHER_BYTES = 8 << 20
+
+# From this size on it pays to measure a file system that is not known yet: about a second, once.
+CALIBRATE_BYTES = 1 << 30
+_PROBE_BYTES = 64 << 20
 _HEARTBEAT_S = 10.0
+
+_log = logging.getLogger("waystation")
 
 
 @dataclass(slots=True)
@@ -139,6 +147,8 @@ def _write_data(
         observer.on_copied_out(prepared.name)
         return []
     engine = options.engine
+    if engine.write_mode is None and prepared.plan.data_bytes >= CALIBRATE_BYTES:
+        _calibrate_once(attempt.path)
     job = _native.start_write(
         files,
         prepared.sources,
@@ -160,3 +170,13 @@ def _write_data(
         raise
     checksums: list[bytes] = job.result()["checksums"]
     return checksums
+
+
+def _calibrate_once(directory: str) -> None:
+    """Finds out how this file system is best written and read, unless that is remembered."""
+    try:
+        if _native.calibration(directory) is None:
+            _native.calibrate(directory, probe_bytes=_PROBE_BYTES)
+    except WaystationError as error:
+        # What is in its way (no room, no cache directory) will stop the save itself, or does not matter to it.
+        _log.info("the file system of '%s' could not be calibrated: %s", directory, error)
