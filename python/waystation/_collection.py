@@ -12,24 +12,31 @@ import gc
 import threading
 from collections.abc import Iterator
 
-_lock = threading.Lock()
-_pauses = 0
-_was_enabled = False
+
+class _State:
+    """How many pauses are in effect, and whether the first of them found the collector running."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pauses = 0
+        self.was_enabled = False
+
+
+_state = _State()
 
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
     """Within it (in any thread) no collection starts by itself; usable as a decorator, and nested."""
-    global _pauses, _was_enabled
-    with _lock:
-        if _pauses == 0:
-            _was_enabled = gc.isenabled()
+    with _state.lock:
+        if _state.pauses == 0:
+            _state.was_enabled = gc.isenabled()
             gc.disable()
-        _pauses += 1
+        _state.pauses += 1
     try:
         yield
     finally:
-        with _lock:
-            _pauses -= 1
-            if _pauses == 0 and _was_enabled:
+        with _state.lock:
+            _state.pauses -= 1
+            if _state.pauses == 0 and _state.was_enabled:
                 gc.enable()

@@ -178,5 +178,5 @@ def _calibrate_once(directory: str) -> None:
         if _native.calibration(directory) is None:
             _native.calibrate(directory, probe_bytes=_PROBE_BYTES)
     except WaystationError as error:
-        # What is in its way (no room, no cache directory) will stop the save itself, or does not matter to it.
+        # What is in its way (no room, no cache directory) will stop the save itself, or does not matter.
         _log.info("the file system of '%s' could not be calibrated: %s", directory, error)
