@@ -17,7 +17,8 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from waystation._errors import InvalidInput, Unsupported, WaystationError
-from waystation.frameworks import dtypes, jax_private
+from waystation.coordination import jax_private
+from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource, Block
 from waystation.frameworks.jax_dtypes import logical_of
 from waystation.frameworks.jax_shardings import describe_sharding

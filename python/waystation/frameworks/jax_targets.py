@@ -19,7 +19,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from waystation._errors import Corrupt, InvalidInput, WaystationError
-from waystation.frameworks import dtypes, jax_private
+from waystation.coordination import jax_private
+from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray, Target
 from waystation.frameworks.jax_dtypes import WIDE, jax_dtype, logical_of, wide_enabled
 from waystation.frameworks.jax_shardings import Box, boxes_by_device, sharding_from_description
