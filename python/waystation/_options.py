@@ -93,6 +93,28 @@ def _boolean_or_none(value: Any) -> str | None:
     return None if value is None or isinstance(value, bool) else "True, False or None"
 
 
+def _name_or_none(value: Any) -> str | None:
+    return None if value is None or isinstance(value, str) else "the name of a dtype or None"
+
+
+def _axes_or_none(value: Any) -> str | None:
+    fits = value is None or (isinstance(value, tuple) and all(_is_int(axis) for axis in value))
+    return None if fits else "a tuple of axes or None"
+
+
+def _callable_or_none(value: Any) -> str | None:
+    return None if value is None or callable(value) else "a function or None"
+
+
+def _seconds(value: Any) -> str | None:
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return None if fits else "a positive number of seconds"
+
+
+def _natural(value: Any) -> str | None:
+    return None if _is_int(value) and value >= 0 else "an integer from 0"
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -120,9 +142,58 @@ class ArrayLoadingOptions(OptionGroup):
 
 
 @dataclass(slots=True)
+class StorageOptions(OptionGroup):
+    """How an array is stored.
+
+    Attributes:
+        dtype: Cast to this dtype (a logical name, such as `bfloat16`) on the way; None keeps its own.
+        chunk_bytes: Cut what a process writes of an array into chunks of at most so many bytes, so that
+            a load by another sharding reads little that it does not need. None does not cut.
+        chunk_axes: Cut along these axes only; negative ones count from the last. None cuts along those
+            that are sharded already first, then along the longest.
+    """
+
+    dtype: str | None = None
+    chunk_bytes: int | None = None
+    chunk_axes: tuple[int, ...] | None = None
+    _checks: ClassVar = {"dtype": _name_or_none, "chunk_bytes": _positive_or_none, "chunk_axes": _axes_or_none}
+
+
+@dataclass(slots=True)
+class ArraySavingOptions(OptionGroup):
+    """How arrays are written.
+
+    Attributes:
+        storage_options: Of every array.
+        storage_options_for: Called with the key path of an array (`params.w`) and its description
+            (`shape`, `dtype`); returns the options of that array, or None for `storage_options`. It must
+            return the same in every process.
+        use_replica_parallel: Share the writing of what several processes hold among them. None means
+            yes.
+        min_slice_bytes_for_replica_parallel: Cut such a part into slices of at least so many bytes;
+            smaller ones go whole to one of their holders. None means 1 MiB.
+        max_replicas_for_replica_parallel: Cut such a part into at most so many slices. None means as many
+            as it has holders.
+    """
+
+    storage_options: StorageOptions = field(default_factory=StorageOptions)
+    storage_options_for: Callable[[str, Any], StorageOptions | None] | None = None
+    use_replica_parallel: bool | None = None
+    min_slice_bytes_for_replica_parallel: int | None = None
+    max_replicas_for_replica_parallel: int | None = None
+    _checks: ClassVar = {
+        "storage_options_for": _callable_or_none,
+        "use_replica_parallel": _boolean_or_none,
+        "min_slice_bytes_for_replica_parallel": _positive_or_none,
+        "max_replicas_for_replica_parallel": _positive_or_none,
+    }
+
+
+@dataclass(slots=True)
 class ArrayOptions(OptionGroup):
     """Options of arrays."""
 
+    saving: ArraySavingOptions = field(default_factory=ArraySavingOptions)
     loading: ArrayLoadingOptions = field(default_factory=ArrayLoadingOptions)
     _checks: ClassVar = {}
 
@@ -186,6 +257,20 @@ class EngineOptions(OptionGroup):
 
 
 @dataclass(slots=True)
+class MultiprocessingOptions(OptionGroup):
+    """How the processes of a program act together.
+
+    Attributes:
+        primary_host: The process that decides, and writes what every process has a value of its own of.
+        deadline_s: How long a process waits for the others in one step of an operation, in seconds.
+    """
+
+    primary_host: int = 0
+    deadline_s: float = 1200.0
+    _checks: ClassVar = {"primary_host": _natural, "deadline_s": _seconds}
+
+
+@dataclass(slots=True)
 class Options(OptionGroup):
     """All options. The layers below receive one frozen instance."""
 
@@ -193,4 +278,5 @@ class Options(OptionGroup):
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     file: FileOptions = field(default_factory=FileOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
+    multiprocessing: MultiprocessingOptions = field(default_factory=MultiprocessingOptions)
     _checks: ClassVar = {}

@@ -11,7 +11,14 @@ from types import TracebackType
 from typing import Self
 
 from waystation._errors import InvalidInput
-from waystation._options import ArrayOptions, EngineOptions, FileOptions, MemoryOptions, Options
+from waystation._options import (
+    ArrayOptions,
+    EngineOptions,
+    FileOptions,
+    MemoryOptions,
+    MultiprocessingOptions,
+    Options,
+)
 
 _DEFAULTS = Options().frozen()
 _current: contextvars.ContextVar[Options] = contextvars.ContextVar("waystation_options", default=_DEFAULTS)
@@ -38,7 +45,7 @@ class Context:
 
     @property
     def array(self) -> ArrayOptions:
-        """Options of arrays: `array.loading`."""
+        """Options of arrays: `array.saving`, `array.loading`."""
         return self._options.array
 
     @property
@@ -55,6 +62,11 @@ class Context:
     def engine(self) -> EngineOptions:
         """Overrides of the engine's own choices."""
         return self._options.engine
+
+    @property
+    def multiprocessing(self) -> MultiprocessingOptions:
+        """Options of programs of several processes."""
+        return self._options.multiprocessing
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_"):

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from waystation.grid import Spread
+
 
 @dataclass(slots=True)
 class Block:
@@ -50,6 +52,9 @@ class ArraySource(StoredArray):
     extra: dict[str, Any] = field(default_factory=dict)
     storage_item_bytes: int = field(kw_only=True)
     blocks: list[Block] = field(kw_only=True)  # distinct local boxes (replicas removed)
+    # Who else holds what, in logical elements, in a program of several processes. None: every process has
+    # a value of its own, and the primary's is the one that is saved.
+    spread: Spread | None = field(kw_only=True, default=None)
     # The user can change the memory in place: a snapshot must copy it.
     mutable: bool = field(kw_only=True)
 

@@ -23,6 +23,7 @@ from waystation.grid._chunk_grid import ChunkGrid, chunks_meeting, find_grid
 from waystation.grid._chunk_shape import choose_chunk_shape
 from waystation.grid._cover import CoverDefect, find_cover_defect
 from waystation.grid._irregular import GROUP_BOXES, IrregularBoxes, bound_groups, irregular_chunks_meeting
+from waystation.grid._spread import Sharing, Spread
 
 __all__ = [
     "GROUP_BOXES",
@@ -32,6 +33,8 @@ __all__ = [
     "CoverDefect",
     "IrregularBoxes",
     "Shape",
+    "Sharing",
+    "Spread",
     "bound_groups",
     "box_array",
     "box_at",

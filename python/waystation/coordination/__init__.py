@@ -1,0 +1,1 @@
+"""How the processes of one program agree: `current` finds the coordinator, `base` says what one is."""
