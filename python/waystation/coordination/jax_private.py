@@ -6,6 +6,7 @@ which gives the same arrays more slowly. Nothing here changes what JAX does.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -93,3 +94,24 @@ def host_array() -> Callable[[Any], np.ndarray[Any, Any]]:
     except (ImportError, AttributeError):
         return np.asarray
     return lambda array: convert(array)[0]
+
+
+# What the client of the coordination service has to offer.
+CLIENT_METHODS = (
+    "key_value_set_bytes",
+    "key_value_try_get_bytes",
+    "blocking_key_value_get_bytes",
+    "key_value_dir_get_bytes",
+    "key_value_increment",
+    "key_value_delete",
+)
+
+
+def distributed() -> tuple[Any, int, int]:
+    """The client of the coordination service, the index of this process and how many there are; the client
+    is None where `jax.distributed` is not initialized. Loads nothing."""
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    client = getattr(state, "client", None)
+    if state is None or client is None:
+        return None, 0, 1
+    return client, state.process_id, state.num_processes

@@ -1,0 +1,139 @@
+"""The coordinator of programs that use `jax.distributed`: over the store of its coordination service.
+
+The service runs in process 0. Its clients are safe to use from several threads, and calls that wait delay
+no others. Nothing here runs on devices, and no barrier of the service is used: these fail for good once a
+process has missed one.
+
+What a death does here is JAX's own decision: it ends the survivors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from waystation._errors import Unavailable, Unsupported
+from waystation.coordination import jax_private
+from waystation.coordination.store_session import StoreCoordinator
+
+T = TypeVar("T")
+
+
+def find() -> tuple[Any, int, int] | None:
+    """The client of the coordination service, the index of this process and how many there are; None if JAX
+    is not loaded or runs in one process only.
+
+    Raises:
+        Unsupported: This JAX runs in several processes and does not show its client.
+    """
+    jax: Any = sys.modules.get("jax")
+    if jax is None:
+        return None
+    client, process_index, process_count = jax_private.distributed()
+    if client is not None:
+        return (client, process_index, process_count) if process_count > 1 else None
+    # While another thread imports JAX, the module may be there without its parts.
+    public = getattr(jax, "distributed", None)
+    if public is not None and public.is_initialized() and jax.process_count() > 1:
+        raise Unsupported(
+            f"JAX {jax.__version__} runs in several processes and does not show how they talk to each other; "
+            "use a version of JAX that this Waystation knows"
+        )
+    return None
+
+
+def coordinator(client: Any, process_index: int, process_count: int) -> StoreCoordinator:
+    """The coordinator over a client.
+
+    Raises:
+        Unsupported: The client lacks what is needed.
+    """
+    return StoreCoordinator(JaxStore(client), process_index, process_count)
+
+
+class JaxStore:
+    """The key-value store of JAX's coordination service as sessions need it."""
+
+    message_bytes = 2 << 20
+    # The service remembers each wait until the key comes, also one whose client has given up.
+    longest_wait_s = 5.0
+    # When process 0 ends by itself it waits for the others, in `jax.distributed.shutdown`.
+    host = None
+
+    def __init__(self, client: Any) -> None:
+        import jax
+
+        lacking = [name for name in jax_private.CLIENT_METHODS if not hasattr(client, name)]
+        if lacking:
+            raise Unsupported(
+                f"the coordination service of JAX {jax.__version__} lacks {', '.join(lacking)}, which saving "
+                "and loading from several processes needs; use a newer JAX"
+            )
+        self._client = client
+        self._failed: type[Exception] = jax.errors.JaxRuntimeError
+
+    def set(self, key: str, value: bytes) -> None:
+        """Puts a value."""
+        self._call(lambda: self._client.key_value_set_bytes(key, value, allow_overwrite=True))
+
+    def set_once(self, key: str, value: bytes) -> bool:
+        """Puts a value if there is none yet."""
+
+        def put() -> bool:
+            self._client.key_value_set_bytes(key, value, allow_overwrite=False)
+            return True
+
+        return self._call(put, "ALREADY_EXISTS") is True
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a number."""
+        return int(self._call(lambda: self._client.key_value_increment(key, amount)))
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        """The value, waiting for it."""
+        timeout_ms = int(timeout_s * 1000)
+        if timeout_ms < 1:
+            return self._call(lambda: self._client.key_value_try_get_bytes(key), "NOT_FOUND")
+        return self._call(
+            lambda: self._client.blocking_key_value_get_bytes(key, timeout_ms), "DEADLINE_EXCEEDED"
+        )
+
+    def read(self, directory: str, names: Sequence[str]) -> list[bytes | None]:
+        """The values that are there now."""
+        listed = self._call(lambda: self._client.key_value_dir_get_bytes(f"{directory}/"))
+        found = dict(listed)
+        return [found.get(f"{directory}/{name}") for name in names]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Removes keys."""
+        for key in keys:
+            self._call(lambda key=key: self._client.key_value_delete(key), "NOT_FOUND")  # type: ignore[misc]
+
+    def begin(self, watched: Sequence[int]) -> None:
+        """JAX watches by itself."""
+
+    def end(self, watched: Sequence[int]) -> None:
+        """JAX watches by itself."""
+
+    def dead(self, processes: Sequence[int]) -> dict[int, str]:
+        """None that anybody could be told of."""
+        return {}
+
+    def describe(self, process: int) -> str:
+        """The process for people."""
+        return f"process {process}"
+
+    def _call(self, function: Callable[[], T], expected: str | None = None) -> T | None:
+        """What the call returns; None if it fails with the status that is expected."""
+        try:
+            return function()
+        except self._failed as error:
+            status = str(error).partition("\n")[0]
+            if expected is not None and status.startswith(expected):
+                return None
+            raise Unavailable(
+                "the coordination service of JAX does not answer: process 0, which holds it, has died or "
+                f"cannot be reached ({status}). See its output, and restart the program",
+                process=0,
+            ) from error

@@ -1,0 +1,99 @@
+"""What sessions need of a key-value store, and what they keep in it.
+
+Several frameworks bring a small store that lives in one of the processes (its *host*) and that all reach by
+network. A `Store` is such a store, made to look the same everywhere; `store_session` builds sessions on it.
+
+Under `waystation/<generation>/<session>/<round>/` are, for a process p:
+
+=====================  ===================================================================================
+`part/<p>`             what p did in this round (in the first one with what it believes the session is for)
+`arrived`              how many have handed in their part
+`ready`                put once: by the last to arrive, or by the first to fail
+`verdict`              put once: the decision, or the first error; it ends the round for everybody
+`pieces/<p>/<i>`       a part that is too large for one message
+`pieces/verdict/<i>`   likewise the decision
+=====================  ===================================================================================
+
+Whoever fails puts the verdict itself, so that nobody waits for processes that are slow, be it the primary.
+As it is put once only, all processes get the same one, also when several fail, or the primary decides while
+another gives up waiting. A process with a verdict has no more to do in the round.
+
+**Who removes what.** Each process removes its own part once it knows the verdict: the primary has then read
+all parts, or will not use them. When all parts of a round are there, everybody has read the verdict of the
+round before, so that the primary removes that one, and what counted the arrivals. What is left is that of
+the last round, which nobody knows to be the last until sessions close: `closed` counts these, and the last
+one out removes the rest. Where the store would vanish with its host, the host waits for that moment (`over`), or
+others could not read the last verdict. If a process dies, it never closes, and what that session left stays in the store:
+a few small keys, in a store that will hardly outlive that death for long.
+
+**Generations.** A store may outlive the group of processes that uses it (torch elastic keeps one for all
+restarts of a group). Each process counts in the store how often it began to coordinate here.
+
+**Costs.** In a round without failure a process other than the primary makes four calls (part, arrival,
+verdict, removal), and five if it is the last; the primary makes three more, of which one reads all parts at
+once. Only values too large for a message, and waiting for long, cost more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Store(Protocol):
+    """A key-value store that all processes reach, and what is known there of who still runs.
+
+    Safe to use from several threads at once: a call that waits delays no other. Every method raises
+    Unavailable that names the host if the store does not answer.
+
+    Attributes:
+        message_bytes: The most that one value may have.
+        longest_wait_s: How long one call of `get` may wait, as deaths and interrupts are looked for between.
+        host: The process with which the store vanishes, whether or not the others are done; None if it
+            stays until all are.
+    """
+
+    message_bytes: int
+    longest_wait_s: float
+    host: int | None
+
+    def set(self, key: str, value: bytes) -> None:
+        """Puts a value, in place of an earlier one."""
+        ...
+
+    def set_once(self, key: str, value: bytes) -> bool:
+        """Puts a value if there is none yet; returns whether it did."""
+        ...
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a number, 0 at first, and returns the sum. Such keys are read in no other way."""
+        ...
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        """The value, waiting for it to be put; None if it was not in time."""
+        ...
+
+    def read(self, directory: str, names: Sequence[str]) -> list[bytes | None]:
+        """The values of `directory/name` for each name, in few calls, without waiting; None where there
+        is none. The directory holds no other keys, at no depth."""
+        ...
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Removes keys; those that are not there are no error."""
+        ...
+
+    def begin(self, watched: Sequence[int]) -> None:
+        """A session begins, which has to know if one of these processes dies."""
+        ...
+
+    def end(self, watched: Sequence[int]) -> None:
+        """It has ended."""
+        ...
+
+    def dead(self, processes: Sequence[int]) -> dict[int, str]:
+        """Those of the watched processes that have died, each with how that is known."""
+        ...
+
+    def describe(self, process: int) -> str:
+        """The process for people: `process 2 (pid 4711 on host a)`."""
+        ...

@@ -1,0 +1,431 @@
+"""Sessions of several processes over a key-value store. What lies in the store is described in `store`.
+
+A round fails, in this order of preference for what is then raised: this process's own error, as it is; the
+verdict, once there is one; what this process finds out while it waits: a death, a deadline that has passed,
+a store that does not answer. All but the last of these become the verdict for everybody.
+
+Invariants: whatever is raised in a round has been told to the others, or could not be told because the
+store is gone; after an error the session is over; nothing waits without a limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from waystation._errors import Internal, InvalidInput, Unavailable, WaystationError
+from waystation.coordination import envelopes, error_codec
+from waystation.coordination.envelopes import DECISION, FAILURE, PART, Envelope
+from waystation.coordination.store import Store
+
+_log = logging.getLogger("waystation")
+
+_SHORTEST_WAIT_S = 0.25
+# How long a process that takes the store with it waits for the others to have read the last verdict.
+FAREWELL_S = 5.0
+
+_ALL_HERE, _FAILED = b"all are here", b"failed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The keys of one round."""
+
+    prefix: str
+
+    @property
+    def arrived(self) -> str:
+        return f"{self.prefix}/arrived"
+
+    @property
+    def ready(self) -> str:
+        return f"{self.prefix}/ready"
+
+    @property
+    def verdict(self) -> str:
+        return f"{self.prefix}/verdict"
+
+    @property
+    def verdict_pieces(self) -> str:
+        return f"{self.prefix}/pieces/verdict"
+
+    @property
+    def parts(self) -> str:
+        return f"{self.prefix}/part"
+
+    def part_pieces(self, process: int) -> str:
+        return f"{self.prefix}/pieces/{process}"
+
+
+class StoreCoordinator:
+    """Opens sessions over a store, numbered in the order of opening, which is the same in all processes."""
+
+    def __init__(self, store: Store, process_index: int, process_count: int) -> None:
+        self.process_index = process_index
+        self.process_count = process_count
+        self._store = store
+        self._lock = threading.Lock()
+        self._opened = 0
+        generation = store.add(f"waystation/generation/{process_index}", 1)
+        self._prefix = f"waystation/{generation}"
+
+    def open(self, what: str, *, deadline_s: float, primary: int = 0) -> StoreSession:
+        """Opens the next session; nothing is asked of the other processes before its first round."""
+        if not 0 <= primary < self.process_count:
+            raise InvalidInput(
+                f"{what}: process {primary} is to decide, but there are only processes 0 to "
+                f"{self.process_count - 1}; set multiprocessing.primary_host to one of them"
+            )
+        with self._lock:
+            prefix = f"{self._prefix}/{self._opened}"
+            self._opened += 1
+        return StoreSession(self._store, prefix, what, self, deadline_s, primary)
+
+
+class StoreSession:
+    """One operation of all processes. See `coordination.base.Session`."""
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        what: str,
+        coordinator: StoreCoordinator,
+        deadline_s: float,
+        primary: int,
+    ) -> None:
+        self.process_index = coordinator.process_index
+        self.process_count = coordinator.process_count
+        self.primary = primary
+        self._store = store
+        self._prefix = prefix
+        self._what = what
+        self._deadline_s = deadline_s
+        self._rounds = 0
+        self._over = False
+        self._closed = False
+        self._handed_in: list[str] = []  # the keys of this process's part
+        self._verdict_pieces: dict[int, list[str]] = {}  # of the last rounds, by their number
+        self._handled = sys.exception()  # which the caller was handling before, so that it is not of this
+        self._others = [index for index in range(self.process_count) if index != self.process_index]
+        self._watched = self._others if self.is_primary else [primary]
+        store.begin(self._watched)
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether this process decides."""
+        return self.process_index == self.primary
+
+    def round(self, work: Callable[[], bytes], decide: Callable[[Sequence[bytes]], bytes]) -> bytes:
+        """Does this process's part, has the primary decide, and returns the decision."""
+        if self._over or self._closed:
+            raise InvalidInput(f"{self._what}: this session has ended, so that it has no more rounds")
+        keys = self._keys(self._rounds)
+        self._rounds += 1
+        try:
+            outcome = self._outcome(keys, work, decide)
+        except BaseException as error:
+            self._over = True
+            self._tell(keys, error)
+            raise
+        finally:
+            # Not before the verdict: whoever misses a part knows that there is one.
+            handed_in, self._handed_in = self._handed_in, []
+            self._remove(handed_in)
+        if isinstance(outcome, WaystationError):
+            self._over = True
+            raise outcome
+        return outcome
+
+    def barrier(self) -> None:
+        """Waits until every process is here."""
+        self.round(lambda: b"", lambda parts: b"")
+
+    def broadcast(self, make: Callable[[], bytes]) -> bytes:
+        """What `make` returns in the primary, in which alone it is called."""
+        return self.round(lambda: b"", lambda parts: make())
+
+    def gather(self, part: bytes) -> list[bytes] | None:
+        """The parts of all processes by their index in the primary, None elsewhere."""
+        gathered: list[bytes] | None = None
+
+        def keep(parts: Sequence[bytes]) -> bytes:
+            nonlocal gathered
+            gathered = list(parts)
+            return b""
+
+        self.round(lambda: part, keep)
+        return gathered
+
+    def close(self) -> None:
+        """Ends the session. If an error leads here that no round has told, the others hear of it."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            error = sys.exception()
+            if error is not None and error is not self._handled and not self._over:
+                self._tell(self._keys(self._rounds), error)
+            self._leave()
+        except WaystationError as unable:
+            # The work is done, or has failed with an error that says more; the store takes its keys along.
+            _log.debug("a session could not be ended in the store: %s", unable)
+        finally:
+            self._store.end(self._watched)
+
+    # One round ------------------------------------------------------------------------------------------
+
+    def _outcome(
+        self, keys: _Keys, work: Callable[[], bytes], decide: Callable[[Sequence[bytes]], bytes]
+    ) -> bytes | WaystationError:
+        """The decision, or the error of another process."""
+        part = work()
+        self._hand_in(keys, part)
+        if self.is_primary:
+            return self._decide(keys, part, decide)
+        verdict = self._wait(keys, keys.verdict)
+        return verdict if isinstance(verdict, WaystationError) else self._open_verdict(keys, verdict)
+
+    def _hand_in(self, keys: _Keys, part: bytes) -> None:
+        """Puts this process's part into the store, and says that it has come."""
+        agreement = {"what": self._what, "primary": self.primary} if self._in_first_round else None
+        value = b"" if self.is_primary else part  # the primary needs its own from nowhere
+        pieces_at = keys.part_pieces(self.process_index)
+        envelope, self._handed_in = envelopes.seal(self._store, PART, value, pieces_at, agreement)
+        key = f"{keys.parts}/{self.process_index}"
+        self._handed_in.append(key)
+        self._store.set(key, envelope)
+        if self._store.add(keys.arrived, 1) == self.process_count:
+            self._store.set_once(keys.ready, _ALL_HERE)
+
+    def _decide(
+        self, keys: _Keys, own: bytes, decide: Callable[[Sequence[bytes]], bytes]
+    ) -> bytes | WaystationError:
+        """What the primary does once its own part is done."""
+        ready = self._wait(keys, keys.ready)
+        if isinstance(ready, WaystationError):
+            return ready
+        parts = self._collect(keys, own) if ready == _ALL_HERE else None
+        if parts is None:
+            return self._read_verdict(keys)
+        decision = decide(parts)
+        envelope, pieces = envelopes.seal(self._store, DECISION, decision, keys.verdict_pieces)
+        if not self._store.set_once(keys.verdict, envelope):
+            self._remove(pieces)
+            return self._read_verdict(keys)
+        self._verdict_pieces[self._rounds - 1] = pieces
+        self._remove([keys.arrived, keys.ready, *self._verdict_before()])
+        return decision
+
+    def _collect(self, keys: _Keys, own: bytes) -> list[bytes] | None:
+        """The parts of all processes; None if somebody has ended the round meanwhile.
+
+        Raises:
+            InvalidInput: The processes are out of step.
+        """
+        found = self._read_parts(keys, self._others)
+        opened = {index: envelope for index, envelope in found.items() if envelope is not None}
+        if len(opened) < len(found):
+            return None
+        if self._in_first_round:
+            self._require_agreement(opened)
+        parts = []
+        for index in range(self.process_count):
+            part: bytes | None = own
+            if index != self.process_index:
+                pieces_at = keys.part_pieces(index)
+                part = envelopes.content(self._store, opened[index], pieces_at, self._deadline_s)
+            if part is None:
+                return None
+            parts.append(part)
+        return parts
+
+    def _read_parts(self, keys: _Keys, processes: Sequence[int]) -> dict[int, Envelope | None]:
+        read = self._store.read(keys.parts, [str(index) for index in processes])
+        return {
+            index: None if envelope is None else envelopes.unseal(envelope)
+            for index, envelope in zip(processes, read, strict=True)
+        }
+
+    def _require_agreement(self, others: dict[int, Envelope]) -> None:
+        wanted: dict[tuple[str, int], list[int]] = {(self._what, self.primary): [self.process_index]}
+        for index, envelope in others.items():
+            said = (str(envelope.agreement.get("what")), int(envelope.agreement.get("primary", -1)))
+            wanted.setdefault(said, []).append(index)
+        if len(wanted) == 1:
+            return
+        same_work = len({what for what, _ in wanted}) == 1
+        shown = "; ".join(
+            f"{named(indices)}: {what}" + (f" with primary {primary}" if same_work else "")
+            for (what, primary), indices in sorted(wanted.items(), key=lambda item: min(item[1]))
+        )
+        raise InvalidInput(
+            f"the processes are out of step. {shown}. Every process has to make the same calls, in the same "
+            "order and with the same paths and options"
+        )
+
+    # Waiting --------------------------------------------------------------------------------------------
+
+    def _wait(self, keys: _Keys, key: str) -> bytes | WaystationError:
+        """The value of a key, or the error that everybody raises because it did not come."""
+        begun = time.monotonic()
+        while True:
+            waited_s = time.monotonic() - begun
+            left_s = max(0.0, self._deadline_s - waited_s)
+            # Short at first, so that news are seen early; later longer, to spare the store.
+            patience_s = max(_SHORTEST_WAIT_S, waited_s / 4)
+            value = self._store.get(key, min(self._store.longest_wait_s, patience_s, left_s))
+            if value is not None:
+                return value
+            dead = self._store.dead(self._watched)
+            if dead:
+                return self._give_up(keys, self._of_dead(dead))
+            if left_s == 0:
+                return self._give_up(keys, self._of_late(keys))
+
+    def _of_dead(self, dead: dict[int, str]) -> WaystationError:
+        told = "; ".join(f"{self._store.describe(index)} {how}" for index, how in sorted(dead.items()))
+        return Unavailable(
+            f"{self._round_name()} cannot go on: {told}. See the output of "
+            f"{'that process' if len(dead) == 1 else 'those processes'}, and restart the program",
+            process=_as_context(sorted(dead)),
+        )
+
+    def _of_late(self, keys: _Keys) -> WaystationError:
+        """The deadline has passed; looks who has not come."""
+        found = self._read_parts(keys, self._others)
+        come = {index: envelope for index, envelope in found.items() if envelope is not None}
+        if self._in_first_round:
+            try:
+                self._require_agreement(come)
+            except InvalidInput as error:
+                return error
+        late = sorted(found.keys() - come.keys())
+        failing = "come to" if late else "decided in"
+        late = late or [self.primary]
+        told = " and ".join(self._store.describe(index) for index in late)
+        return Unavailable(
+            f"{told} {'has' if len(late) == 1 else 'have'} not {failing} {self._round_name()} within "
+            f"{self._deadline_s:g} s; see what keeps {'it' if len(late) == 1 else 'them'}, or allow more time "
+            "(multiprocessing.deadline_s)",
+            process=_as_context(late),
+        )
+
+    def _give_up(self, keys: _Keys, error: WaystationError) -> WaystationError:
+        """Makes an error everybody's, unless there is a verdict already, which is then returned."""
+        if self._put_failure(keys, error):
+            return error
+        outcome = self._read_verdict(keys)
+        return outcome if isinstance(outcome, WaystationError) else error
+
+    # Verdicts -------------------------------------------------------------------------------------------
+
+    def _tell(self, keys: _Keys, error: BaseException) -> None:
+        """Makes an error that is being raised here everybody's, if the store allows."""
+        try:
+            self._put_failure(keys, error)
+        except WaystationError as unable:
+            if unable is not error:
+                error.add_note(f"The other processes could not be told: {unable}")
+
+    def _put_failure(self, keys: _Keys, error: BaseException) -> bool:
+        encoded = error_codec.encode(error, self.process_index)
+        envelope, _ = envelopes.seal(self._store, FAILURE, encoded, "")
+        first = self._store.set_once(keys.verdict, envelope)
+        self._store.set_once(keys.ready, _FAILED)
+        return first
+
+    def _read_verdict(self, keys: _Keys) -> bytes | WaystationError:
+        """The verdict, where it is known to be there."""
+        envelope = self._store.get(keys.verdict, self._store.longest_wait_s)
+        if envelope is None:
+            raise Internal(f"{self._round_name()} was ended without a verdict; please report this")
+        return self._open_verdict(keys, envelope)
+
+    def _open_verdict(self, keys: _Keys, sealed: bytes) -> bytes | WaystationError:
+        envelope = envelopes.unseal(sealed)
+        if envelope.kind == FAILURE:
+            return error_codec.decode(envelope.content)
+        pieces = envelopes.piece_keys(keys.verdict_pieces, envelope.pieces)
+        self._verdict_before()
+        self._verdict_pieces[self._rounds - 1] = pieces
+        decision = envelopes.content(self._store, envelope, keys.verdict_pieces, self._deadline_s)
+        if decision is None:
+            raise Internal(f"the decision of {self._round_name()} has gone; please report this")
+        return decision
+
+    # What is left behind --------------------------------------------------------------------------------
+
+    def _verdict_before(self) -> list[str]:
+        """The keys of the verdict of the round before this one, which everybody has read."""
+        before = self._rounds - 2
+        if before < 0:
+            return []
+        return [self._keys(before).verdict, *self._verdict_pieces.pop(before, [])]
+
+    def _remove(self, keys: list[str]) -> None:
+        try:
+            self._store.delete(keys)
+        except WaystationError as error:
+            # What they were for is done, or has failed with an error that says more.
+            _log.debug("what is left of a round could not be removed: %s", error)
+
+    def _leave(self) -> None:
+        """Counts this process out; the last one removes what is left."""
+        closed, over = f"{self._prefix}/closed", f"{self._prefix}/over"
+        host = self._store.host
+        if self._store.add(closed, 1) < self.process_count:
+            if host == self.process_index:
+                self._await_farewell(over)
+            return
+        left = [closed, *(key for pieces in self._verdict_pieces.values() for key in pieces)]
+        # Rounds do not end everywhere at once: some may have begun one more or one less.
+        for number in range(max(0, self._rounds - 2), self._rounds + 1):
+            keys = self._keys(number)
+            left += [keys.arrived, keys.ready, keys.verdict]
+        self._store.delete(left)
+        if host not in (None, self.process_index):
+            self._store.set(over, b"")
+
+    def _await_farewell(self, over: str) -> None:
+        begun = time.monotonic()
+        while (left_s := FAREWELL_S - (time.monotonic() - begun)) > 0:
+            if self._store.get(over, min(left_s, self._store.longest_wait_s)) is not None:
+                self._store.delete([over])
+                return
+            if self._store.dead(self._watched):
+                return
+
+    # Names ----------------------------------------------------------------------------------------------
+
+    def _keys(self, number: int) -> _Keys:
+        return _Keys(f"{self._prefix}/{number}")
+
+    @property
+    def _in_first_round(self) -> bool:
+        return self._rounds == 1
+
+    def _round_name(self) -> str:
+        return f"round {self._rounds} of {self._what}"
+
+
+def named(processes: Sequence[int]) -> str:
+    """Processes for people: `process 3`, or `processes 0, 2 to 7`."""
+    spans: list[list[int]] = []
+    for index in sorted(processes):
+        if spans and spans[-1][-1] == index - 1:
+            spans[-1].append(index)
+        else:
+            spans.append([index])
+    told = ", ".join(
+        f"{span[0]} to {span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans
+    )
+    return f"process {told}" if len(processes) == 1 else f"processes {told}"
+
+
+def _as_context(processes: Sequence[int]) -> int | str:
+    return processes[0] if len(processes) == 1 else ", ".join(map(str, processes))

@@ -1,0 +1,274 @@
+"""The coordinator of programs that use `torch.distributed`: over the store of the default process group.
+
+No collectives: a save in the background must not come between those of the training. The store (usually a
+TCPStore in process 0) is the group's own, reached by connections of our own (`clone`), one for each call
+that is under way, because a call that waits keeps others of the same connection waiting. Where a store
+cannot be cloned (files; before torch 2.9) nothing waits inside of it, and what is waited for is asked for
+again and again, at growing intervals.
+
+What a death does here: the store goes with process 0, and every call then fails at once (the process was
+killed) or is not answered (its machine is gone), which is given up after `ANSWER_S`: Unavailable names
+process 0. Other processes are watched by `liveness`, and their death is Unavailable that names them.
+
+While no session is open nothing is held of the group or its store, so that a program may destroy the group
+and make another, with the same address.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from waystation._errors import Unavailable
+from waystation.coordination.liveness import Liveness
+from waystation.coordination.store_session import StoreCoordinator
+
+T = TypeVar("T")
+
+ANSWER_S = 20.0
+_PREFIX = "waystation/liveness"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+
+
+def find() -> tuple[Any, int, int] | None:
+    """The default process group, the index of this process and how many there are; None if torch is not
+    loaded or has no group of several processes."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    # While another thread imports torch, the module may be there without its functions.
+    is_initialized = getattr(distributed, "is_initialized", None)
+    if is_initialized is None or not is_initialized():
+        return None
+    count = distributed.get_world_size()
+    return (distributed.group.WORLD, distributed.get_rank(), count) if count > 1 else None
+
+
+def coordinator(group: Any, process_index: int, process_count: int) -> StoreCoordinator:
+    """The coordinator over a process group, which it does not keep alive."""
+    reference = weakref.ref(group)
+
+    def find_store() -> Any:
+        group = reference()
+        if group is None:
+            raise Unavailable(
+                "the process group of torch.distributed was destroyed; begin again with the new"
+            )
+        return _store_of(group)
+
+    return StoreCoordinator(TorchStore(find_store, process_index), process_index, process_count)
+
+
+def _store_of(group: Any) -> Any:
+    if hasattr(group, "get_group_store"):
+        return group.get_group_store()
+    import torch.distributed.distributed_c10d as c10d
+
+    return c10d._get_default_store()
+
+
+class TorchStore:
+    """A `torch.distributed` store as sessions need it."""
+
+    message_bytes = 4 << 20
+    longest_wait_s = 0.5  # deaths are looked for between
+
+    def __init__(self, find_store: Callable[[], Any], process_index: int) -> None:
+        self._find_store = find_store
+        self._liveness = Liveness(self, _PREFIX, process_index)
+        self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+        self._sessions = 0
+        self._lost: str | None = None
+        # Only that of TCP lives in a process, which is the first unless a launcher keeps it.
+        self.host = 0 if _is_tcp(find_store()) else None
+
+    def set(self, key: str, value: bytes) -> None:
+        """Puts a value."""
+        self._call(lambda client: client.store.set(key, value))
+
+    def set_once(self, key: str, value: bytes) -> bool:
+        """Puts a value if there is none yet."""
+        return bytes(self._call(lambda client: client.store.compare_set(key, "", value))) == value
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a number."""
+        return int(self._call(lambda client: client.store.add(key, amount)))
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        """The value, waiting for it."""
+        return self._call(lambda client: client.get(key, timeout_s), timeout_s)
+
+    def read(self, directory: str, names: Sequence[str]) -> list[bytes | None]:
+        """The values that are there now."""
+        keys = [f"{directory}/{name}" for name in names]
+        return self._call(lambda client: client.read(keys))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Removes keys."""
+        if keys:
+            self._call(lambda client: [client.store.delete_key(key) for key in keys])
+
+    def begin(self, watched: Sequence[int]) -> None:
+        """A session begins."""
+        with self._lock:
+            self._sessions += 1
+        self._liveness.begin(watched)
+
+    def end(self, watched: Sequence[int]) -> None:
+        """It has ended; after the last one, nothing of the group is held any more."""
+        self._liveness.end(watched)
+        with self._lock:
+            self._sessions -= 1
+            if self._sessions:
+                return
+            unused, self._idle = self._idle, []
+            self._lost = None
+        for connection in unused:
+            connection.close()
+
+    def dead(self, processes: Sequence[int]) -> dict[int, str]:
+        """Those that have died."""
+        return self._liveness.dead(processes)
+
+    def describe(self, process: int) -> str:
+        """The process for people."""
+        return self._liveness.describe(process)
+
+    def _call(self, function: Callable[[_Client], T], waiting_s: float = 0.0) -> T:
+        if self._lost is not None:
+            raise self._unavailable(self._lost)
+        connection = self._connect()
+        try:
+            result = connection.call(function, waiting_s + ANSWER_S)
+        except TimeoutError:
+            connection.close()
+            raise self._lose(f"no answer within {ANSWER_S:g} s") from None
+        except RuntimeError as error:  # what torch raises, of whatever class
+            connection.close()
+            raise self._lose(str(error).partition("\n")[0]) from error
+        except BaseException:
+            connection.close()  # an interrupt: the call still runs
+            raise
+        with self._lock:
+            if self._sessions:
+                self._idle.append(connection)
+                return result
+        connection.close()
+        return result
+
+    def _connect(self) -> _Connection:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        try:
+            return _Connection(_Client(self._find_store()))
+        except RuntimeError as error:
+            raise self._lose(str(error).partition("\n")[0]) from error
+
+    def _lose(self, why: str) -> Unavailable:
+        """The store is gone, and is not asked again until all sessions have failed for that."""
+        with self._lock:
+            if self._sessions:
+                self._lost = why
+        return self._unavailable(why)
+
+    def _unavailable(self, why: str) -> Unavailable:
+        if self.host is None:
+            return Unavailable(f"the store of torch.distributed does not work: {why}")
+        return Unavailable(
+            f"the store of torch.distributed does not answer: {self._liveness.describe(self.host)}, which "
+            f"holds it, has died or cannot be reached ({why}). See its output, and restart the program",
+            process=self.host,
+        )
+
+
+class _Client:
+    """What one connection does with its own copy of the store."""
+
+    def __init__(self, store: Any) -> None:
+        from torch.distributed import DistStoreError
+
+        can_clone = hasattr(store, "clone")
+        self.store = store.clone() if can_clone else store
+        self._timed_out: type[Exception] = DistStoreError
+        self._waits = can_clone and _is_tcp(store)
+        self._reads_together = hasattr(store, "multi_get") and self.store.has_extended_api()
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        if not self._waits:
+            return bytes(self.store.get(key)) if self._poll(key, timeout_s) else None
+        # No time at all would mean no limit.
+        self.store.set_timeout(timedelta(seconds=max(0.001, timeout_s)))
+        try:
+            return bytes(self.store.get(key))
+        except self._timed_out:
+            # Also what torch raises if the connection broke; then this raises again.
+            return bytes(self.store.get(key)) if self.store.check([key]) else None
+
+    def _poll(self, key: str, timeout_s: float) -> bool:
+        until = time.monotonic() + timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while not self.store.check([key]):
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+        return True
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        there = list(keys) if self.store.check(list(keys)) else [k for k in keys if self.store.check([k])]
+        found: dict[str, bytes | None] = {}
+        if self._reads_together and there:
+            self.store.set_timeout(timedelta(seconds=_LONGEST_PAUSE_S))
+            try:
+                found = dict(zip(there, map(bytes, self.store.multi_get(there)), strict=True))
+            except self._timed_out:  # one was removed in between
+                found = {key: self.get(key, 0) for key in there}
+        else:
+            found = {key: self.get(key, 0) for key in there}
+        return [found.get(key) for key in keys]
+
+
+class _Connection:
+    """A client with a thread that calls it, so that a call that is not answered can be given up."""
+
+    def __init__(self, client: _Client) -> None:
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(
+            target=_serve, args=(client, self._calls), name="waystation-store", daemon=True
+        ).start()
+
+    def call(self, function: Callable[[_Client], T], timeout_s: float) -> T:
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._calls.put((function, future))
+        return future.result(timeout_s)
+
+    def close(self) -> None:
+        """The thread ends, and with it the connection, after the call that is under way."""
+        self._calls.put(None)
+
+
+def _serve(client: _Client, calls: queue.SimpleQueue[Any]) -> None:
+    while (call := calls.get()) is not None:
+        function, future = call
+        try:
+            future.set_result(function(client))
+        except Exception as error:
+            future.set_exception(error)
+        # Or they would keep alive what they refer to, until the next call.
+        del call, function, future
+
+
+def _is_tcp(store: Any) -> bool:
+    from torch.distributed import PrefixStore, TCPStore
+
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, TCPStore)
