@@ -91,7 +91,7 @@ def _inspect(
 
 @application.command("ls")
 def _ls(directory: Directory = Path("."), as_json: AsJson = False, traceback: Traceback = False) -> None:
-    """List the checkpoints of a directory, and saves that did not end. Damaged records exit with 1."""
+    """List the checkpoints of a directory, and what did not end there. Damaged records exit with 1."""
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import ls
 
@@ -196,7 +196,7 @@ def _gc(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Remove what killed saves left behind. Checkpoints and running saves are never touched."""
+    """Remove what killed saves and exports left behind. Checkpoints and running saves are never touched."""
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import gc
 
@@ -239,3 +239,29 @@ def _doctor(
         from waystation.cli.commands import doctor
 
         doctor.run(output, path, tune=tune)
+
+
+@application.command("launch", context_settings={"allow_interspersed_args": False})
+def _launch(
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND...", help="The program and its arguments.")
+    ],
+    count: Annotated[int, typer.Option("-n", "--processes", min=1, help="How many processes.")] = 1,
+    jax: Annotated[bool, typer.Option("--jax", help="Set only what JAX reads.")] = False,
+    torch: Annotated[bool, typer.Option("--torch", help="Set only what torch reads.")] = False,
+    grace: Annotated[
+        float,
+        typer.Option("--grace", metavar="SECONDS", min=0, help="Once one has failed, how long others may run."),
+    ] = 30.0,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Run the processes of one program on this machine; name the one that failed first.
+
+    Sets what `torch.distributed` and `jax.distributed` need. Exits with 1 if a process ended abnormally.
+    """
+    with reporting(as_json, traceback) as output:
+        from waystation.cli.commands import launch
+
+        either = jax or torch
+        launch.run(output, command, count, jax=jax or not either, torch=torch or not either, grace_s=grace)
