@@ -71,11 +71,21 @@ def keep(source: ArraySource) -> Saved:
     covered = np.zeros(source.storage_shape, np.int8)
     for block in source.blocks:
         cut = tuple(slice(start, start + size) for start, size in zip(block.offset, block.shape, strict=True))
-        data[cut] = np.asarray(_Foreign(block, source.storage_item_bytes))
+        data[cut] = memory_of(block, source.storage_item_bytes)
         covered[cut] += 1
     assert (covered == 1).all()
+    return Saved(described(source), data)
+
+
+def memory_of(block: Block, item_bytes: int) -> Array:
+    """What a block names, as raw elements of storage."""
+    return np.asarray(_Foreign(block, item_bytes))
+
+
+def described(source: ArraySource) -> StoredArray:
+    """What a checkpoint would say of an array, after a way through JSON."""
     description = None if source.sharding is None else json.loads(json.dumps(source.sharding))
-    stored = StoredArray(
+    return StoredArray(
         source.shape,
         source.dtype,
         source.framework,
@@ -84,7 +94,6 @@ def keep(source: ArraySource) -> Saved:
         description,
         json.loads(json.dumps(source.extra)),
     )
-    return Saved(stored, data)
 
 
 def save(leaf: Any) -> Saved:

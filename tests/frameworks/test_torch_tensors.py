@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -177,20 +176,6 @@ def test_wrapper_subclasses_are_unsupported() -> None:
     wrapped = torch.Tensor._make_wrapper_subclass(Wrapped, (3,))
     with pytest.raises(Unsupported, match="Wrapped wraps other tensors"):
         save(wrapped)
-
-
-def test_distributed_tensors_are_unsupported_for_now(tmp_path: Any) -> None:
-    distributed = pytest.importorskip("torch.distributed.tensor")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        mesh = torch.distributed.init_device_mesh("cpu", (1,))
-        tensor = distributed.distribute_tensor(torch.arange(4.0), mesh)
-        with pytest.raises(Unsupported, match="distributed part"):
-            save(tensor)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("kind", ["meta", "fake", "lazy"])

@@ -1,44 +1,46 @@
-"""torch leaves: tensors of any strides on any device to blocks and back.
+"""torch leaves: tensors of any strides on any device, and DTensors, to blocks and back.
 
-Invariants: CPU and CUDA memory is never copied here, only named, and counts as mutable; what torch does not
-lay out by strides (sparse, nested, quantized, distributed, wrapped tensors) is refused, with what to save
-instead; loaded CPU tensors share memory with the buffers that the loader filled.
+Invariants: CPU and CUDA memory is never copied here, only named, and counts as mutable; loaded CPU tensors
+share memory with the buffers that the loader filled. In a program of several processes a plain tensor is
+taken to be the same in all of them, which then share the writing of it; a DTensor is what it says.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from waystation._errors import InvalidInput, Unsupported, WaystationError
-from waystation.frameworks import dtypes
-from waystation.frameworks.base import ArraySource, Block, StoredArray, Target
+from waystation._errors import InvalidInput, WaystationError
+from waystation.frameworks import dtypes, torch_memory, torch_shardings
+from waystation.frameworks.base import ArraySource, StoredArray, Target
+from waystation.frameworks.torch_shards import replicated
+from waystation.grid import Shape, Spread, whole
 
-# torch also names int2, uint4 and their like, but has no arithmetic or storage for them.
-_SHELLS = frozenset({"int1", "int2", "int4", "uint1", "uint2", "uint4"})
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
-_BY_NAME: dict[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name in dtypes.TABLE
-    if name not in _SHELLS and isinstance(getattr(torch, name, None), torch.dtype)
-}
-_LOGICAL: dict[torch.dtype, dtypes.LogicalDtype] = {
-    dtype: dtypes.TABLE[name] for name, dtype in _BY_NAME.items()
-}
-_INTEGER_OF_SIZE: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
-_DIRECT = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64"})
+    from waystation.frameworks.torch_distributed import Form
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The device of a tensor that is to be loaded, and whether it requires a gradient."""
+    """Where a tensor that is to be loaded goes.
+
+    Attributes:
+        device: Of the tensor, or of the local tensor of a DTensor.
+        requires_grad: Whether it requires a gradient.
+        form: Of a DTensor; None for a plain tensor.
+        mesh: Of a DTensor.
+    """
 
     device: torch.device
     requires_grad: bool
+    form: Form | None = None
+    mesh: DeviceMesh | None = None
 
 
 class TorchCodec:
@@ -53,9 +55,10 @@ class TorchCodec:
     def sources(self, leaves: Sequence[Any]) -> list[ArraySource]:
         """Describes tensors, without copying; kernels that still write to them are awaited."""
         found = []
+        spreads = _Replicated() if _process_count() > 1 else None
         for index, leaf in enumerate(leaves):
             try:
-                found.append(_source(leaf))
+                found.append(_source(leaf, spreads))
             except WaystationError as error:
                 raise error.where(index=index)
         for ordinal in {block.device for source in found for block in source.blocks} - {-1}:
@@ -63,25 +66,25 @@ class TorchCodec:
         return found
 
     def targets(self, abstracts: Sequence[Any], stored: Sequence[StoredArray]) -> list[Target]:
-        """Each tensor whole, on the device of the abstract tensor; on the CPU for the meta device."""
+        """Of DTensors what this process holds, other tensors whole; on the device of the abstract one."""
         found = []
         for index, (abstract, array) in enumerate(zip(abstracts, stored, strict=True)):
             try:
-                dtype = _logical_of(abstract).name
+                dtype = torch_memory.logical_of(abstract).name
                 dtypes.check_request(abstract.shape, dtype, array, index)
-                place = Placement(_present(abstract.device), bool(abstract.requires_grad))
-                found.append(_whole(array, dtype, place))
+                found.append(_target(array, dtype, _asked(abstract)))
             except WaystationError as error:
                 raise error.where(index=index)
         return found
 
     def default_targets(self, stored: Sequence[StoredArray]) -> list[Target]:
-        """Each tensor whole, on the device that it was saved from, or the CPU if that is not here."""
+        """DTensors as they were saved, if this program can have their mesh; other tensors whole, on the
+        device that they were saved from, or the CPU if that is not here."""
         found = []
+        forms: dict[tuple[int, Shape], Form | None] = {}
         for index, array in enumerate(stored):
             try:
-                place = Placement(_saved_device(array), array.extra.get("requires_grad") is True)
-                found.append(_whole(array, array.dtype, place))
+                found.append(_target(array, array.dtype, _saved(array, forms)))
             except WaystationError as error:
                 raise error.where(index=index)
         return found
@@ -89,129 +92,119 @@ class TorchCodec:
     def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
         """Tensors over the buffers, or copies of them on other devices."""
         made = []
-        for target, (buffer,) in zip(targets, boxes, strict=True):
-            tensor = _over(buffer, target.dtype)
+        copied = []  # the copies to devices read them until those are done
+        for target, own in zip(targets, boxes, strict=True):
             place = target.placement
+            tensor = _in_host_memory(target, own)
             if place.device.type != "cpu":
+                copied.append(tensor)
                 tensor = tensor.to(place.device, non_blocking=True)
+            if place.form is not None:
+                tensor = _distributed().distributed_tensor(place.form, place.mesh, tensor)
             made.append(tensor.requires_grad_() if place.requires_grad else tensor)
         devices = {target.placement.device for target in targets}
         for device in (device for device in devices if device.type == "cuda"):
-            torch.cuda.synchronize(device)  # the copies read the buffers until then
+            torch.cuda.synchronize(device)
         return made
 
     def abstract(self, stored: StoredArray) -> Any:
-        """A tensor without data, on the meta device."""
+        """A tensor without data, on the meta device; of a DTensor another, if this program can have its
+        mesh. That one only shows its mesh: the load that it is given to makes it, where it has to."""
         dtypes.of_stored(stored)
-        dtype = _torch_dtype(stored.dtype)
-        # Half-width complex dtypes warn wherever a tensor of them is made, though not where one is viewed.
-        plain = torch.int32 if stored.dtype in ("complex32", "bcomplex32") else dtype
-        tensor = torch.empty(stored.shape, dtype=plain, device="meta").view(dtype)
+        tensor = None
+        if torch_shardings.is_dtensor(stored.sharding) and _is_initialized():
+            tensor = _distributed().abstract(stored)
+        if tensor is None:
+            tensor = torch_memory.without_data(stored.shape, stored.dtype)
         return tensor.requires_grad_(stored.extra.get("requires_grad") is True)
 
 
 # ---- saving ------------------------------------------------------------------------------------
 
 
-def _source(leaf: torch.Tensor) -> ArraySource:
-    _check_kind(leaf)
-    logical = _logical_of(leaf)
-    tensor = leaf.detach()
-    resolved = tensor.resolve_conj().resolve_neg()
-    if tensor.device.type == "cuda" and torch.version.hip is None:
-        resolved = resolved.contiguous()
-    elif tensor.device.type != "cpu":  # on a ROCm device too, which torch calls "cuda"
-        resolved = resolved.cpu()
-    shape = tuple(tensor.shape)
-    storage_shape = logical.storage_shape(shape)
-    strides = tuple(stride * resolved.element_size() for stride in resolved.stride())
-    block = Block(
-        (0,) * len(storage_shape),
-        storage_shape,
-        logical.storage_strides(strides),
-        resolved.data_ptr(),
-        resolved,
-        resolved.device.index if resolved.device.type == "cuda" else -1,
-    )
-    on_cpu = tensor.device.type == "cpu"
+class _Replicated:
+    """The spreads of tensors that all processes hold; equal ones are one object."""
+
+    def __init__(self) -> None:
+        self._ranks = tuple(range(_process_count()))
+        self._known: dict[Shape, Spread] = {}
+
+    def spread(self, shape: Shape) -> Spread:
+        found = self._known.get(shape)
+        if found is None:
+            found = self._known[shape] = replicated(shape, self._ranks)
+        return found
+
+
+def _source(leaf: torch.Tensor, spreads: _Replicated | None) -> ArraySource:
+    if _is_distributed(type(leaf)):
+        described: ArraySource = _distributed().source(leaf)
+        return described
+    torch_memory.check_readable(leaf)
+    logical = torch_memory.logical_of(leaf)
+    shape = tuple(leaf.shape)
+    block, shared = torch_memory.block_of(leaf.detach(), logical, (0,) * len(shape))
     return ArraySource(
         shape,
         logical.name,
         "torch",
         logical.storage,
-        storage_shape,
+        block.shape,
+        torch_memory.describe_device(leaf.device),
+        {"requires_grad": True} if leaf.requires_grad and leaf.is_leaf else {},
         storage_item_bytes=logical.storage_item_bytes,
         blocks=[block],
-        mutable=resolved.data_ptr() == tensor.data_ptr() or block.device >= 0,
-        sharding=None if on_cpu else {"kind": "torch", "device": str(tensor.device)},
-        extra={"requires_grad": True} if leaf.requires_grad and leaf.is_leaf else {},
+        spread=None if spreads is None else spreads.spread(shape),
+        mutable=shared,
     )
-
-
-def _check_kind(leaf: torch.Tensor) -> None:
-    """Raises for tensors that are not plain memory."""
-    cls = type(leaf)
-    if cls is torch.Tensor or cls is torch.nn.Parameter:
-        pass
-    elif cls.__name__ in ("DTensor", "FakeTensor"):
-        _refuse_known(leaf)
-    elif isinstance(leaf, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
-        raise InvalidInput("a lazy module's parameter has no data yet; run the module once before saving")
-    elif cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise Unsupported(
-            f"a {cls.__module__}.{cls.__qualname__} wraps other tensors; save the tensors that it holds, or "
-            "convert it to a plain one first"
-        )
-    if leaf.is_nested:
-        raise Unsupported("nested tensors cannot be saved; save the tensors of leaf.unbind() as a list")
-    if leaf.layout is not torch.strided:
-        raise Unsupported(
-            f"tensors with the layout {leaf.layout} cannot be saved; save leaf.to_dense(), or its "
-            "indices and values"
-        )
-    if leaf.device.type == "meta":
-        raise InvalidInput("a tensor on the meta device has no data; save the materialised module")
-
-
-def _refuse_known(leaf: torch.Tensor) -> None:
-    if type(leaf).__name__ == "FakeTensor":
-        raise InvalidInput("a fake tensor has no data; save the real one")
-    raise Unsupported(
-        "DTensors come with the distributed part; until then save leaf.full_tensor() from one process"
-    )
-
-
-def _logical_of(tensor: torch.Tensor) -> dtypes.LogicalDtype:
-    found = _LOGICAL.get(tensor.dtype)
-    if found is not None:
-        return found
-    if tensor.is_quantized:
-        raise Unsupported(
-            f"quantized tensors ({tensor.dtype}) cannot be saved; save leaf.int_repr() with its scale and "
-            "zero point, or leaf.dequantize()"
-        )
-    raise Unsupported(f"tensors of {tensor.dtype} cannot be saved or loaded; use leaf.view(torch.uint8)")
 
 
 # ---- loading -----------------------------------------------------------------------------------
 
 
-def _whole(stored: StoredArray, dtype: str, place: Placement) -> Target:
+def _target(stored: StoredArray, dtype: str, place: Placement) -> Target:
     dtypes.of_stored(stored)
-    wanted = _torch_dtype(dtype)
-    if place.requires_grad and not (wanted.is_floating_point or wanted.is_complex):
-        raise InvalidInput(f"a tensor of {dtype} cannot require a gradient")
+    torch_memory.check_gradient(dtype, place.requires_grad)
     shape = tuple(stored.shape)
-    return Target(shape, dtype, [((0,) * len(shape), shape)], place)
+    return Target(shape, dtype, [whole(shape)] if place.form is None else place.form.boxes, place)
 
 
-def _torch_dtype(name: str) -> torch.dtype:
-    found = _BY_NAME.get(name)
-    if found is None:
-        raise Unsupported(
-            f"torch has no dtype {name}; ask for another dtype in the abstract state, or load it as NumPy"
+def _asked(abstract: torch.Tensor) -> Placement:
+    requires_grad = bool(abstract.requires_grad)
+    if not _is_distributed(type(abstract)):
+        return Placement(_present(abstract.device), requires_grad)
+    form = _distributed().form_of(abstract)
+    mesh = _distributed().asked_mesh(abstract, form)
+    return Placement(_present(_distributed().present_device(abstract, mesh)), requires_grad, form, mesh)
+
+
+def _saved(stored: StoredArray, forms: dict[tuple[int, Shape], Form | None]) -> Placement:
+    requires_grad = stored.extra.get("requires_grad") is True
+    if not torch_shardings.is_dtensor(stored.sharding):
+        return Placement(_saved_device(stored), requires_grad)
+    key = id(stored.sharding), stored.shape  # the descriptions outlive the batch
+    if key not in forms:
+        forms[key] = _saved_form(stored)
+    form = forms[key]
+    if form is None:
+        return Placement(torch.device("cpu"), requires_grad)
+    mesh = form.known.mesh
+    return Placement(_distributed().device_of(mesh), requires_grad, form, mesh)
+
+
+def _saved_form(stored: StoredArray) -> Form | None:
+    """The form at save; None for a tensor that one process held, which any program can have whole."""
+    assert stored.sharding is not None
+    described, _ = torch_shardings.parse(stored.sharding, stored.shape)
+    form = _distributed().rebuilt_form(stored.sharding, stored.shape) if _is_initialized() else None
+    if form is None and len(described.ranks) > 1:
+        here = f"{_process_count()} processes" if _is_initialized() else "no torch.distributed"
+        raise InvalidInput(
+            f"the tensor was saved as a DTensor on {described}, this program has {here}; load with an "
+            "abstract state: for whole tensors torch.empty(shape, dtype=..., device='meta'), for DTensors "
+            "distribute_tensor of that on a mesh of this program, or a module whose parameters are such"
         )
-    return found
+    return form
 
 
 def _present(device: torch.device) -> torch.device:
@@ -237,18 +230,39 @@ def _saved_device(stored: StoredArray) -> torch.device:
     return torch.device("cpu")
 
 
-def _over(buffer: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
-    """A tensor that shares the buffer's memory; a copy of read-only memory, which torch cannot keep so."""
-    if not buffer.flags.writeable:
-        buffer = buffer.copy()
-    if dtype in _DIRECT:
-        return torch.from_numpy(buffer)
-    # What from_numpy does not know goes through an integer of its size.
-    wanted = _torch_dtype(dtype)
-    size = buffer.dtype.itemsize
-    if size in _INTEGER_OF_SIZE:
-        return torch.from_numpy(buffer.view(_INTEGER_OF_SIZE[size])).view(wanted)
-    return torch.from_numpy(buffer)
+def _in_host_memory(target: Target, buffers: list[Any]) -> torch.Tensor:
+    form = target.placement.form
+    if form is None:
+        return torch_memory.over(buffers[0], target.dtype)
+    local: torch.Tensor = _distributed().local_tensor(form, buffers, target.dtype)
+    return local
+
+
+# ---- several processes -------------------------------------------------------------------------
+
+
+def _is_initialized() -> bool:
+    # Builds of torch without the distributed part have little more than the first of these.
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _process_count() -> int:
+    return torch.distributed.get_world_size() if _is_initialized() else 1
+
+
+def _is_distributed(cls: type) -> bool:
+    """Whether a type of tensor is DTensor or derived from it; imports nothing."""
+    if cls is torch.Tensor or cls is torch.nn.Parameter:
+        return False
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and issubclass(cls, module.DTensor)
+
+
+def _distributed() -> Any:
+    """What knows DTensors; imported only where there is one."""
+    from waystation.frameworks import torch_distributed
+
+    return torch_distributed
 
 
 CODEC = TorchCodec()
