@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tests.support import system_calls
+from tests.support import plain_renames, system_calls
 
 import waystation
+from waystation.checkpoint.collect import find_leftovers, remove_leftovers
 
 LARGE = 3 << 20
 
@@ -47,6 +50,28 @@ def present(path: Path) -> int | None:
     return seed
 
 
+def leftovers(directory: Path) -> list[str]:
+    """What is in a directory besides the checkpoint, and in the checkpoint besides what it is made of."""
+    beside = [name for name in os.listdir(directory) if name != "checkpoint"]
+    path = directory / "checkpoint"
+    return sorted(beside + (waystation.checkpoint.verify(path).strays if path.exists() else []))
+
+
+def nothing(_path: Path) -> None:
+    """There is no checkpoint."""
+
+
+def first(path: Path) -> None:
+    waystation.save(path, state(1))
+
+
+def first_in_place(path: Path) -> None:
+    """A checkpoint that another process, gone since, has overwritten with state 1."""
+    waystation.save(path, state(0))
+    killed, _ = system_calls.run(lambda: waystation.save(path, state(1), overwrite=True), None)
+    assert not killed
+
+
 def save_new(path: Path) -> None:
     waystation.save(path, state(2))
 
@@ -71,38 +96,75 @@ def save_split(path: Path) -> None:
         waystation.save(path, state(2))
 
 
-# What runs, what stands there before, and which states may stand there after.
-SCENARIOS: dict[str, tuple[Callable[[Path], None], bool, set[int | None]]] = {
-    "new": (save_new, False, {None, 2}),
-    "overwrite": (save_over, True, {1, 2}),
-    "async": (save_async, False, {None, 2}),
-    "split": (save_split, False, {None, 2}),
-    "delete": (delete, True, {1, None}),
+@dataclass(frozen=True)
+class Scenario:
+    """What is walked.
+
+    Attributes:
+        action: What runs and is killed.
+        before: Makes what stands there before.
+        allowed: The states that may stand there after.
+        plain_renames: Whether the file system has no other renames.
+    """
+
+    action: Callable[[Path], None]
+    before: Callable[[Path], None]
+    allowed: frozenset[int | None]
+    plain_renames: bool = False
+
+
+NEW, OVER, GONE = frozenset({None, 2}), frozenset({1, 2}), frozenset({1, None})
+
+SCENARIOS = {
+    "new": Scenario(save_new, nothing, NEW),
+    "overwrite": Scenario(save_over, first, OVER),
+    "async": Scenario(save_async, nothing, NEW),
+    "split": Scenario(save_split, nothing, NEW),
+    "delete": Scenario(delete, first, GONE),
+    "new-plain": Scenario(save_new, nothing, NEW, plain_renames=True),
+    "overwrite-plain": Scenario(save_over, first, OVER, plain_renames=True),
+    "overwrite-again-plain": Scenario(save_over, first_in_place, OVER, plain_renames=True),
 }
 
 
-def walk(scenario: str, directory: Path) -> dict[str, object]:
+def walk(scenario: Scenario, directory: Path) -> dict[str, object]:
     """Walks all steps of a scenario."""
-    action, existing, allowed = SCENARIOS[scenario]
     path = directory / "checkpoint"
+    copy = directory.with_name(f"{directory.name}-copy")
     outcomes: list[str] = []
     step = 0
     while True:
         waystation.delete(path, missing_ok=True)
-        if existing:
-            waystation.save(path, state(1))
-        killed, changes = system_calls.run(lambda: action(path), step)
+        scenario.before(path)
+        killed, changes = system_calls.run(lambda: scenario.action(path), step)
         found = present(path)
-        assert found in allowed, f"killed before change {step} (after {changes}): found state {found}"
+        told = f"killed before change {step} (after {changes})"
+        assert found in scenario.allowed, f"{told}: found state {found}"
+
+        shutil.copytree(directory, copy)
+        remove_leftovers(find_leftovers(copy))
+        assert present(copy / "checkpoint") == found, f"{told}: then 'gc' has touched the checkpoint"
+        assert leftovers(copy) == [], f"{told}: 'gc' left {leftovers(copy)}"
+        shutil.rmtree(copy)
+
         waystation.save(path, state(3), overwrite=True)
         assert present(path) == 3
-        left = sorted(os.listdir(directory))
-        assert left == ["checkpoint"], f"killed before change {step}: the next save left {left}"
+        assert leftovers(directory) == [], f"{told}: the next save left {leftovers(directory)}"
         outcomes.append(f"{changes[-1] if changes else 'start'}: {found}")
         if not killed:
             return {"steps": step, "changes": changes, "outcomes": outcomes}
         step += 1
 
 
+def main(name: str, directory: Path) -> None:
+    """Walks a scenario in a directory of its own below the given one, and prints what was seen."""
+    scenario = SCENARIOS[name]
+    if scenario.plain_renames:
+        plain_renames.allow_only_plain_renames()
+    walked = directory / "walked"
+    walked.mkdir()
+    json.dump(walk(scenario, walked), sys.stdout)
+
+
 if __name__ == "__main__":
-    json.dump(walk(sys.argv[1], Path(sys.argv[2])), sys.stdout)
+    main(sys.argv[1], Path(sys.argv[2]))

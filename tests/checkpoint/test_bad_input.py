@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -171,23 +170,6 @@ def test_swapped_files_of_two_checkpoints(tmp_path: Path) -> None:
             with pytest.raises(errors.Corrupt):
                 waystation.load(tmp_path / "mixed")
         shutil.rmtree(tmp_path / "mixed")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB."""
-    mounted = tmp_path / "small"
-    mounted.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", mounted],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        pytest.skip(f"needs the right to mount a file system: {done.stderr.strip()}")
-    yield mounted
-    subprocess.run(["umount", mounted], check=True)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -3,12 +3,16 @@
 import os
 import pty
 import re
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import waystation
+from waystation.checkpoint.export_files import Destination
 from waystation.layouts.native.attempts import Attempt
 
 from .conftest import SCRIPT
@@ -91,8 +95,31 @@ def test_a_record_that_was_being_replaced(runs: Path, run, foreign_attempt) -> N
     assert waystation.load(runs / "step_1") == {"a": 1}
 
 
+def test_what_killed_exports_left(runs: Path, run) -> None:
+    waystation.save(runs / "step_2", {"w": np.arange(1000.0)})
+    code = (
+        "import os, signal, sys; from waystation.checkpoint.export import export\n"
+        "export(sys.argv[1], sys.argv[2], on_progress=lambda *_: os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    command = [sys.executable, "-c", code, runs / "step_2", runs / "model"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    (dead,) = runs.glob(".model.waystation-export-*")
+    (runs / ".mine.waystation-export-1").write_text("a file")
+    with Destination(str(runs / "other"), None, overwrite=False).staged() as running:
+        document = run("gc", runs, "--yes", "--json").document
+        assert Path(running).is_dir()
+    told = {
+        entry["path"].replace("[DIR]", str(runs.parent)): (entry["kind"], entry["verdict"])
+        for entry in document["attempts"]
+    }
+    assert told == {str(dead): ("export", "dead"), running: ("export", "running")}
+    assert not dead.exists()
+    left = sorted(path.name for path in runs.iterdir())
+    assert left == [".mine.waystation-export-1", "step_1", "step_2"]
+
+
 def test_nothing_to_do(runs: Path, run) -> None:
     outcome = run("gc", runs)
-    assert (outcome.out, outcome.code) == ("nothing to remove: no save was left unfinished\n", 0)
+    assert (outcome.out, outcome.code) == ("nothing to remove: no save or export was left unfinished\n", 0)
     assert run("gc", runs / "absent").code == 2
     assert run("gc", runs, "--older-than", "soon").code == 2

@@ -49,7 +49,7 @@ def test_saves_that_did_not_end(runs: Path, run, dead_attempt, foreign_attempt) 
     finally:
         running.discard()
     assert outcome.code == 0
-    listed = outcome.out.partition("saves that did not end:\n")[2]
+    listed = outcome.out.partition("saves and exports that did not end:\n")[2]
     assert re.search(r"^step_11 .* its process is gone \(process \d+ on .*\)$", listed, re.MULTILINE)
     assert re.search(r"^step_12 +2.0 KiB +2 h +of another machine, may be running$", listed, re.MULTILINE)
     assert re.search(r"^step_13 .* its process runs", listed, re.MULTILINE)

@@ -1,9 +1,9 @@
-"""`find_leftovers` and `remove_leftovers`: what saves left behind when they were killed.
+"""`find_leftovers` and `remove_leftovers`: what saves and exports left behind when they were killed.
 
-Removed is what provably belongs to no running save: attempts of processes of this machine that are gone.
+Removed is what provably belongs to no running process: attempts of processes of this machine that are gone.
 Whether a process of another machine (or of another container) still runs cannot be told from here, so its
-attempts are removed only when they have shown no sign of life for long. Committed checkpoints are never
-touched.
+attempts are removed only when they have shown no sign of life for long. What a checkpoint's record names is
+never touched.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ from typing import Literal
 
 from waystation._errors import InvalidInput, NotFound, from_os_error
 from waystation.checkpoint.paths import PathLike, is_checkpoint
-from waystation.layouts.native import names
-from waystation.layouts.native.attempts import Leftover, leftovers, new_attempt_id, remove_tree
+from waystation.layouts.native import names, orphans
+from waystation.layouts.native.attempts import (
+    Leftover,
+    export_stages,
+    is_of_this_system,
+    leftovers,
+    remove_tree,
+)
 
 DAY_S = 86_400.0
 
@@ -46,10 +52,10 @@ class FoundLeftover:
 
 
 def find_leftovers(directory: PathLike, *, older_than_s: float = DAY_S) -> list[FoundLeftover]:
-    """Finds the unfinished attempts in a directory of checkpoints, and inside of these.
+    """Finds the unfinished attempts in a directory of checkpoints or exports, and inside of checkpoints.
 
     Args:
-        directory: Where checkpoints are.
+        directory: Where checkpoints or exports are.
         older_than_s: From which age on attempts of other machines count as abandoned.
 
     Raises:
@@ -59,7 +65,7 @@ def find_leftovers(directory: PathLike, *, older_than_s: float = DAY_S) -> list[
     if not older_than_s >= 0:
         raise InvalidInput(f"an age cannot be {older_than_s} seconds")
     parent = os.path.realpath(os.path.expanduser(os.fspath(directory)))
-    found = [leftover for place in _places(parent) for leftover in leftovers(place)]
+    found = [leftover for place in _places(parent) for leftover in _leftovers_in(place)]
     return [
         FoundLeftover(leftover, tree_bytes(leftover.path), _judge(leftover, older_than_s))
         for leftover in found
@@ -79,13 +85,7 @@ def remove_leftovers(
     """
     removed = []
     for entry in found:
-        present = [
-            leftover
-            for leftover in leftovers(os.path.dirname(entry.leftover.path), entry.leftover.target)
-            if leftover.path == entry.leftover.path
-        ]
-        if present and _judge(present[0], older_than_s) in ("dead", "abandoned"):
-            remove_tree(entry.leftover.path)
+        if _remove(entry.leftover, older_than_s):
             removed.append(entry)
             on_removed(entry)
     return removed
@@ -123,16 +123,26 @@ def _places(parent: str) -> Iterator[str]:
             yield child
 
 
+def _leftovers_in(place: str) -> list[Leftover]:
+    return [*leftovers(place), *export_stages(place), *orphans.orphans(place)]
+
+
+def _remove(leftover: Leftover, older_than_s: float) -> bool:
+    def is_removable(present: Leftover) -> bool:
+        return present.path == leftover.path and _judge(present, older_than_s) in ("dead", "abandoned")
+
+    place = os.path.dirname(leftover.path)
+    if leftover.kind == "overwrite":
+        return bool(orphans.remove(place, is_removable))
+    if not any(is_removable(present) for present in _leftovers_in(place)):
+        return False
+    remove_tree(leftover.path)
+    return True
+
+
 def _judge(leftover: Leftover, older_than_s: float) -> Verdict:
     if leftover.dead:
         return "dead"
-    if _is_of_this_machine(leftover):
+    if is_of_this_system(leftover.attempt_id):
         return "running"
     return "abandoned" if leftover.age_s >= older_than_s else "unknown"
-
-
-def _is_of_this_machine(leftover: Leftover) -> bool:
-    """Whether the attempt was made among the processes that can be seen from here: its id begins like
-    that of an attempt of this process would."""
-    attempt_id = os.path.basename(leftover.path).rpartition(names.ATTEMPT_INFIX)[2]
-    return attempt_id.partition("-")[0] == new_attempt_id().partition("-")[0]

@@ -1,9 +1,10 @@
 """The files of an export: their names, how they are written, and how they come to stand under their names.
 
 Everything is written into a hidden directory beside its place and made durable; then it moves. A directory
-that did not exist appears whole, in one act. Failure sequence: killed while writing, the hidden directory
-is left and the destination is as it was; killed while files move into a directory that was there before, it
-holds no index, neither the old nor the new, so that no reader takes a mixture for a model.
+that did not exist appears whole, in one act. Failure sequence: killed while writing, the hidden directory is
+left and the destination is as it was; killed while files move into a directory that was there before, that
+holds no index, neither the old nor the new, so that no reader takes a mixture for a model. The name of the
+hidden directory says which process it is of, so that `collect` can remove what a dead one left.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import json
 import math
 import os
 import re
-import secrets
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,8 @@ import numpy as np
 from waystation import _native
 from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_error
 from waystation.checkpoint.paths import is_checkpoint
-from waystation.layouts.native.attempts import remove_tree
+from waystation.layouts.native import names
+from waystation.layouts.native.attempts import new_attempt_id, remove_tree
 
 Format = Literal["safetensors", "npz"]
 
@@ -155,7 +156,7 @@ class Destination:
         """Makes the hidden directory; what is in it at the end is removed."""
         exists = os.path.isdir(self.directory)
         parent = self.directory if exists else os.path.dirname(self.directory)
-        stage = os.path.join(parent, f".{self.stem}.waystation-export-{secrets.token_hex(4)}")
+        stage = os.path.join(parent, names.export_stage(self.stem, new_attempt_id()))
         try:
             os.makedirs(stage)
         except OSError as error:

@@ -18,7 +18,7 @@ from waystation.checkpoint import prepare, snapshot
 from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handle import AsyncResponse, Progress
 from waystation.checkpoint.paths import PathLike, check_destination, resolve
-from waystation.layouts.native import commit
+from waystation.layouts.native import commit, orphans
 from waystation.layouts.native.attempts import Attempt, remove_dead
 from waystation.layouts.native.records import dump_json
 from waystation.layouts.native.write import Observer, Prepared, write_checkpoint
@@ -176,6 +176,8 @@ def _attempt(
 ) -> None:
     parent, name = os.path.split(target)
     remove_dead(parent, name)
+    if overwrite:
+        orphans.remove_dead(target)
     attempt = Attempt(target, options.file.path_permission_mode)
     try:
         observer = Observer(progress.add, on_copied_out, {entry.name: drain for entry in prepared})

@@ -251,7 +251,7 @@ def _launch(
     torch: Annotated[bool, typer.Option("--torch", help="Set only what torch reads.")] = False,
     grace: Annotated[
         float,
-        typer.Option("--grace", metavar="SECONDS", min=0, help="Once one has failed, how long others may run."),
+        typer.Option("--grace", metavar="SECONDS", min=0, help="How long others may go on when one failed."),
     ] = 30.0,
     as_json: AsJson = False,
     traceback: Traceback = False,

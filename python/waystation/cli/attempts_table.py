@@ -1,4 +1,4 @@
-"""Unfinished attempts as `ls` and `gc` show them."""
+"""Unfinished saves and exports as `ls` and `gc` show them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from waystation.checkpoint.collect import FoundLeftover
 from waystation.cli import formatting
 from waystation.cli.output import Output
 
+_KINDS = {"save": "", "overwrite": "data inside of it: ", "export": "an export: "}
 _VERDICTS = {
     "dead": "its process is gone",
     "abandoned": "of another machine, silent for long",
@@ -21,7 +22,8 @@ def attempt_document(found: FoundLeftover) -> dict[str, Any]:
     """An attempt for programs."""
     return {
         "path": found.leftover.path,
-        "checkpoint": found.leftover.target,
+        "kind": found.leftover.kind,
+        "checkpoint": None if found.leftover.kind == "export" else found.leftover.target,
         "verdict": found.verdict,
         "removable": found.removable,
         "bytes": found.nbytes,
@@ -36,7 +38,7 @@ def show_attempts(output: Output, attempts: Sequence[FoundLeftover]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("of checkpoint", no_wrap=True)
+    table.add_column("of", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("silent for", justify="right", no_wrap=True)
     table.add_column("state")
@@ -48,7 +50,7 @@ def show_attempts(output: Output, attempts: Sequence[FoundLeftover]) -> None:
             found.leftover.target,
             formatting.size(found.nbytes),
             formatting.age(found.leftover.age_s),
-            _VERDICTS[found.verdict] + owner,
+            _KINDS[found.leftover.kind] + _VERDICTS[found.verdict] + owner,
         )
         table.add_row(*(Text(formatting.plain(cell)) for cell in cells))
     output.show(table)

@@ -1,4 +1,4 @@
-"""`waystation gc`: removes what killed saves left behind."""
+"""`waystation gc`: removes what killed saves and exports left behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(output: Output, directory: Path, older_than: str, *, dry_run: bool, yes:
 
 def _show(output: Output, found: list[FoundLeftover], removable: list[FoundLeftover]) -> None:
     if not found:
-        output.line("nothing to remove: no save was left unfinished")
+        output.line("nothing to remove: no save or export was left unfinished")
         return
     show_attempts(output, found)
     kept = len(found) - len(removable)

@@ -1,4 +1,4 @@
-"""`waystation ls`: the checkpoints of a directory, and the saves there that did not end."""
+"""`waystation ls`: the checkpoints of a directory, and the saves and exports there that did not end."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _show(output: Output, parent: str, entries: list[_Entry], leftovers: list[Fo
         _show_entries(output, entries)
     if leftovers:
         output.line()
-        output.line("saves that did not end:", style="yellow")
+        output.line("saves and exports that did not end:", style="yellow")
         show_attempts(output, leftovers)
 
 

@@ -18,21 +18,21 @@ import hashlib
 import json
 import logging
 import os
-import re
 import secrets
 import socket
 import stat
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from waystation._errors import InvalidInput, WaystationError, from_os_error
 from waystation.layouts.native import names
 
 _log = logging.getLogger("waystation")
 
-_ATTEMPT_ID = re.compile(r"(?P<scope>[0-9a-f]{12})-(?P<process>\d+)-(?P<start>\d+)-(?P<random>[0-9a-f]{8})")
+LeftoverKind = Literal["save", "overwrite", "export"]
 
 # On these a writer of another boot cannot be alive: only this kernel can have them mounted.
 _LOCAL_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs"})
@@ -40,18 +40,23 @@ _LOCAL_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs",
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """An attempt's directory that its process did not turn into a checkpoint.
+    """Something that a process has not finished: it still runs, or was killed.
 
     Attributes:
-        path: The directory.
-        target: Name of the checkpoint that it was for.
-        dead: Whether its process provably no longer runs.
+        path: Where it is.
+        target: Name of the checkpoint or export that it was for.
+        kind: `save`: the directory of an attempt, or a record that was to replace another; `overwrite`:
+            data inside of a checkpoint whose record does not name them; `export`: files of an export.
+        attempt_id: Of the attempt whose end decides about it.
+        dead: Whether the process of that attempt provably no longer runs.
         age_s: Seconds since its last sign of life.
         owner: The owner record, empty if there is none.
     """
 
     path: str
     target: str
+    kind: LeftoverKind
+    attempt_id: str
     dead: bool
     age_s: float
     owner: dict[str, Any]
@@ -107,18 +112,32 @@ class Attempt:
 
 def leftovers(parent: str, target_name: str | None = None) -> list[Leftover]:
     """The attempts in `parent` (of one checkpoint, if named), this process's own running ones too."""
+    found = []
+    for name in _listed(parent, names.ATTEMPT_INFIX):
+        target = names.attempt_target(name)
+        if target is not None and target_name in (None, target):
+            attempt_id = name.rpartition(names.ATTEMPT_INFIX)[2]
+            found.append(describe(os.path.join(parent, name), target, "save", attempt_id))
+    return found
+
+
+def export_stages(parent: str) -> list[Leftover]:
+    """The hidden directories in `parent` in which exports are written."""
+    found = []
+    for name in _listed(parent, names.EXPORT_INFIX):
+        stem, path = names.export_stem(name), os.path.join(parent, name)
+        if stem is not None and os.path.isdir(path) and not os.path.islink(path):
+            found.append(describe(path, stem, "export", name.rpartition(names.EXPORT_INFIX)[2]))
+    return found
+
+
+def _listed(parent: str, infix: str) -> list[str]:
     try:
-        entries = sorted(entry.name for entry in os.scandir(parent) if names.ATTEMPT_INFIX in entry.name)
+        return sorted(name for name in os.listdir(parent) if infix in name)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise from_os_error(error, "list", parent) from error
-    found = []
-    for name in entries:
-        target = names.attempt_target(name)
-        if target is not None and target_name in (None, target):
-            found.append(_describe(os.path.join(parent, name), target))
-    return found
 
 
 def remove_dead(parent: str, target_name: str) -> list[str]:
@@ -158,23 +177,26 @@ def remove_tree(path: str) -> None:
         raise from_os_error(error, "remove", path) from error
 
 
-def _describe(path: str, target: str) -> Leftover:
+def describe(
+    path: str, target: str, kind: LeftoverKind, attempt_id: str, *, signs: Sequence[str] = ()
+) -> Leftover:
+    """What can be told of a leftover now; `signs` are more paths whose changes are signs of life."""
     owner_path = os.path.join(path, names.OWNER)
     owner: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         content = json.loads(Path(owner_path).read_bytes())
         owner = content if isinstance(content, dict) else {}
     newest = 0.0
-    for candidate in (path, owner_path):
+    for candidate in (path, owner_path, *signs):
         with contextlib.suppress(OSError):
             newest = max(newest, os.stat(candidate).st_mtime)
-    attempt_id = os.path.basename(path).rpartition(names.ATTEMPT_INFIX)[2]
-    return Leftover(path, target, _is_dead(attempt_id, path, owner), max(0.0, time.time() - newest), owner)
+    dead = _is_dead(attempt_id, path, owner)
+    return Leftover(path, target, kind, attempt_id, dead, max(0.0, time.time() - newest), owner)
 
 
 def _is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
     """Whether the process that made an attempt provably no longer runs."""
-    match = _ATTEMPT_ID.fullmatch(attempt_id)
+    match = names.ATTEMPT_ID.fullmatch(attempt_id)
     if match is None:
         return False
     if match["scope"] == _scope():
@@ -200,6 +222,11 @@ def _runs(process: int, start: str) -> bool:
 def new_attempt_id() -> str:
     """A name for an attempt that says which process of which system makes it, and is never given twice."""
     return f"{_scope()}-{os.getpid()}-{_start_time(os.getpid())}-{secrets.token_hex(4)}"
+
+
+def is_of_this_system(attempt_id: str) -> bool:
+    """Whether the process of an attempt is, or was, one of those that can be seen from here."""
+    return attempt_id.partition("-")[0] == _scope()
 
 
 def _owner_record() -> dict[str, Any]:

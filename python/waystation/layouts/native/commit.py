@@ -4,18 +4,27 @@ Everything an attempt wrote is durable before any of these is called. Failure se
 checkpoint: killed before the rename, there is none; after it, there is one (the parent's entry may
 be lost with the power until it is synced, and then there is none). Of an overwrite: the names are
 swapped in one act, so the old one stands until the new one does. Where a file system cannot swap,
-the new data moves in beside the old and the record, a single file, is replaced by rename.
+the new data moves in beside the old and the record, a single file, is replaced by rename: killed
+before that, the new data are orphans inside the old checkpoint; killed after it, the old data are
+inside the new one (`orphans` finds both). Directories move in and out whole, so an orphan is whole.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import os
+from collections.abc import Iterable
 
 from waystation import _native
-from waystation._errors import Conflict, Unsupported, from_os_error
+from waystation._errors import Conflict, Corrupt, Unsupported, WaystationError, from_os_error
 from waystation.layouts.native import names, records
 from waystation.layouts.native.attempts import Attempt, remove_tree
+
+RECORD_LIMIT_BYTES = 256 << 20
+
+_log = logging.getLogger("waystation")
 
 
 def publish_new(attempt: Attempt) -> None:
@@ -41,27 +50,66 @@ def publish_over(attempt: Attempt) -> None:
         replace_in_place(attempt)
         return
     _native.sync_paths(attempt.directories_to_sync())
-    remove_tree(attempt.path)
+    _remove_replaced(attempt)
 
 
 def replace_in_place(attempt: Attempt) -> None:
     """`publish_over` for file systems that cannot swap names: the record's rename is the commit."""
     target = attempt.target
-    present = read_record(target)
+    generation, replaced = _present(target)
     prepared = read_record(attempt.path)
-    moved: dict[str, tuple[str, records.Digest]] = {}
-    for name, (directory, digest) in prepared.checkpointables.items():
-        new_directory = f"{directory}-{attempt.id}"
-        _rename_directory(os.path.join(attempt.path, directory), os.path.join(target, new_directory))
-        moved[name] = (new_directory, digest)
-    record = records.CheckpointRecord(
-        present.generation + 1, moved, prepared.created_ns, prepared.custom_metadata
-    )
-    _native.sync_paths([target])
-    replace_record(target, record, attempt.id)
-    for directory, _ in present.checkpointables.values():
-        remove_tree(os.path.join(target, directory))
-    remove_tree(attempt.path)
+    moved = {
+        name: (names.moved_in(directory, attempt.id), digest)
+        for name, (directory, digest) in prepared.checkpointables.items()
+    }
+    record = records.CheckpointRecord(generation + 1, moved, prepared.created_ns, prepared.custom_metadata)
+    try:
+        for name, (directory, _) in prepared.checkpointables.items():
+            _rename_directory(os.path.join(attempt.path, directory), os.path.join(target, moved[name][0]))
+        _native.sync_paths([target])
+        replace_record(target, record, attempt.id)
+    except BaseException:
+        _take_out(attempt, [directory for directory, _ in moved.values()])
+        raise
+    _take_out(attempt, replaced)
+    _remove_replaced(attempt)
+
+
+def _present(target: str) -> tuple[int, list[str]]:
+    """Generation of the checkpoint that is overwritten, and the directories that its record names.
+
+    One whose record cannot be read is overwritten like any other. Nothing then says what was its own, so
+    its data stay until this process has ended and `orphans` finds them.
+    """
+    try:
+        record = read_record(target)
+    except (Corrupt, Unsupported):
+        return 0, []
+    return record.generation, [directory for directory, _ in record.checkpointables.values()]
+
+
+def _take_out(attempt: Attempt, directories: Iterable[str]) -> None:
+    """Moves directories that the target's record does not name into the attempt, to be removed with it.
+
+    What cannot be moved stays as an orphan; that must not hide how the overwrite itself ended.
+    """
+    try:
+        record = read_record(attempt.target)
+        named = {directory for directory, _ in record.checkpointables.values()}
+        for directory in directories:
+            source = os.path.join(attempt.target, directory)
+            if directory not in named and os.path.lexists(source):
+                os.rename(source, os.path.join(attempt.path, directory))
+    except (OSError, WaystationError) as error:
+        _log.warning("data that '%s' does not need any more could not be removed: %s", attempt.target, error)
+
+
+def _remove_replaced(attempt: Attempt) -> None:
+    """Removes what an overwrite replaced. The commit has succeeded, so the save does not fail by this."""
+    try:
+        remove_tree(attempt.path)
+    except WaystationError as error:
+        _log.warning("what '%s' replaced could not be removed: %s", attempt.target, error)
 
 
 def replace_record(target: str, record: records.CheckpointRecord, attempt_id: str) -> None:
@@ -71,8 +119,12 @@ def replace_record(target: str, record: records.CheckpointRecord, attempt_id: st
     _native.write_small_files([(temporary, record.encode())])
     try:
         os.replace(temporary, final)
-    except OSError as error:
-        raise from_os_error(error, "replace", final) from error
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise from_os_error(error, "replace", final) from error
+        raise
     _native.sync_paths([target])
 
 
@@ -93,9 +145,6 @@ def read_record(directory: str) -> records.CheckpointRecord:
     path = os.path.join(directory, names.RECORD)
     (data,) = _native.read_small_files([path], limit_bytes=RECORD_LIMIT_BYTES)
     return records.CheckpointRecord.decode(data, path)
-
-
-RECORD_LIMIT_BYTES = 256 << 20
 
 
 def _rename_directory(source: str, target: str) -> None:

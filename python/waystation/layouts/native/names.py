@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 RECORD = "checkpoint.json"
 CHECKPOINTABLE_RECORD = "record.json"
 TREE = "tree.json"
@@ -12,6 +14,9 @@ INDEX = "model.safetensors.index.json"
 OWNER = "owner.json"
 
 ATTEMPT_INFIX = ".waystation-tmp-"
+EXPORT_INFIX = ".waystation-export-"
+
+ATTEMPT_ID = re.compile(r"(?P<scope>[0-9a-f]{12})-(?P<process>\d+)-(?P<start>\d+)-(?P<random>[0-9a-f]{8})")
 
 FORMAT_VERSION = 1
 
@@ -30,3 +35,25 @@ def attempt_target(directory_name: str) -> str | None:
     """The checkpoint name that an attempt's directory belongs to; None for other directories."""
     target, infix, attempt_id = directory_name.rpartition(ATTEMPT_INFIX)
     return target if infix and attempt_id else None
+
+
+def moved_in(directory: str, attempt_id: str) -> str:
+    """Name of a checkpointable's directory that an attempt moves into a checkpoint that is there already."""
+    return f"{directory}-{attempt_id}"
+
+
+def mover(directory: str) -> str | None:
+    """The id of the attempt that moved in a directory of this name; None for the names of others."""
+    attempt_id = "-".join(directory.rsplit("-", 4)[1:])
+    return attempt_id if ATTEMPT_ID.fullmatch(attempt_id) else None
+
+
+def export_stage(stem: str, attempt_id: str) -> str:
+    """Name of the hidden directory in which one attempt at an export is written."""
+    return f".{stem}{EXPORT_INFIX}{attempt_id}"
+
+
+def export_stem(directory_name: str) -> str | None:
+    """What the files of an export begin with, by the name of its hidden directory; None for others."""
+    stem, infix, attempt_id = directory_name.rpartition(EXPORT_INFIX)
+    return stem[1:] if infix and attempt_id and stem.startswith(".") else None
