@@ -1,0 +1,1 @@
+"""The boundary between the engine and Python."""
