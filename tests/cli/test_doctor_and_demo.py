@@ -22,7 +22,6 @@ def test_every_line_has_a_verdict_and_what_is_not_good_has_advice(tmp_path: Path
         "io_uring",
         "O_DIRECT",
         "huge pages",
-        "GPUs",
         "locked memory",
     }
     assert expected <= found.keys()
@@ -32,6 +31,10 @@ def test_every_line_has_a_verdict_and_what_is_not_good_has_advice(tmp_path: Path
     assert outcome.document["probe"]["cores"] == _native.probe(str(tmp_path))["cores"]
     assert outcome.document["calibration"] is None
     assert outcome.document["arena"].keys() == _native.arena_statistics().keys()
+    devices = outcome.document["devices"]
+    assert [name for name in found if name.startswith("GPU")] == (
+        [f"GPU {device['ordinal']}" for device in devices] or ["GPUs"]
+    )
 
 
 def test_the_text_has_a_line_for_each(tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +89,36 @@ def test_what_is_lacking_is_a_note(probe: dict[str, Any]) -> None:
     assert files["O_DIRECT"].text == "no (Operation not permitted): the page cache is used"
     untried = findings.file_system_findings(changed(probe, nowait={"works": None, "reason": "no file"}))
     assert by_name(untried)["cache look-ups"].verdict == "info"
+
+
+def test_devices_are_listed_one_by_one() -> None:
+    device = {
+        "ordinal": 1,
+        "name": "NVIDIA H100 80GB HBM3",
+        "total_bytes": 79 << 30,
+        "pci_bus_id": "0000:04:00.0",
+        "compute_capability": (9, 0),
+    }
+    found = findings.device_findings([device | {"ordinal": 0}, device], None)
+    assert [finding.name for finding in found] == ["GPU 0", "GPU 1"]
+    assert found[1].text == "NVIDIA H100 80GB HBM3, 79.0 GiB, compute capability 9.0, PCI 0000:04:00.0"
+    (failed,) = findings.device_findings([], "the CUDA driver did not start: unknown error")
+    assert (failed.name, failed.verdict, failed.text) == (
+        "GPUs",
+        "note",
+        "the CUDA driver did not start: unknown error",
+    )
+    assert "nvidia-smi" in str(failed.advice)
+
+
+def test_no_cuda_driver_is_no_problem(tmp_path: Path, script) -> None:
+    if _native.devices():
+        pytest.skip("this machine has a CUDA device")
+    document = script("doctor", tmp_path, "--json").document
+    (found,) = [finding for finding in document["findings"] if finding["name"] == "GPUs"]
+    if found["verdict"] != "note":  # a machine whose devices this process may not use
+        assert (found["verdict"], found["finding"]) == ("info", "no CUDA driver")
+    assert document["devices"] == []
 
 
 def test_a_place_that_cannot_be_written_is_bad(probe: dict[str, Any]) -> None:

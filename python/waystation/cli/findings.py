@@ -6,8 +6,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
-import subprocess
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +16,6 @@ Verdict = Literal["good", "info", "note", "bad"]
 
 _LEAST_FREE_BYTES = 1 << 30
 _LEAST_LOCKED_BYTES = 1 << 20
-_NVIDIA_SMI_TIMEOUT_S = 10
 
 _INSTALL = "pip install 'waystation[{}]'"
 
@@ -89,7 +86,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def machine_findings(probe: dict[str, Any], arena: dict[str, int]) -> list[Finding]:
-    """Cores, memory, kernel, GPUs."""
+    """Cores, memory, kernel."""
     available, limit = probe["memory_available_bytes"], probe["memory_limit_bytes"]
     memory = f"{formatting.size(limit)} may be used, {formatting.size(min(available, limit))} of it is free"
     reuse = f"up to {formatting.size(arena['limit_bytes'])} is kept for reuse between saves and loads"
@@ -101,7 +98,6 @@ def machine_findings(probe: dict[str, Any], arena: dict[str, int]) -> list[Findi
         _huge_pages(probe["huge_pages"]),
         _locked_memory(probe["locked_memory_limit_bytes"]),
         _io_uring(probe["io_uring"]),
-        _gpus(),
     ]
 
 
@@ -135,30 +131,32 @@ def _io_uring(answer: dict[str, Any]) -> Finding:
     )
 
 
-def _gpus() -> Finding:
-    devices = sorted(name for name in _listed("/dev") if re.fullmatch(r"nvidia\d+", name))
-    if not devices:
-        return Finding("GPUs", "info", "none")
-    text = formatting.count(len(devices), "NVIDIA GPU")
-    described = _nvidia_smi()
-    if described is None:
-        return Finding("GPUs", "note", text, "nvidia-smi does not answer: look at the driver")
-    return Finding("GPUs", "good", f"{text}: {described}")
+def device_findings(devices: list[dict[str, Any]], problem: str | None) -> list[Finding]:
+    """The CUDA devices, one by one.
+
+    Args:
+        devices: As the engine describes them.
+        problem: Why the driver did not start, if that was tried in vain.
+    """
+    advice = "see whether 'nvidia-smi' answers, and what CUDA_VISIBLE_DEVICES holds"
+    if problem is not None:
+        return [Finding("GPUs", "note", problem, advice)]
+    if devices:
+        return [_device(device) for device in devices]
+    nodes = sorted(name for name in _listed("/dev") if re.fullmatch(r"nvidia\d+", name))
+    if not nodes:
+        return [Finding("GPUs", "info", "no CUDA driver")]
+    text = f"{formatting.count(len(nodes), 'NVIDIA GPU')} in this machine, but CUDA shows this process none"
+    return [Finding("GPUs", "note", text, advice)]
 
 
-def _nvidia_smi() -> str | None:
-    """Names, memory and driver; None if the tool is missing or fails."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    command = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return "; ".join(sorted(set(done.stdout.strip().splitlines()))) or None
+def _device(device: dict[str, Any]) -> Finding:
+    major, minor = device["compute_capability"]
+    text = (
+        f"{device['name']}, {formatting.size(device['total_bytes'])}, compute capability {major}.{minor}, "
+        f"PCI {device['pci_bus_id']}"
+    )
+    return Finding(f"GPU {device['ordinal']}", "good", text)
 
 
 def _listed(directory: str) -> list[str]:

@@ -9,8 +9,16 @@ import typer
 
 from waystation import _native
 from waystation.cli import formatting
-from waystation.cli.findings import Finding, Verdict, file_system_findings, machine_findings, program_findings
+from waystation.cli.findings import (
+    Finding,
+    Verdict,
+    device_findings,
+    file_system_findings,
+    machine_findings,
+    program_findings,
+)
 from waystation.cli.output import Output
+from waystation.errors import WaystationError
 
 FOUND_PROBLEM = 1
 
@@ -37,20 +45,30 @@ def run(output: Output, path: Path, *, tune: bool) -> None:
     else:
         calibration = _native.calibration(directory)
     arena = _native.arena_statistics()
+    devices, problem = _devices()
     groups = {
         "programs": program_findings(),
-        "machine": machine_findings(probe, arena),
+        "machine": [*machine_findings(probe, arena), *device_findings(devices, problem)],
         f"file system of {directory}": [
             *file_system_findings(probe),
             _calibration_finding(calibration, directory),
         ],
     }
     if output.as_json:
-        output.document(_document(probe, calibration, arena, groups))
+        measured = {"probe": probe, "calibration": calibration, "arena": arena, "devices": devices}
+        output.document({"findings": _documents(groups), **measured})
     else:
         _show(output, groups)
     if any(finding.verdict == "bad" for findings in groups.values() for finding in findings):
         raise typer.Exit(FOUND_PROBLEM)
+
+
+def _devices() -> tuple[list[dict[str, Any]], str | None]:
+    """The CUDA devices, or why they could not be asked. Starts the driver, which this command may."""
+    try:
+        return _native.devices(), None
+    except WaystationError as error:
+        return [], error.message
 
 
 def _calibration_finding(calibration: dict[str, Any] | None, directory: str) -> Finding:
@@ -78,27 +96,12 @@ def _way(verb: str, side: dict[str, Any]) -> str:
     )
 
 
-def _document(
-    probe: dict[str, Any],
-    calibration: dict[str, Any] | None,
-    arena: dict[str, int],
-    groups: dict[str, list[Finding]],
-) -> dict[str, Any]:
-    return {
-        "findings": [
-            {
-                "name": finding.name,
-                "verdict": finding.verdict,
-                "finding": finding.text,
-                "advice": finding.advice,
-            }
-            for findings in groups.values()
-            for finding in findings
-        ],
-        "probe": probe,
-        "calibration": calibration,
-        "arena": arena,
-    }
+def _documents(groups: dict[str, list[Finding]]) -> list[dict[str, Any]]:
+    return [
+        {"name": finding.name, "verdict": finding.verdict, "finding": finding.text, "advice": finding.advice}
+        for findings in groups.values()
+        for finding in findings
+    ]
 
 
 def _show(output: Output, groups: dict[str, list[Finding]]) -> None:
