@@ -21,9 +21,10 @@ import numpy as np
 
 from benchmarks.cuda_driver import CudaDriver
 from waystation import _native
-from waystation._options import MemoryOptions
+from waystation._options import ArraySavingOptions, MemoryOptions
 from waystation.checkpoint import snapshot
 from waystation.frameworks.base import ArraySource, Block
+from waystation.layouts.native.chunks import cut
 
 TARGET_RATIO = 0.9
 # Sizes of the arrays that a decoder layer has, in bfloat16, and its norms.
@@ -90,8 +91,9 @@ def measure(driver: CudaDriver, total_bytes: int, rounds: int) -> Results:
             driver.copy_to_host(pinned, device, nbytes)
             results.plain_s.append(time.perf_counter() - begin)
             sources = device_sources(device, sizes, driver.ordinal, driver)
+            chunks = cut(sources, ["array"] * len(sources), ArraySavingOptions())
             begin = time.perf_counter()
-            drain = snapshot.take(sources, options)
+            drain = snapshot.take(chunks, sources, options)
             results.snapshot_s.append(time.perf_counter() - begin)
             check(sources, drain, pinned)
             del sources

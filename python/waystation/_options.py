@@ -134,11 +134,32 @@ class ArrayLoadingOptions(OptionGroup):
         mmap: Map data files into memory instead of reading them, where an array is stored whole,
             aligned, and wanted as it is. The file must then never change while an array lives; pages
             are private copies on write.
+        enable_padding_and_truncation: Where an abstract array has as many axes as the stored one but
+            other extents, load what both have in common, from the start of every axis, with zeros
+            beyond. Otherwise that is an error. PRNG keys are always refused.
+        restore_on_host: Without an abstract state, load every array as a NumPy array, whatever it was.
+        sharding_for: Called without an abstract state for every JAX array, with its key path
+            (`params.w`) and what `metadata` shows of it (`shape`, `dtype`, and as `sharding` the saved one
+            if the present devices have it, else None). Returns the sharding to load it with, or None for
+            the default device. None loads arrays with their saved shardings.
+        on_statistics: Called with the `LoadStatistics` of every load, in the thread that loads, when the
+            arrays are there. What it raises, the load raises.
     """
 
     verify: bool | None = None
     mmap: bool = False
-    _checks: ClassVar = {"verify": _boolean_or_none, "mmap": _boolean}
+    enable_padding_and_truncation: bool = False
+    restore_on_host: bool = False
+    sharding_for: Callable[[str, Any], Any] | None = None
+    on_statistics: Callable[[Any], object] | None = None
+    _checks: ClassVar = {
+        "verify": _boolean_or_none,
+        "mmap": _boolean,
+        "enable_padding_and_truncation": _boolean,
+        "restore_on_host": _boolean,
+        "sharding_for": _callable_or_none,
+        "on_statistics": _callable_or_none,
+    }
 
 
 @dataclass(slots=True)
@@ -156,7 +177,11 @@ class StorageOptions(OptionGroup):
     dtype: str | None = None
     chunk_bytes: int | None = None
     chunk_axes: tuple[int, ...] | None = None
-    _checks: ClassVar = {"dtype": _name_or_none, "chunk_bytes": _positive_or_none, "chunk_axes": _axes_or_none}
+    _checks: ClassVar = {
+        "dtype": _name_or_none,
+        "chunk_bytes": _positive_or_none,
+        "chunk_axes": _axes_or_none,
+    }
 
 
 @dataclass(slots=True)
@@ -200,9 +225,12 @@ class ArrayOptions(OptionGroup):
 
 @dataclass(slots=True)
 class MemoryOptions(OptionGroup):
-    """How much host memory a save may take above the state.
+    """How much host memory saves and loads may take beside the state.
 
     Attributes:
+        read_concurrent_bytes: Most bytes of host memory that a load takes beyond its result: arrays on
+            their way to other devices, values on their way to another dtype, and the engine's own. Less
+            than 2 MiB counts as 2 MiB; an array goes in pieces where it is larger. None sets no bound.
         snapshot_bytes: Most bytes that an asynchronous save copies before it returns, of leaves that
             could change afterwards (NumPy, torch, GPU). Beyond that the call blocks until the rest is
             written. None means half of the memory that is available.
@@ -210,9 +238,14 @@ class MemoryOptions(OptionGroup):
             save has finished: nothing is copied.
     """
 
+    read_concurrent_bytes: int | None = None
     snapshot_bytes: int | None = None
     caller_keeps: bool = False
-    _checks: ClassVar = {"snapshot_bytes": _bytes_or_none, "caller_keeps": _boolean}
+    _checks: ClassVar = {
+        "read_concurrent_bytes": _positive_or_none,
+        "snapshot_bytes": _bytes_or_none,
+        "caller_keeps": _boolean,
+    }
 
 
 @dataclass(slots=True)

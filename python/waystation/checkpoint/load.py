@@ -7,8 +7,10 @@ frameworks make their arrays, in batches.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from waystation import coordination
 from waystation._errors import Corrupt
 from waystation._options import Options
 from waystation.checkpoint import fill, wanted
@@ -16,7 +18,13 @@ from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handle import AsyncResponse, Progress
 from waystation.checkpoint.metadata import CheckpointMetadata, choose_checkpointable
 from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
-from waystation.layouts.native.read import open_checkpoint, open_checkpointable
+from waystation.layouts.native.read import (
+    MetadataFiles,
+    OpenCheckpointable,
+    decode_checkpointable,
+    open_checkpoint,
+    read_files,
+)
 from waystation.tree import unflatten
 
 AUTO = "AUTO"
@@ -44,38 +52,93 @@ def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str
         Corrupt: Bytes are not what was written; names file and array.
         Unsupported: The checkpoint is of a newer format version.
     """
-    return _load(path, abstract_state, checkpointable_name, current_options(), Progress())
+    loading = Loading(resolve(path), checkpointable_name, current_options())
+    return loading.run(abstract_state, Progress())
 
 
 def load_async(
     path: PathLike, abstract_state: Any = None, *, checkpointable_name: str = AUTO
 ) -> AsyncResponse[Any]:
     """Loads a state in the background; takes what `load` takes, and its handle raises what it raises."""
-    options = current_options()
-    target = resolve(path)
-    require_checkpoint(target)
+    loading = Loading(resolve(path), checkpointable_name, current_options())
+    loading.require_checkpoint()
     return AsyncResponse(
-        f"loading '{target}'",
-        lambda progress: _load(target, abstract_state, checkpointable_name, options, progress),
+        f"loading '{loading.target}'", lambda progress: loading.run(abstract_state, progress)
     )
 
 
-def _load(
-    path: PathLike, abstract_state: Any, checkpointable_name: str, options: Options, progress: Progress
-) -> Any:
-    target = resolve(path)
-    require_checkpoint(target)
-    record = open_checkpoint(target)
-    name = choose_checkpointable(record, checkpointable_name, target)
-    opened = open_checkpointable(target, record, name)
-    if isinstance(abstract_state, CheckpointMetadata):
-        abstract_state = abstract_state.metadata
-    if abstract_state is None:
-        decided = wanted.as_saved(opened.tree)
-    else:
-        decided = wanted.as_asked(opened.tree, abstract_state)
-    try:
-        leaves = fill.fill(opened, decided, options, progress)
-    except Corrupt as error:
-        raise error.where(checkpoint=target)
-    return unflatten(decided.structure, leaves)
+class Loading:
+    """A load that all processes of the program make together: the primary reads the metadata, every
+    process what it needs of the data; a failure of one is raised by all.
+
+    Attributes:
+        target: The checkpoint, resolved.
+    """
+
+    def __init__(self, target: str, name: str, options: Options) -> None:
+        self.target = target
+        self._name = name
+        self._options = options
+        multiprocessing = options.multiprocessing
+        self._session = coordination.current().open(
+            f"load '{target}'",
+            deadline_s=multiprocessing.deadline_s,
+            primary=multiprocessing.primary_host,
+        )
+
+    def require_checkpoint(self) -> None:
+        """Refuses a path that holds no checkpoint; ends the load then."""
+        try:
+            self._session.broadcast(self._require)
+        except BaseException:
+            self._session.close()
+            raise
+
+    def _require(self) -> bytes:
+        require_checkpoint(self.target)
+        return b""
+
+    def run(self, abstract_state: Any, progress: Progress) -> Any:
+        """Loads."""
+        try:
+            return self._run(abstract_state, progress)
+        finally:
+            self._session.close()
+
+    def _run(self, abstract_state: Any, progress: Progress) -> Any:
+        opened = self._open()
+        leaves: list[Any] = []
+
+        def work() -> bytes:
+            decided = self._decide(opened, abstract_state)
+            try:
+                leaves.append(
+                    unflatten(decided.structure, fill.fill(opened, decided, self._options, progress))
+                )
+            except Corrupt as error:
+                raise error.where(checkpoint=self.target)
+            return b""
+
+        self._session.round(work, lambda _: b"")
+        return leaves[0]
+
+    def _open(self) -> OpenCheckpointable:
+        if self._session.process_count == 1:
+            return decode_checkpointable(self._read())
+        return decode_checkpointable(
+            MetadataFiles.unpack(self._session.broadcast(lambda: self._read().pack()))
+        )
+
+    def _read(self) -> MetadataFiles:
+        require_checkpoint(self.target)
+        record = open_checkpoint(self.target)
+        directory, digest = record.checkpointables[choose_checkpointable(record, self._name, self.target)]
+        return read_files(os.path.join(self.target, directory), digest)
+
+    @staticmethod
+    def _decide(opened: OpenCheckpointable, abstract_state: Any) -> wanted.Decided:
+        if isinstance(abstract_state, CheckpointMetadata):
+            abstract_state = abstract_state.metadata
+        if abstract_state is None:
+            return wanted.as_saved(opened.tree)
+        return wanted.as_asked(opened.tree, abstract_state)

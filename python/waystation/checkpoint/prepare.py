@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from waystation import _native
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation._options import Options
-from waystation.frameworks import registry
+from waystation.checkpoint import cast
+from waystation.frameworks import dtypes, registry
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import write_plan
+from waystation.layouts.native.chunks import ALONE, Chunk, Writer, cut
+from waystation.layouts.native.records import dump_json, load_json
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
 from waystation.layouts.native.write import Prepared
 from waystation.tree import Structure, flatten, format_key_path
@@ -76,12 +80,71 @@ def describe(state: Any) -> Described:
     )
 
 
+@dataclass(slots=True)
+class Taken:
+    """What this process writes of a state, and what is said of all of it."""
+
+    structure: Structure
+    leaves: list[Leaf]
+    sources: list[ArraySource]
+    labels: list[str]
+    chunks: list[Chunk]
+    cast: dict[int, str]
+
+
 @paused_collection()
-def plan(name: str, described: Described, options: Options) -> Prepared:
-    """Plans the files of a state; the addresses of its sources must be final."""
-    planned = write_plan.plan(described.sources, described.labels, options.file.file_bytes_target)
-    tree = TreeFile(described.structure, described.leaves, described.sources, planned.labels)
-    return Prepared(name, tree, described.sources, planned)
+def take(described: Described, options: Options, writer: Writer = ALONE) -> Taken:
+    """Decides which chunks of its arrays this process writes.
+
+    Afterwards only the chunks keep memory alive: what others write may be changed or freed at once.
+    """
+    labels = write_plan.unique_labels(described.labels)
+    saving = options.array.saving
+    wanted = cast.wanted_dtypes(described.sources, described.labels, saving)
+    sizes = {number: dtypes.of_name(name).host.itemsize for number, name in wanted.items()}
+    chunks = cut(described.sources, described.labels, saving, writer, sizes)
+    for source in described.sources:
+        source.blocks = []
+    if wanted:
+        cast.apply(chunks, described.sources, described.labels, wanted)
+    return Taken(described.structure, described.leaves, described.sources, labels, chunks, wanted)
+
+
+@paused_collection()
+def plan(name: str, taken: Taken, options: Options, process: int = 0) -> Prepared:
+    """Plans the files of a state; the addresses of its chunks must be final."""
+    planned = write_plan.plan(
+        taken.chunks, taken.sources, taken.labels, options.file.file_bytes_target, process
+    )
+    tree = TreeFile(taken.structure, taken.leaves, taken.sources, taken.labels)
+    return Prepared(name, tree, taken.sources, taken.chunks, planned)
+
+
+def fingerprint(described: Described) -> list[str]:
+    """What has to be the same in every process that saves a state, for people to read: one line for each
+    leaf, then the containers. Values of scalars may differ: the primary's count."""
+    spreads: dict[int, str] = {}
+    lines = []
+    sources = iter(described.sources)
+    for path, leaf in zip(described.structure.labels(), described.leaves, strict=True):
+        if type(leaf) is not ArrayLeaf:
+            lines.append(f"{path}: {type(leaf).__name__}")
+            continue
+        source = next(sources)
+        text = f"{path}: {source.framework} {source.dtype}{list(source.shape)}"
+        if source.spread is not None:
+            key = id(source.spread)
+            if key not in spreads:
+                spreads[key] = f"{_native.crc64(repr(source.spread).encode()):016x}"
+            text += f" spread {spreads[key]}"
+        lines.append(text)
+    return [*lines, f"containers: {dump_json(described.structure.to_json()).decode()}"]
+
+
+def fingerprint_from_json(data: bytes) -> list[str]:
+    """A fingerprint that another process has sent."""
+    lines: list[str] = load_json(data, "the state of another process")
+    return lines
 
 
 def _codec_name(value: Any, structure: Structure, number: int) -> str:

@@ -7,21 +7,13 @@ the attempt's directory is removed and what stood at the destination stays.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
-from waystation._errors import Cancelled, InvalidInput, WaystationError
-from waystation._options import Options
-from waystation.checkpoint import prepare, snapshot
 from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handle import AsyncResponse, Progress
-from waystation.checkpoint.paths import PathLike, check_destination, resolve
-from waystation.layouts.native import commit, orphans
-from waystation.layouts.native.attempts import Attempt, remove_dead
-from waystation.layouts.native.records import dump_json
-from waystation.layouts.native.write import Observer, Prepared, write_checkpoint
+from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.saving import Saving
 
 DEFAULT_NAME = "state"
 
@@ -48,11 +40,13 @@ def save(
         Conflict: Something is at `path` (and is no checkpoint, with `overwrite`).
         Unsupported: A leaf's type cannot be saved; the message has its key path.
         InvalidInput: A leaf, option or path is wrong.
-        DiskFull, PermissionDenied, Unavailable: The disk refuses; nothing is left behind.
+        DiskFull, PermissionDenied, Unavailable: The disk refuses; nothing is left behind. Unavailable as
+            well if another process of the program has died or does not come.
     """
-    target, options = _check(path, checkpointable_name, custom_metadata, overwrite=overwrite)
-    prepared = prepare.plan(checkpointable_name, prepare.describe(state), options)
-    _write(target, [prepared], custom_metadata, options, Progress(), overwrite=overwrite)
+    with Saving(resolve(path), checkpointable_name, current_options(), overwrite=overwrite) as saving:
+        saving.begin(custom_metadata)
+        saving.prepare(state)
+        saving.finish(Progress())
 
 
 def save_async(
@@ -76,118 +70,22 @@ def save_async(
         Conflict, Unsupported, InvalidInput, PermissionDenied: As `save` does, before it returns. What
             fails later is raised by the handle.
     """
-    target, options = _check(path, checkpointable_name, custom_metadata, overwrite=overwrite)
-    described = prepare.describe(state)
-    drain = snapshot.take(described.sources, options.memory)
-    prepared = prepare.plan(checkpointable_name, described, options)
+    saving = Saving(resolve(path), checkpointable_name, current_options(), overwrite=overwrite)
+    with saving.closed_on_error():
+        saving.begin(custom_metadata)
+        drained = saving.prepare(state, snapshot=True)
     # The thread must not keep what the caller may want to be freed: leaves that were copied.
-    del state, described
+    del state
     copied_out = threading.Event()
-    work = _background_work(
-        target, [prepared], custom_metadata, options, copied_out, drain, overwrite=overwrite
-    )
-    response = AsyncResponse(f"saving '{target}'", work)
-    if drain:
-        copied_out.wait()
-    return response
 
-
-def _check(
-    path: PathLike, checkpointable_name: str, custom_metadata: Any, *, overwrite: bool
-) -> tuple[str, Options]:
-    """Everything that can be refused without looking at the state."""
-    target = resolve(path)
-    if not _is_plain_name(checkpointable_name):
-        raise InvalidInput(
-            f"{checkpointable_name!r} cannot be the name of a checkpointable: use a plain file name"
-        )
-    try:
-        dump_json(custom_metadata)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"custom_metadata must be a JSON value: {error}") from error
-    check_destination(target, overwrite=overwrite)
-    return target, current_options()
-
-
-def _is_plain_name(name: object) -> bool:
-    """Whether a name can be that of a directory inside the checkpoint."""
-    plain = isinstance(name, str) and name.isprintable() and not set(name) & {"/", "\\"}
-    return plain and bool(name) and not str(name).startswith(".")
-
-
-def _background_work(
-    target: str,
-    prepared: list[Prepared],
-    custom_metadata: Any,
-    options: Options,
-    copied_out: threading.Event,
-    drain: int,
-    *,
-    overwrite: bool,
-) -> Callable[[Progress], None]:
     def work(progress: Progress) -> None:
         try:
-            _write(
-                target,
-                prepared,
-                custom_metadata,
-                options,
-                progress,
-                overwrite=overwrite,
-                on_copied_out=lambda _: copied_out.set(),
-                drain=drain,
-            )
+            with saving:
+                saving.finish(progress, copied_out.set)
         finally:
             copied_out.set()
-            prepared.clear()
 
-    return work
-
-
-def _write(
-    target: str,
-    prepared: list[Prepared],
-    custom_metadata: Any,
-    options: Options,
-    progress: Progress,
-    *,
-    overwrite: bool,
-    on_copied_out: Callable[[str], None] = lambda _: None,
-    drain: int = 0,
-) -> None:
-    try:
-        _attempt(
-            target, prepared, custom_metadata, options, progress, on_copied_out, drain, overwrite=overwrite
-        )
-    except WaystationError as error:
-        raise error.where(checkpoint=target)
-
-
-def _attempt(
-    target: str,
-    prepared: list[Prepared],
-    custom_metadata: Any,
-    options: Options,
-    progress: Progress,
-    on_copied_out: Callable[[str], None],
-    drain: int,
-    *,
-    overwrite: bool,
-) -> None:
-    parent, name = os.path.split(target)
-    remove_dead(parent, name)
-    if overwrite:
-        orphans.remove_dead(target)
-    attempt = Attempt(target, options.file.path_permission_mode)
-    try:
-        observer = Observer(progress.add, on_copied_out, {entry.name: drain for entry in prepared})
-        write_checkpoint(attempt, prepared, custom_metadata, options, observer)
-        if progress.cancelled:
-            raise Cancelled(f"saving '{target}' was cancelled; nothing was written", path=target)
-        if overwrite and os.path.lexists(target):
-            commit.publish_over(attempt)
-        else:
-            commit.publish_new(attempt)
-    except BaseException:
-        attempt.discard()
-        raise
+    response = AsyncResponse(f"saving '{saving.target}'", work)
+    if not drained:
+        copied_out.wait()
+    return response

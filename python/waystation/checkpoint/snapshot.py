@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,35 +18,44 @@ from waystation import _native
 from waystation._options import MemoryOptions
 from waystation.frameworks.base import ArraySource, Block
 from waystation.layouts.native import memory, write_plan
+from waystation.layouts.native.block_views import view_of
+from waystation.layouts.native.chunks import Chunk, is_contiguous
 
 
-def take(sources: Sequence[ArraySource], options: MemoryOptions) -> int:
-    """Copies what could change, as far as the limit allows, and repoints the sources to the copies.
+def take(
+    chunks: Sequence[Chunk],
+    sources: Sequence[ArraySource],
+    options: MemoryOptions,
+    cast: Collection[int] = (),
+) -> int:
+    """Copies what could change, as far as the limit allows, and repoints the chunks to the copies.
+
+    Args:
+        chunks: What is to be written.
+        sources: Their arrays, by number.
+        options: The limit, and what the caller promises.
+        cast: Arrays whose chunks are copies already.
 
     Returns:
-        The plan position up to which the engine must have copied the sources out before the caller
+        The plan position up to which the engine must have copied the chunks out before the caller
         may change its leaves; 0 if everything that could change is a copy now.
     """
-    order = write_plan.copy_order(sources)
-    sizes = write_plan.sizes(sources)
+    order = write_plan.copy_order(chunks)
     limit = _limit_bytes(options)
-    chosen: list[int] = []
-    drain: list[int] = []
+    chosen: list[Chunk] = []
+    drain = -1
     # What is copied out last would keep the caller waiting longest: that is copied first.
-    for array in reversed(order):
-        source = sources[array]
-        if not sizes[array] or not _can_change(source, options):
+    for place in range(len(order) - 1, -1, -1):
+        chunk = chunks[order[place]]
+        if not chunk.nbytes or chunk.array in cast or not _can_change(sources[chunk.array], options):
             continue
-        if sizes[array] <= limit:
-            limit -= sizes[array]
-            chosen.append(array)
+        if chunk.nbytes <= limit:
+            limit -= chunk.nbytes
+            chosen.append(chunk)
         else:
-            drain.append(array)
-    _copy([block for array in chosen for block in sources[array].blocks], sources, chosen)
-    if not drain:
-        return 0
-    last = max(map(order.index, drain))
-    return sum(sizes[array] for array in order[: last + 1])
+            drain = max(drain, place)
+    _copy(chosen, sources)
+    return sum(chunks[number].nbytes for number in order[: drain + 1])
 
 
 def _can_change(source: ArraySource, options: MemoryOptions) -> bool:
@@ -60,8 +69,9 @@ def _limit_bytes(options: MemoryOptions) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _copy(blocks: Sequence[Block], sources: Sequence[ArraySource], chosen: Sequence[int]) -> None:
-    item_bytes = [sources[array].storage_item_bytes for array in chosen for _ in sources[array].blocks]
+def _copy(chosen: Sequence[Chunk], sources: Sequence[ArraySource]) -> None:
+    blocks = [block for chunk in chosen for block in chunk.blocks]
+    item_bytes = [sources[chunk.array].storage_item_bytes for chunk in chosen for _ in chunk.blocks]
     sizes = [math.prod(block.shape) * item for block, item in zip(blocks, item_bytes, strict=True)]
     places, addresses = memory.allocate(sizes)
     owners = [block.owner for block in blocks]
@@ -76,11 +86,11 @@ def _copy(blocks: Sequence[Block], sources: Sequence[ArraySource], chosen: Seque
         if block.device >= 0:
             on_devices += (block.device, address, block.address, sizes[number])
             pinned[slab.address] = slab
-        elif write_plan.is_contiguous(block, item):
+        elif is_contiguous(block, item):
             on_host += (address, block.address, sizes[number])
         else:
             copy: np.ndarray[Any, Any] = np.ndarray(block.shape, f"V{item}", slab, offset)
-            np.copyto(copy, _view(block, item))
+            np.copyto(copy, view_of(block, len(block.shape), copy.dtype))
         _repoint(block, address, item, slab)
     if on_devices:
         _native.copy_from_devices(np.asarray(on_devices, np.int64), list(pinned.values()), owners)
@@ -97,20 +107,3 @@ def _repoint(block: Block, address: int, item_bytes: int, slab: Any) -> None:
     block.strides = tuple(reversed(strides))
     block.device = -1
     block.owner = slab
-
-
-class _Memory:
-    """Foreign memory as NumPy sees it."""
-
-    def __init__(self, block: Block, item_bytes: int) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": block.shape,
-            "strides": block.strides,
-            "typestr": f"|V{item_bytes}",
-            "data": (block.address, True),
-        }
-
-
-def _view(block: Block, item_bytes: int) -> np.ndarray[Any, Any]:
-    return np.asarray(_Memory(block, item_bytes))

@@ -8,7 +8,7 @@ trusts that they exist; what a file says is validated in full before JAX sees it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,8 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from waystation._errors import Corrupt
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]
+from waystation.grid import Box, Spread
 
 
 def describe_sharding(sharding: Sharding, shape: tuple[int, ...], committed: bool = True) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def describe_sharding(sharding: Sharding, shape: tuple[int, ...], committed: boo
         }
     spec = _describe_spec(sharding) if isinstance(sharding, NamedSharding) else None
     if spec is None:
-        boxes = sorted(set(boxes_by_device(sharding, shape).values()))
+        boxes = sorted(spread_of(sharding, shape).boxes)
         return {"kind": "other", "text": f"{type(sharding).__name__}: {sharding!r}"[:1000], "boxes": boxes}
     assert isinstance(sharding, NamedSharding)
     return {"kind": "named", "mesh": _describe_mesh(sharding.mesh), "spec": spec, "memory_kind": memory_kind}
@@ -49,6 +48,18 @@ def describe_sharding(sharding: Sharding, shape: tuple[int, ...], committed: boo
 
 def boxes_by_device(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, Box]:
     """The box `(offset, shape)` of each device of this process."""
+    return _boxes(sharding.addressable_devices_indices_map(shape), shape)
+
+
+def spread_of(sharding: Sharding, shape: tuple[int, ...]) -> Spread:
+    """The boxes of all devices of all processes, with the processes that hold each."""
+    holders: dict[Box, set[int]] = {}
+    for device, box in _boxes(sharding.devices_indices_map(shape), shape).items():
+        holders.setdefault(box, set()).add(device.process_index)
+    return Spread(shape, tuple(holders), tuple(tuple(sorted(own)) for own in holders.values()))
+
+
+def _boxes(indices: Mapping[Any, Any], shape: tuple[int, ...]) -> dict[Any, Box]:
     return {
         device: (
             tuple(part.start or 0 for part in index),
@@ -57,7 +68,7 @@ def boxes_by_device(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, Box
                 for part, size in zip(index, shape, strict=True)
             ),
         )
-        for device, index in sharding.addressable_devices_indices_map(shape).items()
+        for device, index in indices.items()
         if index is not None
     }
 

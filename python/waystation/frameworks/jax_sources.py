@@ -21,8 +21,9 @@ from waystation.coordination import jax_private
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource, Block
 from waystation.frameworks.jax_dtypes import logical_of
-from waystation.frameworks.jax_shardings import describe_sharding
+from waystation.frameworks.jax_shardings import describe_sharding, spread_of
 from waystation.frameworks.numpy_arrays import host_block
+from waystation.grid import Spread
 
 # Kept one to a byte by NumPy but not by JAX, so there is nothing to view.
 _UNVIEWABLE = frozenset({"int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn"})
@@ -115,6 +116,7 @@ class _Form:
     storage: str
     storage_item_bytes: int
     sharding: dict[str, Any]
+    spread: Spread | None
 
 
 def _forms(leaves: Sequence[Any]) -> list[_Form]:
@@ -122,11 +124,12 @@ def _forms(leaves: Sequence[Any]) -> list[_Form]:
     known: dict[Any, _Form] = {}
     found = []
     single_device = jax_private.single_device()
+    alone = jax.process_count() == 1
     for index, leaf in enumerate(leaves):
         sharding = leaf.sharding
         # Only where several devices share an array does its description depend on its shape.
         key: tuple[Any, ...]
-        if type(sharding) is SingleDeviceSharding:
+        if alone and type(sharding) is SingleDeviceSharding:
             key = (leaf.dtype, single_device(sharding), leaf.committed)
         else:
             key = (leaf.dtype, sharding, leaf.committed, leaf.shape)
@@ -143,11 +146,7 @@ def _forms(leaves: Sequence[Any]) -> list[_Form]:
 def _make_form(
     shape: tuple[int, ...], dtype: Any, sharding: Sharding, committed: bool, forms: dict[Any, _Form]
 ) -> _Form:
-    if not sharding.is_fully_addressable:
-        raise InvalidInput(
-            f"non-addressable array of shape {shape} with {sharding}: other processes hold parts of it; run "
-            "under the distributed part"
-        )
+    spread = _spread(sharding, shape)
     if getattr(getattr(sharding, "spec", None), "unreduced", None):
         raise Unsupported(
             f"an array with {sharding} holds partial sums; reduce it before saving, for example by "
@@ -155,6 +154,8 @@ def _make_form(
         )
     logical = logical_of(dtype)
     description = describe_sharding(sharding, shape, committed)
+    if spread is None and jax.process_count() > 1:
+        description["each_process"] = True
     # Equal descriptions become one object, which later layers tell by identity.
     description = next(
         (form.sharding for form in forms.values() if form.sharding == description), description
@@ -162,13 +163,27 @@ def _make_form(
     reader = _reader(sharding, logical)
     return _Form(
         logical,
-        len(sharding.device_set) == 1,
+        len(sharding.device_set) == 1 and spread is None,
         reader in (_viewed, _viewed_by_buffer) and logical.category != "key",
         reader,
         logical.storage,
         logical.storage_item_bytes,
         description,
+        spread,
     )
+
+
+def _spread(sharding: Sharding, shape: tuple[int, ...]) -> Spread | None:
+    """Which processes hold what of arrays of this shape; None for an array of this process's own."""
+    if not sharding.is_fully_addressable:
+        return spread_of(sharding, shape)
+    if jax.process_count() > 1 and len(sharding.device_set) > 1:
+        raise InvalidInput(
+            f"this array of shape {shape} with {sharding} is spread over devices of this process alone, so "
+            "every process has another one; make a global array of them "
+            "(jax.make_array_from_process_local_data), or save them under a key for each process"
+        )
+    return None
 
 
 def _reader(
@@ -204,6 +219,7 @@ def _source(leaf: Any, data: Any, form: _Form) -> ArraySource:
         storage_item_bytes=form.storage_item_bytes,
         blocks=blocks,
         mutable=any(block.device >= 0 for block in blocks),
+        spread=form.spread,
     )
 
 

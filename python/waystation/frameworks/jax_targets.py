@@ -18,12 +18,13 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
 
-from waystation._errors import Corrupt, InvalidInput, WaystationError
+from waystation._errors import Corrupt, InvalidInput, Unsupported, WaystationError
 from waystation.coordination import jax_private
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray, Target
 from waystation.frameworks.jax_dtypes import WIDE, jax_dtype, logical_of, wide_enabled
-from waystation.frameworks.jax_shardings import Box, boxes_by_device, sharding_from_description
+from waystation.frameworks.jax_shardings import boxes_by_device, sharding_from_description
+from waystation.grid import Box
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class _Chooser:
             by_device = boxes_by_device(sharding, shape)
         except ValueError as error:
             raise InvalidInput(f"an array of shape {shape} cannot have {sharding}: {error}") from error
-        if not by_device:
+        if not by_device and jax.process_count() == 1:
             raise InvalidInput(f"{sharding} has no device of this process; shard over jax.devices()")
         numbers = {box: number for number, box in enumerate(dict.fromkeys(by_device.values()))}
         placement = Placement(
@@ -173,13 +174,16 @@ def _saved(chooser: _Chooser, stored: StoredArray) -> Target:
     if sharding is None and description is not None and description.get("kind") != "single":
         raise InvalidInput(_absent(description))
     committed = description is not None and description.get("committed", True) is True
+    if description is not None and description.get("each_process") is True:
+        committed = committed and sharding is not None and sharding.is_fully_addressable
     return chooser.target(stored.shape, stored.dtype, sharding if committed else None, committed)
 
 
 def _absent(description: dict[str, Any]) -> str:
     advice = (
         "load with an abstract state whose leaves say where they go, for example "
-        "jax.ShapeDtypeStruct(shape, dtype, sharding=...)"
+        "jax.ShapeDtypeStruct(shape, dtype, sharding=...), or set the option array.loading.sharding_for to "
+        "choose a sharding for each array, or array.loading.restore_on_host to have NumPy arrays"
     )
     if description.get("kind") != "named":
         return f"the array was saved with a sharding that cannot be rebuilt; {advice}"
@@ -196,14 +200,14 @@ def _absent(description: dict[str, Any]) -> str:
 
 def assemble(targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
     """Arrays of filled host buffers, see `Codec.assemble`."""
-    narrowed = [
-        [_narrowed(buffer, index) for buffer in own]
+    fitting = [
+        [narrowed(buffer, index) for buffer in own]
         if target.dtype in WIDE and not target.placement.wide
         else own
         for index, (target, own) in enumerate(zip(targets, boxes, strict=True))
     ]
     put = jax_private.put()
-    made = _put_publicly(targets, narrowed) if put is None else _put_fast(put, targets, narrowed)
+    made = _put_publicly(targets, fitting) if put is None else _put_fast(put, targets, fitting)
     for index, target in enumerate(targets):
         if dtypes.is_key(target.dtype):
             made[index] = _as_keys(made[index], target, index)
@@ -212,7 +216,9 @@ def assemble(targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]
     return made
 
 
-def _narrowed(buffer: np.ndarray[Any, Any], index: int) -> np.ndarray[Any, Any]:
+def narrowed(buffer: np.ndarray[Any, Any], index: int) -> np.ndarray[Any, Any]:
+    """64-bit integers as the widest that JAX has without 64-bit mode. Raises InvalidInput if one does not
+    fit; `index` is that of the array in its batch."""
     narrow = np.dtype(WIDE[buffer.dtype.name])
     limits = np.iinfo(narrow)
     if buffer.size and (buffer.min() < limits.min or buffer.max() > limits.max):
@@ -229,12 +235,24 @@ def _put_fast(put: jax_private.Put, targets: Sequence[Target], boxes: Sequence[l
     made = []
     for target, own in zip(targets, boxes, strict=True):
         place = target.placement
+        if not own:
+            made.append(_elsewhere(target))
+            continue
         arrays = own if len(place.devices) == 1 else [own[number] for number in place.box_numbers]
         shape = target.shape + own[0].shape[len(target.shape) :]
         made.append(
             put(shape, own[0].dtype, place.sharding, arrays, place.devices, place.committed, place.wide)
         )
     return made
+
+
+def _elsewhere(target: Target) -> Any:
+    """An array of which this process holds nothing."""
+    place = target.placement
+    if dtypes.is_key(target.dtype):
+        raise Unsupported(f"{place.sharding} has no device of this process, where keys cannot be made")
+    dtype = jax_dtype(target.dtype)
+    return jax.make_array_from_single_device_arrays(target.shape, place.sharding, [], dtype=dtype)
 
 
 def _put_publicly(targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
@@ -245,6 +263,9 @@ def _put_publicly(targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list
         made = []
         for target, own in zip(targets, boxes, strict=True):
             place = target.placement
+            if not own:
+                made.append(_elsewhere(target))
+                continue
             arrays = [next(parts) for _ in place.devices]
             shape = target.shape + own[0].shape[len(target.shape) :]
             if len(arrays) > 1 or place.sharding != arrays[0].sharding:

@@ -77,7 +77,7 @@ class Sharing:
         axis = next((axis for axis, extent in enumerate(box[1]) if extent > 1), None)
         wanted = min(len(holders), self.most_slices, max(1, nbytes // self.min_slice_bytes))
         if axis is None or wanted == 1:
-            owner = int(given.argmin())
+            owner = int(np.argmin(given))
             given[owner] += nbytes
             return box if holders[owner] == self.process else None
         extent = box[1][axis]

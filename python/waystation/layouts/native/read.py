@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,16 @@ from waystation._errors import Corrupt, NotFound, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.layouts.native import boxes, commit, memory, names, tables
-from waystation.layouts.native.records import CheckpointableRecord, CheckpointRecord
+from waystation.layouts.native.records import CheckpointableRecord, CheckpointRecord, Digest
 from waystation.layouts.native.tree_file import TreeFile
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
+Places = tuple[list[tuple[_native.Slab | None, int]], np.ndarray[Any, Any]]
+Allocate = Callable[[Sequence[int]], Places]  # what `memory.allocate` does
+
 _TABLE_LIMIT_BYTES = 64 << 30
-_TABLES = (names.TREE, names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)
+LOADED_FILES = (names.TREE, names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)
 
 
 @dataclass(slots=True)
@@ -54,11 +57,19 @@ class OpenCheckpointable:
 
 @dataclass(slots=True)
 class ReadStatistics:
-    """What a load moved: bytes that were wanted, bytes that were read to get them, and how."""
+    """What the reads of one load have moved so far.
+
+    Attributes:
+        bytes_needed: Bytes of arrays that were asked for, as they are stored.
+        bytes_read: Bytes that were read for that: of whole blocks where they are verified, and of headers.
+        modes: The ways in which files were read.
+        headers: The files whose header has been read, and so verified.
+    """
 
     bytes_needed: int = 0
     bytes_read: int = 0
-    modes: tuple[str, ...] = ()
+    modes: set[str] = field(default_factory=set)
+    headers: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -87,24 +98,76 @@ def open_checkpointable(target: str, record: CheckpointRecord, name: str) -> Ope
         raise NotFound(
             f"checkpoint '{target}' has no checkpointable '{name}'; it has: {present}", path=target
         )
-    directory = os.path.join(target, entry[0])
+    return decode_checkpointable(read_files(os.path.join(target, entry[0]), entry[1]))
+
+
+@dataclass(slots=True)
+class MetadataFiles:
+    """The metadata files of a checkpointable, as they were committed.
+
+    Attributes:
+        directory: Where they are.
+        record: The content of its record.
+        contents: Those of the files that a load needs, in the order of `LOADED_FILES`.
+    """
+
+    directory: str
+    record: bytes
+    contents: list[bytes]
+
+    def pack(self) -> bytes:
+        """As one string of bytes, for other processes."""
+        parts = [os.fsencode(self.directory), self.record, *self.contents]
+        lengths = np.array([len(part) for part in parts], "<i8")
+        return b"".join([lengths.tobytes(), *parts])
+
+    @classmethod
+    def unpack(cls, data: bytes) -> MetadataFiles:
+        """What `pack` made."""
+        parts, begin = [], 8 * (2 + len(LOADED_FILES))
+        for length in np.frombuffer(data[:begin], "<i8").tolist():
+            parts.append(data[begin : begin + length])
+            begin += length
+        return cls(os.fsdecode(parts[0]), parts[1], parts[2:])
+
+
+def read_files(directory: str, digest: Digest) -> MetadataFiles:
+    """Reads the metadata files of a checkpointable and verifies them against its record, and this against
+    the digest that the checkpoint has of it.
+
+    Raises:
+        Corrupt: A file is missing, damaged or not the one that was committed.
+    """
     record_path = os.path.join(directory, names.CHECKPOINTABLE_RECORD)
     (data,) = _read_committed([record_path])
-    entry[1].check(data, record_path)
+    digest.check(data, record_path)
     own = CheckpointableRecord.decode(data, record_path)
-    absent = set(_TABLES) - own.tables.keys()
+    absent = set(LOADED_FILES) - own.tables.keys()
     if absent:
         raise Corrupt(f"'{record_path}' does not vouch for {', '.join(sorted(absent))}", path=record_path)
-    # The tables first, then whatever else the record vouches for (the index for other tools).
-    listed = [*_TABLES, *sorted(own.tables.keys() - set(_TABLES))]
+    # Those that are needed first, then whatever else the record vouches for (the index for other tools).
+    listed = [*LOADED_FILES, *sorted(own.tables.keys() - set(LOADED_FILES))]
     paths = [os.path.join(directory, table) for table in listed]
     contents = _read_committed(paths)
-    for name_of_table, path, content in zip(listed, paths, contents, strict=True):
-        own.tables[name_of_table].check(content, path)
-    tree = TreeFile.decode(contents[0], paths[0])
-    decoded = tables.decode(contents[1], contents[2], contents[3], (paths[1], paths[2], paths[3]))
+    for name, path, content in zip(listed, paths, contents, strict=True):
+        own.tables[name].check(content, path)
+    return MetadataFiles(directory, data, contents[: len(LOADED_FILES)])
+
+
+def decode_checkpointable(files: MetadataFiles) -> OpenCheckpointable:
+    """Makes sense of verified metadata files.
+
+    Raises:
+        Corrupt: They contradict each other or the format.
+    """
+    paths = [os.path.join(files.directory, name) for name in LOADED_FILES]
+    record_path = os.path.join(files.directory, names.CHECKPOINTABLE_RECORD)
+    tree_content, *encoded = files.contents
+    tree = TreeFile.decode(tree_content, paths[0])
+    decoded = tables.decode(encoded[0], encoded[1], encoded[2], (paths[1], paths[2], paths[3]))
     _check_arrays(tree, decoded, paths[2])
-    return OpenCheckpointable(directory, own, tree, decoded)
+    record = CheckpointableRecord.decode(files.record, record_path)
+    return OpenCheckpointable(files.directory, record, tree, decoded)
 
 
 def _read_committed(paths: Sequence[str]) -> list[bytes]:
@@ -138,8 +201,9 @@ def read_boxes(
     options: Options,
     on_job: Callable[[_native.Job], None],
     statistics: ReadStatistics,
+    allocate: Allocate = memory.allocate,
 ) -> list[list[np.ndarray[Any, Any]]]:
-    """Reads every requested box into arena memory of its own.
+    """Reads every requested box into memory of its own, which `allocate` gives.
 
     Returns:
         For each request an array per box, C-contiguous, at least 256-byte aligned, of the stored
@@ -155,10 +219,11 @@ def read_boxes(
         for form, own in zip(forms, shapes, strict=True)
         for shape in own
     ]
-    places, addresses = memory.allocate(sizes)
+    places, addresses = allocate(sizes)
     words, used = boxes.read_words(opened.tables, requests, forms, addresses.tolist(), sizes)
     if used:
         _run(opened, words, used, [place[0] for place in places], options, on_job, statistics)
+        statistics.bytes_needed += sum(sizes)
     remaining = iter(places)
     return [
         [_as_array(next(remaining), shape, form.host) for shape in own]
@@ -196,8 +261,9 @@ def _run(
         for file in used
     ]
     engine = options.engine
-    if verify:
-        headers, words = _with_headers(opened, used, words)
+    unread = [number for number, file in enumerate(used) if file not in statistics.headers]
+    if verify and unread:
+        headers, words = _with_headers(opened, used, unread, words)
         owners = (owners, headers)
     job = _native.start_read(
         files,
@@ -221,23 +287,25 @@ def _run(
         if not job.done():
             job.cancel()
             job.wait()
-    statistics.bytes_needed += outcome["bytes_needed"]
+    if verify:
+        statistics.headers.update(used)
     statistics.bytes_read += outcome["bytes_read"]
-    statistics.modes += tuple(outcome["modes"])
+    statistics.modes.update(outcome["modes"])
 
 
 def _with_headers(
-    opened: OpenCheckpointable, used: Sequence[int], words: np.ndarray[Any, Any]
+    opened: OpenCheckpointable, used: Sequence[int], unread: Sequence[int], words: np.ndarray[Any, Any]
 ) -> tuple[_native.Slab, np.ndarray[Any, Any]]:
-    """Adds the headers of the files to what is read, so that their blocks are verified like the rest.
+    """Adds the headers of files (by their places in `used`) to what is read, so that their blocks are
+    verified like the rest.
 
     No byte of them is used: the tables say where everything is. But a file whose header is damaged is
     no longer what other programs can open.
     """
-    lengths = opened.tables.files["data_start"][list(used)].astype(np.int64)
+    lengths = opened.tables.files["data_start"][[used[number] for number in unread]].astype(np.int64)
     slab = _native.allocate(int(lengths.sum()))
-    records = np.zeros((len(used), 5), np.int64)
-    records[:, 0] = range(len(used))
+    records = np.zeros((len(unread), 5), np.int64)
+    records[:, 0] = unread
     records[:, 2] = lengths
     records[:, 4] = slab.address + np.cumsum(lengths) - lengths
     return slab, np.concatenate([records.ravel(), words])

@@ -33,6 +33,12 @@ class Digest:
         """As it stands in a record."""
         return {"bytes": self.nbytes, "crc64": f"{self.crc64:016x}"}
 
+    @classmethod
+    def from_json(cls, data: bytes, path: str) -> Digest:
+        """The digest that another process has sent of its file at `path`."""
+        with _Malformed(path):
+            return _digest(json.loads(data))
+
     def check(self, data: bytes, path: str) -> None:
         """Raises Corrupt unless `data` is what was written."""
         if Digest.of(data) != self:

@@ -51,6 +51,12 @@ CHUNK_ENTRY = np.dtype([("file", "<u4"), ("codec", "<u4"), ("offset", "<u8"), ("
 Table = npt.NDArray[Any]
 
 
+def first_blocks(file_bytes: Table) -> Table:
+    """For each file the number of its first block, given their lengths in table order."""
+    blocks = -(-file_bytes.astype(np.int64) // BLOCK_BYTES)
+    return np.cumsum(blocks) - blocks
+
+
 @dataclass(slots=True)
 class Tables:
     """The three tables of one checkpointable.

@@ -14,16 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from waystation import _native
 from waystation._errors import WaystationError
 from waystation._options import Options
 from waystation.frameworks.base import ArraySource
-from waystation.layouts.native import names, tables, write_plan
+from waystation.layouts.native import merge, names
 from waystation.layouts.native.attempts import Attempt
+from waystation.layouts.native.chunks import Chunk
+from waystation.layouts.native.merge import Part
 from waystation.layouts.native.records import CheckpointableRecord, CheckpointRecord, Digest, dump_json
 from waystation.layouts.native.tree_file import TreeFile
+from waystation.layouts.native.write_plan import WritePlan
 
 SYNC_TOGETHER_BYTES = 8 << 20
 
@@ -41,15 +42,17 @@ class Prepared:
 
     Attributes:
         name: Of the checkpointable.
-        tree: Its tree file, with the labels of the plan.
-        sources: Its arrays; they keep the memory alive that the plan's addresses point into.
-        plan: Where every byte goes.
+        tree: Its tree file.
+        sources: Its arrays, without their memory.
+        chunks: What this process writes; they keep the memory alive that the plan's addresses point into.
+        plan: Where every byte of them goes.
     """
 
     name: str
     tree: TreeFile
     sources: Sequence[ArraySource]
-    plan: write_plan.WritePlan
+    chunks: Sequence[Chunk]
+    plan: WritePlan
 
 
 @dataclass(slots=True)
@@ -61,29 +64,61 @@ class Observer:
         on_copied_out: Called with a checkpointable's name once the engine is running and the source
             bytes before `drain_position` have been copied out.
         drain_positions: Plan position per checkpointable, see `on_copied_out`.
+        heartbeat: Called from time to time while the engine runs.
+        alone: Whether no other process writes to the file system for the same save.
     """
 
     on_job: Callable[[_native.Job], None]
     on_copied_out: Callable[[str], None]
     drain_positions: dict[str, int]
+    heartbeat: Callable[[], None] = lambda: None
+    alone: bool = True
 
 
-def write_checkpoint(
+def write_data(
+    attempt_path: str, prepared: Prepared, options: Options, observer: Observer, unsynced: list[str]
+) -> Part:
+    """Writes this process's files of one checkpointable.
+
+    Returns:
+        What is to be merged. The files are durable, but for those appended to `unsynced`.
+    """
+    directory = os.path.join(attempt_path, prepared.name)
+    together = prepared.plan.data_bytes <= SYNC_TOGETHER_BYTES
+    checksums = _run(directory, prepared, options, observer, sync=not together)
+    if together:
+        unsynced.extend(os.path.join(directory, file.name) for file in prepared.plan.files)
+    return Part.of(prepared.plan, prepared.chunks, checksums)
+
+
+def write_metadata(
     attempt: Attempt,
-    checkpointables: Sequence[Prepared],
+    checkpointables: Sequence[tuple[Prepared, Sequence[Part]]],
     custom_metadata: Any,
-    options: Options,
-    observer: Observer,
+    unsynced: list[str],
 ) -> None:
-    """Fills an attempt's directory with a whole checkpoint and makes every byte of it durable."""
-    unsynced: list[str] = []
+    """Writes what makes an attempt's data a whole checkpoint, and makes every byte of it durable.
+
+    Args:
+        attempt: The attempt; every process has written its data.
+        checkpointables: Each with the parts of all processes, in their order.
+        custom_metadata: The caller's.
+        unsynced: Files that are not durable yet.
+
+    Raises:
+        InvalidInput: The parts do not make up the arrays.
+    """
     entries: dict[str, tuple[str, Digest]] = {}
-    for prepared in checkpointables:
-        directory = prepared.name
-        path = os.path.join(attempt.path, directory)
-        os.mkdir(path)
-        record = _write_checkpointable(path, prepared, attempt, options, observer, unsynced)
-        entries[prepared.name] = (directory, Digest.of(record))
+    for prepared, parts in checkpointables:
+        path = os.path.join(attempt.path, prepared.name)
+        contents = _metadata_files(prepared, parts)
+        digests = {name: Digest.of(data) for name, data in contents.items()}
+        record = CheckpointableRecord(len(parts), digests).encode()
+        contents[names.CHECKPOINTABLE_RECORD] = record
+        files = [(os.path.join(path, name), data) for name, data in contents.items()]
+        _native.write_small_files(files, sync=False)
+        unsynced = [*unsynced, *(file for file, _ in files), path]
+        entries[prepared.name] = (prepared.name, Digest.of(record))
     checkpoint = CheckpointRecord(1, entries, time.time_ns(), custom_metadata)
     path = os.path.join(attempt.path, names.RECORD)
     _native.write_small_files([(path, checkpoint.encode())], sync=False)
@@ -91,52 +126,25 @@ def write_checkpoint(
     _native.sync_paths([*unsynced, path, attempt.path])
 
 
-def _write_checkpointable(
-    directory: str,
-    prepared: Prepared,
-    attempt: Attempt,
-    options: Options,
-    observer: Observer,
-    unsynced: list[str],
-) -> bytes:
-    plan = prepared.plan
-    together = plan.data_bytes <= SYNC_TOGETHER_BYTES
-    checksums = _write_data(directory, prepared, attempt, options, observer, sync=not together)
-    plan.tables.checksums = np.frombuffer(b"".join(checksums), "<u8")
-    contents = _metadata_files(prepared)
-    record = CheckpointableRecord(1, {name: Digest.of(data) for name, data in contents.items()}).encode()
-    contents[names.CHECKPOINTABLE_RECORD] = record
-    files = [(os.path.join(directory, name), data) for name, data in contents.items()]
-    _native.write_small_files(files, sync=False)
-    if together:
-        unsynced.extend(os.path.join(directory, file.name) for file in plan.files)
-    unsynced.extend(path for path, _ in files)
-    unsynced.append(directory)
-    return record
-
-
-def _metadata_files(prepared: Prepared) -> dict[str, bytes]:
-    encoded: tables.Tables = prepared.plan.tables
+def _metadata_files(prepared: Prepared, parts: Sequence[Part]) -> dict[str, bytes]:
+    tree = prepared.tree
+    merged = merge.merge(parts, prepared.sources, tree.labels)
     contents = {
-        names.TREE: prepared.tree.encode(),
-        names.FILE_TABLE: encoded.encode_files(),
-        names.CHUNK_TABLE: encoded.encode_chunks(),
-        names.CHECKSUM_TABLE: encoded.encode_checksums(),
+        names.TREE: tree.encode(),
+        names.FILE_TABLE: merged.encode_files(),
+        names.CHUNK_TABLE: merged.encode_chunks(),
+        names.CHECKSUM_TABLE: merged.encode_checksums(),
     }
-    if prepared.plan.index:
-        index = {"metadata": {"total_size": prepared.plan.data_bytes}, "weight_map": prepared.plan.index}
-        contents[names.INDEX] = dump_json(index)
+    # Arrays without elements are in no part, but in a file of this process.
+    index = prepared.plan.index | merge.whole_arrays(parts, tree.labels)
+    if tree.labels and len(index) == len(tree.labels):
+        total = int(merged.chunks["length"].sum())
+        contents[names.INDEX] = dump_json({"metadata": {"total_size": total}, "weight_map": index})
     return contents
 
 
-def _write_data(
-    directory: str,
-    prepared: Prepared,
-    attempt: Attempt,
-    options: Options,
-    observer: Observer,
-    *,
-    sync: bool,
+def _run(
+    directory: str, prepared: Prepared, options: Options, observer: Observer, *, sync: bool
 ) -> list[bytes]:
     """Runs the engine over the data files; returns their block checksums."""
     files = [
@@ -147,11 +155,11 @@ def _write_data(
         observer.on_copied_out(prepared.name)
         return []
     engine = options.engine
-    if engine.write_mode is None and prepared.plan.data_bytes >= CALIBRATE_BYTES:
-        _calibrate_once(attempt.path)
+    if observer.alone and engine.write_mode is None and prepared.plan.data_bytes >= CALIBRATE_BYTES:
+        _calibrate_once(directory)
     job = _native.start_write(
         files,
-        prepared.sources,
+        prepared.chunks,
         sync=sync,
         mode=engine.write_mode,
         block_bytes=engine.block_bytes,
@@ -163,7 +171,7 @@ def _write_data(
         job.wait_gathered(observer.drain_positions.get(prepared.name, 0))
         observer.on_copied_out(prepared.name)
         while not job.wait(_HEARTBEAT_S):
-            attempt.heartbeat()
+            observer.heartbeat()
     except BaseException:
         job.cancel()
         job.wait()

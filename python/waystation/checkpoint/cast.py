@@ -1,0 +1,131 @@
+"""Casting on the way to storage: what an array is stored as, and its chunks in that dtype.
+
+Only what this process writes is cast, so a cast costs each process memory for its own share in the new
+dtype. Chunks that have been cast are this save's own: nothing the caller does changes them.
+
+Invariants: the dtype of an array is decided from its options and its own dtype alone, so every process
+decides the same; no integer becomes another number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from waystation import _native
+from waystation._errors import WaystationError
+from waystation._options import ArraySavingOptions
+from waystation.frameworks import dtypes
+from waystation.frameworks.base import ArraySource, Block
+from waystation.layouts.native import memory
+from waystation.layouts.native.block_views import view_of
+from waystation.layouts.native.chunks import Chunk, storage_options
+
+
+def wanted_dtypes(
+    sources: Sequence[ArraySource], labels: Sequence[str], saving: ArraySavingOptions
+) -> dict[int, str]:
+    """The arrays that are to be cast, by number, and to what.
+
+    A dtype that is asked of every array applies to those of its own category (floats stay floats, integers
+    integers); one that is asked of an array by name has to be possible.
+
+    Raises:
+        InvalidInput: An array cannot be cast to what was asked of it.
+        Corrupt, Unsupported: There is no such dtype.
+    """
+    if saving.storage_options_for is None and saving.storage_options.dtype is None:
+        return {}
+    found = {}
+    for number, (source, label) in enumerate(zip(sources, labels, strict=True)):
+        storage = storage_options(saving, label, source)
+        if storage.dtype is None or storage.dtype == source.dtype:
+            continue
+        try:
+            if storage is saving.storage_options and not _same_category(source.dtype, storage.dtype):
+                continue
+            dtypes.check_cast(source.dtype, storage.dtype)
+        except WaystationError as error:
+            raise error.where(array=label)
+        found[number] = storage.dtype
+    return found
+
+
+def _same_category(present: str, wanted: str) -> bool:
+    if dtypes.is_key(present):
+        return False
+    return dtypes.of_name(present).category == dtypes.of_name(wanted).category
+
+
+def apply(
+    chunks: Sequence[Chunk], sources: Sequence[ArraySource], labels: Sequence[str], wanted: dict[int, str]
+) -> None:
+    """Casts chunks, and makes the descriptions of their arrays say so.
+
+    Raises:
+        InvalidInput: An integer does not fit the dtype that was asked for.
+    """
+    own = [chunk for chunk in chunks if chunk.array in wanted]
+    targets = {number: dtypes.of_name(name) for number, name in wanted.items()}
+    sizes = []
+    for chunk in own:
+        target, rank = targets[chunk.array], len(sources[chunk.array].shape)
+        sizes.append(math.prod(chunk.shape[:rank]) * target.host.itemsize)
+    places, addresses = memory.allocate(sizes)
+    for chunk, (slab, offset), address in zip(own, places, addresses.tolist(), strict=True):
+        source, target = sources[chunk.array], targets[chunk.array]
+        rank = len(source.shape)
+        if slab is not None:
+            place = np.ndarray(chunk.shape[:rank], target.host, slab, offset)
+            try:
+                _cast_chunk(chunk, source, rank, place)
+            except WaystationError as error:
+                raise error.where(array=labels[chunk.array])
+        _replace(chunk, target, rank, slab, address)
+    for number, target in targets.items():
+        source = sources[number]
+        source.dtype, source.storage_dtype = target.name, target.storage
+        source.storage_shape = target.storage_shape(source.shape)
+        source.storage_item_bytes = target.storage_item_bytes
+
+
+def _cast_chunk(chunk: Chunk, source: ArraySource, rank: int, place: np.ndarray[Any, Any]) -> None:
+    host = dtypes.of_stored(source).host
+    for part in chunk.blocks:
+        block = _on_host(part, source.storage_item_bytes)
+        values = view_of(block, rank, host)
+        box = tuple(
+            slice(begin, begin + extent)
+            for begin, extent in zip(block.offset[:rank], block.shape[:rank], strict=True)
+        )
+        dtypes.copy_cast(place[box] if box else place, values)
+
+
+def _on_host(block: Block, item_bytes: int) -> Block:
+    if block.device < 0:
+        return block
+    nbytes = math.prod(block.shape) * item_bytes
+    slab = _native.allocate(nbytes)
+    words = np.array([block.device, slab.address, block.address, nbytes], np.int64)
+    _native.copy_from_devices(words, [slab], [block.owner])
+    return Block(block.offset, block.shape, block.strides, slab.address, slab)
+
+
+def _replace(
+    chunk: Chunk, target: dtypes.LogicalDtype, rank: int, slab: _native.Slab | None, address: int
+) -> None:
+    chunk.shape = target.storage_shape(chunk.shape[:rank])
+    chunk.nbytes = math.prod(chunk.shape) * target.storage_item_bytes
+    if chunk.offset is not None:
+        chunk.offset = chunk.offset[:rank] + (0,) * len(target.trailing)
+    if slab is None:
+        chunk.blocks = []
+        return
+    strides, step = [], target.storage_item_bytes
+    for extent in reversed(chunk.shape):
+        strides.append(step)
+        step *= extent
+    chunk.blocks = [Block((0,) * len(chunk.shape), chunk.shape, tuple(reversed(strides)), address, slab)]

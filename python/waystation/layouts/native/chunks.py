@@ -1,0 +1,221 @@
+"""What one process writes of each array: chunks, and the memory that they are gathered from.
+
+A process that holds every element of an array writes it as one chunk. Of an array that is spread over
+processes it writes its share. Chunks are cut further where `chunk_bytes` asks for it.
+
+Invariants: all is in storage terms, where an array may have a trailing axis of bytes, which is never cut;
+the blocks of a chunk partition it, their offsets counted from its own; no array byte is read here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from waystation import grid
+from waystation._errors import InvalidInput, Unsupported, WaystationError
+from waystation._options import ArraySavingOptions, StorageOptions
+from waystation.frameworks.base import ArraySource, Block
+
+MIN_SLICE_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A box of an array that becomes one tensor of a data file.
+
+    Attributes:
+        array: Number of the array.
+        offset: Where the box begins in the array, None if the chunk is the whole array.
+        shape: Of the box.
+        nbytes: Of the box.
+        blocks: The memory that it is gathered from.
+    """
+
+    array: int
+    offset: tuple[int, ...] | None
+    shape: tuple[int, ...]
+    nbytes: int
+    blocks: list[Block]
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Which process of how many writes, and which one writes what all have a value of their own of."""
+
+    process: int = 0
+    process_count: int = 1
+    primary: int = 0
+
+
+ALONE = Writer()
+
+
+def cut(
+    sources: Sequence[ArraySource],
+    labels: Sequence[str],
+    saving: ArraySavingOptions,
+    writer: Writer = ALONE,
+    element_bytes: Mapping[int, int] | None = None,
+) -> list[Chunk]:
+    """The chunks that a process writes, by array.
+
+    Args:
+        sources: All arrays.
+        labels: Their key paths.
+        saving: How they are to be cut.
+        writer: The process.
+        element_bytes: Of the arrays that will be cast: bytes of an element then.
+
+    Raises:
+        InvalidInput: The options of an array do not fit it.
+    """
+    plain = saving.storage_options_for is None and saving.storage_options.chunk_bytes is None
+    if plain and writer.process_count == 1:
+        return [
+            Chunk(number, None, source.storage_shape, nbytes_of(source), source.blocks)
+            for number, source in enumerate(sources)
+        ]
+    sharing = _sharing(saving, writer)
+    chunks: list[Chunk] = []
+    for number, (source, label) in enumerate(zip(sources, labels, strict=True)):
+        try:
+            storage = storage_options(saving, label, source)
+            nbytes = (element_bytes or {}).get(number) or _element_bytes(source)
+            boxes = _own_boxes(source, nbytes, storage, sharing, writer)
+        except WaystationError as error:
+            raise error.where(array=label)
+        chunks += [_chunk(number, source, box) for box in boxes]
+    return chunks
+
+
+def nbytes_of(source: ArraySource) -> int:
+    """Bytes of a whole array in storage."""
+    return math.prod(source.storage_shape) * source.storage_item_bytes
+
+
+def storage_options(saving: ArraySavingOptions, label: str, source: ArraySource) -> StorageOptions:
+    """The options of one array.
+
+    Raises:
+        InvalidInput: The caller's function returned something else.
+    """
+    chosen = None if saving.storage_options_for is None else saving.storage_options_for(label, source)
+    if chosen is None:
+        return saving.storage_options
+    if not isinstance(chosen, StorageOptions):
+        raise InvalidInput(f"storage_options_for must return StorageOptions or None, not {chosen!r}")
+    return chosen
+
+
+def _sharing(saving: ArraySavingOptions, writer: Writer) -> grid.Sharing:
+    smallest = saving.min_slice_bytes_for_replica_parallel or MIN_SLICE_BYTES
+    most = saving.max_replicas_for_replica_parallel or writer.process_count
+    return grid.Sharing(writer.process, smallest, 1 if saving.use_replica_parallel is False else most)
+
+
+def _own_boxes(
+    source: ArraySource,
+    element_bytes: int,
+    storage: StorageOptions,
+    sharing: grid.Sharing,
+    writer: Writer,
+) -> list[grid.Box]:
+    """The boxes that this process writes, in logical elements."""
+    whole = grid.whole(source.shape)
+    if source.spread is None or writer.process_count == 1 or not grid.volume(whole):
+        if writer.process != writer.primary:
+            return []
+        boxes = [whole]
+        if storage.chunk_bytes is not None and grid.volume(whole):
+            boxes = list(dict.fromkeys(_logical_box(block, source) for block in source.blocks))
+    else:
+        boxes = sharing.share(source.spread, element_bytes)
+    if storage.chunk_bytes is None:
+        return _joined(boxes)
+    return [part for box in boxes for part in _subchunks(box, source.shape, element_bytes, storage)]
+
+
+def _element_bytes(source: ArraySource) -> int:
+    return source.storage_item_bytes * math.prod(source.storage_shape[len(source.shape) :])
+
+
+def _logical_box(block: Block, source: ArraySource) -> grid.Box:
+    rank = len(source.shape)
+    return block.offset[:rank], block.shape[:rank]
+
+
+def _joined(boxes: list[grid.Box]) -> list[grid.Box]:
+    """Boxes that fill a larger one become that one: what the devices of a process hold, mostly."""
+    if len(boxes) < 2:
+        return boxes
+    made = np.array(boxes, np.int64)
+    begin, end = made[:, 0].min(axis=0), (made[:, 0] + made[:, 1]).max(axis=0)
+    if math.prod((end - begin).tolist()) != sum(map(grid.volume, boxes)):
+        return boxes
+    return [(tuple(begin.tolist()), tuple((end - begin).tolist()))]
+
+
+def _subchunks(
+    box: grid.Box, array_shape: tuple[int, ...], element_bytes: int, storage: StorageOptions
+) -> list[grid.Box]:
+    assert storage.chunk_bytes is not None, "only chunks of a size are cut"
+    sharded = [axis for axis, extent in enumerate(array_shape) if box[1][axis] != extent]
+    shape = grid.choose_chunk_shape(box[1], element_bytes, storage.chunk_bytes, storage.chunk_axes, sharded)
+    parts = grid.ChunkGrid(box[1], shape).boxes()
+    parts[:, 0] += np.array(box[0], np.int64)
+    return [grid.box_at(parts, position) for position in range(len(parts))]
+
+
+def _chunk(number: int, source: ArraySource, box: grid.Box) -> Chunk:
+    rank = len(source.shape)
+    trailing = source.storage_shape[rank:]
+    offset, shape = box[0] + (0,) * len(trailing), box[1] + trailing
+    nbytes = math.prod(shape) * source.storage_item_bytes
+    if shape == source.storage_shape:
+        return Chunk(number, None, shape, nbytes, source.blocks)
+    blocks = [
+        clipped
+        for block in source.blocks
+        if (clipped := _clipped(block, (offset, shape), source.storage_item_bytes)) is not None
+    ]
+    return Chunk(number, offset, shape, nbytes, blocks)
+
+
+def _clipped(block: Block, box: grid.Box, item_bytes: int) -> Block | None:
+    """The part of a block that lies in a box, counted from the box."""
+    common = grid.intersect((block.offset, block.shape), box)
+    if common is None:
+        return None
+    skipped = [begin - own for begin, own in zip(common[0], block.offset, strict=True)]
+    address = block.address + sum(
+        count * stride for count, stride in zip(skipped, block.strides, strict=True)
+    )
+    offset = tuple(begin - own for begin, own in zip(common[0], box[0], strict=True))
+    clipped = Block(offset, common[1], block.strides, address, block.owner, block.device)
+    if block.device >= 0 and not is_contiguous(clipped, item_bytes):
+        raise Unsupported(
+            "this chunk of an array in GPU memory is not contiguous there; give chunk_axes that keep it so "
+            "(the first axes), or save the array from host memory"
+        )
+    return clipped
+
+
+def is_contiguous(block: Block, item_bytes: int) -> bool:
+    """Whether a block's elements lie one after another, in C order."""
+    return _is_contiguous(block.shape, block.strides, item_bytes)
+
+
+# States have few shapes and many arrays.
+@functools.lru_cache(maxsize=4096)
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> bool:
+    expected = item_bytes
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
