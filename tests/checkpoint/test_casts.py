@@ -15,7 +15,7 @@ import torch
 
 import waystation
 from waystation import errors
-from waystation.checkpoint import fill
+from waystation.checkpoint import staging
 
 
 @pytest.mark.parametrize("wanted", ["float16", "bfloat16", "float64", "int32", "float8_e4m3fn", "complex64"])
@@ -29,8 +29,8 @@ def test_numpy_casts(tmp_path: Path, wanted: str) -> None:
 
 
 def test_casts_in_many_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound on a piece is made small; nothing is replaced."""
-    monkeypatch.setattr(fill, "CAST_PIECE_BYTES", 64)
+    """The bound on a group of pieces is made small; nothing is replaced."""
+    monkeypatch.setattr(staging, "CAST_GROUP_BYTES", 64)
     values = np.arange(5 * 7 * 11, dtype=np.int32).reshape(5, 7, 11)
     waystation.save(tmp_path / "checkpoint", {"x": values, "y": values[0, 0], "z": np.int32(5)})
     abstract = {"x": jax.ShapeDtypeStruct((5, 7, 11), jnp.float32), "y": torch.zeros(11), "z": np.float64(0)}

@@ -7,6 +7,7 @@ from waystation.checkpoint.load import load, load_async
 from waystation.checkpoint.metadata import CheckpointMetadata, metadata
 from waystation.checkpoint.paths import is_checkpoint
 from waystation.checkpoint.save import save, save_async
+from waystation.checkpoint.statistics import LoadStatistics
 from waystation.checkpoint.verify import Damage, Verification, verify
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "CheckpointMetadata",
     "Context",
     "Damage",
+    "LoadStatistics",
     "Verification",
     "delete",
     "is_checkpoint",

@@ -1,13 +1,15 @@
 """Reads what was decided and makes the leaves.
 
-Arrays that need no cast are read in one engine job, straight to where they stay. Casts are read in
-pieces of bounded size. Each framework then makes all of its arrays in one batch.
+Leaves are sorted by the codec that makes them, each codec says where its arrays go, and the memory for them
+is filled (`checkpoint/buffers.py`). Each framework then makes all of its arrays in one batch; with a bound
+on memory, those that do not stay in host memory are made group by group (`checkpoint/staging.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import dataclasses
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,54 +17,110 @@ from typing import Any
 import numpy as np
 
 from waystation._collection import paused_collection
-from waystation._errors import Cancelled, WaystationError
-from waystation._options import Options
+from waystation._errors import WaystationError
+from waystation._options import ArrayLoadingOptions, Options
+from waystation.checkpoint import fit, staging, wanted
+from waystation.checkpoint.buffers import Buffer, Incoming, Reading, fill_buffers
 from waystation.checkpoint.handle import Progress
+from waystation.checkpoint.statistics import LoadStatistics
 from waystation.checkpoint.wanted import Decided, convert, is_scalar, scalar_type
 from waystation.frameworks import dtypes, registry
-from waystation.frameworks.base import StoredArray, Target
-from waystation.layouts.native import memory
+from waystation.frameworks.base import Codec, StoredArray, Target
 from waystation.layouts.native.mapped import Mappings
-from waystation.layouts.native.read import Box, OpenCheckpointable, ReadStatistics, Request, read_boxes
+from waystation.layouts.native.read import OpenCheckpointable, ReadStatistics
 from waystation.layouts.native.tree_file import ArrayLeaf, Scalar
 
-Buffer = np.ndarray[Any, Any]
-
-CAST_PIECE_BYTES = 32 << 20
-
-
-@dataclass(slots=True)
-class _Batch:
-    """The leaves that one codec makes."""
-
-    numbers: list[int] = field(default_factory=list)
-    stored: list[StoredArray] = field(default_factory=list)
-    arrays: list[int | None] = field(default_factory=list)  # None: a stored scalar, in `values`
-    values: list[Any] = field(default_factory=list)
-    targets: list[Target] = field(default_factory=list)
-    buffers: list[list[Buffer]] = field(default_factory=list)
+_TEXTS = ("bytes", "str")  # long ones are stored as arrays, which become text after all
 
 
 def fill(opened: OpenCheckpointable, decided: Decided, options: Options, progress: Progress) -> list[Any]:
     """Makes the leaves of the result, in order."""
-    leaves: list[Any] = [None] * len(decided.stored)
-    batches = _sort(opened, decided, leaves)
-    for name, batch in batches.items():
-        with _naming_leaves(batch, decided):
-            _choose_targets(name, batch, decided)
+    started_s = time.monotonic()
+    loading = options.array.loading
+    wanted.check_shapes(opened.tree, decided, extents_may_differ=loading.enable_padding_and_truncation)
+    leaves = _Leaves(decided)
+    batches = _sort(opened, decided, loading, leaves)
+    arrays = [(batch.codec, _incoming(batch, decided, loading)) for batch in batches]
     statistics = ReadStatistics()
-    _read(opened, [batch for batch in batches.values() if batch.numbers], options, progress, statistics)
-    for name, batch in batches.items():
-        with _naming_leaves(batch, decided):
-            made = _assemble(name, batch)
-        for number, leaf in zip(batch.numbers, made, strict=True):
-            leaves[number] = leaf
-    _scalars_from_arrays(decided, leaves)
-    return leaves
+    mappings = Mappings(opened) if loading.mmap and not loading.verify else None
+    _load(
+        Reading(opened, options, progress, statistics, mappings, staging.CAST_GROUP_BYTES, is_bounded=False),
+        arrays,
+        leaves,
+    )
+    leaves.scalars_from_arrays()
+    _report(opened, loading, statistics, time.monotonic() - started_s)
+    return leaves.made
+
+
+def _load(reading: Reading, arrays: Sequence[tuple[Codec, list[Incoming]]], leaves: _Leaves) -> None:
+    """Reads arrays and makes them: all at once, or within the bound that the options set."""
+    limit_bytes = reading.options.memory.read_concurrent_bytes
+    staged: list[tuple[Codec, Incoming]] = []
+    group_bytes = 0
+    if limit_bytes is not None:
+        arrays, staged = _divide(arrays)
+        shares = staging.Shares.of(limit_bytes, are_staged=bool(staged))
+        group_bytes = shares.group_bytes
+        reading = dataclasses.replace(
+            reading,
+            options=staging.bound_engine(reading.options, shares.engine_bytes),
+            cast_bytes=shares.cast_bytes,
+            is_bounded=True,
+        )
+    fill_buffers(reading, [incoming for _, batch in arrays for incoming in batch])
+    for codec, batch in arrays:
+        leaves.make(codec, batch)
+    if staged:
+        # Read, not mapped: the pages of a mapping would stay until all of it is let go of.
+        reading = dataclasses.replace(reading, mappings=None)
+        staging.load_staged(reading, staged, group_bytes, leaves)
+
+
+def _divide(
+    arrays: Sequence[tuple[Codec, list[Incoming]]],
+) -> tuple[list[tuple[Codec, list[Incoming]]], list[tuple[Codec, Incoming]]]:
+    """Arrays that stay in the memory that they are read to, and those that do not."""
+    resident: list[tuple[Codec, list[Incoming]]] = []
+    staged: list[tuple[Codec, Incoming]] = []
+    for codec, batch in arrays:
+        staying: list[Incoming] = []
+        for incoming in batch:
+            if incoming.stored.framework not in _TEXTS and staging.stays_on_host(codec, incoming.target):
+                staying.append(incoming)
+            else:
+                staged.append((codec, incoming))
+        resident.append((codec, staying))
+    return resident, staged
+
+
+def _report(
+    opened: OpenCheckpointable, loading: ArrayLoadingOptions, read: ReadStatistics, duration_s: float
+) -> None:
+    statistics = LoadStatistics(opened.directory, read.bytes_needed, read.bytes_read, duration_s)
+    statistics.log()
+    if loading.on_statistics is not None:
+        loading.on_statistics(statistics)
+
+
+# ---- deciding ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The array leaves that one codec makes."""
+
+    codec: Codec
+    numbers: list[int] = field(default_factory=list)
+    stored: list[StoredArray] = field(default_factory=list)
+    arrays: list[int | None] = field(default_factory=list)  # None: a stored scalar, in `values`
+    values: list[Buffer | None] = field(default_factory=list)
 
 
 @paused_collection()
-def _sort(opened: OpenCheckpointable, decided: Decided, leaves: list[Any]) -> dict[str, _Batch]:
+def _sort(
+    opened: OpenCheckpointable, decided: Decided, loading: ArrayLoadingOptions, leaves: _Leaves
+) -> list[_Batch]:
     """Converts scalars at once and sorts array leaves by the codec that makes them."""
     batches: dict[str, _Batch] = {}
     abstracts = decided.abstracts
@@ -70,9 +128,12 @@ def _sort(opened: OpenCheckpointable, decided: Decided, leaves: list[Any]) -> di
     for number, leaf in enumerate(decided.stored):
         abstract = None if abstracts is None else abstracts[number]
         if not isinstance(leaf, ArrayLeaf) and (abstract is None or is_scalar(abstract)):
-            leaves[number] = leaf if abstract is None else _converted(leaf, abstract, decided, number)
+            leaves.made[number] = leaf if abstract is None else _converted(leaf, abstract, decided, number)
             continue
-        batch = batches.setdefault(_codec_name(opened, leaf, abstract), _Batch())
+        codec = _codec(opened, leaf, abstract, loading)
+        batch = batches.get(codec.name)
+        if batch is None:
+            batch = batches[codec.name] = _Batch(codec)
         batch.numbers.append(number)
         if isinstance(leaf, ArrayLeaf):
             batch.stored.append(arrays[leaf.array])
@@ -83,45 +144,59 @@ def _sort(opened: OpenCheckpointable, decided: Decided, leaves: list[Any]) -> di
             batch.stored.append(registry.stored_scalar(value))
             batch.arrays.append(None)
             batch.values.append(value)
-    return batches
+    return list(batches.values())
 
 
-def _codec_name(opened: OpenCheckpointable, leaf: Any, abstract: Any) -> str:
+def _codec(opened: OpenCheckpointable, leaf: Any, abstract: Any, loading: ArrayLoadingOptions) -> Codec:
     if abstract is None:
-        return registry.available_codec(opened.tree.arrays[leaf.array].framework).name
+        if loading.restore_on_host:
+            return registry.codec_by_name("numpy")
+        return registry.available_codec(opened.tree.arrays[leaf.array].framework)
     codec = None if is_scalar(abstract) else registry.codec_for(abstract)
-    return "numpy" if codec is None else codec.name
-
-
-def _converted(value: Scalar, abstract: Any, decided: Decided, number: int) -> Scalar:
-    try:
-        return convert(value, scalar_type(abstract))
-    except WaystationError as error:
-        raise error.where(array=decided.key_path(number))
+    return registry.codec_by_name("numpy") if codec is None else codec
 
 
 @paused_collection()
-def _choose_targets(name: str, batch: _Batch, decided: Decided) -> None:
-    codec = registry.codec_by_name(name)
-    if decided.abstracts is None:
-        batch.targets = codec.default_targets(batch.stored)
-    else:
-        batch.targets = codec.targets([_abstract(decided, number) for number in batch.numbers], batch.stored)
-    for index, (stored, target) in enumerate(zip(batch.stored, batch.targets, strict=True)):
-        if stored.dtype != target.dtype:
-            _check_cast(stored.dtype, target.dtype, index)
+def _incoming(batch: _Batch, decided: Decided, loading: ArrayLoadingOptions) -> list[Incoming]:
+    """The arrays of a batch with the places where they go."""
+    with _naming_leaves(decided, batch.numbers):
+        targets = _targets(batch, decided, loading)
+        for index, (stored, target) in enumerate(zip(batch.stored, targets, strict=True)):
+            if stored.dtype != target.dtype:
+                _check_cast(stored.dtype, target.dtype, index)
+    return [
+        Incoming(*columns)
+        for columns in zip(batch.numbers, batch.stored, batch.arrays, batch.values, targets, strict=True)
+    ]
 
 
-@contextlib.contextmanager
-def _naming_leaves(batch: _Batch, decided: Decided) -> Iterator[None]:
-    """Replaces a codec's index into its batch by the key path, in errors."""
-    try:
-        yield
-    except WaystationError as error:
-        index = error.context.pop("index", None)
-        if isinstance(index, int):
-            error.where(array=decided.key_path(batch.numbers[index]))
-        raise
+def _targets(batch: _Batch, decided: Decided, loading: ArrayLoadingOptions) -> list[Target]:
+    if decided.abstracts is not None:
+        abstracts = [_abstract(decided, number) for number in batch.numbers]
+        extents = decided.extents
+        stored = [
+            fit.reshaped(array, extents[number]) if number in extents else array
+            for number, array in zip(batch.numbers, batch.stored, strict=True)
+        ]
+        return batch.codec.targets(abstracts, stored)
+    if loading.sharding_for is not None and hasattr(batch.codec, "sharded"):
+        return batch.codec.targets(_sharded(batch, decided, loading), batch.stored)
+    return batch.codec.default_targets(batch.stored)
+
+
+def _sharded(batch: _Batch, decided: Decided, loading: ArrayLoadingOptions) -> list[Any]:
+    """Abstract arrays with the shardings that the caller's function chooses."""
+    codec: Any = batch.codec
+    assert loading.sharding_for is not None
+    labels = decided.structure.labels()
+    found = []
+    for index, (number, stored) in enumerate(zip(batch.numbers, batch.stored, strict=True)):
+        sharding = loading.sharding_for(labels[number], codec.abstract(stored))
+        try:
+            found.append(codec.sharded(stored, sharding))
+        except WaystationError as error:
+            raise error.where(index=index)
+    return found
 
 
 def _abstract(decided: Decided, number: int) -> Any:
@@ -130,144 +205,71 @@ def _abstract(decided: Decided, number: int) -> Any:
     return registry.ANY_NUMPY if is_scalar(abstract) else abstract
 
 
-def _check_cast(stored: str, wanted: str, index: int) -> None:
+def _check_cast(stored: str, wanted_dtype: str, index: int) -> None:
     try:
-        dtypes.check_cast(stored, wanted)
+        dtypes.check_cast(stored, wanted_dtype)
     except WaystationError as error:
         raise error.where(index=index)
 
 
-@dataclass(slots=True)
-class _Piece:
-    """A part of a box that is read in the stored dtype and cast into its place."""
-
-    request: Request
-    place: Buffer
-
-
-def _read(
-    opened: OpenCheckpointable,
-    batches: Sequence[_Batch],
-    options: Options,
-    progress: Progress,
-    statistics: ReadStatistics,
-) -> None:
-    mappings = Mappings(opened) if options.array.loading.mmap else None
-    if mappings is not None and options.array.loading.verify:
-        mappings = None
-    requests: list[Request] = []
-    fills: list[list[Buffer]] = []
-    pieces: list[_Piece] = []
-    for batch in batches:
-        for stored, array, value, target in zip(
-            batch.stored, batch.arrays, batch.values, batch.targets, strict=True
-        ):
-            buffers: list[Buffer] = []
-            batch.buffers.append(buffers)
-            if array is None:
-                buffers.append(_cast_value(value, target))
-            elif stored.dtype != target.dtype:
-                pieces.extend(_pieces(array, stored, target, buffers))
-            else:
-                request = Request(array, target.boxes)
-                mapped = mappings.array(request) if mappings is not None else None
-                if mapped is not None:
-                    buffers.append(mapped)
-                else:
-                    requests.append(request)
-                    fills.append(buffers)
-    read = read_boxes(opened, requests, options, progress.add, statistics)
-    for buffers, found in zip(fills, read, strict=True):
-        buffers.extend(found)
-    for group in _groups(pieces, opened):
-        if progress.cancelled:
-            raise Cancelled("loading was cancelled")
-        found_pieces = read_boxes(
-            opened, [piece.request for piece in group], options, progress.add, statistics
-        )
-        for piece, (found_piece,) in zip(group, found_pieces, strict=True):
-            try:
-                dtypes.copy_cast(piece.place, found_piece)
-            except WaystationError as error:
-                raise error.where(array=opened.tree.labels[piece.request.array])
+@contextlib.contextmanager
+def _naming_leaves(decided: Decided, numbers: Sequence[int]) -> Iterator[None]:
+    """Replaces a codec's index into its batch by the key path, in errors."""
+    try:
+        yield
+    except WaystationError as error:
+        index = error.context.pop("index", None)
+        if isinstance(index, int):
+            error.where(array=decided.key_path(numbers[index]))
+        raise
 
 
-def _cast_value(value: Any, target: Target) -> Buffer:
-    dtype = dtypes.numpy_dtype(target.dtype)
-    (place,) = _buffers([((), ())], dtype)
-    dtypes.copy_cast(place, value)
-    return place
+# ---- making ------------------------------------------------------------------------------------
 
 
-def _pieces(array: int, stored: StoredArray, target: Target, buffers: list[Buffer]) -> Iterator[_Piece]:
-    wanted, present = dtypes.numpy_dtype(target.dtype), dtypes.numpy_dtype(stored.dtype)
-    buffers.extend(_buffers(target.boxes, wanted))
-    items = max(1, CAST_PIECE_BYTES // (present.itemsize if present is not None else 1))
-    for box, buffer in zip(target.boxes, buffers, strict=True):
-        for offset, shape in _split(box, items):
-            own = tuple(
-                slice(at - start, at - start + extent)
-                for at, start, extent in zip(offset, box[0], shape, strict=True)
+class _Leaves:
+    """The leaves of the result as they come to be."""
+
+    def __init__(self, decided: Decided) -> None:
+        self._decided = decided
+        self.made: list[Any] = [None] * len(decided.stored)
+
+    @paused_collection()
+    def make(self, codec: Codec, arrays: Sequence[Incoming], *, wait: bool = False) -> None:
+        """Makes leaves of filled buffers; if told so, waits until they no longer need these."""
+        with _naming_leaves(self._decided, [incoming.leaf for incoming in arrays]):
+            made = codec.assemble(
+                [incoming.target for incoming in arrays], [incoming.buffers for incoming in arrays]
             )
-            yield _Piece(Request(array, [(offset, shape)]), buffer[own] if own else buffer)
+            if wait:
+                staging.wait(codec, made)
+        for incoming, leaf in zip(arrays, made, strict=True):
+            is_text = incoming.stored.framework in _TEXTS and codec.name == "numpy"
+            self.made[incoming.leaf] = _as_text(leaf, incoming.stored) if is_text else leaf
+
+    def put(self, part: staging.Part) -> None:
+        """Puts a part into its array, which is made once it has all parts."""
+        leaf = part.incoming.leaf
+        try:
+            self.made[leaf] = part.whole.put(part)
+        except WaystationError as error:
+            raise error.where(array=self._decided.key_path(leaf))
+
+    def scalars_from_arrays(self) -> None:
+        """Turns stored arrays that are wanted as Python scalars into those."""
+        for number, abstract in enumerate(self._decided.abstracts or ()):
+            leaf = self.made[number]
+            if is_scalar(abstract) and isinstance(leaf, np.ndarray | np.generic):
+                self.made[number] = _converted(leaf.item(), abstract, self._decided, number)
 
 
-def _split(box: Box, items: int) -> Iterator[Box]:
-    """Cuts a box along its leading axes into boxes of at most `items` elements."""
-    offset, shape = box
-    axis = 0
-    while math.prod(shape[axis + 1 :]) > items and axis < len(shape):
-        axis += 1
-    if math.prod(shape) <= items or axis == len(shape):
-        yield box
-        return
-    if axis > 0:
-        for index in range(shape[0]):
-            for inner_offset, inner_shape in _split((offset[1:], shape[1:]), items):
-                yield (offset[0] + index, *inner_offset), (1, *inner_shape)
-        return
-    step = max(1, items // max(1, math.prod(shape[1:])))
-    for start in range(0, shape[0], step):
-        yield (offset[0] + start, *offset[1:]), (min(step, shape[0] - start), *shape[1:])
+def _as_text(leaf: Buffer, stored: StoredArray) -> bytes | str:
+    data = leaf.tobytes()
+    return data if stored.framework == "bytes" else data.decode("utf-8", "surrogatepass")
 
 
-def _groups(pieces: Sequence[_Piece], opened: OpenCheckpointable) -> Iterator[list[_Piece]]:
-    """Pieces in runs that are read together, each run of bounded size."""
-    group: list[_Piece] = []
-    held = 0
-    for piece in pieces:
-        nbytes = piece.place.size * 16
-        if group and held + nbytes > 2 * CAST_PIECE_BYTES:
-            yield group
-            group, held = [], 0
-        group.append(piece)
-        held += nbytes
-    if group:
-        yield group
-
-
-def _buffers(boxes: Sequence[Box], dtype: Any) -> list[Buffer]:
-    sizes = [math.prod(shape) * dtype.itemsize for _, shape in boxes]
-    places, _ = memory.allocate(sizes)
-    return [
-        np.empty(shape, dtype) if slab is None else np.ndarray(shape, dtype, slab, offset)
-        for (_, shape), (slab, offset) in zip(boxes, places, strict=True)
-    ]
-
-
-@paused_collection()
-def _assemble(name: str, batch: _Batch) -> list[Any]:
-    made = registry.codec_by_name(name).assemble(batch.targets, batch.buffers)
-    for number, stored in enumerate(batch.stored):
-        if stored.framework in ("bytes", "str") and name == "numpy":
-            data = made[number].tobytes()
-            made[number] = data if stored.framework == "bytes" else data.decode("utf-8", "surrogatepass")
-    return list(made)
-
-
-def _scalars_from_arrays(decided: Decided, leaves: list[Any]) -> None:
-    """Turns stored arrays that are wanted as Python scalars into those."""
-    for number, abstract in enumerate(decided.abstracts or ()):
-        leaf = leaves[number]
-        if is_scalar(abstract) and isinstance(leaf, np.ndarray | np.generic):
-            leaves[number] = _converted(leaf.item(), abstract, decided, number)
+def _converted(value: Scalar, abstract: Any, decided: Decided, number: int) -> Scalar:
+    try:
+        return convert(value, scalar_type(abstract))
+    except WaystationError as error:
+        raise error.where(array=decided.key_path(number))

@@ -8,8 +8,8 @@ of pieces is used the next is read, so at most two groups are in memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from waystation.layouts.native.read import OpenCheckpointable, ReadStatistics, R
 GROUP_BYTES = 32 << 20
 
 Values = np.ndarray[Any, Any]
+Group = TypeVar("Group")
 Loaded = TypeVar("Loaded")
 
 
@@ -89,15 +90,22 @@ def read_parts(
 
 
 def read_ahead(
-    groups: Iterable[list[Part]], read: Callable[[list[Part]], Loaded]
-) -> Iterator[tuple[list[Part], Loaded]]:
-    """Each group with what `read` makes of it, while the next one is read in the background."""
+    groups: Iterable[Group], read: Callable[[Group], Loaded]
+) -> Generator[tuple[Group, Loaded], None, None]:
+    """Each group with what `read` makes of it, while the next one is read in the background.
+
+    At most two groups are in memory if the caller lets go of one before it asks for the next.
+    """
+    remaining = iter(groups)
+    group, following = next(remaining, None), next(remaining, None)
+    if group is not None and following is None:
+        yield group, read(group)  # nothing to overlap with: no thread
+        return
     with ThreadPoolExecutor(1, thread_name_prefix="waystation: read ahead") as reader:
-        pending: tuple[list[Part], Future[Loaded]] | None = None
-        for group in groups:
-            following = (group, reader.submit(read, group))
-            if pending is not None:
-                yield pending[0], pending[1].result()
-            pending = following
-        if pending is not None:
-            yield pending[0], pending[1].result()
+        pending = None if group is None else reader.submit(read, group)
+        while group is not None and pending is not None:
+            loaded = pending.result()
+            pending = None if following is None else reader.submit(read, following)
+            yield group, loaded
+            del loaded
+            group, following = following, next(remaining, None)

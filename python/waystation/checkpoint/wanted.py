@@ -1,21 +1,28 @@
 """What a load is to produce: for each leaf of the result, the stored leaf it takes and its abstract form.
 
 Everything that can be refused is refused here, before a data file is opened: other structure, other
-shapes, impossible conversions. All differences are collected into one error.
+shapes, impossible conversions. All differences are collected into one error. Invariant: an abstract array
+has as many axes as the stored one, and the same extents unless `Decided.extents` says otherwise.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from waystation._errors import InvalidInput, StructureMismatch
 from waystation.checkpoint.prepare import SCALARS
-from waystation.frameworks import registry
+from waystation.frameworks import dtypes, registry
+from waystation.frameworks.base import StoredArray
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, Scalar, TreeFile
 from waystation.tree import Structure, describe_difference, flatten, format_key_path, match
 
 _NUMBERS = (bool, int, float, complex)
+_EXTENTS_ADVICE = (
+    "\nto load what arrays of other extents have in common, and zeros beyond, set the option "
+    "array.loading.enable_padding_and_truncation"
+)
 
 
 @dataclass(slots=True)
@@ -26,11 +33,13 @@ class Decided:
         structure: Of the result.
         stored: The stored leaf of each leaf.
         abstracts: The abstract leaf of each, None when everything comes back as it was saved.
+        extents: The wanted shapes of arrays that were saved with other extents, by leaf.
     """
 
     structure: Structure
     stored: list[Leaf]
     abstracts: list[Any] | None
+    extents: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def key_path(self, number: int) -> str:
         """Key path of a leaf, for messages."""
@@ -43,29 +52,49 @@ def as_saved(tree: TreeFile) -> Decided:
 
 
 def as_asked(tree: TreeFile, abstract_state: Any) -> Decided:
-    """What an abstract state asks for.
+    """What an abstract state asks for. Its shapes are left to `check_shapes`.
 
     Raises:
-        StructureMismatch: It has other leaves than the checkpoint, or other shapes.
+        StructureMismatch: It has other leaves than the checkpoint.
         InvalidInput: An abstract leaf is nothing that a stored leaf could become.
     """
     abstracts, structure = flatten(abstract_state)
     decided = Decided(structure, [], abstracts)
     found = match(tree.structure, structure)
-    if isinstance(found, list):
-        decided.stored = [tree.leaves[number] for number in found]
-        _check_kinds(decided)
-        if not _shapes_differ(tree, decided):
-            return decided
-    raise StructureMismatch(
-        "the checkpoint and the abstract state differ:\n"
-        + describe_difference(
-            tree.structure,
-            structure,
-            lambda number: _stored_text(tree, tree.leaves[number]),
-            lambda number: _wanted_text(abstracts[number]),
-        )
-    )
+    if not isinstance(found, list):
+        raise _mismatch(tree, decided)
+    decided.stored = [tree.leaves[number] for number in found]
+    _check_kinds(decided)
+    decided.extents = _other_extents(tree, decided)
+    return decided
+
+
+def check_shapes(tree: TreeFile, decided: Decided, *, extents_may_differ: bool) -> None:
+    """Refuses arrays that are wanted with another shape than they were saved with.
+
+    Args:
+        tree: What is stored.
+        decided: What is wanted.
+        extents_may_differ: Take other extents along the same number of axes.
+
+    Raises:
+        StructureMismatch: There are such arrays.
+        InvalidInput: There are PRNG keys among those that may differ.
+    """
+    if decided.abstracts is None:
+        return
+    taken = decided.extents if extents_may_differ else {}
+    if _shapes_differ(tree, decided, taken):
+        advice = "" if extents_may_differ or not decided.extents else _EXTENTS_ADVICE
+        raise _mismatch(tree, decided, taken, advice)
+    for number in taken:
+        stored = _array(tree, decided, number)
+        if dtypes.is_key(stored.dtype):
+            raise InvalidInput(
+                f"PRNG keys of shape {stored.shape} cannot be loaded with the shape {taken[number]}: keys "
+                "are neither padded nor truncated; give the saved shape",
+                array=decided.key_path(number),
+            )
 
 
 def is_scalar(abstract: Any) -> bool:
@@ -97,6 +126,38 @@ def convert(value: Scalar, wanted: type[Scalar]) -> Scalar:
     raise InvalidInput(f"a stored {kind.__name__} ({value!r:.60}) cannot be loaded as {wanted.__name__}")
 
 
+def _mismatch(
+    tree: TreeFile, decided: Decided, taken: Container[int] = (), advice: str = ""
+) -> StructureMismatch:
+    abstracts = decided.abstracts or []
+    difference = describe_difference(
+        tree.structure,
+        decided.structure,
+        lambda number: _stored_text(tree, tree.leaves[number]),
+        lambda number: None if number in taken else _wanted_text(abstracts[number]),
+    )
+    return StructureMismatch(f"the checkpoint and the abstract state differ:\n{difference}{advice}")
+
+
+def _array(tree: TreeFile, decided: Decided, number: int) -> StoredArray:
+    leaf = decided.stored[number]
+    assert isinstance(leaf, ArrayLeaf)
+    return tree.arrays[leaf.array]
+
+
+def _other_extents(tree: TreeFile, decided: Decided) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for number, (leaf, abstract) in enumerate(zip(decided.stored, decided.abstracts or (), strict=True)):
+        if type(leaf) is not ArrayLeaf or is_scalar(abstract):
+            continue
+        array, wanted = tree.arrays[leaf.array], _shape_of(abstract)
+        if wanted is None or wanted == array.shape or array.framework in _LONG_SCALARS:
+            continue
+        if len(wanted) == len(array.shape):
+            found[number] = wanted
+    return found
+
+
 def _check_kinds(decided: Decided) -> None:
     for number, abstract in enumerate(decided.abstracts or ()):
         if is_scalar(abstract) or registry.codec_for(abstract) is not None:
@@ -109,10 +170,10 @@ def _check_kinds(decided: Decided) -> None:
         )
 
 
-def _shapes_differ(tree: TreeFile, decided: Decided) -> bool:
+def _shapes_differ(tree: TreeFile, decided: Decided, taken: Container[int]) -> bool:
     return any(
-        wanted is not None and wanted != _stored_text(tree, leaf)
-        for leaf, abstract in zip(decided.stored, decided.abstracts or (), strict=True)
+        wanted is not None and wanted != _stored_text(tree, leaf) and number not in taken
+        for number, (leaf, abstract) in enumerate(zip(decided.stored, decided.abstracts or (), strict=True))
         for wanted in (_wanted_text(abstract),)
     )
 
@@ -128,9 +189,16 @@ def _stored_text(tree: TreeFile, leaf: Leaf) -> str | None:
 
 def _wanted_text(abstract: Any) -> str | None:
     if not is_scalar(abstract):
-        return f"shape {tuple(abstract.shape)}"
+        shape = _shape_of(abstract)
+        return None if shape is None else f"shape {shape}"
     wanted = scalar_type(abstract)
     return "shape ()" if wanted in _NUMBERS else wanted.__name__
+
+
+def _shape_of(abstract: Any) -> tuple[int, ...] | None:
+    """None for leaves that are no arrays, which are refused elsewhere."""
+    shape: Sequence[int] | None = getattr(abstract, "shape", None)
+    return None if shape is None else tuple(shape)
 
 
 _LONG_SCALARS = {"bytes": "bytes", "str": "str"}

@@ -255,11 +255,17 @@ def copy_cast(destination: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -
         InvalidInput: An integer does not fit the wanted integer type: another number would come out.
     """
     _check_integers(destination.dtype, source)
-    direct = source.dtype == destination.dtype or _casts_directly(source.dtype, destination.dtype)
-    if not direct:
-        source = source.astype(np.complex64 if of_numpy(source.dtype).category == "complex" else np.float32)
+    between = _dtype_between(source.dtype, destination.dtype)
+    if between is not None:
+        source = source.astype(between)
     with np.errstate(all="ignore"):
         np.copyto(destination, source, casting="unsafe")
+
+
+def cast_item_bytes(stored: str, wanted: str) -> int:
+    """Host bytes of one element that a cast needs beside its destination; none of the two is a PRNG key."""
+    source, between = of_name(stored).host, _dtype_between(of_name(stored).host, of_name(wanted).host)
+    return source.itemsize + (0 if between is None else between.itemsize)
 
 
 def _check_integers(wanted: np.dtype[Any], source: np.ndarray[Any, Any]) -> None:
@@ -279,8 +285,11 @@ def _check_integers(wanted: np.dtype[Any], source: np.ndarray[Any, Any]) -> None
 
 
 @lru_cache(maxsize=1024)
-def _casts_directly(source: np.dtype[Any], destination: np.dtype[Any]) -> bool:
-    return np.can_cast(source, destination, casting="unsafe")
+def _dtype_between(source: np.dtype[Any], destination: np.dtype[Any]) -> np.dtype[Any] | None:
+    """What values go through on their way between dtypes that do not cast into one another directly."""
+    if source == destination or np.can_cast(source, destination, casting="unsafe"):
+        return None
+    return np.dtype(np.complex64 if of_numpy(source).category == "complex" else np.float32)
 
 
 def check_request(shape: Sequence[int], dtype: str, stored: StoredArray, index: int) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 
+from waystation._errors import InvalidInput
 from waystation.frameworks import dtypes, jax_sources, jax_targets
 from waystation.frameworks.base import ArraySource, StoredArray, Target
 from waystation.frameworks.jax_dtypes import jax_dtype
+from waystation.frameworks.jax_pieces import PieceWriter, goes_in_pieces, stays_on_host
 from waystation.frameworks.jax_shardings import sharding_from_description
 
 
@@ -37,6 +39,28 @@ class JaxCodec:
     def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
         """Makes the arrays; on CPU they alias the buffers."""
         return jax_targets.assemble(targets, boxes)
+
+    def stays_on_host(self, target: Target) -> bool:
+        """Whether the array aliases the buffers that it is made of."""
+        return stays_on_host(target)
+
+    def open_in_pieces(self, target: Target) -> PieceWriter | None:
+        """What puts the array together on its devices; None where it is made of whole boxes only."""
+        return PieceWriter(target) if goes_in_pieces(target) else None
+
+    def wait(self, leaves: Sequence[Any]) -> None:
+        """Returns once all copies to devices are done."""
+        jax.block_until_ready(leaves)
+
+    def sharded(self, stored: StoredArray, sharding: Any) -> Any:
+        """A `jax.ShapeDtypeStruct` with the given sharding; None for the default device."""
+        if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
+            raise InvalidInput(
+                f"sharding_for returned {sharding!r:.200}; return a jax.sharding.Sharding, or None for the "
+                "default device"
+            )
+        dtypes.of_stored(stored)
+        return jax.ShapeDtypeStruct(tuple(stored.shape), jax_dtype(stored.dtype), sharding=sharding)
 
     def abstract(self, stored: StoredArray) -> Any:
         """A `jax.ShapeDtypeStruct`, sharded as saved where the present devices allow it."""

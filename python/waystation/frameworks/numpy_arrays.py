@@ -93,6 +93,10 @@ class NumpyCodec:
             own[0][()] if target.placement else own[0] for target, own in zip(targets, boxes, strict=True)
         ]
 
+    def stays_on_host(self, target: Target) -> bool:
+        """Whether the leaf is the buffer itself: arrays are, scalars are taken out of theirs."""
+        return not target.placement
+
     def abstract(self, stored: StoredArray) -> Any:
         """What stands for a stored array in an abstract state."""
         host = dtypes.of_stored(stored)

@@ -1,0 +1,246 @@
+"""Fills host memory with what arrays are to be made of.
+
+A box that is wanted as it is stored is read straight to where it stays, all of them in one engine job. A
+box that is cast, or that reaches beyond the stored array, gets its memory first and is then filled from
+pieces: these are read in the stored dtype and cast into their places, while the next are read. Invariants:
+at most two groups of pieces exist at a time, each of at most `Reading.cast_bytes` with everything that its
+cast needs; every byte of a buffer is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from waystation import _native
+from waystation._errors import Cancelled, WaystationError
+from waystation._options import Options
+from waystation.checkpoint import fit
+from waystation.checkpoint.handle import Progress
+from waystation.checkpoint.pieces import cut, read_ahead
+from waystation.frameworks import dtypes
+from waystation.frameworks.base import StoredArray, Target
+from waystation.grid import Box, relative_to, slices_of_box
+from waystation.layouts.native import memory
+from waystation.layouts.native.mapped import Mappings
+from waystation.layouts.native.read import (
+    Allocate,
+    OpenCheckpointable,
+    Places,
+    ReadStatistics,
+    Request,
+    read_boxes,
+)
+
+Buffer = np.ndarray[Any, Any]
+
+
+@dataclass(slots=True)
+class Incoming:
+    """An array (or a part of one) on its way into host memory.
+
+    Attributes:
+        leaf: The number of its leaf.
+        stored: What the checkpoint says of it.
+        array: Its number there; None for a stored scalar.
+        value: That scalar as a NumPy array.
+        target: The boxes that are wanted.
+        buffers: One for each of the boxes, once filled.
+    """
+
+    leaf: int
+    stored: StoredArray
+    array: int | None
+    value: Buffer | None
+    target: Target
+    buffers: list[Buffer] = field(default_factory=list)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every box is wanted as it is stored."""
+        return (
+            self.array is not None
+            and self.stored.dtype == self.target.dtype
+            and tuple(self.stored.shape) == tuple(self.target.shape)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the reads of one load have in common.
+
+    Attributes:
+        opened: What is read.
+        options: How.
+        progress: Whom to tell about jobs, and who may cancel.
+        statistics: What has been read so far.
+        mappings: The mapped files; None where arrays are to be read.
+        cast_bytes: What a group of pieces may take.
+        is_bounded: Whether memory that is soon let go of should be the same again and again.
+    """
+
+    opened: OpenCheckpointable
+    options: Options
+    progress: Progress
+    statistics: ReadStatistics
+    mappings: Mappings | None
+    cast_bytes: int
+    is_bounded: bool
+
+    def read(self, requests: Sequence[Request], allocate: Allocate) -> list[list[Buffer]]:
+        """Reads boxes as they are stored."""
+        if self.progress.cancelled:
+            raise Cancelled("loading was cancelled")
+        return read_boxes(self.opened, requests, self.options, self.progress.add, self.statistics, allocate)
+
+
+class Region:
+    """Memory for what is soon let go of, out of one slab.
+
+    The arena keeps what it gets back, by size. Regions of one size after another so take the memory of two;
+    buffers of many sizes would leave memory of every size behind.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._slab = _native.allocate(nbytes)
+        self._used = 0
+
+    def allocate(self, sizes: Sequence[int]) -> Places:
+        """Places buffers one after another; what is too large for the rest gets memory of its own."""
+        places: list[tuple[_native.Slab | None, int]] = []
+        addresses = np.zeros(len(sizes), np.int64)
+        for number, nbytes in enumerate(sizes):
+            slab, offset = self._place(nbytes) if nbytes else (None, 0)
+            places.append((slab, offset))
+            addresses[number] = 0 if slab is None else slab.address + offset
+        return places, addresses
+
+    def _place(self, nbytes: int) -> tuple[_native.Slab, int]:
+        if self._used + nbytes > self._slab.nbytes:
+            return _native.allocate(nbytes), 0
+        offset = self._used
+        self._used += aligned(nbytes)
+        return self._slab, offset
+
+
+def aligned(nbytes: int) -> int:
+    """What a buffer of so many bytes takes of a region."""
+    return -(-nbytes // memory.ALIGN_BYTES) * memory.ALIGN_BYTES
+
+
+def fill_buffers(reading: Reading, arrays: Iterable[Incoming], allocate: Allocate = memory.allocate) -> None:
+    """Fills the buffers of all given arrays."""
+    requests: list[Request] = []
+    takers: list[tuple[Incoming, int | None]] = []  # None: all boxes
+    made: list[tuple[Incoming, int]] = []
+    for incoming in arrays:
+        if incoming.is_plain:
+            assert incoming.array is not None
+            request = Request(incoming.array, incoming.target.boxes)
+            mapped = None if reading.mappings is None else reading.mappings.array(request)
+            if mapped is not None:
+                incoming.buffers = [mapped]
+            else:
+                requests.append(request)
+                takers.append((incoming, None))
+            continue
+        incoming.buffers = [np.empty(0)] * len(incoming.target.boxes)
+        for index, box in enumerate(incoming.target.boxes):
+            if _is_read(incoming, box):
+                assert incoming.array is not None
+                requests.append(Request(incoming.array, [box]))
+                takers.append((incoming, index))
+            else:
+                made.append((incoming, index))
+    found = reading.read(requests, allocate) if requests else []
+    for (incoming, taken), filled in zip(takers, found, strict=True):
+        if taken is None:
+            incoming.buffers = filled
+        else:
+            (incoming.buffers[taken],) = filled
+    if made:
+        _allocate_made(made, allocate)
+        pieces = (piece for incoming, index in made for piece in _pieces(reading, incoming, index))
+        _fill_from_pieces(reading, pieces)
+
+
+def _is_read(incoming: Incoming, box: Box) -> bool:
+    """Whether a box of an array that is not wanted as it is stored can itself be read as it is."""
+    if incoming.array is None or incoming.stored.dtype != incoming.target.dtype:
+        return False
+    return fit.stored_part(incoming.stored, box) == box
+
+
+def _allocate_made(made: Sequence[tuple[Incoming, int]], allocate: Allocate) -> None:
+    """Makes the buffers of boxes that are not simply read: scalars and zeros are there at once."""
+    forms = [dtypes.of_name(incoming.target.dtype).host for incoming, _ in made]
+    shapes = [incoming.target.boxes[index][1] for incoming, index in made]
+    sizes = [math.prod(shape) * form.itemsize for shape, form in zip(shapes, forms, strict=True)]
+    places, _ = allocate(sizes)
+    for (incoming, index), form, shape, (slab, offset) in zip(made, forms, shapes, places, strict=True):
+        buffer = np.empty(shape, form) if slab is None else np.ndarray(shape, form, slab, offset)
+        incoming.buffers[index] = buffer
+        if incoming.value is not None:
+            dtypes.copy_cast(buffer, incoming.value)
+        elif fit.stored_part(incoming.stored, incoming.target.boxes[index]) != incoming.target.boxes[index]:
+            fit.fill_with_zeros(buffer)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A part of a box that is read in the stored dtype and cast into its place."""
+
+    request: Request
+    place: Buffer
+    nbytes: int  # with what the cast needs
+
+
+def _pieces(reading: Reading, incoming: Incoming, index: int) -> Iterator[_Piece]:
+    """The pieces that fill what the stored array has of a box."""
+    box, buffer = incoming.target.boxes[index], incoming.buffers[index]
+    part = None if incoming.array is None else fit.stored_part(incoming.stored, box)
+    if part is None or incoming.array is None:
+        return
+    item_bytes = dtypes.cast_item_bytes(incoming.stored.dtype, incoming.target.dtype)
+    for offset, shape in cut(part[1], max(1, reading.cast_bytes // item_bytes)):
+        start = tuple(at + begin for at, begin in zip(offset, part[0], strict=True))
+        own = slices_of_box(relative_to((start, shape), box[0]))
+        nbytes = aligned(math.prod(shape) * item_bytes)
+        yield _Piece(Request(incoming.array, [(start, shape)]), buffer[own] if own else buffer, nbytes)
+
+
+def _groups(pieces: Iterable[_Piece], group_bytes: int) -> Iterator[list[_Piece]]:
+    group: list[_Piece] = []
+    held = 0
+    for piece in pieces:
+        if group and held + piece.nbytes > group_bytes:
+            yield group
+            group, held = [], 0
+        group.append(piece)
+        held += piece.nbytes
+    if group:
+        yield group
+
+
+def _fill_from_pieces(reading: Reading, pieces: Iterable[_Piece]) -> None:
+    def read(group: list[_Piece]) -> list[list[Buffer]]:
+        allocate = Region(reading.cast_bytes).allocate if reading.is_bounded else memory.allocate
+        return reading.read([piece.request for piece in group], allocate)
+
+    with contextlib.closing(read_ahead(_groups(pieces, reading.cast_bytes), read)) as groups:
+        for group, found in groups:
+            _cast(reading.opened, group, found)
+            del found  # or it would live until the next group is here, and the one after is being read
+
+
+def _cast(opened: OpenCheckpointable, group: list[_Piece], found: list[list[Buffer]]) -> None:
+    for piece, (values,) in zip(group, found, strict=True):
+        try:
+            dtypes.copy_cast(piece.place, values)
+        except WaystationError as error:
+            raise error.where(array=opened.tree.labels[piece.request.array])

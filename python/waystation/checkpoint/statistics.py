@@ -1,0 +1,42 @@
+"""What a load has moved, for whoever wants to know: `LoadStatistics`, and a line in the log."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+_log = logging.getLogger("waystation")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStatistics:
+    """What this process has read in one load. Mapped arrays are not read, so they do not count.
+
+    Attributes:
+        path: The directory of the checkpointable.
+        bytes_needed: Bytes of the parts of arrays that this process needed, as they are stored.
+        bytes_read: Bytes that it read to get them: of whole blocks of 256 KiB where they are verified, and
+            of the headers of data files.
+        duration_s: From the first decision about an array to the last array made, in seconds.
+    """
+
+    path: str
+    bytes_needed: int
+    bytes_read: int
+    duration_s: float
+
+    @property
+    def read_ratio(self) -> float:
+        """Bytes read for each byte needed; 1.0 where nothing was needed."""
+        return self.bytes_read / self.bytes_needed if self.bytes_needed else 1.0
+
+    def log(self) -> None:
+        """Writes one line to the logger `waystation`, at the level INFO."""
+        _log.info(
+            "loaded '%s': %d bytes needed, %d read (%.2f times), %.3f s",
+            self.path,
+            self.bytes_needed,
+            self.bytes_read,
+            self.read_ratio,
+            self.duration_s,
+        )
