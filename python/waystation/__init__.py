@@ -1,20 +1,40 @@
-"""Waystation keeps the state of distributed array programs: saves it, loads it, protects it."""
+"""Waystation keeps the state of distributed array programs: saves it, loads it, protects it.
 
-from waystation import errors
-from waystation.checkpoint import (
-    AsyncResponse,
-    CheckpointMetadata,
-    Context,
-    delete,
-    is_checkpoint,
-    load,
-    load_async,
-    metadata,
-    save,
-    save_async,
-    verify,
-)
-from waystation.tree import register_node
+Names are imported when they are first used: NumPy and the engine are no part of `waystation --help`.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from waystation import errors
+    from waystation.checkpoint.context import Context
+    from waystation.checkpoint.delete import delete
+    from waystation.checkpoint.handle import AsyncResponse
+    from waystation.checkpoint.load import load, load_async
+    from waystation.checkpoint.metadata import CheckpointMetadata, metadata
+    from waystation.checkpoint.paths import is_checkpoint
+    from waystation.checkpoint.save import save, save_async
+    from waystation.checkpoint.verify import verify
+    from waystation.tree import register_node
+else:
+    # Hidden from type checkers, which would otherwise let any attribute pass.
+    _HOMES = {"checkpoint": None, "errors": None, "register_node": "waystation.tree"}
+
+    def __getattr__(name):
+        """Imports a public name from its home, `waystation.checkpoint` unless the table says otherwise."""
+        import importlib
+
+        if name not in __all__ and name not in _HOMES:
+            raise AttributeError(f"module 'waystation' has no attribute '{name}'")
+        home = _HOMES.get(name, "waystation.checkpoint")
+        if home is None:
+            return importlib.import_module(f"waystation.{name}")
+        value = globals()[name] = getattr(importlib.import_module(home), name)
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__, *_HOMES})
+
 
 __version__ = "0.1.0"
 

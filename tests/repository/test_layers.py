@@ -66,7 +66,7 @@ def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
 def test_imports_point_downward(path: Path) -> None:
     layer = layer_of(path)
     if path == PACKAGE / "__init__.py":
-        return  # re-exports from every layer; held to that below
+        return  # re-exports from every layer; tests/repository/test_top_level.py holds it to that
     assert layer in LEVELS, f"'{layer}' has no place in LAYERS: say which layer it is"
     wrong = []
     for line, module in imported_modules(path):
@@ -101,13 +101,3 @@ def test_private_parts_of_jax_are_used_from_one_file() -> None:
         if module.startswith("jax._src") or module.split(".")[0] == "jaxlib"
     }
     assert len(users) <= 1, f"jax._src and jaxlib are imported by {sorted(users)}; keep them in one file"
-
-
-def test_the_top_level_only_re_exports() -> None:
-    tree = ast.parse((PACKAGE / "__init__.py").read_text())
-    assert ast.get_docstring(tree), "the package says what it is"
-    for node in tree.body[1:]:
-        names = [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
-        assert isinstance(node, ast.Import | ast.ImportFrom) or names in (["__all__"], ["__version__"]), (
-            f"line {node.lineno} of __init__.py does something: {ast.unparse(node)[:80]}"
-        )

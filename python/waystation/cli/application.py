@@ -2,7 +2,7 @@
 
 Exit codes are the same everywhere: 0 all is well; 1 the command worked and what it looked for is not well (a
 difference, damage); 2 it could not do its work, or was called wrongly; 130 it was interrupted. Modules of
-commands are imported when they run, so that help and completion stay quick.
+commands are imported when they run, and help is plain text, so that help and completion stay quick.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ application = typer.Typer(
     name="waystation",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich takes longer to import than everything else that help needs
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
