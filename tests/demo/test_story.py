@@ -1,6 +1,7 @@
 """The whole demo, with few steps, in a process of its own, as `waystation demo` would run it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,26 @@ def test_failing_program_shows_its_own_error(tmp_path: Path) -> None:
     with pytest.raises(DemoFailed, match=r"exit code 1(?s:.)*invalid literal for int") as caught:
         Programs(tmp_path, 20).train(run_of_nothing, tmp_path, 0, on_loss=lambda step, loss: None)
     assert caught.value.context["path"] == str(tmp_path / "reference.log")
+
+
+def test_program_that_hangs_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "step_1" / "state").mkdir(parents=True)
+    pipe = tmp_path / "step_1" / "state" / "p00000-000.safetensors"
+    os.mkfifo(pipe)  # to open it is to wait for a writer, who never comes
+    with pytest.raises(DemoFailed, match="'read-elsewhere' was killed, as it had reported nothing") as caught:
+        Programs(tmp_path, 20, silence_limit_s=5).read_elsewhere(tmp_path / "step_1")
+    assert caught.value.context["path"] == str(tmp_path / "read-elsewhere.log")
+    with pytest.raises(OSError, match="No such device or address"):  # nobody reads
+        os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+
+
+def test_program_that_closes_its_output_and_hangs_is_killed(tmp_path: Path) -> None:
+    programs = Programs(tmp_path, 20, silence_limit_s=1)
+    hangs = "import os, signal; print('a line', flush=True); os.close(1); signal.pause()"
+    lines: list[str] = []
+    with pytest.raises(DemoFailed, match="reported nothing for 1 s"):
+        programs._run("hangs", ["-c", hangs], lambda line, _: lines.append(line))
+    assert lines in (["a line"], [])  # a slow machine may not have come that far
 
 
 def test_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:

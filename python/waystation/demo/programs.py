@@ -1,19 +1,20 @@
 """Runs the demo's programs as child processes and follows what they report.
 
 Invariants: a child never outlives the call that started it; every report that a child managed to write
-whole is counted, also those from just before it was killed; a child that fails by itself raises
-`DemoFailed` with the end of its own error output.
+whole is counted, also those from just before it was killed; a child that fails by itself, or that is
+silent for so long that it must hang, raises `DemoFailed` with the end of its own error output.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -22,6 +23,9 @@ from typing import Any
 from waystation.demo.proof import DemoFailed
 
 Event = dict[str, Any]
+
+# A child reports every step; what takes longest is compiling the first one, and importing torch.
+SILENCE_LIMIT_S = 120.0
 
 
 @dataclass
@@ -63,7 +67,7 @@ class Killer:
         self._step = random.choice(steps)
         self._random = random
 
-    def __call__(self, event: Event, run: TrainingRun, process: subprocess.Popen[str]) -> None:
+    def __call__(self, event: Event, run: TrainingRun, process: subprocess.Popen[bytes]) -> None:
         """To be shown every event before `run` notes it."""
         if event["event"] != "save_started" or event["step"] != self._step:
             return
@@ -74,11 +78,18 @@ class Killer:
 
 
 class Programs:
-    """Starts children whose logs and compiled programs share a directory."""
+    """Starts children whose logs and compiled programs share a directory.
 
-    def __init__(self, directory: Path, steps: int) -> None:
+    Args:
+        directory: That directory.
+        steps: How many steps to train.
+        silence_limit_s: After how long without a word a child is taken to hang, and killed.
+    """
+
+    def __init__(self, directory: Path, steps: int, *, silence_limit_s: float = SILENCE_LIMIT_S) -> None:
         self._directory = directory
         self._steps = steps
+        self._silence_limit_s = silence_limit_s
 
     def train(
         self,
@@ -95,7 +106,7 @@ class Programs:
         arguments += ["--steps", str(self._steps), "--save-every", str(save_every)]
         arguments += ["--resume", str(resume)] if resume else []
 
-        def follow(line: str, process: subprocess.Popen[str]) -> None:
+        def follow(line: str, process: subprocess.Popen[bytes]) -> None:
             event = json.loads(line)
             if killer is not None:
                 killer(event, run, process)
@@ -107,7 +118,7 @@ class Programs:
         run.exit_code = self._run(run.name, arguments, follow)
         run.total_s = time.perf_counter() - started
         if run.exit_code != 0 and run.kill is None:
-            raise self._failure(run.name, run.exit_code)
+            raise self._failure(run.name, f"ended with exit code {run.exit_code}")
 
     def read_elsewhere(self, checkpoint: Path) -> dict[str, dict[str, str] | None]:
         """Digests of a checkpoint's arrays by name, as each program without Waystation reads them."""
@@ -117,28 +128,46 @@ class Programs:
             "read-elsewhere", [str(script), str(checkpoint)], lambda line, _: lines.append(line)
         )
         if exit_code != 0:
-            raise self._failure("read-elsewhere", exit_code)
+            raise self._failure("read-elsewhere", f"ended with exit code {exit_code}")
         found: dict[str, dict[str, str] | None] = json.loads(lines[-1])
         return found
 
     def _run(
-        self, name: str, arguments: list[str], follow: Callable[[str, subprocess.Popen[str]], None]
+        self, name: str, arguments: list[str], follow: Callable[[str, subprocess.Popen[bytes]], None]
     ) -> int:
         # -P: neither the working directory nor that of a script may provide modules.
         command = [sys.executable, "-P", *arguments]
         with (
             self._log(name).open("w") as log,
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment()
-            ) as process,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=self._environment()) as process,
         ):
             try:
-                for line in process.stdout or ():
-                    if line.endswith("\n"):  # the last line of a killed child may be cut short
-                        follow(line, process)
-                return process.wait()
+                for line in self._lines(process):
+                    follow(line, process)
+                return process.wait(self._silence_limit_s)
+            except (TimeoutError, subprocess.TimeoutExpired):
+                silence = f"was killed, as it had reported nothing for {self._silence_limit_s:g} s"
+                raise self._failure(name, silence) from None
             finally:
                 process.kill()  # does nothing where the child has ended
+
+    def _lines(self, process: subprocess.Popen[bytes]) -> Iterator[str]:
+        """What a child writes, line by line; without the last line if a kill cut that short.
+
+        Raises:
+            TimeoutError: It has written nothing for too long.
+        """
+        assert process.stdout is not None
+        output, rest = process.stdout.fileno(), b""
+        poll = select.poll()
+        poll.register(output, select.POLLIN)
+        while poll.poll(self._silence_limit_s * 1e3):
+            written = os.read(output, 1 << 16)
+            if not written:
+                return
+            *lines, rest = (rest + written).split(b"\n")
+            yield from (line.decode() for line in lines)
+        raise TimeoutError
 
     def _environment(self) -> dict[str, str]:
         inherited = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
@@ -151,8 +180,6 @@ class Programs:
     def _log(self, name: str) -> Path:
         return self._directory / f"{name}.log"
 
-    def _failure(self, name: str, exit_code: int) -> DemoFailed:
+    def _failure(self, name: str, what: str) -> DemoFailed:
         tail = "\n".join(self._log(name).read_text(errors="replace").splitlines()[-15:])
-        return DemoFailed(
-            f"the program '{name}' ended with exit code {exit_code}:\n{tail}", path=str(self._log(name))
-        )
+        return DemoFailed(f"the program '{name}' {what}:\n{tail}", path=str(self._log(name)))
