@@ -50,6 +50,7 @@ class Form:
     shard: LocalShard | None
     sharding: dict[str, Any]
     _spread: Spread | None = None
+    _spec: Any = None  # torch's own description, as the last DTensor made of this form has it
 
     @property
     def spread(self) -> Spread:
@@ -62,6 +63,14 @@ class Form:
     def boxes(self) -> list[Box]:
         """What this process needs of the tensor."""
         return [] if self.shard is None else list(self.shard.boxes)
+
+    def spec(self, mesh: DeviceMesh, dtype: torch.dtype) -> Any:
+        """How torch describes DTensors of this form on a mesh, which equals that of the form."""
+        spec = self._spec
+        if spec is None or spec.mesh is not mesh or spec.tensor_meta.dtype is not dtype:
+            spec = _without_data(mesh, self.placements, self.shard, self.shape, dtype)._spec
+            self._spec = spec
+        return spec
 
 
 def form_of(leaf: DTensor) -> Form:
@@ -175,8 +184,7 @@ def source(leaf: DTensor) -> ArraySource:
 
 
 def _local(leaf: DTensor, shard: LocalShard) -> torch.Tensor:
-    with torch.no_grad():
-        local = leaf.to_local().detach()
+    local = leaf._local_tensor.detach()
     if isinstance(local, AsyncCollectiveTensor):
         local = local.wait()
     torch_memory.check_readable(local)
@@ -210,7 +218,7 @@ def local_tensor(form: Form, buffers: Sequence[np.ndarray[Any, Any]], dtype: str
     shard = form.shard
     if shard is not None and len(shard.boxes) == 1:
         return torch_memory.over(buffers[0], dtype)
-    whole: np.ndarray[Any, Any] = np.empty(_local_shape(shard, form.shape), dtypes.numpy_dtype(dtype))
+    whole: np.ndarray[Any, Any] = np.empty((0,) if shard is None else shard.shape, dtypes.numpy_dtype(dtype))
     if shard is not None:
         for buffer, (_, extents), place in zip(buffers, shard.boxes, shard.places, strict=True):
             whole[slices_of_box((place, extents))] = buffer
@@ -218,10 +226,10 @@ def local_tensor(form: Form, buffers: Sequence[np.ndarray[Any, Any]], dtype: str
 
 
 def distributed_tensor(form: Form, mesh: DeviceMesh, local: torch.Tensor) -> torch.Tensor:
-    """The DTensor of the local tensors of all processes, on the device of `local`."""
-    made = _from_local(local, mesh, form.placements, form.shape)
-    # The local tensors of a module whose parameters are kept in host memory are not where its mesh is.
-    return made if made.device.type == local.device.type else made.to(local.device)
+    """The DTensor of the local tensors of all processes."""
+    # from_local would take ten times as long, and bring what a module keeps in host memory to the mesh.
+    made: torch.Tensor = DTensor(local, form.spec(mesh, local.dtype), requires_grad=False)
+    return made
 
 
 def abstract(stored: StoredArray) -> DTensor | None:
@@ -233,25 +241,27 @@ def abstract(stored: StoredArray) -> DTensor | None:
     mesh = torch_meshes.template(described)
     at = mesh.get_coordinate()
     shard = None if at is None else local_shard(stored.shape, described.shape, splits, at)
-    local = torch_memory.without_data(_local_shape(shard, stored.shape), stored.dtype)
-    return _from_local(local, mesh, _placements(splits), stored.shape)
+    dtype = torch_memory.torch_dtype(stored.dtype)
+    return _without_data(mesh, _placements(splits), shard, stored.shape, dtype)
 
 
-def _local_shape(shard: LocalShard | None, shape: Shape) -> Shape:
-    if shard is not None:
-        return shard.shape
-    # torch replaces what a process outside of the mesh gives, but takes the shape of a scalar from it.
-    return (0,) if shape else ()
-
-
-def _from_local(local: torch.Tensor, mesh: DeviceMesh, placements: tuple[Any, ...], shape: Shape) -> DTensor:
+def _without_data(
+    mesh: DeviceMesh,
+    placements: tuple[Any, ...],
+    shard: LocalShard | None,
+    shape: Shape,
+    dtype: torch.dtype,
+) -> DTensor:
+    """A DTensor on the meta device."""
+    # Of what a process outside of the mesh gives, torch takes no more than the shape of a scalar.
+    local_shape = shard.shape if shard is not None else (0,) if shape else ()
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
         step *= max(1, extent)
     with torch.no_grad():
         return DTensor.from_local(
-            local,
+            torch_memory.without_data(local_shape, dtype),
             mesh,
             placements,
             run_check=False,

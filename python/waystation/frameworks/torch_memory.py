@@ -151,9 +151,8 @@ def over(buffer: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
     return torch.from_numpy(buffer)
 
 
-def without_data(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+def without_data(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor on the meta device."""
-    wanted = torch_dtype(dtype)
     # Half-width complex dtypes warn wherever a tensor of them is made, though not where one is viewed.
-    plain = torch.int32 if dtype in ("complex32", "bcomplex32") else wanted
-    return torch.empty(shape, dtype=plain, device="meta").view(wanted)
+    plain = torch.int32 if dtype.is_complex and dtype.itemsize == 4 else dtype
+    return torch.empty(shape, dtype=plain, device="meta").view(dtype)

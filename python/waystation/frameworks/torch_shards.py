@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, field
+from itertools import accumulate, product
 from typing import TypeAlias
 
 import numpy as np
@@ -66,14 +66,8 @@ def local_shard(
         splits: For each axis of the mesh how it divides the array; None replicates it.
         coordinates: Of the process.
     """
-    runs: list[list[Run]] = [[(0, extent)] for extent in shape]
-    for size, split, index in zip(mesh_shape, splits, coordinates, strict=True):
-        if split is not None:
-            runs[split.axis] = _divide(runs[split.axis], size, split.pieces, index)
-    local = tuple(sum(extent for _, extent in along) for along in runs)
-    if not math.prod(local):
-        return LocalShard(local, (), ())
-    return LocalShard(local, tuple(_boxes(runs)), tuple(product(*map(_starts, runs))))
+    cuts = _cuts(shape, mesh_shape, splits)
+    return _shard([along.runs(coordinates) for along in cuts])
 
 
 def spread_of(shape: Shape, ranks: NDArray[np.int64], splits: Sequence[Split | None]) -> Spread:
@@ -89,13 +83,13 @@ def spread_of(shape: Shape, ranks: NDArray[np.int64], splits: Sequence[Split | N
     dividing = [axis for axis, split in enumerate(splits) if split is not None]
     sizes = tuple(ranks.shape[axis] for axis in dividing)
     holders = np.moveaxis(ranks, dividing, range(len(dividing))).reshape(math.prod(sizes), -1)
-    found = [splits[axis] for axis in dividing]
+    cuts = _cuts(shape, sizes, [splits[axis] for axis in dividing])
     boxes: list[Box] = []
     held_by: list[tuple[int, ...]] = []
     for coordinates, group in zip(np.ndindex(sizes), np.sort(holders, axis=1).tolist(), strict=True):
-        own = local_shard(shape, sizes, found, coordinates).boxes
-        boxes += own
-        held_by += [tuple(group)] * len(own)
+        for box in _boxes([along.runs(coordinates) for along in cuts]):
+            boxes.append(box)
+            held_by.append(tuple(group))
     return Spread(shape, tuple(boxes), tuple(held_by))
 
 
@@ -105,6 +99,40 @@ def replicated(shape: Shape, ranks: tuple[int, ...]) -> Spread:
 
 
 # ---- one axis ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Cut:
+    """How one axis of an array is divided.
+
+    Attributes:
+        extent: Of the axis.
+        steps: What divides it, one after another: an axis of the mesh, its size, and into how many pieces
+            the axis is cut first.
+    """
+
+    extent: int
+    steps: list[tuple[int, int, int]]
+    _known: dict[tuple[int, ...], tuple[Run, ...]] = field(default_factory=dict)
+
+    def runs(self, coordinates: Sequence[int]) -> tuple[Run, ...]:
+        """What the process at `coordinates` has of the axis."""
+        key = tuple([coordinates[step[0]] for step in self.steps])
+        found = self._known.get(key)
+        if found is None:
+            runs = [(0, self.extent)] if self.extent else []
+            for (_, size, pieces), index in zip(self.steps, key, strict=True):
+                runs = _divide(runs, size, pieces, index)
+            found = self._known[key] = tuple(runs)
+        return found
+
+
+def _cuts(shape: Shape, mesh_shape: Shape, splits: Sequence[Split | None]) -> list[_Cut]:
+    cuts = [_Cut(extent, []) for extent in shape]
+    for number, (size, split) in enumerate(zip(mesh_shape, splits, strict=True)):
+        if split is not None:
+            cuts[split.axis].steps.append((number, size, split.pieces))
+    return cuts
 
 
 def _divide(runs: Sequence[Run], size: int, pieces: int, index: int) -> list[Run]:
@@ -140,15 +168,17 @@ def _select(runs: Sequence[Run], begin: int, extent: int) -> Iterator[Run]:
         begin = max(0, begin - length)
 
 
-def _starts(runs: Sequence[Run]) -> list[int]:
-    """Where each run begins in the local tensor."""
-    starts, at = [], 0
-    for _, length in runs:
-        starts.append(at)
-        at += length
-    return starts
+# ---- all axes ----------------------------------------------------------------------------------
+
+
+def _shard(runs: Sequence[Sequence[Run]]) -> LocalShard:
+    starts = [[0, *accumulate(extent for _, extent in along)] for along in runs]
+    boxes = tuple(_boxes(runs))
+    places = tuple(product(*(along[:-1] for along in starts)))
+    return LocalShard(tuple(along[-1] for along in starts), boxes, places)
 
 
 def _boxes(runs: Sequence[Sequence[Run]]) -> Iterator[Box]:
+    """The boxes of a process; none if it has nothing along some axis."""
     for chosen in product(*runs):
-        yield tuple(begin for begin, _ in chosen), tuple(extent for _, extent in chosen)
+        yield tuple([begin for begin, _ in chosen]), tuple([extent for _, extent in chosen])

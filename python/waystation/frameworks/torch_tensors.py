@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from waystation._errors import InvalidInput, WaystationError
-from waystation.frameworks import dtypes, torch_memory, torch_shardings
+from waystation.frameworks import dtypes, torch_memory, torch_pieces, torch_shardings
 from waystation.frameworks.base import ArraySource, StoredArray, Target
 from waystation.frameworks.torch_shards import replicated
 from waystation.grid import Shape, Spread, whole
@@ -41,6 +41,12 @@ class Placement:
     requires_grad: bool
     form: Form | None = None
     mesh: DeviceMesh | None = None
+
+    def finished(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What was asked for, made of what this process holds of it."""
+        if self.form is not None:
+            tensor = _distributed().distributed_tensor(self.form, self.mesh, tensor)
+        return tensor.requires_grad_() if self.requires_grad else tensor
 
 
 class TorchCodec:
@@ -95,17 +101,23 @@ class TorchCodec:
         copied = []  # the copies to devices read them until those are done
         for target, own in zip(targets, boxes, strict=True):
             place = target.placement
-            tensor = _in_host_memory(target, own)
+            tensor = torch_memory.over(own[0], target.dtype) if place.form is None else _local(target, own)
             if place.device.type != "cpu":
                 copied.append(tensor)
                 tensor = tensor.to(place.device, non_blocking=True)
-            if place.form is not None:
-                tensor = _distributed().distributed_tensor(place.form, place.mesh, tensor)
-            made.append(tensor.requires_grad_() if place.requires_grad else tensor)
+            made.append(place.finished(tensor))
         devices = {target.placement.device for target in targets}
         for device in (device for device in devices if device.type == "cuda"):
             torch.cuda.synchronize(device)
         return made
+
+    def stays_on_host(self, target: Target) -> bool:
+        """Whether the tensor shares memory with the buffers that it is made of."""
+        return torch_pieces.stays_on_host(target)
+
+    def open_in_pieces(self, target: Target) -> torch_pieces.PieceWriter | None:
+        """What puts the tensor together on its device; None where it is made of whole boxes only."""
+        return torch_pieces.PieceWriter(target) if torch_pieces.goes_in_pieces(target) else None
 
     def abstract(self, stored: StoredArray) -> Any:
         """A tensor without data, on the meta device; of a DTensor another, if this program can have its
@@ -115,7 +127,7 @@ class TorchCodec:
         if torch_shardings.is_dtensor(stored.sharding) and _is_initialized():
             tensor = _distributed().abstract(stored)
         if tensor is None:
-            tensor = torch_memory.without_data(stored.shape, stored.dtype)
+            tensor = torch_memory.without_data(stored.shape, torch_memory.torch_dtype(stored.dtype))
         return tensor.requires_grad_(stored.extra.get("requires_grad") is True)
 
 
@@ -202,7 +214,8 @@ def _saved_form(stored: StoredArray) -> Form | None:
         raise InvalidInput(
             f"the tensor was saved as a DTensor on {described}, this program has {here}; load with an "
             "abstract state: for whole tensors torch.empty(shape, dtype=..., device='meta'), for DTensors "
-            "distribute_tensor of that on a mesh of this program, or a module whose parameters are such"
+            "distribute_tensor of that on a mesh of this program, or a module whose parameters are such; or "
+            "set the option array.loading.restore_on_host to have NumPy arrays"
         )
     return form
 
@@ -230,11 +243,8 @@ def _saved_device(stored: StoredArray) -> torch.device:
     return torch.device("cpu")
 
 
-def _in_host_memory(target: Target, buffers: list[Any]) -> torch.Tensor:
-    form = target.placement.form
-    if form is None:
-        return torch_memory.over(buffers[0], target.dtype)
-    local: torch.Tensor = _distributed().local_tensor(form, buffers, target.dtype)
+def _local(target: Target, buffers: list[Any]) -> torch.Tensor:
+    local: torch.Tensor = _distributed().local_tensor(target.placement.form, buffers, target.dtype)
     return local
 
 
