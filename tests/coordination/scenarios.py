@@ -1,0 +1,453 @@
+"""What the processes of the tests do. Each function runs in every process; they return what they saw."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.programs import Place, raised
+
+from waystation import coordination
+from waystation.coordination import liveness, torch_distributed
+from waystation.coordination.store_session import StoreSession
+from waystation.errors import DiskFull, NotFound
+
+DEADLINE_S = 60.0
+LARGE_BYTES = 20 << 20
+
+
+def _open(what: str, **options: Any) -> Any:
+    return coordination.current().open(what, **{"deadline_s": DEADLINE_S, **options})
+
+
+def _attempt(function: Callable[[], Any]) -> Any:
+    """What a function returns or raises."""
+    try:
+        return function()
+    except BaseException as error:
+        return raised(error)
+
+
+def _try_round(
+    what: str, work: Callable[[], bytes], decide: Any = b" ".join, then: Any = None, **options: Any
+) -> Any:
+    session = _open(what, **options)
+    outcome = _attempt(lambda: session.round(work, decide))
+    if then is not None:
+        then()
+    session.close()
+    return outcome
+
+
+def left_in_store() -> list[str]:
+    """The keys that sessions have left; those that count processes and their starts are meant to stay."""
+    found: list[str]
+    if "jax" in sys.modules and coordination.jax_private.distributed()[0] is not None:
+        client = coordination.jax_private.distributed()[0]
+        found = [key for key, _ in client.key_value_dir_get_bytes("waystation/")]
+    else:
+        import torch.distributed
+
+        store = torch.distributed.group.WORLD.get_group_store()
+        found = [key.rpartition("default_pg/")[2] for key in store.list_keys()]
+        found = [key[key.index("waystation/") :] for key in found if "waystation/" in key]
+    lasting = ("waystation/generation/", "waystation/liveness/")
+    return sorted(key for key in found if not key.startswith(lasting))
+
+
+# All in one run ---------------------------------------------------------------------------------------------
+
+
+def survivable(place: Place) -> dict[str, Any]:
+    """Everything after which the processes go on, one session after the other."""
+    place.connect()
+    seen: dict[str, Any] = {"index": coordination.current().process_index}
+    for case in (
+        rounds,
+        other_primary,
+        large_values,
+        error_in_work,
+        error_in_slow_company,
+        error_in_decision,
+        foreign_error,
+        several_errors,
+        interrupt,
+        error_between_rounds,
+        out_of_step,
+        out_of_step_primaries,
+        deadline,
+        slow_decision,
+        concurrent_sessions,
+        after_the_end,
+        one_for_all_threads,
+    ):
+        seen[case.__name__] = _attempt(lambda case=case: case(place))  # type: ignore[misc]
+        # The processes leave the case together, or slow ones of one would be late for the next.
+        _try_round("the end of a case", lambda: b"")
+    place.report("closed")
+    place.receive()  # so has everybody
+    seen["left"] = left_in_store()
+    place.report("looked")
+    place.receive()
+    place.disconnect()
+    return seen
+
+
+def rounds(place: Place) -> Any:
+    session = _open("rounds")
+    own = b"%d" % place.index
+    seen = [session.round(lambda: own, b"+".join) for _ in range(12)]
+    session.barrier()
+    called = []
+
+    def make() -> bytes:
+        called.append(1)
+        return b"from the primary"
+
+    broadcast = session.broadcast(make)
+    gathered = session.gather(own)
+    session.close()
+    session.close()
+    return seen, broadcast, len(called), gathered
+
+
+def other_primary(place: Place) -> Any:
+    session = _open("another primary", primary=place.count - 1)
+    gathered = session.gather(b"%d" % place.index)
+    decided = session.broadcast(lambda: b"made by %d" % place.index)
+    session.close()
+    return session.is_primary, gathered, decided
+
+
+def large_values(place: Place) -> Any:
+    session = _open("large values")
+    part = bytes([place.index]) * (LARGE_BYTES + place.index)
+    gathered = session.gather(part)
+    made = session.broadcast(lambda: b"\xab" * LARGE_BYTES)
+    again = session.round(lambda: part[:20_000], b"".join)
+    session.close()
+    whole = gathered is None or gathered == [bytes([i]) * (LARGE_BYTES + i) for i in range(place.count)]
+    expected = b"".join(bytes([i]) * 20_000 for i in range(place.count))
+    return whole, made == b"\xab" * LARGE_BYTES, again == expected
+
+
+def error_in_work(place: Place) -> Any:
+    """Each process in turn fails; in its own second round, so that the first is known to have worked."""
+    outcomes = []
+    for failing in range(place.count):
+
+        def work(failing: int = failing) -> bytes:
+            if place.index == failing:
+                raise DiskFull("no room on 'ß\udcff'", path="/x\udcff", errno=28, array="w")
+            return b""
+
+        session = _open(f"save that fails in {failing}")
+        session.barrier()
+        outcomes.append(_attempt(lambda session=session, work=work: session.round(work, lambda p: b"")))  # type: ignore[misc]
+        session.close()
+    return outcomes
+
+
+def error_in_slow_company(place: Place) -> Any:
+    """Process 1 fails at once; the primary works for as long as process 2 needs to hear of it."""
+    heard = f"{place.ports[-1]}-heard"
+
+    def work() -> bytes:
+        if place.index == 1:
+            raise NotFound("nothing there")
+        until = time.monotonic() + DEADLINE_S
+        while place.index == 0 and not (place.directory / heard).exists():
+            assert time.monotonic() < until, "process 2 was not told before the primary was done"
+            time.sleep(0.01)
+        return b""
+
+    def then() -> None:
+        if place.index == place.count - 1:
+            (place.directory / heard).touch()
+
+    return _try_round("a round with a slow primary", work, then=then)
+
+
+def error_in_decision(place: Place) -> Any:
+    def decide(parts: Any) -> bytes:
+        raise NotFound("the primary finds nothing", step=3)
+
+    return _try_round("a bad decision", lambda: b"", decide)
+
+
+def foreign_error(place: Place) -> Any:
+    def work() -> bytes:
+        return b"" if place.index != 1 else bytes({}["absent"])
+
+    return _try_round("a foreign error", work)
+
+
+def several_errors(place: Place) -> Any:
+    def work() -> bytes:
+        raise NotFound(f"nothing in {place.index}")
+
+    return _try_round("many errors", work)
+
+
+def interrupt(place: Place) -> Any:
+    def work() -> bytes:
+        if place.index == 1:
+            raise KeyboardInterrupt
+        return b""
+
+    return _try_round("an interrupt", work)
+
+
+def error_between_rounds(place: Place) -> Any:
+    def use() -> None:
+        session = _open("an error between rounds")
+        try:
+            session.barrier()
+            if place.index == 1:
+                raise NotFound("between rounds")
+            session.barrier()
+        finally:
+            session.close()
+
+    return _attempt(use)
+
+
+def out_of_step(place: Place) -> Any:
+    return _try_round("save '/a'" if place.index != 1 else "load '/b'", lambda: b"")
+
+
+def out_of_step_primaries(place: Place) -> Any:
+    return _try_round("save '/a'", lambda: b"", primary=int(place.index == 1))
+
+
+def deadline(place: Place) -> Any:
+    """Process 1 comes when the others have given up."""
+    given_up = place.directory / f"{place.ports[-1]}-given-up"
+    if place.index == 1:
+        until = time.monotonic() + DEADLINE_S
+        while not given_up.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+    return _try_round("a round with a deadline", lambda: b"", then=given_up.touch, deadline_s=0.5)
+
+
+def slow_decision(place: Place) -> Any:
+    given_up = place.directory / f"{place.ports[-1]}-undecided"
+
+    def decide(parts: Any) -> bytes:
+        until = time.monotonic() + DEADLINE_S
+        while not given_up.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        return b"too late"
+
+    return _try_round("a slow decision", lambda: b"", decide, given_up.touch, deadline_s=0.5)
+
+
+def concurrent_sessions(place: Place) -> Any:
+    """Many sessions at once, each in a thread of its own, some of them failing."""
+    sessions = [_open(f"session {number}") for number in range(6)]
+    outcomes: dict[int, Any] = {}
+
+    def use(number: int) -> None:
+        session = sessions[number]
+        for count in range(8):
+
+            def work(count: int = count) -> bytes:
+                if (number, count, place.index) == (3, 5, 1):
+                    raise NotFound("in session 3")
+                return b"%d-%d-%d" % (number, count, place.index)
+
+            outcomes[number] = _attempt(
+                lambda work=work: session.round(work, b",".join)  # type: ignore[misc]
+            )
+            if not isinstance(outcomes[number], bytes):
+                break
+        session.close()
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(len(sessions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [outcomes[number] for number in range(len(sessions))]
+
+
+def after_the_end(place: Place) -> Any:
+    session = _open("a session that ended")
+    session.barrier()
+    session.close()
+    return _attempt(session.barrier)
+
+
+def one_for_all_threads(place: Place) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(coordination.current()))
+    thread.start()
+    thread.join()
+    return found[0] is coordination.current()
+
+
+# By themselves ----------------------------------------------------------------------------------------------
+
+
+def initialized_again(place: Place) -> Any:
+    """Three times connected, each time with a coordinator that counts from the start."""
+    seen = []
+    for attempt in range(3):
+        place.connect()
+        coordinator = coordination.current()
+        session = _open(f"connected for the {attempt}. time")
+        seen.append((session.gather(b"%d" % place.index), id(coordinator)))
+        if attempt == 1:  # a session of which something stays behind must not confuse the next
+            left_open = _open("never closed")
+            left_open.barrier()
+        else:
+            session.close()
+        assert coordination.current() is coordinator
+        place.disconnect()
+        assert coordination.current().process_count == 1
+    return [gathered for gathered, _ in seen], len({identity for _, identity in seen})
+
+
+def fail_and_exit(place: Place, failing: int) -> Any:
+    """The process that fails ends at once; the others hear of it although they are slow."""
+    place.connect()
+    session = _open("a save before the end")
+    session.barrier()
+
+    def work() -> bytes:
+        if place.index == failing:
+            raise NotFound("fails and exits")
+        return b""
+
+    try:
+        session.round(work, lambda parts: b"")
+    finally:
+        session.close()
+
+
+def succeed_and_exit(place: Place) -> Any:
+    """All leave as soon as they are done, the host of the store too."""
+    place.connect()
+    session = _open("the last save")
+    decided = session.round(lambda: b"%d" % place.index, b"".join)
+    session.close()
+    return decided
+
+
+class CountingStore:
+    """Counts the calls of a store, asking again for the same key as one; may end its process at one."""
+
+    def __init__(self, store: Any, kill_before: int | None = None) -> None:
+        self._store = store
+        self._kill_before = kill_before
+        self._last: Any = None
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._store, name)
+        if name not in ("set", "set_once", "add", "get", "read", "delete"):
+            return attribute
+
+        def call(*arguments: Any) -> Any:
+            this = (name, arguments[0])
+            if name != "get" or this != self._last:
+                if self.calls.total() == self._kill_before:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.calls[name] += 1
+            self._last = this
+            return attribute(*arguments)
+
+        return call
+
+
+def counted(place: Place) -> dict[str, int]:
+    """The calls of this process in ten rounds."""
+    place.connect()
+    session = _open("ten rounds")
+    session.barrier()  # the first is different
+    store = CountingStore(session._store)
+    session._store = store
+    for _ in range(10):
+        session.round(lambda: bytes(1000), lambda parts: bytes(1000))
+    calls = dict(store.calls)
+    session.close()
+    place.report("done")
+    place.receive()
+    place.disconnect()
+    return calls
+
+
+def killed_at(place: Place, victim: int, primary: int, call: int | None) -> Any:
+    """Three rounds, in which the victim dies before one of its calls of the store."""
+    liveness.BEAT_INTERVAL_S = 0.1
+    torch_distributed.ANSWER_S = 10.0
+    place.connect()
+    session = _open("a save with a death", primary=primary)
+    store = CountingStore(session._store, call if place.index == victim else None)
+    outcomes: list[Any] = []
+    # All know each other before one of them dies, as it is when the first save takes its time.
+    session.barrier()
+    time.sleep(0.5)
+    session._store = store
+    for number in range(3):
+        outcome = _attempt(
+            lambda number=number: session.round(  # type: ignore[misc]
+                lambda: b"%d" % number, b",".join
+            )
+        )
+        outcomes.append(outcome)
+        if not isinstance(outcome, bytes):
+            break
+    session.close()
+    return outcomes, store.calls.total()
+
+
+def killed_by_signal(place: Place, victim: int) -> Any:
+    """The test kills the victim in its work, while the others wait."""
+    liveness.BEAT_INTERVAL_S = 0.1
+    torch_distributed.ANSWER_S = 10.0
+    place.connect()
+    session = _open("a save with a death")
+    session.barrier()
+    time.sleep(0.5)
+
+    def work() -> bytes:
+        place.report("working")
+        if place.index == victim:
+            time.sleep(2 * DEADLINE_S)
+        return b""
+
+    session.round(work, lambda parts: b"")
+
+
+def frozen_host(place: Place) -> Any:
+    """The test stops process 0, which holds the store, without closing its connections."""
+    torch_distributed.ANSWER_S = 1.0
+    place.connect()
+    session: StoreSession = _open("a save without answers")
+    session.barrier()
+    if place.index == 0:
+        place.report("ready")
+        place.receive()
+        return None
+    place.report("ready")
+    place.receive()
+    try:
+        return _attempt(lambda: session.round(lambda: b"", lambda parts: b""))
+    finally:
+        session.close()
+
+
+def late_registration(place: Place) -> Any:
+    """Process 1 ends well before it ever opens a session."""
+    liveness.BEAT_INTERVAL_S = 0.1
+    place.connect()
+    if place.index == 1:
+        return None
+    return _try_round("a save without process 1", lambda: b"", deadline_s=1.0)

@@ -1,0 +1,203 @@
+"""Rounds of real processes: what is agreed, what fails, and that nothing stays behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.coordination import scenarios
+from tests.support.programs import Raised, running
+
+FRAMEWORKS = ["torch", "torch-file", "jax"]
+
+
+@pytest.fixture(
+    scope="module", params=[(framework, count) for framework in FRAMEWORKS for count in (2, 4)], ids=str
+)
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each process saw in each of the scenarios."""
+    framework, count = request.param
+    directory = tmp_path_factory.mktemp("survivable")
+    with running(scenarios.survivable, count=count, framework=framework, directory=directory) as programs:
+        for expected in ("closed", "looked"):
+            assert [programs.report(index) for index in range(count)] == [expected] * count
+            for index in range(count):
+                programs.send(index, "go on")
+        return programs.values()
+
+
+def of(seen: list[dict[str, Any]], case: str) -> list[Any]:
+    return [process[case] for process in seen]
+
+
+def errors(seen: list[dict[str, Any]], case: str) -> list[Raised]:
+    found = of(seen, case)
+    assert all(isinstance(outcome, Raised) for outcome in found), found
+    return found
+
+
+def test_rounds_decide_the_same_for_everybody(seen: list[dict[str, Any]]) -> None:
+    count = len(seen)
+    decision = b"+".join(b"%d" % index for index in range(count))
+    assert of(seen, "index") == list(range(count))
+    for index, (decisions, broadcast, made, gathered) in enumerate(of(seen, "rounds")):
+        assert decisions == [decision] * 12
+        assert broadcast == b"from the primary"
+        assert made == (index == 0)
+        assert gathered == ([b"%d" % process for process in range(count)] if index == 0 else None)
+
+
+def test_any_process_can_be_the_primary(seen: list[dict[str, Any]]) -> None:
+    last = len(seen) - 1
+    for index, (is_primary, gathered, decided) in enumerate(of(seen, "other_primary")):
+        assert is_primary == (index == last)
+        assert (gathered is not None) == is_primary
+        assert decided == b"made by %d" % last
+
+
+def test_large_parts_and_decisions_arrive_whole(seen: list[dict[str, Any]]) -> None:
+    assert of(seen, "large_values") == [(True, True, True)] * len(seen)
+
+
+def test_an_error_in_any_process_is_everybody_s(seen: list[dict[str, Any]]) -> None:
+    for failing in range(len(seen)):
+        for index, outcomes in enumerate(of(seen, "error_in_work")):
+            error = outcomes[failing]
+            assert (error.type, error.message) == ("DiskFull", "no room on 'ß\udcff'")
+            own = {"path": "/x\udcff", "errno": 28, "array": "w"}
+            if index == failing:
+                assert error.context == own
+                assert error.notes == []
+            else:
+                assert error.context == {**own, "process": failing}
+                assert error.notes[0].startswith(f"In process {failing}:\nTraceback (most recent call last):")
+                assert "raise DiskFull" in error.notes[0]
+
+
+def test_an_error_waits_for_nobody(seen: list[dict[str, Any]]) -> None:
+    for error in errors(seen, "error_in_slow_company"):
+        assert (error.type, error.message) == ("NotFound", "nothing there")
+
+
+def test_an_error_of_the_decision_is_everybody_s(seen: list[dict[str, Any]]) -> None:
+    for index, error in enumerate(errors(seen, "error_in_decision")):
+        assert (error.type, error.message) == ("NotFound", "the primary finds nothing")
+        assert error.context == ({"step": 3} if index == 0 else {"step": 3, "process": 0})
+
+
+def test_errors_of_others_arrive_as_internal(seen: list[dict[str, Any]]) -> None:
+    for index, error in enumerate(errors(seen, "foreign_error")):
+        if index == 1:
+            assert error.type == "KeyError"
+        else:
+            assert (error.type, error.message) == ("Internal", "process 1 raised KeyError: 'absent'")
+
+
+def test_of_several_errors_each_process_raises_its_own(seen: list[dict[str, Any]]) -> None:
+    for index, error in enumerate(errors(seen, "several_errors")):
+        assert (error.type, error.message) == ("NotFound", f"nothing in {index}")
+
+
+def test_an_interrupt_cancels_the_others(seen: list[dict[str, Any]]) -> None:
+    for index, error in enumerate(errors(seen, "interrupt")):
+        assert error.type == ("KeyboardInterrupt" if index == 1 else "Cancelled")
+        assert index == 1 or error.message == "process 1 was stopped by KeyboardInterrupt"
+
+
+def test_an_error_between_rounds_is_told_on_closing(seen: list[dict[str, Any]]) -> None:
+    for error in errors(seen, "error_between_rounds"):
+        assert (error.type, error.message) == ("NotFound", "between rounds")
+
+
+def test_processes_out_of_step_are_shown_what_each_wanted(seen: list[dict[str, Any]]) -> None:
+    others = {2: "process 0", 4: "processes 0, 2, 3"}[len(seen)]
+    for error in errors(seen, "out_of_step"):
+        assert error.type == "InvalidInput"
+        assert f"out of step. {others}: save '/a'; process 1: load '/b'. Every process" in error.message
+
+
+def test_processes_have_to_agree_on_the_primary(seen: list[dict[str, Any]]) -> None:
+    for error in errors(seen, "out_of_step_primaries"):
+        assert error.type == "InvalidInput"
+        assert ": save '/a' with primary 0; process 1: save '/a' with primary 1." in error.message
+
+
+def test_a_deadline_names_who_has_not_come(seen: list[dict[str, Any]]) -> None:
+    for index, error in enumerate(errors(seen, "deadline")):
+        assert error.type == "Unavailable"
+        assert error.context["process"] == 1, index
+        assert "process 1" in error.message
+        assert "has not come to round 1 of a round with a deadline within 0.5 s" in error.message
+
+
+def test_a_deadline_names_the_primary_that_does_not_decide(seen: list[dict[str, Any]]) -> None:
+    for error in errors(seen, "slow_decision"):
+        assert error.type == "Unavailable"
+        assert error.context["process"] == 0
+        assert "has not decided in round 1 of a slow decision within 0.5 s" in error.message
+
+
+def test_sessions_in_threads_do_not_disturb_each_other(seen: list[dict[str, Any]]) -> None:
+    for outcomes in of(seen, "concurrent_sessions"):
+        for number, outcome in enumerate(outcomes):
+            if number == 3:
+                assert (outcome.type, outcome.message) == ("NotFound", "in session 3")
+            else:
+                assert outcome == b",".join(b"%d-7-%d" % (number, index) for index in range(len(seen)))
+
+
+def test_a_closed_session_has_no_more_rounds(seen: list[dict[str, Any]]) -> None:
+    for error in errors(seen, "after_the_end"):
+        assert error.type == "InvalidInput"
+        assert "this session has ended" in error.message
+
+
+def test_there_is_one_coordinator_for_all_threads(seen: list[dict[str, Any]]) -> None:
+    assert of(seen, "one_for_all_threads") == [True] * len(seen)
+
+
+def test_nothing_stays_in_the_store(seen: list[dict[str, Any]]) -> None:
+    assert of(seen, "left") == [[]] * len(seen)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_round_costs_the_others_the_same_however_many_there_are(framework: str, tmp_path: Path) -> None:
+    others: dict[int, dict[str, int]] = {}
+    for count in (2, 4):
+        with running(scenarios.counted, count=count, framework=framework, directory=tmp_path) as programs:
+            for index in range(count):
+                assert programs.report(index) == "done"
+            for index in range(count):
+                programs.send(index, "go on")
+            calls = programs.values()
+        # The last to arrive makes one call more, whoever that is.
+        others[count] = {key: value for key, value in calls[-1].items() if key != "set_once"}
+        assert calls[0]["read"] == 10
+        assert sum(calls[0].values()) <= 80
+        assert all(process.get("set_once", 0) <= 10 for process in calls[1:])
+    assert others[2] == others[4] == {"set": 10, "add": 10, "get": 10, "delete": 10}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_processes_can_be_connected_again(framework: str, tmp_path: Path) -> None:
+    with running(scenarios.initialized_again, count=2, framework=framework, directory=tmp_path) as programs:
+        first, second = programs.values()
+    assert first == ([[b"0", b"1"]] * 3, 3)
+    assert second == ([None] * 3, 3)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_arrives_though_its_process_ends(framework: str, failing: int, tmp_path: Path) -> None:
+    with running(
+        scenarios.fail_and_exit, failing, count=3, framework=framework, directory=tmp_path
+    ) as programs:
+        for error in programs.values():
+            assert (error.type, error.message) == ("NotFound", "fails and exits")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_decision_arrives_though_everybody_ends(framework: str, tmp_path: Path) -> None:
+    with running(scenarios.succeed_and_exit, count=3, framework=framework, directory=tmp_path) as programs:
+        assert programs.values() == [b"012"] * 3
