@@ -59,7 +59,7 @@ def current() -> Coordinator:
         Unsupported: The framework's version lacks something.
     """
     for module in (jax_distributed, torch_distributed):
-        found = module.find()  # type: ignore[attr-defined]
+        found = module.find()
         if found is not None:
             return _KNOWN.of(module, *found)
     return _SINGLE

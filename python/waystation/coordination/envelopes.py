@@ -79,13 +79,13 @@ def piece_keys(directory: str, count: int) -> list[str]:
     return [f"{directory}/{index}" for index in range(count)]
 
 
-def content(store: Store, envelope: Envelope, directory: str, timeout_s: float) -> bytes | None:
+def content(store: Store, envelope: Envelope, directory: str) -> bytes | None:
     """The value of an envelope, from its pieces if it has any; None if these were removed meanwhile."""
     if not envelope.pieces:
         return envelope.content
     pieces = []
     for key in piece_keys(directory, envelope.pieces):
-        piece = store.get(key, min(timeout_s, store.longest_wait_s))
+        piece = store.get(key, 0)
         if piece is None:
             return None
         pieces.append(piece)

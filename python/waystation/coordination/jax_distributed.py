@@ -9,6 +9,7 @@ What a death does here is JAX's own decision: it ends the survivors.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -59,7 +60,7 @@ class JaxStore:
     # The service remembers each wait until the key comes, also one whose client has given up.
     longest_wait_s = 5.0
     # When process 0 ends by itself it waits for the others, in `jax.distributed.shutdown`.
-    host = None
+    host: int | None = None
 
     def __init__(self, client: Any) -> None:
         import jax
@@ -84,7 +85,7 @@ class JaxStore:
             self._client.key_value_set_bytes(key, value, allow_overwrite=False)
             return True
 
-        return self._call(put, "ALREADY_EXISTS") is True
+        return self._call_unless("ALREADY_EXISTS", put) is True
 
     def add(self, key: str, amount: int) -> int:
         """Adds to a number."""
@@ -94,9 +95,9 @@ class JaxStore:
         """The value, waiting for it."""
         timeout_ms = int(timeout_s * 1000)
         if timeout_ms < 1:
-            return self._call(lambda: self._client.key_value_try_get_bytes(key), "NOT_FOUND")
-        return self._call(
-            lambda: self._client.blocking_key_value_get_bytes(key, timeout_ms), "DEADLINE_EXCEEDED"
+            return self._call_unless("NOT_FOUND", lambda: self._client.key_value_try_get_bytes(key))
+        return self._call_unless(
+            "DEADLINE_EXCEEDED", lambda: self._client.blocking_key_value_get_bytes(key, timeout_ms)
         )
 
     def read(self, directory: str, names: Sequence[str]) -> list[bytes | None]:
@@ -108,7 +109,7 @@ class JaxStore:
     def delete(self, keys: Sequence[str]) -> None:
         """Removes keys."""
         for key in keys:
-            self._call(lambda key=key: self._client.key_value_delete(key), "NOT_FOUND")  # type: ignore[misc]
+            self._call_unless("NOT_FOUND", functools.partial(self._client.key_value_delete, key))
 
     def begin(self, watched: Sequence[int]) -> None:
         """JAX watches by itself."""
@@ -124,16 +125,26 @@ class JaxStore:
         """The process for people."""
         return f"process {process}"
 
-    def _call(self, function: Callable[[], T], expected: str | None = None) -> T | None:
+    def _call(self, function: Callable[[], T]) -> T:
+        try:
+            return function()
+        except self._failed as error:
+            raise _unavailable(error) from error
+
+    def _call_unless(self, expected: str, function: Callable[[], T]) -> T | None:
         """What the call returns; None if it fails with the status that is expected."""
         try:
             return function()
         except self._failed as error:
-            status = str(error).partition("\n")[0]
-            if expected is not None and status.startswith(expected):
+            if str(error).startswith(expected):
                 return None
-            raise Unavailable(
-                "the coordination service of JAX does not answer: process 0, which holds it, has died or "
-                f"cannot be reached ({status}). See its output, and restart the program",
-                process=0,
-            ) from error
+            raise _unavailable(error) from error
+
+
+def _unavailable(error: Exception) -> Unavailable:
+    status = str(error).partition("\n")[0]
+    return Unavailable(
+        "the coordination service of JAX does not answer: process 0, which holds it, has died or cannot be "
+        f"reached ({status}). See its output, and restart the program",
+        process=0,
+    )

@@ -22,9 +22,9 @@ another gives up waiting. A process with a verdict has no more to do in the roun
 all parts, or will not use them. When all parts of a round are there, everybody has read the verdict of the
 round before, so that the primary removes that one, and what counted the arrivals. What is left is that of
 the last round, which nobody knows to be the last until sessions close: `closed` counts these, and the last
-one out removes the rest. Where the store would vanish with its host, the host waits for that moment (`over`), or
-others could not read the last verdict. If a process dies, it never closes, and what that session left stays in the store:
-a few small keys, in a store that will hardly outlive that death for long.
+one out removes the rest. Where the store would vanish with its host, the host waits for that moment (`over`),
+or others could not read the last verdict. If a process dies, it never closes, and what that session left
+stays: a few small keys, in a store that will hardly outlive that death for long.
 
 **Generations.** A store may outlive the group of processes that uses it (torch elastic keeps one for all
 restarts of a group). Each process counts in the store how often it began to coordinate here.
@@ -70,7 +70,7 @@ class Store(Protocol):
         ...
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
-        """The value, waiting for it to be put; None if it was not in time."""
+        """The value, waiting for it to be put; None if it was not in time. With no time it does not wait."""
         ...
 
     def read(self, directory: str, names: Sequence[str]) -> list[bytes | None]:

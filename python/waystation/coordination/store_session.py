@@ -29,6 +29,7 @@ _SHORTEST_WAIT_S = 0.25
 FAREWELL_S = 5.0
 
 _ALL_HERE, _FAILED = b"all are here", b"failed"
+_ALL_OUT, _NOT_AWAITED = b"all are out", b"not awaited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,7 @@ class StoreSession:
             part: bytes | None = own
             if index != self.process_index:
                 pieces_at = keys.part_pieces(index)
-                part = envelopes.content(self._store, opened[index], pieces_at, self._deadline_s)
+                part = envelopes.content(self._store, opened[index], pieces_at)
             if part is None:
                 return None
             parts.append(part)
@@ -310,8 +311,8 @@ class StoreSession:
         told = " and ".join(self._store.describe(index) for index in late)
         return Unavailable(
             f"{told} {'has' if len(late) == 1 else 'have'} not {failing} {self._round_name()} within "
-            f"{self._deadline_s:g} s; see what keeps {'it' if len(late) == 1 else 'them'}, or allow more time "
-            "(multiprocessing.deadline_s)",
+            f"{self._deadline_s:g} s; see what keeps {'it' if len(late) == 1 else 'them'}, or allow more "
+            "time (multiprocessing.deadline_s)",
             process=_as_context(late),
         )
 
@@ -341,7 +342,7 @@ class StoreSession:
 
     def _read_verdict(self, keys: _Keys) -> bytes | WaystationError:
         """The verdict, where it is known to be there."""
-        envelope = self._store.get(keys.verdict, self._store.longest_wait_s)
+        envelope = self._store.get(keys.verdict, 0)
         if envelope is None:
             raise Internal(f"{self._round_name()} was ended without a verdict; please report this")
         return self._open_verdict(keys, envelope)
@@ -353,7 +354,7 @@ class StoreSession:
         pieces = envelopes.piece_keys(keys.verdict_pieces, envelope.pieces)
         self._verdict_before()
         self._verdict_pieces[self._rounds - 1] = pieces
-        decision = envelopes.content(self._store, envelope, keys.verdict_pieces, self._deadline_s)
+        decision = envelopes.content(self._store, envelope, keys.verdict_pieces)
         if decision is None:
             raise Internal(f"the decision of {self._round_name()} has gone; please report this")
         return decision
@@ -388,17 +389,20 @@ class StoreSession:
             keys = self._keys(number)
             left += [keys.arrived, keys.ready, keys.verdict]
         self._store.delete(left)
-        if host not in (None, self.process_index):
-            self._store.set(over, b"")
+        if host not in (None, self.process_index) and not self._store.set_once(over, _ALL_OUT):
+            self._store.delete([over])
 
     def _await_farewell(self, over: str) -> None:
+        """Waits, not for long, until the last one is out."""
         begun = time.monotonic()
         while (left_s := FAREWELL_S - (time.monotonic() - begun)) > 0:
             if self._store.get(over, min(left_s, self._store.longest_wait_s)) is not None:
-                self._store.delete([over])
-                return
+                break
             if self._store.dead(self._watched):
-                return
+                break
+        # If it comes later, the last one finds that nobody waits; this also ends the wait inside the store.
+        if not self._store.set_once(over, _NOT_AWAITED):
+            self._store.delete([over])
 
     # Names ----------------------------------------------------------------------------------------------
 

@@ -2,16 +2,19 @@
 
 No collectives: a save in the background must not come between those of the training. The store (usually a
 TCPStore in process 0) is the group's own, reached by connections of our own (`clone`), one for each call
-that is under way, because a call that waits keeps others of the same connection waiting. Where a store
-cannot be cloned (files; before torch 2.9) nothing waits inside of it, and what is waited for is asked for
-again and again, at growing intervals.
+that is under way, because a call that waits keeps others of the same connection waiting. A wait inside the
+store is begun once and without a limit, while we look at it for as long as we like: torch writes a warning
+for each wait that times out. Where a store cannot be cloned (files; older versions of torch) nothing waits
+inside of it, and what is waited for is asked for again and again, at growing intervals.
 
 What a death does here: the store goes with process 0, and every call then fails at once (the process was
-killed) or is not answered (its machine is gone), which is given up after `ANSWER_S`: Unavailable names
-process 0. Other processes are watched by `liveness`, and their death is Unavailable that names them.
+killed) or is not answered (its machine is gone), which is given up after `ANSWER_S`; the beats of
+`liveness` make sure that there is such a call every second. Unavailable names process 0. Other processes
+are watched by `liveness`, and their death is Unavailable that names them.
 
-While no session is open nothing is held of the group or its store, so that a program may destroy the group
-and make another, with the same address.
+Neither the group nor its server is kept alive here (a clone is only a client), so that a program may destroy
+the group and make another, with the same address. Connections are kept from one session to the next, as
+making one takes a look-up of names, which can take seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ T = TypeVar("T")
 
 ANSWER_S = 20.0
 _PREFIX = "waystation/liveness"
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
+_NO_LIMIT = timedelta(days=1)
+_NEXT_TO_NO_TIME = timedelta(milliseconds=100)
 
 
 def find() -> tuple[Any, int, int] | None:
@@ -75,7 +80,7 @@ def _store_of(group: Any) -> Any:
 class TorchStore:
     """A `torch.distributed` store as sessions need it."""
 
-    message_bytes = 4 << 20
+    message_bytes = 4 << 20  # a TCPStore takes up to 8 MiB
     longest_wait_s = 0.5  # deaths are looked for between
 
     def __init__(self, find_store: Callable[[], Any], process_index: int) -> None:
@@ -83,6 +88,8 @@ class TorchStore:
         self._liveness = Liveness(self, _PREFIX, process_index)
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
+        weakref.finalize(self, _close, self._idle)
+        self._waits: dict[str, tuple[_Connection, concurrent.futures.Future[bytes]]] = {}
         self._sessions = 0
         self._lost: str | None = None
         # Only that of TCP lives in a process, which is the first unless a launcher keeps it.
@@ -102,7 +109,12 @@ class TorchStore:
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
         """The value, waiting for it."""
-        return self._call(lambda client: client.get(key, timeout_s), timeout_s)
+        if timeout_s > 0:
+            connection = self._connect()
+            if connection.client.can_wait:
+                return self._wait(connection, key, timeout_s)
+            self._release(connection)
+        return self._call(lambda client: client.poll(key, timeout_s), timeout_s)
 
     def read(self, directory: str, names: Sequence[str]) -> list[bytes | None]:
         """The values that are there now."""
@@ -121,15 +133,15 @@ class TorchStore:
         self._liveness.begin(watched)
 
     def end(self, watched: Sequence[int]) -> None:
-        """It has ended; after the last one, nothing of the group is held any more."""
+        """It has ended."""
         self._liveness.end(watched)
         with self._lock:
             self._sessions -= 1
             if self._sessions:
                 return
-            unused, self._idle = self._idle, []
+            abandoned, self._waits = self._waits, {}
             self._lost = None
-        for connection in unused:
+        for connection, _ in abandoned.values():
             connection.close()
 
     def dead(self, processes: Sequence[int]) -> dict[int, str]:
@@ -141,35 +153,56 @@ class TorchStore:
         return self._liveness.describe(process)
 
     def _call(self, function: Callable[[_Client], T], waiting_s: float = 0.0) -> T:
-        if self._lost is not None:
-            raise self._unavailable(self._lost)
         connection = self._connect()
         try:
-            result = connection.call(function, waiting_s + ANSWER_S)
-        except TimeoutError:
-            connection.close()
-            raise self._lose(f"no answer within {ANSWER_S:g} s") from None
-        except RuntimeError as error:  # what torch raises, of whatever class
-            connection.close()
-            raise self._lose(str(error).partition("\n")[0]) from error
-        except BaseException:
-            connection.close()  # an interrupt: the call still runs
+            result = connection.call(function).result(waiting_s + ANSWER_S)
+        except BaseException as error:
+            connection.close()  # the call may still run
+            if isinstance(error, TimeoutError):
+                raise self._lose(f"no answer within {ANSWER_S:g} s") from None
+            if isinstance(error, RuntimeError):  # what torch raises, of whatever class
+                raise self._lose(_first_line(error)) from error
             raise
-        with self._lock:
-            if self._sessions:
-                self._idle.append(connection)
-                return result
-        connection.close()
+        self._release(connection)
         return result
 
+    def _wait(self, connection: _Connection, key: str, timeout_s: float) -> bytes | None:
+        """Looks for so long at the wait for a key, which is begun if there is none."""
+        with self._lock:
+            begun = self._waits.pop(key, None)
+        if begun is None:
+            begun = (connection, connection.call(lambda client: client.wait(key)))
+        else:
+            self._release(connection)
+        waiting, future = begun
+        try:
+            value = future.result(timeout_s)
+        except RuntimeError as error:
+            waiting.close()
+            raise self._lose(_first_line(error)) from error
+        except BaseException as error:
+            with self._lock:
+                self._waits[key] = begun
+            if isinstance(error, TimeoutError):
+                return None
+            raise
+        self._release(waiting)
+        return value
+
     def _connect(self) -> _Connection:
+        if self._lost is not None:
+            raise self._unavailable(self._lost)
         with self._lock:
             if self._idle:
                 return self._idle.pop()
         try:
             return _Connection(_Client(self._find_store()))
         except RuntimeError as error:
-            raise self._lose(str(error).partition("\n")[0]) from error
+            raise self._lose(_first_line(error)) from error
+
+    def _release(self, connection: _Connection) -> None:
+        with self._lock:
+            self._idle.append(connection)
 
     def _lose(self, why: str) -> Unavailable:
         """The store is gone, and is not asked again until all sessions have failed for that."""
@@ -189,66 +222,74 @@ class TorchStore:
 
 
 class _Client:
-    """What one connection does with its own copy of the store."""
+    """What one connection does with its own copy of the store.
+
+    Attributes:
+        can_wait: Whether a wait inside the store keeps nobody else waiting.
+    """
 
     def __init__(self, store: Any) -> None:
-        from torch.distributed import DistStoreError
-
         can_clone = hasattr(store, "clone")
+        self.can_wait = can_clone and _is_tcp(store)
         self.store = store.clone() if can_clone else store
-        self._timed_out: type[Exception] = DistStoreError
-        self._waits = can_clone and _is_tcp(store)
+        self._timed_out: type[Exception] = sys.modules["torch.distributed"].DistStoreError
         self._reads_together = hasattr(store, "multi_get") and self.store.has_extended_api()
 
-    def get(self, key: str, timeout_s: float) -> bytes | None:
-        if not self._waits:
-            return bytes(self.store.get(key)) if self._poll(key, timeout_s) else None
-        # No time at all would mean no limit.
-        self.store.set_timeout(timedelta(seconds=max(0.001, timeout_s)))
-        try:
-            return bytes(self.store.get(key))
-        except self._timed_out:
-            # Also what torch raises if the connection broke; then this raises again.
-            return bytes(self.store.get(key)) if self.store.check([key]) else None
+    def wait(self, key: str) -> bytes:
+        """The value, however long it takes."""
+        self.store.set_timeout(_NO_LIMIT)
+        return bytes(self.store.get(key))
 
-    def _poll(self, key: str, timeout_s: float) -> bool:
+    def poll(self, key: str, timeout_s: float) -> bytes | None:
+        """The value, asking for it again and again; None if it was not in time."""
         until = time.monotonic() + timeout_s
         pause_s = _FIRST_PAUSE_S
         while not self.store.check([key]):
             left_s = until - time.monotonic()
             if left_s <= 0:
-                return False
+                return None
             time.sleep(min(pause_s, left_s))
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
-        return True
+        return self._take(key)
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The values that are there now."""
         there = list(keys) if self.store.check(list(keys)) else [k for k in keys if self.store.check([k])]
-        found: dict[str, bytes | None] = {}
-        if self._reads_together and there:
-            self.store.set_timeout(timedelta(seconds=_LONGEST_PAUSE_S))
+        if self._reads_together and len(there) > 1:
+            self.store.set_timeout(_NEXT_TO_NO_TIME)
             try:
-                found = dict(zip(there, map(bytes, self.store.multi_get(there)), strict=True))
-            except self._timed_out:  # one was removed in between
-                found = {key: self.get(key, 0) for key in there}
-        else:
-            found = {key: self.get(key, 0) for key in there}
-        return [found.get(key) for key in keys]
+                found = dict(zip(there, self.store.multi_get(there), strict=True))
+                return [bytes(found[key]) if key in found else None for key in keys]
+            except self._timed_out:
+                pass  # one was removed meanwhile
+        return [self._take(key) if key in there else None for key in keys]
+
+    def _take(self, key: str) -> bytes | None:
+        """A value that was there a moment ago."""
+        self.store.set_timeout(_NEXT_TO_NO_TIME)
+        try:
+            return bytes(self.store.get(key))
+        except self._timed_out:
+            # Also what torch raises if the connection broke; then this fails, too.
+            self.store.check([key])
+            return None
 
 
 class _Connection:
     """A client with a thread that calls it, so that a call that is not answered can be given up."""
 
     def __init__(self, client: _Client) -> None:
+        self.client = client
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(
             target=_serve, args=(client, self._calls), name="waystation-store", daemon=True
         ).start()
 
-    def call(self, function: Callable[[_Client], T], timeout_s: float) -> T:
+    def call(self, function: Callable[[_Client], T]) -> concurrent.futures.Future[T]:
+        """Begins a call."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._calls.put((function, future))
-        return future.result(timeout_s)
+        return future
 
     def close(self) -> None:
         """The thread ends, and with it the connection, after the call that is under way."""
@@ -266,9 +307,18 @@ def _serve(client: _Client, calls: queue.SimpleQueue[Any]) -> None:
         del call, function, future
 
 
-def _is_tcp(store: Any) -> bool:
-    from torch.distributed import PrefixStore, TCPStore
+def _close(connections: list[_Connection]) -> None:
+    for connection in connections:
+        connection.close()
 
-    while isinstance(store, PrefixStore):
+
+def _first_line(error: Exception) -> str:
+    # What follows is where in torch it happened.
+    return str(error).partition("\n")[0]
+
+
+def _is_tcp(store: Any) -> bool:
+    distributed: Any = sys.modules["torch.distributed"]
+    while isinstance(store, distributed.PrefixStore):
         store = store.underlying_store
-    return isinstance(store, TCPStore)
+    return isinstance(store, distributed.TCPStore)
