@@ -49,7 +49,7 @@ class Program:
 
     Attributes:
         index: Which of them it is.
-        process_id: The operating system's.
+        process: Its handle.
         exit_code: What it returned; negative is the signal that killed it; None while it runs.
         ended_s: When it ended, in seconds since the launch.
         told_to_end: The signal that the launcher had sent it by then.
@@ -65,6 +65,7 @@ class Program:
 
     @property
     def process_id(self) -> int:
+        """The operating system's number of it."""
         return self.process.pid
 
     @property
