@@ -11,6 +11,7 @@ import os
 import platform
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 SUPPORTED = platform.system() == "Linux" and platform.machine() == "x86_64"
 
@@ -19,6 +20,10 @@ _libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 _libc.ptrace.restype = ctypes.c_long
 
 _TRACE_ME, _SYSCALL, _SET_OPTIONS, _GET_SYSCALL_INFO = 0, 24, 0x4200, 0x420E
+_SEIZE, _INTERRUPT, _LISTEN = 0x4206, 0x4207, 0x4208
+# Stops are marked and threads followed as below, but the process outlives its tracer.
+_OPTIONS_OF_SEIZED = 0x1 | 0x2 | 0x4 | 0x8
+_STOP_EVENT = 128
 # Mark system-call stops; follow threads and children; kill the child when the tracer dies.
 _OPTIONS = 0x1 | 0x2 | 0x4 | 0x8 | 0x100000
 _WAIT_ALL = 0x40000000
@@ -47,6 +52,8 @@ _CHANGES = {
     426: "io_uring_enter",
 }
 _OPENAT = 257
+# Those that name what they change by a path, and which argument that is.
+_BY_PATH = {82: 0, 264: 1, 316: 1, 83: 0, 258: 1, 84: 0, 87: 0, 263: 1}
 
 
 class _SyscallInfo(ctypes.Structure):
@@ -108,6 +115,84 @@ def _follow(child: int, kill_before: int | None) -> tuple[bool, list[str]]:
             stopped_by = os.WSTOPSIG(status)
             own = status >> 16 != 0 or stopped_by in (signal.SIGSTOP, signal.SIGTRAP)
             _resume(task, 0 if own else stopped_by)
+
+
+class Walker:
+    """Follows a process that runs already, and kills it right before its n-th change of a directory.
+
+    Changes are counted from `attach` on. To be used from one thread, as the kernel wants it.
+    """
+
+    def __init__(self, process: int, directory: Path) -> None:
+        self._process = process
+        self._directory = str(directory)
+
+    def attach(self) -> None:
+        """Begins to follow all threads of the process."""
+        seized: set[int] = set()
+        # Threads may appear while others are seized; those of a seized thread are followed by themselves.
+        while found := {int(task) for task in os.listdir(f"/proc/{self._process}/task")} - seized:
+            for task in found:
+                if _libc.ptrace(_SEIZE, task, None, _OPTIONS_OF_SEIZED) == 0:
+                    _libc.ptrace(_INTERRUPT, task, None, None)
+                seized.add(task)
+
+    def follow(self, kill_before: int | None) -> tuple[bool, list[str]]:
+        """Runs the process to its end; returns whether it was killed, and its changes until then."""
+        changes: list[str] = []
+        killed = False
+        while True:
+            try:
+                task, status = os.waitpid(-1, _WAIT_ALL)
+            except ChildProcessError:
+                return killed, changes
+            if os.WIFSIGNALED(status) or os.WIFEXITED(status):
+                if task == self._process:
+                    return killed, changes
+                continue
+            if os.WSTOPSIG(status) == signal.SIGTRAP | 0x80:
+                name = None if killed else self._change_of_directory(task)
+                if name is not None:
+                    if len(changes) == kill_before:
+                        os.kill(self._process, signal.SIGKILL)
+                        killed = True
+                        continue
+                    changes.append(name)
+                _resume(task, 0)
+            else:
+                event, stopped_by = status >> 16, os.WSTOPSIG(status)
+                group_stop = event == _STOP_EVENT and stopped_by != signal.SIGTRAP
+                if group_stop:
+                    _libc.ptrace(_LISTEN, task, None, None)
+                else:
+                    _resume(task, 0 if event else stopped_by)
+
+    def _change_of_directory(self, task: int) -> str | None:
+        info = _SyscallInfo()
+        result = _libc.ptrace(_GET_SYSCALL_INFO, task, ctypes.sizeof(info), ctypes.byref(info))
+        if result < 0 or info.operation != _ENTRY:
+            return None
+        if info.number == _OPENAT:
+            created = info.arguments[2] & _CREATE and self._is_below(task, info.arguments[1])
+            return "create" if created else None
+        name = _CHANGES.get(info.number)
+        if name is None:
+            return None
+        if info.number in _BY_PATH:
+            return name if self._is_below(task, info.arguments[_BY_PATH[info.number]]) else None
+        if name == "io_uring_enter":
+            return name
+        try:
+            path = os.readlink(f"/proc/{task}/fd/{info.arguments[0]}")
+        except OSError:
+            return None
+        return name if path.startswith(self._directory) else None
+
+    def _is_below(self, task: int, address: int) -> bool:
+        with open(f"/proc/{task}/mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            path = memory.read(4096).partition(b"\0")[0]
+        return os.fsdecode(path).startswith(self._directory)
 
 
 def _ended(status: int) -> bool:

@@ -1,0 +1,80 @@
+"""A process of a torch program is killed with SIGKILL right before one of its changes of the disk.
+
+The others get a typed error that names it, or the save succeeds; on the disk is no checkpoint or a whole one,
+and programs that come later save there as if nothing had been. Each step of the primary and of another
+process is walked.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.distributed import torch_scenarios
+from tests.support import system_calls
+from tests.support.programs import Ended, Raised, running
+
+import waystation
+from waystation.checkpoint.collect import find_leftovers, remove_leftovers
+
+pytestmark = pytest.mark.skipif(not system_calls.SUPPORTED, reason="needs ptrace on x86-64 Linux")
+
+COUNT = 2
+PRIMARY, OTHER = 0, 1
+
+
+def save_and_kill(
+    directory: Path, victim: int, kill_before: int | None
+) -> tuple[bool, list[str], list[Ended]]:
+    """Has processes save; returns whether the victim was killed, what it did until then, and all ends."""
+    checkpoint = directory / "checkpoints" / "1"
+    with running(
+        torch_scenarios.save_until_killed, checkpoint, count=COUNT, framework="torch", directory=directory
+    ) as programs:
+        for index in range(COUNT):
+            assert programs.report(index) == "ready"
+        walker = system_calls.Walker(programs.process_id(victim), checkpoint.parent)
+        walker.attach()
+        for index in range(COUNT):
+            programs.send(index, "go on")
+        killed, changes = walker.follow(kill_before)
+        return killed, changes, programs.end()
+
+
+def look(directory: Path, ended: list[Ended], victim: int, *, killed: bool) -> None:
+    """Checks what the survivors were told and what is on the disk."""
+    root = directory / "checkpoints"
+    for index, process in enumerate(ended):
+        if killed and index == victim:
+            continue
+        assert process.exit_code == 0, process.output
+        if killed and process.value is not None:
+            assert isinstance(process.value, Raised), process
+            assert process.value.type == "Unavailable", process
+            assert f"process {victim}" in process.value.message, process
+    committed = waystation.is_checkpoint(root / "1")
+    if committed:
+        assert waystation.verify(root / "1").damages == []
+        remove_leftovers(find_leftovers(root))
+        assert os.listdir(root) == ["1"]
+    elif victim == OTHER:
+        assert os.listdir(root) == [], "the primary lives and has removed the attempt"
+
+
+@pytest.mark.parametrize("victim", [PRIMARY, OTHER], ids=["primary", "other"])
+def test_killed_before_each_change_of_the_disk(tmp_path: Path, victim: int) -> None:
+    (tmp_path / "whole" / "checkpoints").mkdir(parents=True)
+    killed, changes, ended = save_and_kill(tmp_path / "whole", victim, None)
+    assert not killed
+    look(tmp_path / "whole", ended, victim, killed=False)
+    assert waystation.is_checkpoint(tmp_path / "whole" / "checkpoints" / "1")
+    assert len(changes) > 4, changes
+    for step in range(len(changes)):
+        directory = tmp_path / str(step)
+        (directory / "checkpoints").mkdir(parents=True)
+        killed, _, ended = save_and_kill(directory, victim, step)
+        look(directory, ended, victim, killed=killed)
+        if not waystation.is_checkpoint(directory / "checkpoints" / "1"):
+            waystation.save(directory / "checkpoints" / "1", {"after": 1})
+            assert os.listdir(directory / "checkpoints") == ["1"]

@@ -1,0 +1,192 @@
+"""What the processes of a torch program do in the tests. Each function runs in every process and returns what
+it saw there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tests.support.programs import Place, raised
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import waystation
+
+DEADLINE_S = 60.0
+
+
+def connect(place: Place) -> None:
+    """Joins the other processes; threads of torch's own would only be in each other's way."""
+    torch.set_num_threads(1)
+    place.connect()
+
+
+def outcome(function: Callable[[], Any]) -> Any:
+    """What a function returns or raises."""
+    try:
+        return function()
+    except BaseException as error:
+        return raised(error)
+
+
+@contextlib.contextmanager
+def options(**saving: Any) -> Iterator[None]:
+    """A short deadline, and options of `array.saving`."""
+    context = waystation.Context()
+    context.multiprocessing.deadline_s = DEADLINE_S
+    for name, value in saving.items():
+        setattr(context.array.saving, name, value)
+    with context:
+        yield
+
+
+def make_state(place: Place) -> dict[str, Any]:
+    """A state of sharded, replicated and plain leaves; only NumPy's differ between the processes."""
+    mesh = init_device_mesh("cpu", (place.count,), mesh_dim_names=("all",))
+    table = torch.arange(64 * 48, dtype=torch.float32).reshape(64, 48)
+    return {
+        "rows": distribute_tensor(table, mesh, [Shard(0)]),
+        "uneven": distribute_tensor(table[:37, :5].clone(), mesh, [Shard(0)]),
+        "columns": distribute_tensor(table.to(torch.bfloat16), mesh, [Shard(1)]),
+        "replicated": distribute_tensor(table * 2, mesh, [Replicate()]),
+        "plain": table * 3,
+        "large": torch.arange(1 << 20, dtype=torch.float32),
+        "empty": torch.zeros(0, 3),
+        "host": np.arange(5) + place.index,
+        "step": 7 + place.index,
+        "text": "words",
+    }
+
+
+def entries(place: Place) -> list[str]:
+    """What is in the directory of checkpoints."""
+    return sorted(name for name in os.listdir(place.directory / "checkpoints"))
+
+
+def survivable(place: Place) -> dict[str, Any]:
+    """One failure after another, none of which may stop the next save from working."""
+    connect(place)
+    root = place.directory / "checkpoints"
+    state = make_state(place)
+    one = place.index == 1
+    seen: dict[str, Any] = {}
+    with options():
+        waystation.save(root / "good", state)
+        seen["good"] = sorted(os.listdir(root / "good" / "state"))
+        seen["exists"] = outcome(lambda: waystation.save(root / "good", state))
+        seen["exists async"] = outcome(lambda: waystation.save_async(root / "good", state))
+        other = {**state, "extra": 1} if one else state
+        seen["other structure"] = outcome(lambda: waystation.save(root / "bad", other))
+        shorter = {**state, "plain": torch.zeros(3)} if one else state
+        seen["other shape"] = outcome(lambda: waystation.save(root / "bad", shorter))
+        strange = {**state, "plain": object()} if one else state
+        seen["bad leaf"] = outcome(lambda: waystation.save_async(root / "bad", strange))
+        with full_disk(one):
+            seen["full disk"] = outcome(lambda: waystation.save(root / "bad", state))
+            response = waystation.save_async(root / "bad", state)
+            seen["full disk async"] = outcome(response.result)
+        seen["missing"] = outcome(lambda: waystation.load(root / "missing"))
+        seen["wrong structure"] = outcome(lambda: waystation.load(root / "good", {"a": 1} if one else state))
+        seen["left"] = entries(place)
+        waystation.save(root / "good-2", state)
+        seen["overwritten"] = waystation.save(root / "good-2", state, overwrite=True)
+        seen["deleted"] = waystation.delete(root / "good-2")
+        seen["deleted again"] = waystation.delete(root / "good-2", missing_ok=True)
+        loaded = waystation.load(root / "good", state)
+        seen["equal"] = equal(state, loaded)
+        seen["host"] = (loaded["host"].tolist(), loaded["step"])
+        seen["as saved"] = equal(state, waystation.load(root / "good"))
+    place.disconnect()
+    return seen
+
+
+@contextlib.contextmanager
+def full_disk(here: bool) -> Iterator[None]:
+    """No file may grow beyond some bytes, in this process if it is the one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if here:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def equal(state: dict[str, Any], loaded: dict[str, Any]) -> bool:
+    """Whether all that must be equal is."""
+    for key, value in state.items():
+        if key in ("host", "step"):
+            continue
+        other = loaded[key]
+        if type(value) is not type(other):
+            return False
+        if hasattr(value, "to_local"):
+            same = value.placements == other.placements and torch.equal(value.to_local(), other.to_local())
+        elif isinstance(value, torch.Tensor):
+            same = torch.equal(value, other)
+        else:
+            same = value == other
+        if not same:
+            return False
+    return True
+
+
+def shared_writing(place: Place, saving: dict[str, Any]) -> None:
+    """Saves tensors that all processes hold."""
+    connect(place)
+    state = {"large": torch.ones(4 << 20, dtype=torch.uint8)}
+    state |= {f"small {number}": torch.ones(1000 + number, dtype=torch.uint8) for number in range(40)}
+    with options(**saving):
+        waystation.save(place.directory / "checkpoint", state)
+    place.disconnect()
+
+
+def load_elsewhere(place: Place, path: Path) -> bool:
+    """Loads what other processes have saved, into DTensors of these."""
+    if place.count > 1:
+        connect(place)
+    state = make_state(place) if place.count > 1 else {}
+    table = torch.arange(64 * 48, dtype=torch.float32).reshape(64, 48)
+    with options():
+        if place.count > 1:
+            good = equal(state, waystation.load(path, state))
+            place.disconnect()
+            return good
+        whole = {
+            "rows": torch.empty(64, 48),
+            "uneven": np.empty((37, 5), np.float32),
+            "columns": torch.empty(64, 48, dtype=torch.bfloat16),
+            "replicated": torch.empty(64, 48),
+            "plain": torch.empty(64, 48),
+            "large": torch.empty(1 << 20),
+            "empty": torch.empty(0, 3),
+            "host": np.empty(5, int),
+            "step": int,
+            "text": str,
+        }
+        loaded = waystation.load(path, whole)
+    return bool(
+        torch.equal(loaded["rows"], table)
+        and np.array_equal(loaded["uneven"], table[:37, :5].numpy())
+        and torch.equal(loaded["columns"], table.to(torch.bfloat16))
+        and torch.equal(loaded["replicated"], table * 2)
+        and loaded["host"].tolist() == [0, 1, 2, 3, 4]
+    )
+
+
+def save_until_killed(place: Place, path: Path) -> Any:
+    """Saves once the test says so; a process may be killed meanwhile."""
+    connect(place)
+    state = make_state(place)
+    place.report("ready")
+    place.receive()
+    with options():
+        return outcome(lambda: waystation.save(path, state))
