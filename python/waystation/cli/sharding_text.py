@@ -29,7 +29,19 @@ def _text(description: dict[str, Any]) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in mesh["axes"])
         devices = f"{len(mesh['devices'])} {mesh['platform']}"
         return f"P({', '.join(map(_axis, description['spec']))}) of {axes} ({devices})"
+    if kind == "dtensor":
+        mesh = description["mesh"]
+        names = mesh["axis_names"] or [f"axis {number}" for number in range(len(mesh["shape"]))]
+        axes = ", ".join(f"{name}={size}" for name, size in zip(names, mesh["shape"], strict=True))
+        parts = ", ".join(_placement(*placement) for placement in description["placements"])
+        return f"[{parts}] of {axes} ({len(mesh['ranks'])} {mesh['device_type']})"
     return _short(str(description.get("text", kind)))
+
+
+def _placement(name: str, *numbers: int) -> str:
+    """A placement as torch spells it."""
+    spelled = "".join(word.capitalize() for word in name.split("_"))
+    return f"{spelled}({', '.join(map(str, numbers))})" if numbers else spelled
 
 
 def _axis(part: Any) -> str:
