@@ -57,8 +57,8 @@ def left_in_store() -> list[str]:
         store = torch.distributed.group.WORLD.get_group_store()
         found = [key.rpartition("default_pg/")[2] for key in store.list_keys()]
         found = [key[key.index("waystation/") :] for key in found if "waystation/" in key]
-    lasting = ("waystation/generation/", "waystation/liveness/")
-    return sorted(key for key in found if not key.startswith(lasting))
+    lasting = ("waystation/generation/", "/liveness/")
+    return sorted(key for key in found if not any(part in key for part in lasting))
 
 
 # All in one run ---------------------------------------------------------------------------------------------
@@ -383,19 +383,28 @@ def counted(place: Place) -> dict[str, int]:
     return calls
 
 
-def killed_at(place: Place, victim: int, primary: int, call: int | None) -> Any:
-    """Three rounds, in which the victim dies before one of its calls of the store."""
-    liveness.BEAT_INTERVAL_S = 0.1
+def _get_to_know_each_other(session: StoreSession) -> None:
+    """As it is when the first save takes more than an instant: all know of those whom they watch."""
+    session.barrier()
+    until = time.monotonic() + DEADLINE_S
+    for index in {0, *session._watched}:
+        while "pid" not in session._store.describe(index):
+            assert time.monotonic() < until, "a process does not register"
+            time.sleep(0.005)
+    session.barrier()
+
+
+def killed_at(place: Place, victim: int, primary: int, call: int) -> Any:
+    """Two rounds, in which the victim dies before one of its calls of the store."""
+    liveness.BEAT_INTERVAL_S = 0.02
     torch_distributed.ANSWER_S = 10.0
     place.connect()
     session = _open("a save with a death", primary=primary)
     store = CountingStore(session._store, call if place.index == victim else None)
     outcomes: list[Any] = []
-    # All know each other before one of them dies, as it is when the first save takes its time.
-    session.barrier()
-    time.sleep(0.5)
+    _get_to_know_each_other(session)
     session._store = store
-    for number in range(3):
+    for number in range(2):
         outcome = _attempt(
             lambda number=number: session.round(  # type: ignore[misc]
                 lambda: b"%d" % number, b",".join
@@ -405,17 +414,16 @@ def killed_at(place: Place, victim: int, primary: int, call: int | None) -> Any:
         if not isinstance(outcome, bytes):
             break
     session.close()
-    return outcomes, store.calls.total()
+    return outcomes
 
 
 def killed_by_signal(place: Place, victim: int) -> Any:
     """The test kills the victim in its work, while the others wait."""
-    liveness.BEAT_INTERVAL_S = 0.1
+    liveness.BEAT_INTERVAL_S = 0.02
     torch_distributed.ANSWER_S = 10.0
     place.connect()
     session = _open("a save with a death")
-    session.barrier()
-    time.sleep(0.5)
+    _get_to_know_each_other(session)
 
     def work() -> bytes:
         place.report("working")
@@ -426,22 +434,24 @@ def killed_by_signal(place: Place, victim: int) -> Any:
     session.round(work, lambda parts: b"")
 
 
-def frozen_host(place: Place) -> Any:
-    """The test stops process 0, which holds the store, without closing its connections."""
+def frozen_host(place: Place, waiting: bool) -> Any:
+    """The test stops process 0, which holds the store, without closing its connections: when the others
+    have begun to wait for it, or before they hand in their parts."""
+    liveness.BEAT_INTERVAL_S = 0.02
     torch_distributed.ANSWER_S = 1.0
     place.connect()
-    session: StoreSession = _open("a save without answers")
-    session.barrier()
-    if place.index == 0:
+    session = _open("a save without answers")
+    _get_to_know_each_other(session)
+
+    def work() -> bytes:
         place.report("ready")
-        place.receive()
-        return None
-    place.report("ready")
-    place.receive()
-    try:
-        return _attempt(lambda: session.round(lambda: b"", lambda parts: b""))
-    finally:
-        session.close()
+        if place.index == 0 or not waiting:
+            place.receive()
+        return b""
+
+    outcome = _attempt(lambda: session.round(work, lambda parts: b""))
+    session.close()
+    return outcome
 
 
 def late_registration(place: Place) -> Any:

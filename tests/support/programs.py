@@ -38,7 +38,7 @@ class Place:
         framework: `jax`, `torch` (its store is TCP), or `torch-file` (its store is a file).
         directory: Of the test.
         ports: Free at the start, the same for all; one for each `connect`.
-        options: For `jax.distributed.initialize`.
+        options: For `jax.distributed.initialize`; with `recoverable`, JAX lets survivors of a death live.
     """
 
     index: int
@@ -54,8 +54,10 @@ class Place:
         if self.framework == "jax":
             import jax
 
+            options = dict(self.options)
+            jax.config.update("jax_enable_recoverability", options.pop("recoverable", False))
             address = f"127.0.0.1:{self.ports.pop(0)}"
-            jax.distributed.initialize(address, self.count, self.index, **self.options)
+            jax.distributed.initialize(address, self.count, self.index, **options)
             return
         import torch.distributed
 

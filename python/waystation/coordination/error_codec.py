@@ -52,7 +52,7 @@ def decode(encoded: bytes) -> WaystationError:
     try:
         document = json.loads(encoded.decode("utf-8", "surrogatepass"))
         return _decoded(document)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return Internal(
             f"another process failed, and what it reported is not understood ({len(encoded)} bytes); "
             "see its output, and check that all processes run the same version of Waystation"

@@ -4,7 +4,18 @@ The service runs in process 0. Its clients are safe to use from several threads,
 no others. Nothing here runs on devices, and no barrier of the service is used: these fail for good once a
 process has missed one.
 
-What a death does here is JAX's own decision: it ends the survivors.
+What a death does here, seen with JAX 0.12 and three processes, one of them killed in the middle of a round:
+
+- Process 0: JAX aborts the others (SIGABRT) within half a second, as the connection to the service breaks.
+  No exception can be raised any more.
+- Another one: `liveness` notices it, and the others raise Unavailable that names it: at once if it was on
+  the machine of one of those that watch it, else after ten seconds. Only when the service has missed it
+  for `heartbeat_timeout_seconds` (100 by default) does JAX abort the rest of the processes. So a program
+  has this time to end by itself; but whether it does or not, each survivor ends with an error.
+- Another one, with `jax_enable_recoverability`: the same, without the end that JAX makes of it. Before the
+  next save or load, the survivors have to set up `jax.distributed` anew.
+
+In each case `waystation launch` names the one that died.
 """
 
 from __future__ import annotations
@@ -16,9 +27,13 @@ from typing import Any, TypeVar
 
 from waystation._errors import Unavailable, Unsupported
 from waystation.coordination import jax_private
+from waystation.coordination.liveness import Watching
 from waystation.coordination.store_session import StoreCoordinator
 
 T = TypeVar("T")
+
+# So many keys are rather read one by one than with all others of their directory.
+_FEW = 4
 
 
 def find() -> tuple[Any, int, int] | None:
@@ -53,14 +68,12 @@ def coordinator(client: Any, process_index: int, process_count: int) -> StoreCoo
     return StoreCoordinator(JaxStore(client), process_index, process_count)
 
 
-class JaxStore:
+class JaxStore(Watching):
     """The key-value store of JAX's coordination service as sessions need it."""
 
-    message_bytes = 2 << 20
+    message_bytes = 2 << 20  # half of what gRPC takes where nobody has raised its limit, as JAX 0.12 has
     # The service remembers each wait until the key comes, also one whose client has given up.
     longest_wait_s = 5.0
-    # When process 0 ends by itself it waits for the others, in `jax.distributed.shutdown`.
-    host: int | None = None
 
     def __init__(self, client: Any) -> None:
         import jax
@@ -71,6 +84,8 @@ class JaxStore:
                 f"the coordination service of JAX {jax.__version__} lacks {', '.join(lacking)}, which saving "
                 "and loading from several processes needs; use a newer JAX"
             )
+        # At its end, process 0 waits for the others in `jax.distributed.shutdown`, but not in this mode.
+        self.host = 0 if getattr(jax.config, "jax_enable_recoverability", False) else None
         self._client = client
         self._failed: type[Exception] = jax.errors.JaxRuntimeError
 
@@ -102,28 +117,16 @@ class JaxStore:
 
     def read(self, directory: str, names: Sequence[str]) -> list[bytes | None]:
         """The values that are there now."""
-        listed = self._call(lambda: self._client.key_value_dir_get_bytes(f"{directory}/"))
-        found = dict(listed)
-        return [found.get(f"{directory}/{name}") for name in names]
+        keys = [f"{directory}/{name}" for name in names]
+        if len(keys) <= _FEW:
+            return [self.get(key, 0) for key in keys]
+        found = dict(self._call(lambda: self._client.key_value_dir_get_bytes(f"{directory}/")))
+        return [found.get(key) for key in keys]
 
     def delete(self, keys: Sequence[str]) -> None:
         """Removes keys."""
         for key in keys:
             self._call_unless("NOT_FOUND", functools.partial(self._client.key_value_delete, key))
-
-    def begin(self, watched: Sequence[int]) -> None:
-        """JAX watches by itself."""
-
-    def end(self, watched: Sequence[int]) -> None:
-        """JAX watches by itself."""
-
-    def dead(self, processes: Sequence[int]) -> dict[int, str]:
-        """None that anybody could be told of."""
-        return {}
-
-    def describe(self, process: int) -> str:
-        """The process for people."""
-        return f"process {process}"
 
     def _call(self, function: Callable[[], T]) -> T:
         try:

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from waystation._errors import WaystationError
 
@@ -210,6 +210,32 @@ class Liveness:
         if not processes:
             return []
         return self._board.read(f"{self._prefix}/{kind}", [str(index) for index in processes])
+
+
+class Watching:
+    """What a store knows of who still runs: the methods of `Store` that are the same over any of them."""
+
+    _liveness: Liveness
+
+    def join(self: Any, prefix: str, process_index: int) -> None:
+        """This process takes part, with keys that begin like that."""
+        self._liveness = Liveness(self, prefix, process_index)
+
+    def begin(self, watched: Sequence[int]) -> None:
+        """A session begins, which has to know if one of these processes dies."""
+        self._liveness.begin(watched)
+
+    def end(self, watched: Sequence[int]) -> bool:
+        """It has ended; returns whether it was the last that was open."""
+        return self._liveness.end(watched)
+
+    def dead(self, processes: Sequence[int]) -> dict[int, str]:
+        """Those of the watched processes that have died, each with how that is known."""
+        return self._liveness.dead(processes)
+
+    def describe(self, process: int) -> str:
+        """The process for people, with its id and host if they are known."""
+        return self._liveness.describe(process)
 
 
 @functools.cache

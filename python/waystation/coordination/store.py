@@ -82,12 +82,17 @@ class Store(Protocol):
         """Removes keys; those that are not there are no error."""
         ...
 
+    def join(self, prefix: str, process_index: int) -> None:
+        """Called once, before any session begins: this process is the one of that index; what is kept of who
+        runs has keys that begin with the prefix."""
+        ...
+
     def begin(self, watched: Sequence[int]) -> None:
         """A session begins, which has to know if one of these processes dies."""
         ...
 
-    def end(self, watched: Sequence[int]) -> None:
-        """It has ended."""
+    def end(self, watched: Sequence[int]) -> bool:
+        """It has ended; returns whether it was the last that was open."""
         ...
 
     def dead(self, processes: Sequence[int]) -> dict[int, str]:

@@ -73,6 +73,7 @@ class StoreCoordinator:
         self._opened = 0
         generation = store.add(f"waystation/generation/{process_index}", 1)
         self._prefix = f"waystation/{generation}"
+        store.join(f"{self._prefix}/liveness", process_index)
 
     def open(self, what: str, *, deadline_s: float, primary: int = 0) -> StoreSession:
         """Opens the next session; nothing is asked of the other processes before its first round."""
@@ -381,7 +382,7 @@ class StoreSession:
         host = self._store.host
         if self._store.add(closed, 1) < self.process_count:
             if host == self.process_index:
-                self._await_farewell(over)
+                self._await_farewell(closed, over)
             return
         left = [closed, *(key for pieces in self._verdict_pieces.values() for key in pieces)]
         # Rounds do not end everywhere at once: some may have begun one more or one less.
@@ -392,13 +393,14 @@ class StoreSession:
         if host not in (None, self.process_index) and not self._store.set_once(over, _ALL_OUT):
             self._store.delete([over])
 
-    def _await_farewell(self, over: str) -> None:
-        """Waits, not for long, until the last one is out."""
+    def _await_farewell(self, closed: str, over: str) -> None:
+        """Waits, not for long, until the last one is out; the dead never are."""
         begun = time.monotonic()
         while (left_s := FAREWELL_S - (time.monotonic() - begun)) > 0:
-            if self._store.get(over, min(left_s, self._store.longest_wait_s)) is not None:
+            if self._store.get(over, min(left_s, _SHORTEST_WAIT_S)) is not None:
                 break
-            if self._store.dead(self._watched):
+            dead = self._store.dead(self._watched)
+            if dead and self._store.add(closed, 0) + len(dead) >= self.process_count:
                 break
         # If it comes later, the last one finds that nobody waits; this also ends the wait inside the store.
         if not self._store.set_once(over, _NOT_AWAITED):

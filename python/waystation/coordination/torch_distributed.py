@@ -30,13 +30,12 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from waystation._errors import Unavailable
-from waystation.coordination.liveness import Liveness
+from waystation.coordination.liveness import Watching
 from waystation.coordination.store_session import StoreCoordinator
 
 T = TypeVar("T")
 
 ANSWER_S = 20.0
-_PREFIX = "waystation/liveness"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 _NO_LIMIT = timedelta(days=1)
 _NEXT_TO_NO_TIME = timedelta(milliseconds=100)
@@ -66,7 +65,7 @@ def coordinator(group: Any, process_index: int, process_count: int) -> StoreCoor
             )
         return _store_of(group)
 
-    return StoreCoordinator(TorchStore(find_store, process_index), process_index, process_count)
+    return StoreCoordinator(TorchStore(find_store), process_index, process_count)
 
 
 def _store_of(group: Any) -> Any:
@@ -77,23 +76,24 @@ def _store_of(group: Any) -> Any:
     return c10d._get_default_store()
 
 
-class TorchStore:
+class TorchStore(Watching):
     """A `torch.distributed` store as sessions need it."""
 
     message_bytes = 4 << 20  # a TCPStore takes up to 8 MiB
     longest_wait_s = 0.5  # deaths are looked for between
 
-    def __init__(self, find_store: Callable[[], Any], process_index: int) -> None:
+    def __init__(self, find_store: Callable[[], Any]) -> None:
         self._find_store = find_store
-        self._liveness = Liveness(self, _PREFIX, process_index)
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
         weakref.finalize(self, _close, self._idle)
         self._waits: dict[str, tuple[_Connection, concurrent.futures.Future[bytes]]] = {}
-        self._sessions = 0
         self._lost: str | None = None
+        store = find_store()
         # Only that of TCP lives in a process, which is the first unless a launcher keeps it.
-        self.host = 0 if _is_tcp(find_store()) else None
+        self.host = 0 if _is_tcp(store) else None
+        # Whether a wait inside the store keeps nobody else waiting.
+        self._can_wait = self.host is not None and hasattr(store, "clone")
 
     def set(self, key: str, value: bytes) -> None:
         """Puts a value."""
@@ -109,11 +109,8 @@ class TorchStore:
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
         """The value, waiting for it."""
-        if timeout_s > 0:
-            connection = self._connect()
-            if connection.client.can_wait:
-                return self._wait(connection, key, timeout_s)
-            self._release(connection)
+        if timeout_s > 0 and self._can_wait:
+            return self._wait(key, timeout_s)
         return self._call(lambda client: client.poll(key, timeout_s), timeout_s)
 
     def read(self, directory: str, names: Sequence[str]) -> list[bytes | None]:
@@ -126,31 +123,16 @@ class TorchStore:
         if keys:
             self._call(lambda client: [client.store.delete_key(key) for key in keys])
 
-    def begin(self, watched: Sequence[int]) -> None:
-        """A session begins."""
+    def end(self, watched: Sequence[int]) -> bool:
+        """A session has ended."""
+        if not super().end(watched):
+            return False
         with self._lock:
-            self._sessions += 1
-        self._liveness.begin(watched)
-
-    def end(self, watched: Sequence[int]) -> None:
-        """It has ended."""
-        self._liveness.end(watched)
-        with self._lock:
-            self._sessions -= 1
-            if self._sessions:
-                return
             abandoned, self._waits = self._waits, {}
             self._lost = None
         for connection, _ in abandoned.values():
             connection.close()
-
-    def dead(self, processes: Sequence[int]) -> dict[int, str]:
-        """Those that have died."""
-        return self._liveness.dead(processes)
-
-    def describe(self, process: int) -> str:
-        """The process for people."""
-        return self._liveness.describe(process)
+        return True
 
     def _call(self, function: Callable[[_Client], T], waiting_s: float = 0.0) -> T:
         connection = self._connect()
@@ -166,14 +148,15 @@ class TorchStore:
         self._release(connection)
         return result
 
-    def _wait(self, connection: _Connection, key: str, timeout_s: float) -> bytes | None:
+    def _wait(self, key: str, timeout_s: float) -> bytes | None:
         """Looks for so long at the wait for a key, which is begun if there is none."""
+        if self._lost is not None:
+            raise self._unavailable(self._lost)
         with self._lock:
             begun = self._waits.pop(key, None)
         if begun is None:
+            connection = self._connect()
             begun = (connection, connection.call(lambda client: client.wait(key)))
-        else:
-            self._release(connection)
         waiting, future = begun
         try:
             value = future.result(timeout_s)
@@ -193,12 +176,7 @@ class TorchStore:
         if self._lost is not None:
             raise self._unavailable(self._lost)
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        try:
-            return _Connection(_Client(self._find_store()))
-        except RuntimeError as error:
-            raise self._lose(_first_line(error)) from error
+            return self._idle.pop() if self._idle else _Connection(self._find_store)
 
     def _release(self, connection: _Connection) -> None:
         with self._lock:
@@ -206,32 +184,24 @@ class TorchStore:
 
     def _lose(self, why: str) -> Unavailable:
         """The store is gone, and is not asked again until all sessions have failed for that."""
-        with self._lock:
-            if self._sessions:
-                self._lost = why
+        self._lost = why
         return self._unavailable(why)
 
     def _unavailable(self, why: str) -> Unavailable:
         if self.host is None:
             return Unavailable(f"the store of torch.distributed does not work: {why}")
         return Unavailable(
-            f"the store of torch.distributed does not answer: {self._liveness.describe(self.host)}, which "
+            f"the store of torch.distributed does not answer: {self.describe(self.host)}, which "
             f"holds it, has died or cannot be reached ({why}). See its output, and restart the program",
             process=self.host,
         )
 
 
 class _Client:
-    """What one connection does with its own copy of the store.
-
-    Attributes:
-        can_wait: Whether a wait inside the store keeps nobody else waiting.
-    """
+    """What one connection does with its own copy of the store."""
 
     def __init__(self, store: Any) -> None:
-        can_clone = hasattr(store, "clone")
-        self.can_wait = can_clone and _is_tcp(store)
-        self.store = store.clone() if can_clone else store
+        self.store = store.clone() if hasattr(store, "clone") else store
         self._timed_out: type[Exception] = sys.modules["torch.distributed"].DistStoreError
         self._reads_together = hasattr(store, "multi_get") and self.store.has_extended_api()
 
@@ -276,13 +246,12 @@ class _Client:
 
 
 class _Connection:
-    """A client with a thread that calls it, so that a call that is not answered can be given up."""
+    """A thread that makes a client and calls it, so that what is not answered can be given up."""
 
-    def __init__(self, client: _Client) -> None:
-        self.client = client
+    def __init__(self, find_store: Callable[[], Any]) -> None:
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(
-            target=_serve, args=(client, self._calls), name="waystation-store", daemon=True
+            target=_serve, args=(find_store, self._calls), name="waystation-store", daemon=True
         ).start()
 
     def call(self, function: Callable[[_Client], T]) -> concurrent.futures.Future[T]:
@@ -296,10 +265,12 @@ class _Connection:
         self._calls.put(None)
 
 
-def _serve(client: _Client, calls: queue.SimpleQueue[Any]) -> None:
+def _serve(find_store: Callable[[], Any], calls: queue.SimpleQueue[Any]) -> None:
+    client = None
     while (call := calls.get()) is not None:
         function, future = call
         try:
+            client = client or _Client(find_store())
             future.set_result(function(client))
         except Exception as error:
             future.set_exception(error)
