@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from tests.support.programs import Place, raised
 
 from waystation import coordination
-from waystation.coordination import liveness, torch_distributed
-from waystation.coordination.store_session import StoreSession
 from waystation.errors import DiskFull, NotFound
 
 DEADLINE_S = 60.0
 LARGE_BYTES = 20 << 20
 
 
-def _open(what: str, **options: Any) -> Any:
+def open_session(what: str, **options: Any) -> Any:
     return coordination.current().open(what, **{"deadline_s": DEADLINE_S, **options})
 
 
-def _attempt(function: Callable[[], Any]) -> Any:
+def attempt(function: Callable[[], Any]) -> Any:
     """What a function returns or raises."""
     try:
         return function()
@@ -34,11 +29,11 @@ def _attempt(function: Callable[[], Any]) -> Any:
         return raised(error)
 
 
-def _try_round(
+def try_round(
     what: str, work: Callable[[], bytes], decide: Any = b" ".join, then: Any = None, **options: Any
 ) -> Any:
-    session = _open(what, **options)
-    outcome = _attempt(lambda: session.round(work, decide))
+    session = open_session(what, **options)
+    outcome = attempt(lambda: session.round(work, decide))
     if then is not None:
         then()
     session.close()
@@ -87,9 +82,9 @@ def survivable(place: Place) -> dict[str, Any]:
         after_the_end,
         one_for_all_threads,
     ):
-        seen[case.__name__] = _attempt(lambda case=case: case(place))  # type: ignore[misc]
+        seen[case.__name__] = attempt(lambda case=case: case(place))  # type: ignore[misc]
         # The processes leave the case together, or slow ones of one would be late for the next.
-        _try_round("the end of a case", lambda: b"")
+        try_round("the end of a case", lambda: b"")
     place.report("closed")
     place.receive()  # so has everybody
     seen["left"] = left_in_store()
@@ -100,7 +95,7 @@ def survivable(place: Place) -> dict[str, Any]:
 
 
 def rounds(place: Place) -> Any:
-    session = _open("rounds")
+    session = open_session("rounds")
     own = b"%d" % place.index
     seen = [session.round(lambda: own, b"+".join) for _ in range(12)]
     session.barrier()
@@ -118,7 +113,7 @@ def rounds(place: Place) -> Any:
 
 
 def other_primary(place: Place) -> Any:
-    session = _open("another primary", primary=place.count - 1)
+    session = open_session("another primary", primary=place.count - 1)
     gathered = session.gather(b"%d" % place.index)
     decided = session.broadcast(lambda: b"made by %d" % place.index)
     session.close()
@@ -126,7 +121,7 @@ def other_primary(place: Place) -> Any:
 
 
 def large_values(place: Place) -> Any:
-    session = _open("large values")
+    session = open_session("large values")
     part = bytes([place.index]) * (LARGE_BYTES + place.index)
     gathered = session.gather(part)
     made = session.broadcast(lambda: b"\xab" * LARGE_BYTES)
@@ -147,9 +142,9 @@ def error_in_work(place: Place) -> Any:
                 raise DiskFull("no room on 'ß\udcff'", path="/x\udcff", errno=28, array="w")
             return b""
 
-        session = _open(f"save that fails in {failing}")
+        session = open_session(f"save that fails in {failing}")
         session.barrier()
-        outcomes.append(_attempt(lambda session=session, work=work: session.round(work, lambda p: b"")))  # type: ignore[misc]
+        outcomes.append(attempt(lambda session=session, work=work: session.round(work, lambda p: b"")))  # type: ignore[misc]
         session.close()
     return outcomes
 
@@ -171,28 +166,28 @@ def error_in_slow_company(place: Place) -> Any:
         if place.index == place.count - 1:
             (place.directory / heard).touch()
 
-    return _try_round("a round with a slow primary", work, then=then)
+    return try_round("a round with a slow primary", work, then=then)
 
 
 def error_in_decision(place: Place) -> Any:
     def decide(parts: Any) -> bytes:
         raise NotFound("the primary finds nothing", step=3)
 
-    return _try_round("a bad decision", lambda: b"", decide)
+    return try_round("a bad decision", lambda: b"", decide)
 
 
 def foreign_error(place: Place) -> Any:
     def work() -> bytes:
         return b"" if place.index != 1 else bytes({}["absent"])
 
-    return _try_round("a foreign error", work)
+    return try_round("a foreign error", work)
 
 
 def several_errors(place: Place) -> Any:
     def work() -> bytes:
         raise NotFound(f"nothing in {place.index}")
 
-    return _try_round("many errors", work)
+    return try_round("many errors", work)
 
 
 def interrupt(place: Place) -> Any:
@@ -201,12 +196,12 @@ def interrupt(place: Place) -> Any:
             raise KeyboardInterrupt
         return b""
 
-    return _try_round("an interrupt", work)
+    return try_round("an interrupt", work)
 
 
 def error_between_rounds(place: Place) -> Any:
     def use() -> None:
-        session = _open("an error between rounds")
+        session = open_session("an error between rounds")
         try:
             session.barrier()
             if place.index == 1:
@@ -215,15 +210,15 @@ def error_between_rounds(place: Place) -> Any:
         finally:
             session.close()
 
-    return _attempt(use)
+    return attempt(use)
 
 
 def out_of_step(place: Place) -> Any:
-    return _try_round("save '/a'" if place.index != 1 else "load '/b'", lambda: b"")
+    return try_round("save '/a'" if place.index != 1 else "load '/b'", lambda: b"")
 
 
 def out_of_step_primaries(place: Place) -> Any:
-    return _try_round("save '/a'", lambda: b"", primary=int(place.index == 1))
+    return try_round("save '/a'", lambda: b"", primary=int(place.index == 1))
 
 
 def deadline(place: Place) -> Any:
@@ -233,7 +228,7 @@ def deadline(place: Place) -> Any:
         until = time.monotonic() + DEADLINE_S
         while not given_up.exists() and time.monotonic() < until:
             time.sleep(0.01)
-    return _try_round("a round with a deadline", lambda: b"", then=given_up.touch, deadline_s=0.5)
+    return try_round("a round with a deadline", lambda: b"", then=given_up.touch, deadline_s=0.5)
 
 
 def slow_decision(place: Place) -> Any:
@@ -245,12 +240,12 @@ def slow_decision(place: Place) -> Any:
             time.sleep(0.01)
         return b"too late"
 
-    return _try_round("a slow decision", lambda: b"", decide, given_up.touch, deadline_s=0.5)
+    return try_round("a slow decision", lambda: b"", decide, given_up.touch, deadline_s=0.5)
 
 
 def concurrent_sessions(place: Place) -> Any:
     """Many sessions at once, each in a thread of its own, some of them failing."""
-    sessions = [_open(f"session {number}") for number in range(6)]
+    sessions = [open_session(f"session {number}") for number in range(6)]
     outcomes: dict[int, Any] = {}
 
     def use(number: int) -> None:
@@ -262,7 +257,7 @@ def concurrent_sessions(place: Place) -> Any:
                     raise NotFound("in session 3")
                 return b"%d-%d-%d" % (number, count, place.index)
 
-            outcomes[number] = _attempt(
+            outcomes[number] = attempt(
                 lambda work=work: session.round(work, b",".join)  # type: ignore[misc]
             )
             if not isinstance(outcomes[number], bytes):
@@ -278,10 +273,10 @@ def concurrent_sessions(place: Place) -> Any:
 
 
 def after_the_end(place: Place) -> Any:
-    session = _open("a session that ended")
+    session = open_session("a session that ended")
     session.barrier()
     session.close()
-    return _attempt(session.barrier)
+    return attempt(session.barrier)
 
 
 def one_for_all_threads(place: Place) -> Any:
@@ -301,10 +296,10 @@ def initialized_again(place: Place) -> Any:
     for attempt in range(3):
         place.connect()
         coordinator = coordination.current()
-        session = _open(f"connected for the {attempt}. time")
+        session = open_session(f"connected for the {attempt}. time")
         seen.append((session.gather(b"%d" % place.index), id(coordinator)))
         if attempt == 1:  # a session of which something stays behind must not confuse the next
-            left_open = _open("never closed")
+            left_open = open_session("never closed")
             left_open.barrier()
         else:
             session.close()
@@ -317,7 +312,7 @@ def initialized_again(place: Place) -> Any:
 def fail_and_exit(place: Place, failing: int) -> Any:
     """The process that fails ends at once; the others hear of it although they are slow."""
     place.connect()
-    session = _open("a save before the end")
+    session = open_session("a save before the end")
     session.barrier()
 
     def work() -> bytes:
@@ -334,130 +329,7 @@ def fail_and_exit(place: Place, failing: int) -> Any:
 def succeed_and_exit(place: Place) -> Any:
     """All leave as soon as they are done, the host of the store too."""
     place.connect()
-    session = _open("the last save")
+    session = open_session("the last save")
     decided = session.round(lambda: b"%d" % place.index, b"".join)
     session.close()
     return decided
-
-
-class CountingStore:
-    """Counts the calls of a store, asking again for the same key as one; may end its process at one."""
-
-    def __init__(self, store: Any, kill_before: int | None = None) -> None:
-        self._store = store
-        self._kill_before = kill_before
-        self._last: Any = None
-        self.calls: Counter[str] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._store, name)
-        if name not in ("set", "set_once", "add", "get", "read", "delete"):
-            return attribute
-
-        def call(*arguments: Any) -> Any:
-            this = (name, arguments[0])
-            if name != "get" or this != self._last:
-                if self.calls.total() == self._kill_before:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                self.calls[name] += 1
-            self._last = this
-            return attribute(*arguments)
-
-        return call
-
-
-def counted(place: Place) -> dict[str, int]:
-    """The calls of this process in ten rounds."""
-    place.connect()
-    session = _open("ten rounds")
-    session.barrier()  # the first is different
-    store = CountingStore(session._store)
-    session._store = store
-    for _ in range(10):
-        session.round(lambda: bytes(1000), lambda parts: bytes(1000))
-    calls = dict(store.calls)
-    session.close()
-    place.report("done")
-    place.receive()
-    place.disconnect()
-    return calls
-
-
-def _get_to_know_each_other(session: StoreSession) -> None:
-    """As it is when the first save takes more than an instant: all know of those whom they watch."""
-    session.barrier()
-    until = time.monotonic() + DEADLINE_S
-    for index in {0, *session._watched}:
-        while "pid" not in session._store.describe(index):
-            assert time.monotonic() < until, "a process does not register"
-            time.sleep(0.005)
-    session.barrier()
-
-
-def killed_at(place: Place, victim: int, primary: int, call: int) -> Any:
-    """Two rounds, in which the victim dies before one of its calls of the store."""
-    liveness.BEAT_INTERVAL_S = 0.02
-    torch_distributed.ANSWER_S = 10.0
-    place.connect()
-    session = _open("a save with a death", primary=primary)
-    store = CountingStore(session._store, call if place.index == victim else None)
-    outcomes: list[Any] = []
-    _get_to_know_each_other(session)
-    session._store = store
-    for number in range(2):
-        outcome = _attempt(
-            lambda number=number: session.round(  # type: ignore[misc]
-                lambda: b"%d" % number, b",".join
-            )
-        )
-        outcomes.append(outcome)
-        if not isinstance(outcome, bytes):
-            break
-    session.close()
-    return outcomes
-
-
-def killed_by_signal(place: Place, victim: int) -> Any:
-    """The test kills the victim in its work, while the others wait."""
-    liveness.BEAT_INTERVAL_S = 0.02
-    torch_distributed.ANSWER_S = 10.0
-    place.connect()
-    session = _open("a save with a death")
-    _get_to_know_each_other(session)
-
-    def work() -> bytes:
-        place.report("working")
-        if place.index == victim:
-            time.sleep(2 * DEADLINE_S)
-        return b""
-
-    session.round(work, lambda parts: b"")
-
-
-def frozen_host(place: Place, waiting: bool) -> Any:
-    """The test stops process 0, which holds the store, without closing its connections: when the others
-    have begun to wait for it, or before they hand in their parts."""
-    liveness.BEAT_INTERVAL_S = 0.02
-    torch_distributed.ANSWER_S = 1.0
-    place.connect()
-    session = _open("a save without answers")
-    _get_to_know_each_other(session)
-
-    def work() -> bytes:
-        place.report("ready")
-        if place.index == 0 or not waiting:
-            place.receive()
-        return b""
-
-    outcome = _attempt(lambda: session.round(work, lambda parts: b""))
-    session.close()
-    return outcome
-
-
-def late_registration(place: Place) -> Any:
-    """Process 1 ends well before it ever opens a session."""
-    liveness.BEAT_INTERVAL_S = 0.1
-    place.connect()
-    if place.index == 1:
-        return None
-    return _try_round("a save without process 1", lambda: b"", deadline_s=1.0)

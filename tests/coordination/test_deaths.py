@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coordination import scenarios
+from tests.coordination import death_scenarios as scenarios
 from tests.support.programs import Ended, Programs, Raised, running
 
 # Who dies, and who decides. Process 0 holds the store of TCP.

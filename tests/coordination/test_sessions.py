@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coordination import scenarios
+from tests.coordination import death_scenarios, scenarios
 from tests.support.programs import Raised, running
 
 FRAMEWORKS = ["torch", "torch-file", "jax"]
@@ -165,7 +165,9 @@ def test_nothing_stays_in_the_store(seen: list[dict[str, Any]]) -> None:
 def test_a_round_costs_the_others_the_same_however_many_there_are(framework: str, tmp_path: Path) -> None:
     others: dict[int, dict[str, int]] = {}
     for count in (2, 4):
-        with running(scenarios.counted, count=count, framework=framework, directory=tmp_path) as programs:
+        with running(
+            death_scenarios.counted, count=count, framework=framework, directory=tmp_path
+        ) as programs:
             for index in range(count):
                 assert programs.report(index) == "done"
             for index in range(count):

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from waystation import coordination
-from waystation.errors import InvalidInput, NotFound
+from waystation.coordination import jax_distributed, jax_private
+from waystation.errors import InvalidInput, NotFound, Unsupported
 
 
 def test_a_session_of_one_process() -> None:
@@ -55,3 +56,23 @@ if "jax" in before:  # nor was a backend started, which would forbid jax.distrib
     assert not jax._src.xla_bridge.backends_are_initialized()
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_a_jax_without_the_calls_is_refused_by_name() -> None:
+    class Client:
+        key_value_set_bytes = key_value_dir_get_bytes = blocking_key_value_get_bytes = None
+        key_value_try_get_bytes = key_value_delete = None
+
+    with pytest.raises(Unsupported, match=r"service of JAX 0\.\S+ lacks key_value_increment, which"):
+        jax_distributed.coordinator(Client(), 0, 2)
+
+
+def test_a_jax_that_hides_its_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+
+    monkeypatch.setattr(jax_private, "distributed", lambda: (None, 0, 1))
+    assert coordination.current().process_count == 1
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(Unsupported, match="runs in several processes and does not show"):
+        coordination.current()

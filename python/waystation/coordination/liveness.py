@@ -215,7 +215,7 @@ class Liveness:
 class Watching:
     """What a store knows of who still runs: the methods of `Store` that are the same over any of them."""
 
-    _liveness: Liveness
+    _liveness: Liveness  # from `join` on
 
     def join(self: Any, prefix: str, process_index: int) -> None:
         """This process takes part, with keys that begin like that."""
@@ -235,7 +235,8 @@ class Watching:
 
     def describe(self, process: int) -> str:
         """The process for people, with its id and host if they are known."""
-        return self._liveness.describe(process)
+        joined = getattr(self, "_liveness", None)  # the store may be gone before this process joined
+        return f"process {process}" if joined is None else joined.describe(process)
 
 
 @functools.cache

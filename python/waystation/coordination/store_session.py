@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from waystation._errors import Internal, InvalidInput, Unavailable, WaystationError
-from waystation.coordination import envelopes, error_codec
+from waystation._errors import Internal, InvalidInput, WaystationError
+from waystation.coordination import envelopes, error_codec, round_errors
 from waystation.coordination.envelopes import DECISION, FAILURE, PART, Envelope
 from waystation.coordination.store import Store
 
@@ -233,8 +233,9 @@ class StoreSession:
         opened = {index: envelope for index, envelope in found.items() if envelope is not None}
         if len(opened) < len(found):
             return None
-        if self._in_first_round:
-            self._require_agreement(opened)
+        disagreement = self._disagreement(opened) if self._in_first_round else None
+        if disagreement is not None:
+            raise disagreement
         parts = []
         for index in range(self.process_count):
             part: bytes | None = own
@@ -253,22 +254,12 @@ class StoreSession:
             for index, envelope in zip(processes, read, strict=True)
         }
 
-    def _require_agreement(self, others: dict[int, Envelope]) -> None:
-        wanted: dict[tuple[str, int], list[int]] = {(self._what, self.primary): [self.process_index]}
+    def _disagreement(self, others: dict[int, Envelope]) -> InvalidInput | None:
+        wanted = {self.process_index: (self._what, self.primary)}
         for index, envelope in others.items():
-            said = (str(envelope.agreement.get("what")), int(envelope.agreement.get("primary", -1)))
-            wanted.setdefault(said, []).append(index)
-        if len(wanted) == 1:
-            return
-        same_work = len({what for what, _ in wanted}) == 1
-        shown = "; ".join(
-            f"{named(indices)}: {what}" + (f" with primary {primary}" if same_work else "")
-            for (what, primary), indices in sorted(wanted.items(), key=lambda item: min(item[1]))
-        )
-        raise InvalidInput(
-            f"the processes are out of step. {shown}. Every process has to make the same calls, in the same "
-            "order and with the same paths and options"
-        )
+            said = envelope.agreement
+            wanted[index] = (str(said.get("what")), int(said.get("primary", -1)))
+        return round_errors.disagreement(wanted)
 
     # Waiting --------------------------------------------------------------------------------------------
 
@@ -285,36 +276,21 @@ class StoreSession:
                 return value
             dead = self._store.dead(self._watched)
             if dead:
-                return self._give_up(keys, self._of_dead(dead))
+                error = round_errors.deaths(self._round_name(), dead, self._store.describe)
+                return self._give_up(keys, error)
             if left_s == 0:
-                return self._give_up(keys, self._of_late(keys))
+                return self._give_up(keys, self._lateness(keys))
 
-    def _of_dead(self, dead: dict[int, str]) -> WaystationError:
-        told = "; ".join(f"{self._store.describe(index)} {how}" for index, how in sorted(dead.items()))
-        return Unavailable(
-            f"{self._round_name()} cannot go on: {told}. See the output of "
-            f"{'that process' if len(dead) == 1 else 'those processes'}, and restart the program",
-            process=_as_context(sorted(dead)),
-        )
-
-    def _of_late(self, keys: _Keys) -> WaystationError:
+    def _lateness(self, keys: _Keys) -> WaystationError:
         """The deadline has passed; looks who has not come."""
         found = self._read_parts(keys, self._others)
         come = {index: envelope for index, envelope in found.items() if envelope is not None}
-        if self._in_first_round:
-            try:
-                self._require_agreement(come)
-            except InvalidInput as error:
-                return error
+        disagreement = self._disagreement(come) if self._in_first_round else None
+        if disagreement is not None:
+            return disagreement
         late = sorted(found.keys() - come.keys())
-        failing = "come to" if late else "decided in"
-        late = late or [self.primary]
-        told = " and ".join(self._store.describe(index) for index in late)
-        return Unavailable(
-            f"{told} {'has' if len(late) == 1 else 'have'} not {failing} {self._round_name()} within "
-            f"{self._deadline_s:g} s; see what keeps {'it' if len(late) == 1 else 'them'}, or allow more "
-            "time (multiprocessing.deadline_s)",
-            process=_as_context(late),
+        return round_errors.lateness(
+            self._round_name(), late, self.primary, self._deadline_s, self._store.describe
         )
 
     def _give_up(self, keys: _Keys, error: WaystationError) -> WaystationError:
@@ -417,21 +393,3 @@ class StoreSession:
 
     def _round_name(self) -> str:
         return f"round {self._rounds} of {self._what}"
-
-
-def named(processes: Sequence[int]) -> str:
-    """Processes for people: `process 3`, or `processes 0, 2 to 7`."""
-    spans: list[list[int]] = []
-    for index in sorted(processes):
-        if spans and spans[-1][-1] == index - 1:
-            spans[-1].append(index)
-        else:
-            spans.append([index])
-    told = ", ".join(
-        f"{span[0]} to {span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans
-    )
-    return f"process {told}" if len(processes) == 1 else f"processes {told}"
-
-
-def _as_context(processes: Sequence[int]) -> int | str:
-    return processes[0] if len(processes) == 1 else ", ".join(map(str, processes))
