@@ -74,6 +74,8 @@ def _opened(target: str) -> Iterator[int | None]:
 
 
 def _find(target: str, directory: int) -> list[Leftover]:
+    if not os.access(names.RECORD, os.F_OK, dir_fd=directory):
+        return []
     here = f"/proc/self/fd/{directory}"
     candidates = [name for name in sorted(os.listdir(directory)) if _is_checkpointable(directory, name)]
     movers = {name: names.mover(name) for name in candidates}
