@@ -4,6 +4,7 @@
 
 pub mod aligned;
 pub mod arena;
+pub mod batch;
 pub mod calibrate;
 pub mod copy;
 pub mod cuda;

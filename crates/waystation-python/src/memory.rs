@@ -11,15 +11,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use waystation_format::{Error, Kind};
 use waystation_io::arena::{self, Arena};
-use waystation_io::job::in_parallel;
+use waystation_io::batch::{Copy, copy_all};
 
 use crate::error::guarded;
 use crate::write::read_words;
-
-/// Bytes that one thread copies at a time.
-const COPY_PIECE_BYTES: usize = 4 << 20;
-/// Below this, starting threads takes longer than copying.
-const COPY_ALONE_BYTES: usize = 1 << 20;
 
 /// Host memory from the arena: page-aligned, writable through the buffer protocol.
 #[pyclass(frozen, module = "waystation._native")]
@@ -73,13 +68,6 @@ fn trim_arena(py: Python<'_>) -> PyResult<u64> {
     py.detach(|| guarded(|| Ok(Arena::global().trim())))
 }
 
-/// One contiguous copy.
-struct Copy {
-    destination: usize,
-    source: usize,
-    nbytes: usize,
-}
-
 #[pyfunction]
 #[pyo3(signature = (words, owners, /, *, threads=None))]
 fn copy_batch(
@@ -89,7 +77,14 @@ fn copy_batch(
     threads: Option<usize>,
 ) -> PyResult<()> {
     let words = read_words(words)?;
-    let result = py.detach(|| guarded(|| copy_all(&parse_copies(&words)?, threads)));
+    let result = py.detach(|| {
+        guarded(|| {
+            let copies = parse_copies(&words)?;
+            // SAFETY: only Waystation calls this module; it hands over addresses of memory that the owners
+            // keep alive.
+            unsafe { copy_all(&copies, threads) }
+        })
+    });
     // The caller's reference keeps the memory alive until here.
     let _ = owners;
     result
@@ -115,34 +110,9 @@ fn parse_copies(words: &[i64]) -> Result<Vec<Copy>, Error> {
         if destination.checked_add(nbytes).is_none() || source.checked_add(nbytes).is_none() {
             return Err(invalid("a copy reaches beyond the address space"));
         }
-        // Pieces of a bounded size share the work evenly among threads.
-        for begin in (0..nbytes).step_by(COPY_PIECE_BYTES) {
-            let nbytes = COPY_PIECE_BYTES.min(nbytes - begin);
-            copies.push(Copy { destination: destination + begin, source: source + begin, nbytes });
-        }
+        copies.push(Copy { destination, source, nbytes });
     }
     Ok(copies)
-}
-
-fn copy_all(copies: &[Copy], threads: Option<usize>) -> Result<(), Error> {
-    let total: usize = copies.iter().map(|copy| copy.nbytes).sum();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = threads.unwrap_or(cores).clamp(1, (total / COPY_ALONE_BYTES).max(1));
-    // Stretches of records, not single ones: thousands of tiny arrays must not contend for a counter.
-    let stretch = copies.len().div_ceil(threads * 8).max(1);
-    let stretches: Vec<&[Copy]> = copies.chunks(stretch).collect();
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    in_parallel(threads, "waystation-copy", &|| {
-        while let Some(stretch) = stretches.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
-            for copy in *stretch {
-                let (source, destination) = (copy.source as *const u8, copy.destination as *mut u8);
-                // SAFETY: only Waystation calls this module; it hands over addresses of memory that the
-                // owners keep alive. `copy` allows the two to overlap.
-                unsafe { std::ptr::copy(source, destination, copy.nbytes) };
-            }
-        }
-        Ok(())
-    })
 }
 
 /// Adds the names of this file to the module.
