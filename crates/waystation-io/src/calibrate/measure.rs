@@ -1,8 +1,9 @@
 //! Times the ways to write and read on nameless files.
 //!
-//! Invariants: ways take turns, so that a disk whose speed drifts treats them alike; writes go to fresh
-//! files and count until they are durable; reads are of bytes that were dropped from the page cache, by
-//! the reader itself with verification, into memory that was touched before.
+//! Invariants: ways take turns, so that a disk whose speed drifts treats them alike, and those that fall
+//! far behind take no further turn; writes go to fresh files and count until they are durable; reads are
+//! of bytes that were dropped from the page cache, by the reader itself with verification, into memory
+//! that nobody has touched, as the first load of a program does: finding it pages is part of the work.
 
 use std::fs::File;
 use std::io;
@@ -26,26 +27,35 @@ use crate::read::plan::{Plan, ReadFile};
 use crate::read::{self, Options};
 use crate::ring::Ring;
 
-/// Times that each way is tried.
-const REPETITIONS: usize = 3;
+/// Times that each way is tried, unless it falls behind.
+const TURNS: usize = 3;
+/// Speed in percent of the best below which a way takes no further turn: about what a disk's whims may make
+/// of the fastest way, which has to stay in the race.
+const HOPELESS_PERCENT: u64 = 60;
 const MIB: usize = 1 << 20;
 
 const fn way(mode: Mode, block_bytes: usize, depth: usize, threads: usize) -> Way {
     Way { mode, block_bytes, depth, threads }
 }
 
-const WRITE_WAYS: [Way; 4] = [
-    way(Mode::DirectRing, MIB, 4, 1),
+/// In the order of preference: less staging memory and fewer threads first.
+const WRITE_WAYS: [Way; 5] = [
+    way(Mode::DirectRing, 8 * MIB, 2, 1),
     way(Mode::DirectRing, MIB, 8, 1),
-    way(Mode::DirectThreads, MIB, 1, 2),
+    way(Mode::DirectRing, 16 * MIB, 2, 1),
+    way(Mode::DirectThreads, 4 * MIB, 1, 2),
     way(Mode::Buffered, MIB, 1, 1),
 ];
-const READ_WAYS: [Way; 4] = [
-    way(Mode::DirectRing, MIB, 16, 2),
+/// In the order of preference: fewer threads first.
+const READ_WAYS: [Way; 5] = [
+    way(Mode::DirectRing, MIB, 16, 1),
+    way(Mode::DirectRing, 2 * MIB, 8, 1),
     way(Mode::DirectRing, 4 * MIB, 8, 2),
     way(Mode::Buffered, MIB, 1, 2),
     way(Mode::Buffered, MIB, 1, 4),
 ];
+/// How the file that is read back gets there: the way that every file system offers.
+const PLAIN_WAY: Way = way(Mode::Buffered, MIB, 1, 1);
 
 /// Measures all ways under `directory`.
 pub fn measure(directory: &Path, filesystem: &FileSystem, probe_bytes: u64) -> Result<Calibration> {
@@ -66,12 +76,14 @@ pub fn measure(directory: &Path, filesystem: &FileSystem, probe_bytes: u64) -> R
             .with("path", directory.display().to_string()));
     }
     let (file, _) = nameless_file(directory).map_err(failed)?;
-    write_durably(&file, data.bytes(), &WRITE_WAYS[3]).map_err(failed)?;
+    write_durably(&file, data.bytes(), &PLAIN_WAY).map_err(failed)?;
     let checksums: Vec<u64> = data.bytes().chunks(BLOCK_BYTES).map(crc64).collect();
+    drop(data);
     let mut read: Vec<Trial> = READ_WAYS.iter().filter(suits).map(untried).collect();
     take_turns(&mut read, |way| {
         rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?;
-        time(bytes, || read_back(&file, &checksums, &mut data, way))
+        let mut memory = Memory::new(bytes).map_err(io::Error::other)?;
+        time(bytes, || read_back(&file, &checksums, &mut memory, way))
     });
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(Calibration {
@@ -89,10 +101,15 @@ fn untried(way: &Way) -> Trial {
     Trial { way: *way, bytes_per_s: Vec::new(), refused: None }
 }
 
-/// Tries all ways, again and again; a way that failed is not tried again.
+/// Tries all ways in turns. A way that failed or is far behind is not tried again.
 fn take_turns(trials: &mut [Trial], mut attempt: impl FnMut(&Way) -> io::Result<u64>) {
-    for _ in 0..REPETITIONS {
-        for trial in trials.iter_mut().filter(|trial| trial.refused.is_none()) {
+    for _ in 0..TURNS {
+        let best = trials.iter().filter_map(Trial::best_bytes_per_s).max().unwrap_or(0);
+        let in_the_race = |trial: &&mut Trial| {
+            let speed = trial.best_bytes_per_s().unwrap_or(best);
+            trial.refused.is_none() && speed >= best / 100 * HOPELESS_PERCENT
+        };
+        for trial in trials.iter_mut().filter(in_the_race) {
             match attempt(&trial.way) {
                 Ok(speed) => trial.bytes_per_s.push(speed),
                 Err(error) => {
@@ -111,7 +128,7 @@ fn time(bytes: usize, transfer: impl FnOnce() -> io::Result<()>) -> io::Result<u
     Ok((bytes as f64 / start.elapsed().as_secs_f64().max(1e-9)) as u64)
 }
 
-/// Page-aligned, touched memory.
+/// Page-aligned memory.
 struct Memory {
     block: AlignedBlock,
     nbytes: usize,
@@ -169,7 +186,8 @@ fn write_by_ring(file: &File, data: &[u8], way: &Way) -> io::Result<()> {
         }
         ring.wait(1)?;
         while let Some(completion) = ring.next_completion() {
-            if completion.result? != way.block_bytes {
+            let begin = completion.token as usize * way.block_bytes;
+            if completion.result? != way.block_bytes.min(data.len() - begin) {
                 return Err(io::ErrorKind::WriteZero.into());
             }
         }
@@ -215,4 +233,36 @@ fn read_back(file: &File, checksums: &[u64], memory: &mut Memory, way: &Way) -> 
         return Err(io::Error::other(format!("the system refuses {}", way.mode)));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tried(speeds: &[&[u64]]) -> Vec<Trial> {
+        let ways = WRITE_WAYS.iter().zip(speeds);
+        let mut trials: Vec<Trial> = ways.clone().map(|(way, _)| untried(way)).collect();
+        let mut left: Vec<(Way, Vec<u64>)> =
+            ways.map(|(way, speeds)| (*way, speeds.iter().rev().copied().collect())).collect();
+        take_turns(&mut trials, |way| {
+            let of_way = left.iter_mut().find(|(known, _)| known == way);
+            of_way.and_then(|(_, speeds)| speeds.pop()).ok_or_else(|| io::Error::other("refused"))
+        });
+        trials
+    }
+
+    #[test]
+    fn a_way_that_is_far_behind_takes_no_further_turn() {
+        let trials = tried(&[&[100, 90, 95], &[59, 1000, 1000], &[61, 30, 99]]);
+        let speeds: Vec<&[u64]> = trials.iter().map(|trial| trial.bytes_per_s.as_slice()).collect();
+        assert_eq!(speeds, [&[100, 90, 95][..], &[59], &[61, 30, 99]]);
+    }
+
+    #[test]
+    fn a_way_that_fails_once_has_no_speed() {
+        let trials = tried(&[&[100, 100], &[50]]);
+        assert_eq!(trials[0].bytes_per_s, [0; 0]);
+        assert_eq!(trials[0].refused.as_deref(), Some("refused"));
+        assert_eq!(trials[1].bytes_per_s, [50]);
+    }
 }

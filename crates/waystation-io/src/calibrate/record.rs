@@ -16,7 +16,14 @@ use crate::mode::{Mode, Way};
 use crate::probe::kernel_release;
 
 /// Changes whenever candidates or fields do, so that old records are measured anew.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
+/// Ways whose speeds differ by fewer percent are equally good: a repetition would rank them anew.
+const EQUAL_PERCENT: u64 = 5;
+/// Bytes per second that one thread gathers or faults in, and checksums, while the disk is busy. Trials
+/// move bytes between the disk and memory that is ready, so this says how many threads a job needs.
+const THREAD_BYTES_PER_S: u64 = 4_000_000_000;
+/// So many threads serve any disk.
+const MOST_THREADS: u64 = 16;
 /// No record of ours is larger.
 const LIMIT_BYTES: u64 = 1 << 20;
 
@@ -51,11 +58,9 @@ pub struct Calibration {
 }
 
 impl Trial {
-    /// The median of the repetitions.
-    pub fn median_bytes_per_s(&self) -> Option<u64> {
-        let mut speeds = self.bytes_per_s.clone();
-        speeds.sort_unstable();
-        speeds.get(speeds.len() / 2).copied()
+    /// The fastest repetition: whatever else the machine does only takes speed away.
+    pub fn best_bytes_per_s(&self) -> Option<u64> {
+        self.bytes_per_s.iter().max().copied()
     }
 }
 
@@ -95,12 +100,21 @@ impl Calibration {
     }
 }
 
+/// The first of the fastest ways, with the threads that its speed needs. Ways that fell behind do not
+/// count.
 fn best(trials: &[Trial]) -> Option<Way> {
-    trials
-        .iter()
-        .filter_map(|trial| Some((trial.median_bytes_per_s()?, trial.way)))
-        .max_by_key(|(speed, _)| *speed)
-        .map(|(_, way)| way)
+    let turns = trials.iter().map(|trial| trial.bytes_per_s.len()).max()?;
+    let speeds = || {
+        let finalists = trials.iter().filter(|trial| trial.bytes_per_s.len() == turns);
+        finalists.filter_map(|trial| Some((trial.way, trial.best_bytes_per_s()?)))
+    };
+    let fastest = speeds().map(|(_, speed)| speed).max()?;
+    let (mut way, speed) = speeds().find(|(_, speed)| *speed >= fastest / 100 * (100 - EQUAL_PERCENT))?;
+    if way.mode == Mode::DirectRing {
+        let needed = speed.div_ceil(THREAD_BYTES_PER_S).min(MOST_THREADS);
+        way.threads = way.threads.max(needed as usize);
+    }
+    Some(way)
 }
 
 fn side_to_json(trials: &[Trial]) -> Value {
@@ -194,4 +208,43 @@ pub fn store(calibration: &Calibration) -> io::Result<PathBuf> {
         drop(fs::remove_file(&temporary)); // the error that matters is the first
     }
     outcome.map(|()| path)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn trial(mode: Mode, threads: usize, bytes_per_s: &[u64]) -> Trial {
+        let way = Way { mode, block_bytes: 1 << 20, depth: 4, threads };
+        Trial { way, bytes_per_s: bytes_per_s.to_vec(), refused: None }
+    }
+
+    #[test]
+    fn the_fastest_way_wins_and_of_equal_ones_the_first() {
+        let slow = trial(Mode::Buffered, 1, &[1100, 1100, 1100]);
+        let first = trial(Mode::DirectThreads, 2, &[1000, 1150, 1000]);
+        let fastest = trial(Mode::DirectRing, 1, &[900, 1000, 1200]);
+        assert_eq!(best(&[slow.clone(), first.clone(), fastest.clone()]), Some(first.way));
+        assert_eq!(best(&[slow.clone(), fastest.clone(), first]), Some(fastest.way));
+        assert_eq!(best(std::slice::from_ref(&slow)), Some(slow.way));
+        assert_eq!(best(&[]), None);
+        assert_eq!(best(&[trial(Mode::DirectRing, 1, &[])]), None);
+    }
+
+    #[test]
+    fn a_way_that_fell_behind_does_not_win_by_its_one_turn() {
+        let behind = trial(Mode::Buffered, 1, &[1000]);
+        let other = trial(Mode::DirectRing, 1, &[800, 800, 800]);
+        assert_eq!(best(&[behind, other.clone()]), Some(other.way));
+    }
+
+    #[test]
+    fn fast_disks_get_threads_to_keep_up_with_them() {
+        let threads = |mode, bytes_per_s| best(&[trial(mode, 1, &[bytes_per_s])]).unwrap().threads;
+        assert_eq!(threads(Mode::DirectRing, 2_500_000_000), 1);
+        assert_eq!(threads(Mode::DirectRing, 9_000_000_000), 3);
+        assert_eq!(threads(Mode::DirectRing, u64::MAX), MOST_THREADS as usize);
+        assert_eq!(threads(Mode::Buffered, 9_000_000_000), 1);
+    }
 }

@@ -1,12 +1,14 @@
 //! Durable writes of new files, gathered from memory.
 //!
-//! A job parses its plan ([`plan`]), then workers ([`worker`]) take the files' blocks in order ([`work`]),
-//! gather and checksum them in staging memory and write them to outputs ([`output`]). Failure sequence:
+//! A job parses its plan ([`plan`]) and chooses its way ([`choice`]), then workers ([`worker`]) take the
+//! files' blocks in order ([`work`]), gather and checksum them in staging memory and write them to outputs
+//! ([`output`]). Failure sequence:
 //! bad plan or options (nothing touched); a name that exists, no directory, too little space (known
 //! before anything is written); refused direct I/O or io_uring (another mode takes over unless one was
 //! demanded); a failing write or sync; cancellation. Invariants: a job that fails or is cancelled removes
 //! what it created; a job that succeeds with `sync` has every byte on stable storage.
 
+mod choice;
 mod device;
 mod output;
 mod plan;
@@ -21,26 +23,18 @@ use std::time::{Duration, Instant};
 use waystation_format::checksum::BLOCK_BYTES;
 use waystation_format::{Error, Kind, Result};
 
+use self::choice::{choose_way, open_ring, ring_depth};
 pub use self::device::{DeviceCopies, DeviceCopy, DeviceRows, register_device_copy};
 use self::output::Manner;
 pub use self::plan::FileInput;
 use self::plan::Plan;
-use self::work::{STAGING_BYTES, Work};
+use self::work::Work;
 use self::worker::Worker;
-use crate::calibrate;
 use crate::filesystem::FileSystem;
 use crate::job::{Handle, Shared, in_parallel};
-use crate::mode::{Mode, Way};
+use crate::mode::Mode;
 use crate::ring::Ring;
 
-/// What suits most disks.
-const DEFAULT_WAY: Way = Way { mode: Mode::DirectRing, block_bytes: 1 << 20, depth: 4, threads: 2 };
-/// Threads that write synchronously, so that as much is in flight as with the ring.
-const DEFAULT_SYNCHRONOUS_THREADS: usize = 4;
-/// Jobs and files below this go through the page cache: one request per file gains nothing from more.
-const SMALL_BYTES: u64 = 1 << 20;
-/// Work below which another thread does not pay.
-const LEAST_BYTES_PER_THREAD: u64 = 8 << 20;
 const MOST_BLOCK_BYTES: usize = 16 << 20;
 const MOST_DEPTH: usize = 64;
 const MOST_THREADS: usize = 64;
@@ -100,7 +94,7 @@ pub unsafe fn start(files: Vec<FileInput>, options: Options) -> Result<Handle<St
 /// As for [`start`].
 unsafe fn run(plan: &Plan, options: &Options, shared: &Shared<Statistics>) -> Result<Statistics> {
     let started = Instant::now();
-    let (way, ring) = open_ring(choose_way(plan, options), options.mode.is_some())?;
+    let (way, ring) = open_ring(choose_way(plan, options), plan, options)?;
     let manner =
         Manner { direct: way.mode.is_direct(), demanded: options.mode.is_some(), sync: options.sync };
     let mut work = Work::new(plan, shared, way, manner);
@@ -147,59 +141,6 @@ unsafe fn write_all(work: &Work<'_>, ring: Option<Ring>) -> Result<()> {
         // Told at once, so that the others stop.
         outcome.map_err(|error| work.shared.fail(error)).or(Ok(()))
     })
-}
-
-fn ring_depth(way: &Way) -> u32 {
-    way.depth.div_ceil(way.threads) as u32
-}
-
-/// The first worker's ring, if the way has one; the way without one where the system refuses it.
-fn open_ring(way: Way, demanded: bool) -> Result<(Way, Option<Ring>)> {
-    if way.mode != Mode::DirectRing {
-        return Ok((way, None));
-    }
-    match Ring::new(ring_depth(&way)) {
-        Ok(ring) => Ok((way, Some(ring))),
-        Err(error) if demanded => {
-            let message = format!("the system refuses io_uring: {error}; use mode 'direct-threads'");
-            Err(Error::new(Kind::Unsupported, message))
-        }
-        Err(_) => {
-            let threads = if way.threads > 1 { DEFAULT_SYNCHRONOUS_THREADS.max(way.threads) } else { 1 };
-            Ok((Way { mode: Mode::DirectThreads, threads, ..way }, None))
-        }
-    }
-}
-
-/// The caller's prescriptions, else what was measured for the file system, else what suits most disks;
-/// never more than the amount of work deserves.
-fn choose_way(plan: &Plan, options: &Options) -> Way {
-    let mut way = DEFAULT_WAY;
-    way.mode = options.mode.unwrap_or(way.mode);
-    let average = plan.total_bytes / plan.files.len().max(1) as u64;
-    let small = average < SMALL_BYTES;
-    if options.mode.is_none() && (small || is_memory(plan)) {
-        way.mode = Mode::Buffered;
-    } else if let Some(choice) = plan.files.first().and_then(|file| calibrate::remembered(&file.path))
-        && options.mode.is_none_or(|mode| mode == choice.write.mode)
-    {
-        way = choice.write;
-    }
-    // Threads also gather and checksum, which was not part of what was measured.
-    let least = if way.mode == Mode::DirectRing { DEFAULT_WAY.threads } else { DEFAULT_SYNCHRONOUS_THREADS };
-    way.threads = way.threads.max(least);
-    way.block_bytes = options.block_bytes.unwrap_or(way.block_bytes).next_multiple_of(BLOCK_BYTES);
-    way.depth = options.depth.unwrap_or(way.depth).clamp(1, MOST_DEPTH);
-    let worthwhile = (plan.total_bytes / LEAST_BYTES_PER_THREAD).max(1) as usize;
-    let affordable = (STAGING_BYTES / way.block_bytes).max(1);
-    way.threads = options.threads.unwrap_or(way.threads.min(worthwhile)).min(affordable);
-    way
-}
-
-fn is_memory(plan: &Plan) -> bool {
-    let directory = plan.files.first().map(|file| directory_of(&file.path));
-    directory
-        .is_some_and(|directory| FileSystem::of(directory).is_ok_and(|filesystem| filesystem.is_memory()))
 }
 
 fn check_options(options: &Options) -> Result<()> {

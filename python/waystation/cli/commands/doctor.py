@@ -23,7 +23,7 @@ from waystation.errors import WaystationError
 FOUND_PROBLEM = 1
 
 # Large enough to fill the queues of fast disks, small enough for seconds on slow ones.
-PROBE_BYTES = 128 << 20
+PROBE_BYTES = 512 << 20
 
 _MARKS: dict[Verdict, tuple[str, str]] = {
     "good": ("✓", "green"),

@@ -30,7 +30,7 @@ SYNC_TOGETHER_BYTES = 8 << 20
 
 # From this size on it pays to measure a file system that is not known yet: about a second, once.
 CALIBRATE_BYTES = 1 << 30
-_PROBE_BYTES = 64 << 20
+_PROBE_BYTES = 128 << 20
 _HEARTBEAT_S = 10.0
 
 _log = logging.getLogger("waystation")
