@@ -101,6 +101,11 @@ impl BoxCopy {
         self.axes.is_empty()
     }
 
+    /// Bytes of each of its runs: contiguous in the array and in memory.
+    pub fn run_bytes(&self) -> u64 {
+        self.piece_bytes
+    }
+
     /// The address of the box's first element.
     pub fn address(&self) -> usize {
         self.address

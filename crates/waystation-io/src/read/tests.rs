@@ -9,6 +9,8 @@ use std::sync::Arc;
 use waystation_format::Kind;
 use waystation_format::checksum::crc64;
 
+use super::choice::count_workers;
+use super::files::Files;
 use super::flight::Flight;
 use super::layout::{Layout, Rules};
 use super::plan::{Plan, ReadFile};
@@ -180,4 +182,57 @@ fn a_refused_direct_transfer_is_repeated_through_the_page_cache() {
         };
         assert!(bytes == opened.content);
     }
+}
+
+/// Workers for a file of 64 MiB, of which everything is needed, in runs of `run_bytes`.
+fn workers(path: PathBuf, run_bytes: u64, prescribed: Option<Mode>, threads: Option<usize>) -> usize {
+    const FILE_BYTES: u64 = 64 << 20;
+    const RING_THREADS: usize = 1;
+    let rows = FILE_BYTES / run_bytes;
+    let (rows, run) = (rows as i64, run_bytes as i64);
+    // Rows that are further apart in memory than in the file.
+    let words = [0, 0, 1, 2, rows, run, 0, 0, rows, run, 0x10_0000, run + 64, 1];
+    let plan = Plan::new(vec![ReadFile { path, file_bytes: FILE_BYTES, checksums: None }], &words).unwrap();
+    let spans: Vec<Vec<Range<u64>>> = plan.files.iter().map(spans_of).collect();
+    let way = Way {
+        mode: prescribed.unwrap_or(Mode::DirectRing),
+        block_bytes: 1 << 20,
+        depth: 16,
+        threads: RING_THREADS,
+    };
+    let files = Files::new(&plan, &spans, prescribed, way.mode);
+    let options = Options { mode: prescribed, threads, ..Options::default() };
+    count_workers(&way, &options, FILE_BYTES, &plan, &files).unwrap()
+}
+
+#[test]
+fn a_ring_gets_few_workers_and_copying_every_core() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+    let count = |run_bytes, mode| workers(PathBuf::new(), run_bytes, Some(mode), None);
+    assert_eq!(count(1 << 20, Mode::DirectRing), 1);
+    assert_eq!(count(64, Mode::DirectRing), cores);
+    assert_eq!(count(1 << 20, Mode::Buffered), cores);
+    assert_eq!(count(1 << 20, Mode::DirectThreads), cores);
+    assert_eq!(workers(PathBuf::new(), 64, Some(Mode::DirectRing), Some(3)), 3);
+}
+
+#[test]
+fn a_cached_file_is_read_by_every_core_a_cold_one_as_the_way_says() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), vec![7; 64 << 20]).unwrap();
+    assert_eq!(workers(file.path().to_owned(), 1 << 20, None, None), cores);
+    file.as_file().sync_all().unwrap();
+    rustix::fs::fadvise(file.as_file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let mut byte = [0];
+    let mut byte = [std::io::IoSliceMut::new(&mut byte)];
+    let flags = rustix::io::ReadWriteFlags::NOWAIT;
+    if rustix::io::preadv2(file.as_file(), &mut byte, 1 << 20, flags) == Err(rustix::io::Errno::AGAIN) {
+        assert_eq!(workers(file.path().to_owned(), 1 << 20, None, None), 1);
+    }
+    let missing = file.path().with_extension("missing");
+    let plan = plan(missing, 64 << 20, None, &[(0, 64 << 20, 0x10_0000)]);
+    let spans: Vec<Vec<Range<u64>>> = plan.files.iter().map(spans_of).collect();
+    let error = Files::new(&plan, &spans, None, Mode::DirectRing).are_cached().unwrap_err();
+    assert_eq!(error.kind(), Kind::NotFound);
 }

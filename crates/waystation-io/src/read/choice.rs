@@ -1,0 +1,102 @@
+//! The way in which files that are not cached are read, and how many workers a job gets.
+//!
+//! What the caller prescribes comes first, then what was measured for the file system, else what suits most
+//! disks. Invariants: a worker has megabytes to read; scratch memory stays within [`SCRATCH_BYTES`]. A ring
+//! keeps the disk busy from few threads, and each more takes a core from the kernel, so it gets as many as
+//! were measured; copies from the page cache, and copies item by item, are work for every core.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use waystation_format::Result;
+use waystation_format::checksum::BLOCK_BYTES;
+
+use super::files::Files;
+use super::plan::Plan;
+use super::{Options, SCRATCH_BYTES};
+use crate::calibrate;
+use crate::mode::{Mode, Way};
+use crate::ring::Ring;
+
+/// Work below which another thread does not pay.
+const LEAST_BYTES_PER_WORKER: u64 = 4 << 20;
+/// Workers that the engine starts of its own accord.
+const MOST_WORKERS: usize = 8;
+/// Threads of a ring where nothing was measured: enough for fast disks.
+const MOST_USUAL_RING_THREADS: usize = 4;
+/// Threads that keep a device busy with one request each.
+const LEAST_DIRECT_THREADS: usize = 4;
+const MOST_THREADS: usize = 64;
+/// Delivering runs shorter than this costs more than reading them.
+const SHORT_RUN_BYTES: u64 = 4 << 10;
+
+/// The way for files that are not cached, of which `total` bytes are read. Its threads are those that keep
+/// the device busy.
+pub fn choose_way(plan: &Plan, options: &Options, total: u64) -> Way {
+    let largest = plan.files.iter().max_by_key(|file| file.needed_bytes());
+    let remembered =
+        largest.and_then(|file| calibrate::remembered(&file.file.path)).map(|choice| choice.read);
+    let mode = options.mode.or(remembered.map(|way| way.mode)).unwrap_or(Mode::DirectRing);
+    let mode = if mode == Mode::DirectRing && !has_ring() { Mode::DirectThreads } else { mode };
+    let way = remembered.filter(|way| way.mode == mode).unwrap_or_else(|| usual(mode));
+    let block_bytes = options.block_bytes.unwrap_or(way.block_bytes).clamp(BLOCK_BYTES, 64 << 20);
+    let block_bytes = block_bytes.next_multiple_of(BLOCK_BYTES);
+    let most_units = (SCRATCH_BYTES / block_bytes).min(total.div_ceil(block_bytes as u64) as usize).max(1);
+    Way { block_bytes, depth: options.depth.unwrap_or(way.depth).clamp(1, most_units), ..way }
+}
+
+/// What suits most disks that nobody has measured.
+fn usual(mode: Mode) -> Way {
+    let threads = match mode {
+        Mode::DirectRing => (cores() / 2).clamp(1, MOST_USUAL_RING_THREADS),
+        Mode::DirectThreads => LEAST_DIRECT_THREADS,
+        Mode::Buffered => 1,
+    };
+    Way { mode, block_bytes: 1 << 20, depth: 16, threads }
+}
+
+/// How many workers read `total` bytes of the files.
+pub fn count_workers(
+    way: &Way,
+    options: &Options,
+    total: u64,
+    plan: &Plan,
+    files: &Files<'_>,
+) -> Result<usize> {
+    if let Some(threads) = options.threads {
+        return Ok(threads.clamp(1, MOST_THREADS));
+    }
+    let useful = (total / LEAST_BYTES_PER_WORKER).clamp(1, MOST_THREADS as u64) as usize;
+    if useful == 1 {
+        return Ok(1);
+    }
+    let is_light = way.mode == Mode::DirectRing && !is_scattered(plan) && !files.are_cached()?;
+    Ok(if is_light { way.threads } else { way.threads.max(cores()) }.min(useful))
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(MOST_WORKERS)
+}
+
+/// Whether most bytes are delivered in short runs.
+fn is_scattered(plan: &Plan) -> bool {
+    let pieces = plan.files.iter().flat_map(|file| file.pieces());
+    let scattered = pieces.filter(|piece| {
+        let copy = piece.copy();
+        !copy.is_one_run() && copy.run_bytes() < SHORT_RUN_BYTES
+    });
+    scattered.map(|piece| piece.copy().nbytes()).sum::<u64>() > plan.needed_bytes() / 2
+}
+
+/// Whether the system grants this process io_uring. Remembered without a lock, which a forked child
+/// could find held for ever.
+fn has_ring() -> bool {
+    const UNKNOWN: u8 = 0;
+    const GRANTED: u8 = 1;
+    const REFUSED: u8 = 2;
+    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
+    if ANSWER.load(Ordering::Relaxed) == UNKNOWN {
+        let answer = if Ring::new(1).is_ok() { GRANTED } else { REFUSED };
+        ANSWER.store(answer, Ordering::Relaxed);
+    }
+    ANSWER.load(Ordering::Relaxed) == GRANTED
+}
