@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from waystation import errors
+    from waystation._options import StorageOptions
     from waystation.checkpoint.context import Context
     from waystation.checkpoint.delete import delete
     from waystation.checkpoint.handle import AsyncResponse
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from waystation.checkpoint.metadata import CheckpointMetadata, metadata
     from waystation.checkpoint.paths import is_checkpoint
     from waystation.checkpoint.save import save, save_async
+    from waystation.checkpoint.statistics import LoadStatistics
     from waystation.checkpoint.verify import verify
     from waystation.tree import register_node
 else:
@@ -42,6 +44,8 @@ __all__ = [
     "AsyncResponse",
     "CheckpointMetadata",
     "Context",
+    "LoadStatistics",
+    "StorageOptions",
     "delete",
     "errors",
     "is_checkpoint",

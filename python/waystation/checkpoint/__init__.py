@@ -1,5 +1,6 @@
 """Checkpoints: save, load, metadata, delete, and the options in effect."""
 
+from waystation._options import StorageOptions
 from waystation.checkpoint.context import Context
 from waystation.checkpoint.delete import delete
 from waystation.checkpoint.handle import AsyncResponse
@@ -16,6 +17,7 @@ __all__ = [
     "Context",
     "Damage",
     "LoadStatistics",
+    "StorageOptions",
     "Verification",
     "delete",
     "is_checkpoint",
