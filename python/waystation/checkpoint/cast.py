@@ -41,10 +41,10 @@ def wanted_dtypes(
         return {}
     found = {}
     for number, (source, label) in enumerate(zip(sources, labels, strict=True)):
-        storage = storage_options(saving, label, source)
-        if storage.dtype is None or storage.dtype == source.dtype:
-            continue
         try:
+            storage = storage_options(saving, label, source)
+            if storage.dtype is None or storage.dtype == source.dtype:
+                continue
             if storage is saving.storage_options and not _same_category(source.dtype, storage.dtype):
                 continue
             dtypes.check_cast(source.dtype, storage.dtype)
