@@ -106,19 +106,20 @@ class Liveness:
         self._registrations: dict[int, Registration] = {}
         self._silent: set[int] = set()
 
-    def begin(self, watched: Sequence[int]) -> None:
-        """A session begins that depends on these processes."""
+    def begin(self, watched: Sequence[int]) -> bool:
+        """A session begins that depends on these processes; returns whether it is the only one."""
         with self._lock:
             self._watched.update(watched)
             self._sessions += 1
             if self._sessions > 1:
-                return
+                return False
             self._stop = threading.Event()
             self._silent = set()
             self._thread = threading.Thread(
                 target=self._run, args=(self._stop,), name="waystation-liveness", daemon=True
             )
             self._thread.start()
+            return True
 
     def end(self, watched: Sequence[int]) -> bool:
         """It has ended; returns whether it was the last that was open."""
@@ -215,28 +216,29 @@ class Liveness:
 class Watching:
     """What a store knows of who still runs: the methods of `Store` that are the same over any of them."""
 
-    _liveness: Liveness  # from `join` on
+    _liveness: Liveness | None = None
 
     def join(self: Any, prefix: str, process_index: int) -> None:
         """This process takes part, with keys that begin like that."""
         self._liveness = Liveness(self, prefix, process_index)
 
-    def begin(self, watched: Sequence[int]) -> None:
-        """A session begins, which has to know if one of these processes dies."""
-        self._liveness.begin(watched)
+    def begin(self, watched: Sequence[int]) -> bool:
+        """A session begins, which has to know if one of these processes dies; returns whether it is the only
+        one that is open."""
+        return self._liveness is not None and self._liveness.begin(watched)
 
     def end(self, watched: Sequence[int]) -> bool:
         """It has ended; returns whether it was the last that was open."""
-        return self._liveness.end(watched)
+        return self._liveness is not None and self._liveness.end(watched)
 
     def dead(self, processes: Sequence[int]) -> dict[int, str]:
         """Those of the watched processes that have died, each with how that is known."""
-        return self._liveness.dead(processes)
+        return {} if self._liveness is None else self._liveness.dead(processes)
 
     def describe(self, process: int) -> str:
         """The process for people, with its id and host if they are known."""
-        joined = getattr(self, "_liveness", None)  # the store may be gone before this process joined
-        return f"process {process}" if joined is None else joined.describe(process)
+        # The store may be gone before this process could join.
+        return f"process {process}" if self._liveness is None else self._liveness.describe(process)
 
 
 @functools.cache

@@ -87,8 +87,9 @@ class Store(Protocol):
         runs has keys that begin with the prefix."""
         ...
 
-    def begin(self, watched: Sequence[int]) -> None:
-        """A session begins, which has to know if one of these processes dies."""
+    def begin(self, watched: Sequence[int]) -> bool:
+        """A session begins, which has to know if one of these processes dies; returns whether it is the only
+        one that is open."""
         ...
 
     def end(self, watched: Sequence[int]) -> bool:

@@ -123,13 +123,19 @@ class TorchStore(Watching):
         if keys:
             self._call(lambda client: [client.store.delete_key(key) for key in keys])
 
+    def begin(self, watched: Sequence[int]) -> bool:
+        """A session begins; the first one tries the store again, also if it was lost."""
+        first = super().begin(watched)
+        if first:
+            self._lost = None
+        return first
+
     def end(self, watched: Sequence[int]) -> bool:
         """A session has ended."""
         if not super().end(watched):
             return False
         with self._lock:
             abandoned, self._waits = self._waits, {}
-            self._lost = None
         for connection, _ in abandoned.values():
             connection.close()
         return True

@@ -1,0 +1,132 @@
+"""The stores of torch, each as sessions need it, and what stays of them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed
+
+from waystation.coordination.store_session import StoreCoordinator
+from waystation.coordination.torch_distributed import TorchStore
+from waystation.errors import Unavailable
+
+HANG_S = 60.0
+
+
+def tcp() -> Any:
+    return torch.distributed.TCPStore("127.0.0.1", 0, 1, is_master=True)
+
+
+@pytest.fixture(params=["tcp", "file", "hash"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TorchStore:
+    kept: Any = {
+        "tcp": tcp,
+        "file": lambda: torch.distributed.FileStore(str(tmp_path / "store"), 1),
+        "hash": torch.distributed.HashStore,
+    }[request.param]()
+    prefixed = torch.distributed.PrefixStore("outer", torch.distributed.PrefixStore("inner/", kept))
+    return TorchStore(lambda: prefixed)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < until, "a hang"
+        time.sleep(0.005)
+
+
+def test_values_are_put_read_and_removed(store: TorchStore) -> None:
+    store.set("a/1", b"\x00\xff")
+    store.set("a/2", b"")
+    assert store.get("a/1", 10) == b"\x00\xff"
+    assert store.read("a", ["2", "1", "absent"]) == [b"", b"\x00\xff", None]
+    assert store.read("a", ["1", "2"]) == [b"\x00\xff", b""]
+    store.delete(["a/1", "absent"])
+    assert store.get("a/1", 0) is None
+    assert store.read("a", ["1", "2"]) == [None, b""]
+
+
+def test_what_is_put_once_stays(store: TorchStore) -> None:
+    assert store.set_once("a", b"first\x00")
+    assert not store.set_once("a", b"second")
+    assert store.get("a", 0) == b"first\x00"
+    store.delete(["a"])
+    assert store.set_once("a", b"third")
+
+
+def test_numbers_are_added(store: TorchStore) -> None:
+    assert [store.add("n", 1), store.add("n", 2), store.add("n", 0)] == [1, 3, 3]
+
+
+def test_a_wait_can_be_looked_at_again_and_again(
+    store: TorchStore, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert [store.get("late", 0.02) for _ in range(5)] == [None] * 5
+    assert store.get("late", 0) is None
+    store.set("late", b"here")
+    assert store.get("late", 10) == b"here"
+    assert capfd.readouterr() == ("", ""), "torch has warned of a wait that timed out"
+
+
+def test_a_call_that_waits_keeps_no_other_waiting(store: TorchStore) -> None:
+    values: list[Any] = []
+
+    def use(number: int) -> None:
+        if number % 2:
+            store.set(f"k/{number}", b"%d" % number)
+        else:
+            values.append(store.get(f"k/{number + 1}", HANG_S))
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(values, key=int) == [b"%d" % number for number in range(1, 16, 2)]
+
+
+def test_a_server_that_is_gone_is_named() -> None:
+    server = tcp()
+    client = torch.distributed.TCPStore("127.0.0.1", server.port, 1, is_master=False, wait_for_workers=False)
+    store = TorchStore(lambda: client)
+    store.set("a", b"")
+    del server
+    gc.collect()
+    with pytest.raises(Unavailable, match=r"does not answer: process 0, which holds it, has died") as raised:
+        StoreCoordinator(store, 1, 2)
+    assert raised.value.context == {"process": 0}
+
+
+def test_the_server_is_not_kept_alive() -> None:
+    """Or a program could not make another at the same address."""
+    servers = [tcp()]
+    port = servers[0].port
+    store = TorchStore(lambda: servers[0])
+    store.set("a", b"")
+    servers.clear()
+    gc.collect()
+    with pytest.raises(Unavailable):
+        store.get("a", 0)
+    again = torch.distributed.TCPStore("127.0.0.1", port, 1, is_master=True)
+    assert not again.check(["a"])
+
+
+def test_connections_end_with_their_store() -> None:
+    def connections() -> int:
+        return sum(thread.name == "waystation-store" for thread in threading.enumerate())
+
+    gc.collect()
+    wait_until(lambda: connections() == 0)
+    kept = torch.distributed.HashStore()
+    store = TorchStore(lambda: kept)
+    store.set("a", b"")
+    assert connections() == 1
+    del store
+    gc.collect()
+    wait_until(lambda: connections() == 0)
