@@ -114,7 +114,32 @@ def load_as_saved(directory: Path, seed: int) -> None:
     assert loaded["local"].is_fully_addressable
 
 
-ACTIONS = {"save": save, "load": load, "load-as-saved": load_as_saved}
+def reshard(directory: Path, chunk_bytes: int) -> None:
+    """Saves a matrix by rows and loads it by columns; writes what share of the bytes read was needed."""
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    values = np.arange(4096 * 4096, dtype=np.float32).reshape(4096, 4096)
+    rows = NamedSharding(mesh, PartitionSpec("x"))
+    columns = NamedSharding(mesh, PartitionSpec(None, "x"))
+    state = {"a": jax.make_array_from_callback(values.shape, rows, lambda index: values[index])}
+    context = waystation.Context()
+    if chunk_bytes:
+        context.array.saving.storage_options.chunk_bytes = chunk_bytes
+        context.array.saving.storage_options.chunk_axes = (1,)
+    seen: list[Any] = []
+    context.array.loading.on_statistics = seen.append
+    path = directory / f"chunks of {chunk_bytes}"
+    with context:
+        waystation.save(path, state)
+        abstract = {"a": jax.ShapeDtypeStruct(values.shape, "float32", sharding=columns)}
+        loaded = waystation.load(path, abstract)["a"]
+    for shard in loaded.addressable_shards:
+        assert np.array_equal(np.asarray(shard.data), values[shard.index])
+    (statistics,) = seen
+    told = {"needed": statistics.bytes_needed, "read": statistics.bytes_read}
+    (directory / f"{chunk_bytes}-{jax.process_index()}.json").write_text(json.dumps(told))
+
+
+ACTIONS = {"reshard": reshard, "save": save, "load": load, "load-as-saved": load_as_saved}
 
 
 def main() -> None:

@@ -36,3 +36,14 @@ def test_load_on_another_topology(saved: dict[tuple[int, int], Path], loading: t
     for saving, directory in saved.items():
         if saving != loading:
             JaxJob(*loading).run(directory, json.dumps(plan("load", SEEDS)))
+
+
+@pytest.mark.parametrize(("chunk_bytes", "most"), [(1 << 20, 1.05), (0, 2.1)])
+def test_a_process_reads_what_it_needs(tmp_path: Path, chunk_bytes: int, most: float) -> None:
+    """Rows to columns over two processes: chunks of columns are read as needed; without them the blocks that
+    are verified hold the other process's half as well, which is all that is read in vain."""
+    JaxJob(2, 2).run(tmp_path, json.dumps([("reshard", chunk_bytes)]))
+    for process in range(2):
+        told = json.loads((tmp_path / f"{chunk_bytes}-{process}.json").read_text())
+        assert told["needed"] == 4096 * 4096 * 4 // 2
+        assert told["read"] <= most * told["needed"], told
