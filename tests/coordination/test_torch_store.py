@@ -43,13 +43,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_values_are_put_read_and_removed(store: TorchStore) -> None:
     store.set("a/1", b"\x00\xff")
-    store.set("a/2", b"")
+    store.set("a/2", b"2")
     assert store.get("a/1", 10) == b"\x00\xff"
-    assert store.read("a", ["2", "1", "absent"]) == [b"", b"\x00\xff", None]
-    assert store.read("a", ["1", "2"]) == [b"\x00\xff", b""]
+    assert store.read("a", ["2", "1", "absent"]) == [b"2", b"\x00\xff", None]
+    assert store.read("a", ["1", "2"]) == [b"\x00\xff", b"2"]
     store.delete(["a/1", "absent"])
     assert store.get("a/1", 0) is None
-    assert store.read("a", ["1", "2"]) == [None, b""]
+    assert store.read("a", ["1", "2"]) == [None, b"2"]
 
 
 def test_what_is_put_once_stays(store: TorchStore) -> None:
@@ -91,11 +91,36 @@ def test_a_call_that_waits_keeps_no_other_waiting(store: TorchStore) -> None:
     assert sorted(values, key=int) == [b"%d" % number for number in range(1, 16, 2)]
 
 
+def test_what_is_removed_while_it_is_read_is_absent(store: TorchStore) -> None:
+    """Two threads, one of which puts and removes what the other reads."""
+    stop = threading.Event()
+    found: set[bytes | None] = set()
+
+    def read() -> None:
+        while not stop.is_set():
+            found.update(store.read("a", ["1", "2"]))
+            found.add(store.get("a/1", 0))
+            if store.host is not None:
+                found.add(store.get("a/2", 0.001))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(300):
+        store.set("a/1", b"value")
+        store.set("a/2", b"value")
+        store.delete(["a/1", "a/2"])
+    stop.set()
+    store.set("a/2", b"value")  # for a wait that still goes on
+    thread.join()
+    assert found <= {b"value", None}
+    assert b"value" in found
+
+
 def test_a_server_that_is_gone_is_named() -> None:
     server = tcp()
     client = torch.distributed.TCPStore("127.0.0.1", server.port, 1, is_master=False, wait_for_workers=False)
     store = TorchStore(lambda: client)
-    store.set("a", b"")
+    store.set("a", b"1")
     del server
     gc.collect()
     with pytest.raises(Unavailable, match=r"does not answer: process 0, which holds it, has died") as raised:
@@ -108,7 +133,7 @@ def test_the_server_is_not_kept_alive() -> None:
     servers = [tcp()]
     port = servers[0].port
     store = TorchStore(lambda: servers[0])
-    store.set("a", b"")
+    store.set("a", b"1")
     servers.clear()
     gc.collect()
     with pytest.raises(Unavailable):
@@ -125,7 +150,7 @@ def test_connections_end_with_their_store() -> None:
     wait_until(lambda: connections() == 0)
     kept = torch.distributed.HashStore()
     store = TorchStore(lambda: kept)
-    store.set("a", b"")
+    store.set("a", b"1")
     assert connections() == 1
     del store
     gc.collect()

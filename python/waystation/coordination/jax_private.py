@@ -72,7 +72,8 @@ def single_device() -> Callable[[Any], Any]:
 
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     try:
-        known = sharding._device == jax.local_devices()[0] and sharding._memory_kind is None
+        device_is_known = sharding._device == jax.local_devices()[0]
+        known = device_is_known and sharding._memory_kind == sharding.memory_kind
     except AttributeError:
         known = False
     if not known:

@@ -43,8 +43,8 @@ from typing import Protocol
 class Store(Protocol):
     """A key-value store that all processes reach, and what is known there of who still runs.
 
-    Safe to use from several threads at once: a call that waits delays no other. Every method raises
-    Unavailable that names the host if the store does not answer.
+    Safe to use from several threads at once: a call that waits delays no other. Values are never empty. Every
+    method raises Unavailable that names the host if the store does not answer.
 
     Attributes:
         message_bytes: The most that one value may have.

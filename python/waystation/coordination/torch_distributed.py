@@ -214,7 +214,9 @@ class _Client:
     def wait(self, key: str) -> bytes:
         """The value, however long it takes."""
         self.store.set_timeout(_NO_LIMIT)
-        return bytes(self.store.get(key))
+        while not (value := bytes(self.store.get(key))):
+            pass  # removed between torch's wait and its get, which then is empty
+        return value
 
     def poll(self, key: str, timeout_s: float) -> bytes | None:
         """The value, asking for it again and again; None if it was not in time."""
@@ -235,16 +237,17 @@ class _Client:
             self.store.set_timeout(_NEXT_TO_NO_TIME)
             try:
                 found = dict(zip(there, self.store.multi_get(there), strict=True))
-                return [bytes(found[key]) if key in found else None for key in keys]
+                # Of those that are removed meanwhile torch gives nothing, or times out.
+                return [bytes(found[key]) or None if key in found else None for key in keys]
             except self._timed_out:
-                pass  # one was removed meanwhile
+                pass
         return [self._take(key) if key in there else None for key in keys]
 
     def _take(self, key: str) -> bytes | None:
         """A value that was there a moment ago."""
         self.store.set_timeout(_NEXT_TO_NO_TIME)
         try:
-            return bytes(self.store.get(key))
+            return bytes(self.store.get(key)) or None
         except self._timed_out:
             # Also what torch raises if the connection broke; then this fails, too.
             self.store.check([key])
