@@ -57,16 +57,20 @@ def describe(state: Any) -> Described:
     leaves: list[Leaf] = [False] * len(values)
     numbers: list[int] = []
     by_codec: dict[str, list[int]] = {}
+    of_type: dict[type, list[int]] = {}  # types are few, and have one codec each
     for number, value in enumerate(values):
         kind = type(value)
-        if kind not in SCALARS:
-            name = _codec_name(value, structure, number)
-        elif kind in (str, bytes) and len(value) > INLINE_LIMIT_BYTES:
-            name = LONG_SCALARS
-        else:
-            leaves[number] = value
-            continue
-        by_codec.setdefault(name, []).append(number)
+        group = of_type.get(kind)
+        if group is None:
+            if kind not in SCALARS:
+                group = by_codec.setdefault(_codec_name(value, structure, number), [])
+                of_type[kind] = group
+            elif kind in (str, bytes) and len(value) > INLINE_LIMIT_BYTES:
+                group = by_codec.setdefault(LONG_SCALARS, [])
+            else:
+                leaves[number] = value
+                continue
+        group.append(number)
         leaves[number] = ArrayLeaf(len(numbers))
         numbers.append(number)
     sources = _sources(values, by_codec, structure)

@@ -202,7 +202,7 @@ def _reader(
 
 
 def _source(leaf: Any, data: Any, form: _Form) -> ArraySource:
-    logical = form.logical
+    logical = form.logical  # blocks of one array are all on the host, or all on devices
     shape = leaf.shape
     storage_shape = shape + logical.trailing
     if form.single:
@@ -218,7 +218,7 @@ def _source(leaf: Any, data: Any, form: _Form) -> ArraySource:
         form.sharding,
         storage_item_bytes=form.storage_item_bytes,
         blocks=blocks,
-        mutable=any(block.device >= 0 for block in blocks),
+        mutable=bool(blocks) and blocks[0].device >= 0,
         spread=form.spread,
     )
 

@@ -7,6 +7,7 @@ memory with their buffers.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
+@lru_cache(maxsize=256)  # states have few dtypes and many tensors
 def check_gradient(dtype: str, requires_grad: bool) -> None:
     """Raises unless torch has the dtype, and gradients of it if one is required."""
     wanted = torch_dtype(dtype)

@@ -49,6 +49,10 @@ class Placement:
         return tensor.requires_grad_() if self.requires_grad else tensor
 
 
+# Where most tensors go, without and with a gradient.
+_ON_CPU = Placement(torch.device("cpu"), False), Placement(torch.device("cpu"), True)
+
+
 class TorchCodec:
     """`torch.Tensor` in all its forms to blocks and back."""
 
@@ -101,6 +105,9 @@ class TorchCodec:
         copied = []  # the copies to devices read them until those are done
         for target, own in zip(targets, boxes, strict=True):
             place = target.placement
+            if place is _ON_CPU[False]:
+                made.append(torch_memory.over(own[0], target.dtype))
+                continue
             tensor = torch_memory.over(own[0], target.dtype) if place.form is None else _local(target, own)
             if place.device.type != "cpu":
                 copied.append(tensor)
@@ -177,7 +184,7 @@ def _source(leaf: torch.Tensor, spreads: _Replicated | None) -> ArraySource:
 def _target(stored: StoredArray, dtype: str, place: Placement) -> Target:
     dtypes.of_stored(stored)
     torch_memory.check_gradient(dtype, place.requires_grad)
-    shape = tuple(stored.shape)
+    shape = stored.shape
     return Target(shape, dtype, [whole(shape)] if place.form is None else place.form.boxes, place)
 
 
@@ -192,6 +199,8 @@ def _asked(abstract: torch.Tensor) -> Placement:
 
 def _saved(stored: StoredArray, forms: dict[tuple[int, Shape], Form | None]) -> Placement:
     requires_grad = stored.extra.get("requires_grad") is True
+    if stored.sharding is None:
+        return _ON_CPU[requires_grad]
     if not torch_shardings.is_dtensor(stored.sharding):
         return Placement(_saved_device(stored), requires_grad)
     key = id(stored.sharding), stored.shape  # the descriptions outlive the batch

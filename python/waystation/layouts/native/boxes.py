@@ -46,7 +46,7 @@ def read_words(
     position = 0
     for request, form in zip(requests, forms, strict=True):
         array = request.array
-        single = shapes.is_single_chunk(array)
+        single = shapes.is_single_chunk[array]
         for box in request.boxes:
             if single and box[1] + form.trailing == shapes.array[array]:
                 if sizes[position]:
@@ -67,20 +67,26 @@ class _Shapes:
     def __init__(self, decoded: tables.Tables) -> None:
         entries = decoded.arrays
         self.kind = entries["kind"].tolist()
+        self.is_single_chunk = _are_single_chunks(decoded).tolist()
         self.first_chunk = entries["first_chunk"].tolist()
-        self.chunk_count = entries["chunk_count"].tolist()
         self.item_bytes = (entries["item_bits"] // 8).tolist()
         dims = decoded.dims.tolist()
-        rows = list(zip(entries["first_dim"].tolist(), entries["ndim"].tolist(), strict=True))
+        rows = zip(entries["first_dim"].tolist(), entries["ndim"].tolist(), strict=True)
         self.array = [tuple(dims[first : first + ndim]) for first, ndim in rows]
-        self.chunk = [tuple(dims[first + ndim : first + 2 * ndim]) for first, ndim in rows]
 
-    def is_single_chunk(self, array: int) -> bool:
-        return bool(
-            self.kind[array] == tables.REGULAR
-            and self.chunk_count[array] == 1
-            and self.chunk[array] == self.array[array]
-        )
+
+def _are_single_chunks(decoded: tables.Tables) -> np.ndarray[Any, Any]:
+    """Of each array whether one chunk holds all of it."""
+    entries, dims = decoded.arrays, decoded.dims
+    ndims, firsts = entries["ndim"].astype(np.int64), entries["first_dim"].astype(np.int64)
+    single = (entries["kind"] == tables.REGULAR) & (entries["chunk_count"] == 1)
+    # The extents of all these arrays, one after another, and those of their chunks.
+    owners = np.repeat(np.flatnonzero(single), ndims[single])
+    before = np.cumsum(ndims[single]) - ndims[single]
+    axes = np.arange(len(owners)) - np.repeat(before, ndims[single])
+    differ = dims[firsts[owners] + axes] != dims[firsts[owners] + ndims[owners] + axes]
+    single[owners[differ]] = False
+    return single
 
 
 def _whole_words(decoded: tables.Tables, whole: Sequence[tuple[int, int, int]]) -> np.ndarray[Any, Any]:
@@ -126,7 +132,7 @@ def _box_words(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box, ad
 
 def _chunks_meeting(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box) -> list[tuple[int, Box]]:
     if shapes.kind[array] == tables.REGULAR:
-        return list(grid.chunks_meeting(shapes.array[array], shapes.chunk[array], box))
+        return list(grid.chunks_meeting(shapes.array[array], decoded.chunk_shape(array), box))
     entry = decoded.arrays[array]
     first = int(entry["first_dim"]) + int(entry["ndim"])
     last = int(entry["first_dim"]) + int(entry["dim_count"])

@@ -7,6 +7,7 @@ while arrays live, and shrinking it would end the program with SIGBUS; hence thi
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -29,27 +30,33 @@ class Mappings:
         self._opened = opened
         self._paths = opened.paths()
         self._maps: dict[int, mmap.mmap] = {}
+        # Plain lists: one conversion of a column instead of one for every access.
+        decoded = opened.tables
+        single = (decoded.arrays["kind"] == tables.REGULAR) & (decoded.arrays["chunk_count"] == 1)
+        self._is_single: list[bool] = single.tolist()
+        first = np.where(single, decoded.arrays["first_chunk"], 0)
+        self._first_chunks: list[Any] = decoded.chunks[first].tolist() if single.any() else []
 
     def array(self, request: Request) -> np.ndarray[Any, Any] | None:
         """The requested array over its mapping, None where it has to be read."""
-        decoded, stored = self._opened.tables, self._opened.tree.arrays[request.array]
-        entry = decoded.arrays[request.array]
-        whole = [((0,) * len(stored.shape), stored.shape)]
-        if request.boxes != whole or entry["kind"] != tables.REGULAR or entry["chunk_count"] != 1:
+        if not self._is_single[request.array]:
             return None
-        chunk = decoded.chunks[int(entry["first_chunk"])]
+        stored = self._opened.tree.arrays[request.array]
+        if request.boxes != [((0,) * len(stored.shape), stored.shape)]:
+            return None
+        file, _, offset, length = self._first_chunks[request.array]
         form = dtypes.of_stored(stored)
         shape = stored.shape + form.host_trailing
-        nbytes = math.prod(shape) * form.host.itemsize
-        if int(chunk["offset"]) % ALIGN_BYTES or int(chunk["length"]) != nbytes:
+        if offset % ALIGN_BYTES or length != math.prod(shape) * form.host.itemsize:
             return None
-        return np.ndarray(shape, form.host, self._map(int(chunk["file"])), int(chunk["offset"]))
+        return np.ndarray(shape, form.host, self._map(file), offset)
 
     def _map(self, file: int) -> mmap.mmap:
-        if file not in self._maps:
+        mapped = self._maps.get(file)
+        if mapped is None:
             expected = int(self._opened.tables.files["file_bytes"][file])
-            self._maps[file] = _map_file(self._paths[file], expected)
-        return self._maps[file]
+            mapped = self._maps[file] = _map_file(self._paths[file], expected)
+        return mapped
 
 
 def _map_file(path: str, expected_bytes: int) -> mmap.mmap:
@@ -58,8 +65,12 @@ def _map_file(path: str, expected_bytes: int) -> mmap.mmap:
             present = os.fstat(file.fileno()).st_size
             if present < expected_bytes:
                 raise Corrupt(f"truncated: {present} of {expected_bytes} bytes are there", path=path)
-            return mmap.mmap(file.fileno(), expected_bytes, access=mmap.ACCESS_COPY)
+            mapped = mmap.mmap(file.fileno(), expected_bytes, access=mmap.ACCESS_COPY)
     except FileNotFoundError as error:
         raise Corrupt("a committed file is missing", path=path) from error
     except OSError as error:
         raise from_os_error(error, "map", path) from error
+    with contextlib.suppress(OSError):  # advice: a kernel without huge pages knows none
+        # What is not cached is read in huge pages then, each of which one fault maps.
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return mapped

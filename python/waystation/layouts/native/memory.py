@@ -27,38 +27,21 @@ def allocate(sizes: Sequence[int]) -> tuple[list[tuple[_native.Slab | None, int]
     """
     places: list[tuple[_native.Slab | None, int]] = [(None, 0)] * len(sizes)
     addresses = np.zeros(len(sizes), np.int64)
-    pending: list[int] = []
-    pending_bytes = 0
-    for number, nbytes in enumerate(sizes):
-        if nbytes >= OWN_SLAB_BYTES:
-            slab = _native.allocate(nbytes)
-            places[number] = (slab, 0)
-            addresses[number] = slab.address
-        elif nbytes:
-            if pending_bytes + nbytes > SHARED_SLAB_BYTES:
-                _share(pending, pending_bytes, sizes, places, addresses)
-                pending, pending_bytes = [], 0
-            pending.append(number)
-            pending_bytes += _aligned(nbytes)
-    if pending:
-        _share(pending, pending_bytes, sizes, places, addresses)
+    lengths = np.asarray(sizes, np.int64)
+    for number in np.flatnonzero(lengths >= OWN_SLAB_BYTES).tolist():
+        slab = _native.allocate(sizes[number])
+        places[number] = (slab, 0)
+        addresses[number] = slab.address
+    small = np.flatnonzero((lengths > 0) & (lengths < OWN_SLAB_BYTES))
+    room = -(-lengths[small] // ALIGN_BYTES) * ALIGN_BYTES
+    ends = np.cumsum(room)
+    start = held = 0
+    while start < len(small):
+        stop = int(np.searchsorted(ends, held + SHARED_SLAB_BYTES, side="right"))
+        numbers, offsets = small[start:stop], (ends - room)[start:stop] - held
+        slab = _native.allocate(int(ends[stop - 1]) - held)
+        addresses[numbers] = slab.address + offsets
+        for number, offset in zip(numbers.tolist(), offsets.tolist(), strict=True):
+            places[number] = (slab, offset)
+        start, held = stop, int(ends[stop - 1])
     return places, addresses
-
-
-def _share(
-    numbers: list[int],
-    nbytes: int,
-    sizes: Sequence[int],
-    places: list[tuple[_native.Slab | None, int]],
-    addresses: np.ndarray,
-) -> None:
-    slab = _native.allocate(nbytes)
-    address, offset = slab.address, 0
-    for number in numbers:
-        places[number] = (slab, offset)
-        addresses[number] = address + offset
-        offset += _aligned(sizes[number])
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES

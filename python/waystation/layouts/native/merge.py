@@ -56,18 +56,18 @@ class Part:
     @classmethod
     def of(cls, plan: WritePlan, chunks: Sequence[Chunk], checksums: Sequence[bytes]) -> Part:
         """What has been written by a plan, with the checksums that the writing yielded."""
-        kept = [place for place, chunk in enumerate(chunks) if chunk.nbytes]
+        places = [place for place, chunk in enumerate(chunks) if chunk.nbytes]
+        kept = [chunks[place] for place in places]
         bounds: list[int] = []
-        for place in kept:
-            chunk = chunks[place]
+        for chunk in kept:
             if chunk.offset is not None:
                 bounds += chunk.offset
                 bounds += chunk.shape
         return cls(
             plan.file_entries,
-            plan.chunk_entries[kept],
-            np.fromiter((chunks[place].array for place in kept), np.int64, len(kept)),
-            np.fromiter((chunks[place].offset is None for place in kept), bool, len(kept)),
+            plan.chunk_entries[places],
+            np.array([chunk.array for chunk in kept], np.int64),
+            np.array([chunk.offset is None for chunk in kept], bool),
             np.asarray(bounds, np.int64),
             np.frombuffer(b"".join(checksums), "<u8"),
         )
@@ -158,8 +158,7 @@ class _Arranging:
     ) -> None:
         self._files, self._chunks, self._arrays, self._bounds = files, chunks, arrays, bounds
         self._sources, self._labels = sources, labels
-        count = len(sources)
-        self._ndims = np.fromiter((len(source.storage_shape) for source in sources), np.int64, count)
+        self._ndims = np.array([len(source.storage_shape) for source in sources], np.int64)
         self._whole = whole
         widths = np.where(whole, 0, 2 * self._ndims[arrays])
         self._first_words = np.cumsum(widths) - widths

@@ -209,7 +209,8 @@ def read_boxes(
         For each request an array per box, C-contiguous, at least 256-byte aligned, of the stored
         dtype (dtypes without a NumPy equal keep their storage form, with the trailing axis).
     """
-    forms = [dtypes.of_stored(opened.tree.arrays[request.array]) for request in requests]
+    stored = opened.tree.arrays
+    forms = [dtypes.of_stored(stored[request.array]) for request in requests]
     shapes = [
         [box[1] + form.host_trailing for box in request.boxes]
         for request, form in zip(requests, forms, strict=True)

@@ -78,7 +78,7 @@ class TreeFile:
                 "storage_shape": _column(
                     [None if array.storage_shape == array.shape else array.storage_shape for array in arrays]
                 ),
-                "sharding": _column([shardings.number(array.sharding) for array in arrays]),
+                "sharding": _column(shardings.numbers([array.sharding for array in arrays])),
                 "extra": {str(number): array.extra for number, array in enumerate(arrays) if array.extra},
             },
             "shardings": shardings.values,
@@ -94,9 +94,10 @@ class TreeFile:
         try:
             structure = Structure.from_json(body["structure"], path=path)
             arrays, labels = _decode_arrays(body)
-            leaves = [_decode_leaf(leaf, len(arrays)) for leaf in body["leaves"]]
-            numbers = [leaf.array for leaf in leaves if type(leaf) is ArrayLeaf]
+            encoded = body["leaves"]
+            numbers = [leaf for leaf in encoded if type(leaf) is int]
             _require(numbers == list(range(len(arrays))), "array leaves are not numbered in order")
+            leaves = [ArrayLeaf(leaf) if type(leaf) is int else _decode_scalar(leaf) for leaf in encoded]
             _require(len(leaves) == structure.leaf_count, "leaves and structure differ in number")
         except WaystationError:
             raise
@@ -114,10 +115,15 @@ class _Interned:
         self._by_identity: dict[int, int] = {}
         self._by_text: dict[bytes, int] = {}
 
-    def number(self, value: dict[str, Any] | None) -> int | None:
-        if value is None:
-            return None
-        # Equal shardings are usually one object: that is looked up without encoding it.
+    def numbers(self, values: Sequence[dict[str, Any] | None]) -> list[int | None]:
+        """The number of each; None has none."""
+        # Equal shardings are usually one object: each is looked up once.
+        distinct = {id(value): value for value in values}
+        known = {key: None if value is None else self.number(value) for key, value in distinct.items()}
+        return [known[id(value)] for value in values]
+
+    def number(self, value: dict[str, Any]) -> int:
+        """The number of one."""
         known = self._by_identity.get(id(value))
         if known is not None:
             return known
@@ -213,10 +219,7 @@ def _encode_scalar(value: Scalar) -> list[str]:
     return ["str", value]  # type: ignore[list-item]
 
 
-def _decode_leaf(leaf: Any, array_count: int) -> Leaf:
-    if type(leaf) is int:
-        _require(0 <= leaf < array_count, "a leaf names an array that is not there")
-        return ArrayLeaf(leaf)
+def _decode_scalar(leaf: Any) -> Scalar:
     kind, *parts = leaf
     decode = _SCALARS.get(kind)
     _require(

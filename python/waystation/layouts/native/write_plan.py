@@ -91,7 +91,10 @@ def _copy_order(nbytes: Sequence[int]) -> list[int]:
 
 def unique_labels(wanted: Sequence[str]) -> list[str]:
     """Makes names that safetensors accepts and no two arrays share; they are labels, not identity."""
-    if len(set(wanted)) == len(wanted) and all(map(_is_plain_label, wanted)):
+    distinct = set(wanted)
+    together = "".join(wanted)
+    is_plain = together.isascii() and together.isprintable() and distinct.isdisjoint(("", "__metadata__"))
+    if is_plain and len(distinct) == len(wanted):
         return list(wanted)
     cleaned = [_clean_label(label) for label in wanted]
     taken: set[str] = {"__metadata__"}
@@ -105,10 +108,6 @@ def unique_labels(wanted: Sequence[str]) -> list[str]:
         taken.add(candidate)
         labels.append(candidate)
     return labels
-
-
-def _is_plain_label(label: str) -> bool:
-    return label.isascii() and label.isprintable() and label not in ("", "__metadata__")
 
 
 def _clean_label(label: str) -> str:
@@ -148,14 +147,16 @@ def _plan_file(
     chunk_entries: np.ndarray,
 ) -> PlannedFile:
     own = [chunks[place] for place in group]
-    names_of_tensors = unique_labels([chunk_name(chunk, labels[chunk.array]) for chunk in own])
+    names_of_tensors = [chunk_name(chunk, labels[chunk.array]) for chunk in own]
+    if any(chunk.offset is not None for chunk in own):  # labels of whole arrays are unique already
+        names_of_tensors = unique_labels(names_of_tensors)
     tensors = [
         (tensor, sources[chunk.array].storage_dtype, chunk.shape)
         for tensor, chunk in zip(names_of_tensors, own, strict=True)
     ]
     metadata = {"format": _format_tag(sources, own)}
     header = _native.build_safetensors_header(tensors, metadata, HEADER_ALIGN_BYTES)
-    lengths = np.fromiter((chunk.nbytes for chunk in own), np.int64, len(own))
+    lengths = np.array([chunk.nbytes for chunk in own], np.int64)
     ends = len(header) + np.cumsum(lengths)
     offsets = (ends - lengths).tolist()
     words: list[int] = []
