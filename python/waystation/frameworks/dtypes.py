@@ -193,9 +193,9 @@ def of_stored(stored: StoredArray) -> LogicalDtype:
     """The logical dtype of a stored array, checked against how the file says that it is stored."""
     shape, storage_shape = stored.shape, stored.storage_shape
     known = TABLE.get(stored.dtype)
-    if known is not None and stored.storage_dtype == known.storage and not known.trailing:
-        if storage_shape == shape:  # nearly always: there are thousands of arrays
-            return known
+    plain = known is not None and stored.storage_dtype == known.storage and not known.trailing
+    if known is not None and plain and storage_shape == shape:  # nearly always, and there are thousands
+        return known
     rank = len(shape)
     found = of_name(stored.dtype, storage_shape[rank:])
     if stored.storage_dtype != found.storage or storage_shape != shape + found.trailing:

@@ -79,7 +79,7 @@ def _are_single_chunks(decoded: tables.Tables) -> np.ndarray[Any, Any]:
     """Of each array whether one chunk holds all of it."""
     entries, dims = decoded.arrays, decoded.dims
     ndims, firsts = entries["ndim"].astype(np.int64), entries["first_dim"].astype(np.int64)
-    single = (entries["kind"] == tables.REGULAR) & (entries["chunk_count"] == 1)
+    single: np.ndarray[Any, Any] = (entries["kind"] == tables.REGULAR) & (entries["chunk_count"] == 1)
     # The extents of all these arrays, one after another, and those of their chunks.
     owners = np.repeat(np.flatnonzero(single), ndims[single])
     before = np.cumsum(ndims[single]) - ndims[single]
