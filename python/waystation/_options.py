@@ -169,7 +169,8 @@ class StorageOptions(OptionGroup):
     Attributes:
         dtype: Cast to this dtype (a logical name, such as `bfloat16`) on the way; None keeps its own.
         chunk_bytes: Cut what a process writes of an array into chunks of at most so many bytes, so that
-            a load by another sharding reads little that it does not need. None does not cut.
+            a load by another sharding reads little that it does not need. None does not cut, or into 32 MiB
+            where `chunk_axes` are given.
         chunk_axes: Cut along these axes only; negative ones count from the last. None cuts along those
             that are sharded already first, then along the longest.
     """
@@ -191,8 +192,8 @@ class ArraySavingOptions(OptionGroup):
     Attributes:
         storage_options: Of every array.
         storage_options_for: Called with the key path of an array (`params.w`) and its description
-            (`shape`, `dtype`); returns the options of that array, or None for `storage_options`. It must
-            return the same in every process.
+            (`shape`, `dtype`); returns the options of that array, or None. What is None there is as
+            `storage_options` has it. It must return the same in every process.
         use_replica_parallel: Share the writing of what several processes hold among them. None means
             yes.
         min_slice_bytes_for_replica_parallel: Cut such a part into slices of at least so many bytes;

@@ -68,6 +68,13 @@ def test_chunks_are_as_small_as_asked(
     assert chunk_shape(tmp_path / "whole", "a") == shape
 
 
+def test_axes_without_a_size_mean_32_mib(tmp_path: Path) -> None:
+    state = {"a": np.zeros((4, 40 << 20), np.uint8), "b": np.zeros((4, 8 << 20), np.uint8)}
+    save(tmp_path / "x", state, chunk_axes=(1,))
+    assert chunk_shape(tmp_path / "x", "a") == (4, 8 << 20)
+    assert chunk_shape(tmp_path / "x", "b") == (4, 8 << 20)
+
+
 def test_options_of_single_arrays(tmp_path: Path) -> None:
     state = {"a": np.zeros((8, 8), np.float32), "b": {"c": np.zeros((8, 8), np.float32)}}
     context = waystation.Context()
@@ -79,6 +86,21 @@ def test_options_of_single_arrays(tmp_path: Path) -> None:
     assert chunk_shape(tmp_path / "x", "a") == (8, 8)
     assert chunk_shape(tmp_path / "x", "b.c") == (4, 4)
     assert waystation.load(tmp_path / "x")["b"]["c"].dtype == np.float16
+
+
+def test_options_of_single_arrays_complete_those_of_all(tmp_path: Path) -> None:
+    state = {"a": np.zeros((8, 8), np.float32), "b": np.zeros((8, 8), np.float32)}
+    context = waystation.Context()
+    context.array.saving.storage_options.dtype = "float16"
+    context.array.saving.storage_options.chunk_bytes = 64
+    axes = {"a": (0,), "b": (1,)}
+    context.array.saving.storage_options_for = lambda path, _: waystation.StorageOptions(
+        chunk_axes=axes[path]
+    )
+    with context:
+        waystation.save(tmp_path / "x", state)
+    assert (chunk_shape(tmp_path / "x", "a"), chunk_shape(tmp_path / "x", "b")) == ((4, 8), (8, 4))
+    assert waystation.load(tmp_path / "x")["a"].dtype == np.float16
 
 
 def test_what_a_function_returns_is_checked(tmp_path: Path) -> None:

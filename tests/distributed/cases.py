@@ -1,88 +1,135 @@
-"""Random states for programs of several processes: every process, and every later program, makes the same
-from a seed, so that whoever loads can tell what each byte must be."""
+"""States over random meshes, described so that each process makes its own part of them, and whoever loads
+can tell what each byte must be.
+
+The descriptions are plain data: Hypothesis draws and shrinks them in the test, and they are sent to the
+processes of a program.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-import random
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+from hypothesis import strategies as st
 
-DTYPES = ("float32", "bfloat16", "int8", "uint16", "int32", "complex64", "bool", "float8_e4m3fn")
-_FACTORS = (1, 1, 2, 2, 3, 4, 6)
+KEY = "key<fry>"
+DTYPES = ("float32", "bfloat16", "int4", "int8", "uint16", "complex64", "bool", "float8_e4m3fn", KEY)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """How an array lies on devices.
+
+    Attributes:
+        mesh: The shape of the mesh.
+        order: The devices of the mesh, in its order, by their place in `jax.devices()`.
+        spec: For each axis of the array the axes of the mesh that it is sharded over.
+    """
+
+    mesh: tuple[int, ...]
+    order: tuple[int, ...]
+    spec: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One array of a random state."""
+    """One array, as one program saves and another loads it."""
 
-    name: str
     shape: tuple[int, ...]
     dtype: str
     seed: int
+    saved: Placed
+    loaded: Placed
 
-    def values(self) -> np.ndarray:
-        """The array, the same wherever it is made."""
+    def values(self) -> np.ndarray[Any, Any]:
+        """The array, the same wherever it is made; of keys their data."""
         generator = np.random.default_rng(self.seed)
+        if self.dtype == KEY:
+            return generator.integers(0, 1 << 32, (*self.shape, 2), np.uint32)
+        if self.dtype == "int4":
+            return generator.integers(-8, 8, self.shape).astype(ml_dtypes.int4)
         dtype = np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
         if self.dtype == "bool":
             return generator.integers(0, 2, self.shape).astype(bool)
-        if self.dtype == "complex64":
-            parts = generator.standard_normal((2, *self.shape)).astype(np.float32)
-            return (parts[0] + 1j * parts[1]).astype(np.complex64)
-        return generator.integers(-100, 100, self.shape).astype(dtype)
-
-
-def random_cases(seed: int, count: int) -> list[Case]:
-    """The arrays of a random state."""
-    chooser = random.Random(seed)
-    cases = []
-    for number in range(count):
-        rank = chooser.choice((0, 1, 1, 2, 2, 2, 3))
-        shape = tuple(
-            chooser.choice(_FACTORS) * chooser.choice(_FACTORS) * chooser.choice(_FACTORS)
-            for _ in range(rank)
+        # Any bits: also those of numbers that are none, which no arithmetic would keep.
+        return np.frombuffer(generator.bytes(math.prod(self.shape) * dtype.itemsize), dtype).reshape(
+            self.shape
         )
-        if rank and chooser.random() < 0.05:
-            shape = (0, *shape[1:])
-        cases.append(Case(f"array {number}", shape, chooser.choice(DTYPES), seed * 1000 + number))
-    return cases
 
 
-def random_mesh(chooser: random.Random, device_count: int) -> tuple[tuple[int, ...], list[int]]:
-    """A mesh shape of one to three axes for that many devices, and the devices in a random order."""
-    shape: list[int] = []
-    rest = device_count
-    for _ in range(2):
-        divisors = [divisor for divisor in range(1, rest + 1) if rest % divisor == 0]
-        shape.append(chooser.choice(divisors))
-        rest //= shape[-1]
-    shape.append(rest)
-    chooser.shuffle(shape)
-    order = list(range(device_count))
-    if chooser.random() < 0.5:
-        chooser.shuffle(order)
-    return tuple(shape), order
+@dataclass(frozen=True)
+class Options:
+    """How a state is saved."""
+
+    asynchronous: bool
+    chunk_bytes: int | None
+    min_slice_bytes: int | None
+    use_replica_parallel: bool | None
+    file_bytes_target: int
 
 
-def random_spec(
-    chooser: random.Random, shape: tuple[int, ...], mesh_shape: tuple[int, ...]
-) -> list[tuple[str, ...] | None]:
-    """Which mesh axes each axis of an array is sharded over, so that it divides; some axes replicate."""
-    free = [f"m{axis}" for axis in range(len(mesh_shape))]
-    sizes = dict(zip(free, mesh_shape, strict=True))
-    chooser.shuffle(free)
-    spec: list[tuple[str, ...] | None] = []
-    for extent in shape:
-        own: list[str] = []
-        for axis in list(free):
-            if (
-                chooser.random() < 0.6
-                and extent % (sizes[axis] * math.prod(sizes[name] for name in own)) == 0
-            ):
-                own.append(axis)
-                free.remove(axis)
-        spec.append(tuple(own) or None)
-    return spec
+@dataclass(frozen=True)
+class State:
+    """Arrays, and the options to save them with."""
+
+    cases: tuple[Case, ...]
+    options: Options
+    step: int
+
+
+def _mesh_shapes(device_count: int) -> list[tuple[int, ...]]:
+    """All meshes of up to three axes for so many devices."""
+    return [
+        shape
+        for axes in (1, 2, 3)
+        for shape in itertools.product(range(1, device_count + 1), repeat=axes)
+        if math.prod(shape) == device_count
+    ]
+
+
+@st.composite
+def placed(draw: st.DrawFn, shape: tuple[int, ...], device_count: int) -> Placed:
+    """A mesh of all devices, and a sharding over it that divides an array; axes left over replicate."""
+    mesh = draw(st.sampled_from(_mesh_shapes(device_count)))
+    order = draw(
+        st.permutations(range(device_count)) if draw(st.booleans()) else st.just(range(device_count))
+    )
+    spec: list[list[int]] = [[] for _ in shape]
+    left = list(shape)
+    for mesh_axis in draw(st.permutations(range(len(mesh)))):
+        choices = [axis for axis, extent in enumerate(left) if extent % mesh[mesh_axis] == 0]
+        chosen = draw(st.sampled_from([None, *choices]))
+        if chosen is not None:
+            spec[chosen].append(mesh_axis)
+            left[chosen] //= mesh[mesh_axis]
+    return Placed(mesh, tuple(order), tuple(map(tuple, spec)))
+
+
+@st.composite
+def states(draw: st.DrawFn, saving_devices: int, loading_devices: int) -> State:
+    """States of some arrays."""
+    extents = st.sampled_from((0, 1, 2, 3, 4, 5, 6, 8, 12, 24, 48))
+    cases = []
+    for _ in range(draw(st.integers(1, 4))):
+        shape = tuple(draw(st.lists(extents, max_size=3)))
+        cases.append(
+            Case(
+                shape,
+                draw(st.sampled_from(DTYPES)),
+                draw(st.integers(0, 1 << 32)),
+                draw(placed(shape, saving_devices)),
+                draw(placed(shape, loading_devices)),
+            )
+        )
+    options = Options(
+        draw(st.booleans()),
+        draw(st.sampled_from((None, 16, 1000))),
+        draw(st.sampled_from((None, 1, 64))),
+        draw(st.sampled_from((None, False))),
+        draw(st.sampled_from((2000, 1 << 31))),
+    )
+    return State(tuple(cases), options, draw(st.integers(0, 1000)))

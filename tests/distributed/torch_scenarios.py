@@ -190,3 +190,24 @@ def save_until_killed(place: Place, path: Path) -> Any:
     place.receive()
     with options():
         return outcome(lambda: waystation.save(path, state))
+
+
+def save_when_told(place: Place, deadline_s: float, mebibytes: int) -> None:
+    """Saves wherever the test says, and reports how each save ended; slowly, so that it can be met midway."""
+    connect(place)
+    state = {
+        "mine": distribute_tensor(
+            torch.arange(mebibytes << 18, dtype=torch.float32),
+            init_device_mesh("cpu", (place.count,)),
+            [Shard(0)],
+        )
+    }
+    context = waystation.Context()
+    context.multiprocessing.deadline_s = deadline_s
+    context.engine.write_mode = "buffered"
+    context.engine.threads = 1
+    with context:
+        place.report("ready")
+        while (path := place.receive()) is not None:
+            place.report(outcome(lambda path=path: waystation.save(path, state)))  # type: ignore[misc]
+    place.disconnect()

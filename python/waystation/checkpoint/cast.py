@@ -22,7 +22,7 @@ from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource, Block
 from waystation.layouts.native import memory
 from waystation.layouts.native.block_views import view_of
-from waystation.layouts.native.chunks import Chunk, storage_options
+from waystation.layouts.native.chunks import Chunk, options_by_name
 
 
 def wanted_dtypes(
@@ -42,15 +42,16 @@ def wanted_dtypes(
     found = {}
     for number, (source, label) in enumerate(zip(sources, labels, strict=True)):
         try:
-            storage = storage_options(saving, label, source)
-            if storage.dtype is None or storage.dtype == source.dtype:
+            by_name = options_by_name(saving, label, source).dtype
+            dtype = saving.storage_options.dtype if by_name is None else by_name
+            if dtype is None or dtype == source.dtype:
                 continue
-            if storage is saving.storage_options and not _same_category(source.dtype, storage.dtype):
+            if by_name is None and not _same_category(source.dtype, dtype):
                 continue
-            dtypes.check_cast(source.dtype, storage.dtype)
+            dtypes.check_cast(source.dtype, dtype)
         except WaystationError as error:
             raise error.where(array=label)
-        found[number] = storage.dtype
+        found[number] = dtype
     return found
 
 

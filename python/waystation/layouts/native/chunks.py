@@ -22,6 +22,8 @@ from waystation._options import ArraySavingOptions, StorageOptions
 from waystation.frameworks.base import ArraySource, Block
 
 MIN_SLICE_BYTES = 1 << 20
+CHUNK_BYTES = 32 << 20  # where axes are named and no size
+_NOTHING = StorageOptions()
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ def cut(
     Raises:
         InvalidInput: The options of an array do not fit it.
     """
-    plain = saving.storage_options_for is None and saving.storage_options.chunk_bytes is None
+    plain = saving.storage_options_for is None and _chunk_bytes(saving.storage_options) is None
     if plain and writer.process_count == 1:
         return [
             Chunk(number, None, source.storage_shape, nbytes_of(source), source.blocks)
@@ -99,17 +101,33 @@ def nbytes_of(source: ArraySource) -> int:
 
 
 def storage_options(saving: ArraySavingOptions, label: str, source: ArraySource) -> StorageOptions:
-    """The options of one array.
+    """The options of one array: what the caller's function says, and where that says nothing, of all."""
+    every, own = saving.storage_options, options_by_name(saving, label, source)
+    return StorageOptions(
+        every.dtype if own.dtype is None else own.dtype,
+        every.chunk_bytes if own.chunk_bytes is None else own.chunk_bytes,
+        every.chunk_axes if own.chunk_axes is None else own.chunk_axes,
+    )
+
+
+def options_by_name(saving: ArraySavingOptions, label: str, source: ArraySource) -> StorageOptions:
+    """What the caller's function says of one array.
 
     Raises:
-        InvalidInput: The caller's function returned something else.
+        InvalidInput: It returned something else than options.
     """
     chosen = None if saving.storage_options_for is None else saving.storage_options_for(label, source)
     if chosen is None:
-        return saving.storage_options
+        return _NOTHING
     if not isinstance(chosen, StorageOptions):
         raise InvalidInput(f"storage_options_for must return StorageOptions or None, not {chosen!r}")
     return chosen
+
+
+def _chunk_bytes(storage: StorageOptions) -> int | None:
+    if storage.chunk_bytes is None and storage.chunk_axes is not None:
+        return CHUNK_BYTES
+    return storage.chunk_bytes
 
 
 def _sharing(saving: ArraySavingOptions, writer: Writer) -> grid.Sharing:
@@ -127,17 +145,19 @@ def _own_boxes(
 ) -> list[grid.Box]:
     """The boxes that this process writes, in logical elements."""
     whole = grid.whole(source.shape)
+    chunk_bytes = _chunk_bytes(storage)
     if source.spread is None or writer.process_count == 1 or not grid.volume(whole):
         if writer.process != writer.primary:
             return []
         boxes = [whole]
-        if storage.chunk_bytes is not None and grid.volume(whole):
+        if chunk_bytes is not None and grid.volume(whole):
             boxes = list(dict.fromkeys(_logical_box(block, source) for block in source.blocks))
     else:
         boxes = sharing.share(source.spread, element_bytes)
-    if storage.chunk_bytes is None:
+    if chunk_bytes is None:
         return _joined(boxes)
-    return [part for box in boxes for part in _subchunks(box, source.shape, element_bytes, storage)]
+    axes = storage.chunk_axes
+    return [part for box in boxes for part in _subchunks(box, source.shape, element_bytes, chunk_bytes, axes)]
 
 
 def _element_bytes(source: ArraySource) -> int:
@@ -161,11 +181,14 @@ def _joined(boxes: list[grid.Box]) -> list[grid.Box]:
 
 
 def _subchunks(
-    box: grid.Box, array_shape: tuple[int, ...], element_bytes: int, storage: StorageOptions
+    box: grid.Box,
+    array_shape: tuple[int, ...],
+    element_bytes: int,
+    chunk_bytes: int,
+    axes: tuple[int, ...] | None,
 ) -> list[grid.Box]:
-    assert storage.chunk_bytes is not None, "only chunks of a size are cut"
     sharded = [axis for axis, extent in enumerate(array_shape) if box[1][axis] != extent]
-    shape = grid.choose_chunk_shape(box[1], element_bytes, storage.chunk_bytes, storage.chunk_axes, sharded)
+    shape = grid.choose_chunk_shape(box[1], element_bytes, chunk_bytes, axes, sharded)
     parts = grid.ChunkGrid(box[1], shape).boxes()
     parts[:, 0] += np.array(box[0], np.int64)
     return [grid.box_at(parts, position) for position in range(len(parts))]
