@@ -106,6 +106,14 @@ class Results:
         ]
         return min(found, key=lambda series: series.median, default=None)
 
+    def best_alike(self, state: str, system: str, operation: str, other: Series) -> Series | None:
+        """The best way of a system that ends as `other` does: with mapped arrays, or bytes that it owns."""
+        ways = None
+        if operation.startswith("load"):
+            mapped = is_mapped(other.system, other.way)
+            ways = [way for way in SYSTEMS[system].load_ways if is_mapped(system, way) == mapped]
+        return self.best(state, system, operation, ways=ways)
+
     def largest(self, metric: str, choose: Callable[[Key], bool]) -> float | None:
         """The largest value of a metric over all runs that are chosen."""
         values = [

@@ -117,7 +117,7 @@ def _cells(results: Results, state: str, operation: str, series: Series, state_b
     name = f"{name} *" if operation.startswith("save") and not syncs else name
     times = [results.series(*key, metric) for metric in TIMES[operation]]
     limit = results.best(state, "limit", "copy" if operation == "save-async" else operation)
-    ours = None if series.system.startswith(JAX) else results.best(state, _opponent(series), operation)
+    ours = _opponent(results, state, operation, series)
     return [
         name,
         *(f"{time.median:.3f}" if time else "" for time in times),
@@ -130,8 +130,11 @@ def _cells(results: Results, state: str, operation: str, series: Series, state_b
     ]
 
 
-def _opponent(series: Series) -> str:
-    return ours_for(series.system)
+def _opponent(results: Results, state: str, operation: str, series: Series) -> Series | None:
+    """What a peer is compared with; Waystation itself is not compared."""
+    if series.system.startswith(JAX):
+        return None
+    return results.best_alike(state, ours_for(series.system), operation, series)
 
 
 def _mebibytes(series: Series | None) -> str:

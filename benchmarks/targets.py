@@ -142,11 +142,10 @@ def _owned(results: Results, state: str, system: str, operation: str) -> Series 
 def _against(
     results: Results, text: str, state: str, operation: str, ours: str, peer: str, factor: float
 ) -> Line:
-    """Compares the systems' best ways; a mapped load counts with its pages touched."""
-    strict = factor == 1.0
-    return _compare(
-        text, results.best(state, ours, operation), results.best(state, peer, operation), factor, strict
-    )
+    """Compares the peer's best way with ours of the same kind; mapped loads count with pages touched."""
+    theirs = results.best(state, peer, operation)
+    mine = results.best_alike(state, ours, operation, theirs) if theirs else None
+    return _compare(text, mine, theirs, factor, strict=factor == 1.0)
 
 
 def _against_limit(results: Results, text: str, operation: str, ours: str) -> Line:

@@ -46,11 +46,15 @@ def test_the_limit_is_its_way_with_the_best_median() -> None:
     assert (found.measured, found.worst, found.reached) == ("0.80x", "0.80x", False)
 
 
-def test_a_mapped_load_counts_with_its_pages_touched() -> None:
+def test_a_mapped_load_counts_with_its_pages_touched_and_against_its_like() -> None:
     runs = [run("safetensors-torch", "load-cold", "mmap", 0, loaded=0.01, touched=3.0)]
-    runs += [run("waystation-torch", "load-cold", "read", 0, loaded=1.5, touched=1.6)]
+    runs += [run("waystation-torch", "load-cold", "read", 0, loaded=1.0, touched=1.1)]
+    assert line(runs, "cold load: faster than safetensors-torch").reached is None
+    runs += [run("waystation-torch", "load-cold", "mmap", 0, loaded=0.01, touched=1.5)]
     found = line(runs, "cold load: faster than safetensors-torch")
     assert (found.measured, found.reached) == ("2.00x", True)
+    runs += [run("torch-dcp", "load-cold", "default", 0, loaded=4.0)]
+    assert line(runs, "cold load: faster than torch-dcp").measured == "4.00x"
 
 
 def test_as_fast_as_the_limit_needs_memory_of_its_own() -> None:
