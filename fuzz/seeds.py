@@ -30,16 +30,23 @@ def table(choice: int, magic: bytes, sections: list[tuple[int, bytes]]) -> bytes
 
 
 def tables() -> list[bytes]:
-    """One table of each kind; the chunks hold a grid and two boxes."""
+    """One table of each kind; the chunks hold a grid, two boxes, a partial box and two runs."""
     files = struct.pack("<IIIIQQQQ16x", 0, 0, 0, 0, 8192, 4096, 0, 0)
-    arrays = struct.pack("<IIIIQQQQ", 0, 2, 16, 0, 0, 2, 0, 4) + struct.pack(
-        "<IIIIQQQQ", 1, 1, 8, 0, 2, 2, 4, 7
+    arrays = b"".join(
+        struct.pack("<IIIIQQQQ", *fields)
+        for fields in [
+            (0, 2, 16, 0, 0, 2, 0, 4),
+            (1, 1, 8, 0, 2, 2, 4, 7),
+            (3, 1, 8, 0, 4, 1, 11, 5),
+            (2, 1, 8, 0, 5, 0, 16, 14),
+        ]
     )
     chunks = b"".join(
         struct.pack("<IIQQ", 0, 0, 4096 + offset, length)
-        for offset, length in [(0, 24), (24, 8), (32, 3), (35, 2)]
+        for offset, length in [(0, 24), (24, 8), (32, 3), (35, 2), (37, 3)]
     )
-    dims = struct.pack("<11Q", 4, 4, 3, 4, 5, 0, 5, 0, 3, 3, 2)
+    dims = struct.pack("<16Q", 4, 4, 3, 4, 5, 0, 5, 0, 3, 3, 2, 9, 2, 3, 2, 3)
+    dims += struct.pack("<14Q", 7, 2, 2, 0, *(0, 0, 1, 4096, 0), *(3, 0, 0, 4098, 1))
     return [
         table(0, b"WSTFILES", [(64, files)]),
         table(1, b"WSTCHNKS", [(48, arrays), (24, chunks), (8, dims)]),

@@ -155,6 +155,16 @@ def write_small_files(files: Sequence[tuple[str, Buffer]], /, *, sync: bool = Tr
 def read_small_files(paths: Sequence[str], /, *, limit_bytes: int) -> list[bytes]:
     """Reads whole files in parallel; a larger one than the limit is Corrupt."""
 
+def table_counts(path: str, kind: str, file_bytes: int, /) -> list[int]:
+    """The number of entries of each section of a table of `file_bytes`; reads its header page."""
+
+def read_table_entries(
+    path: str, kind: str, file_bytes: int, ranges: Sequence[tuple[int, int, int]], /
+) -> list[bytes]:
+    """Reads `(section, begin, end)` ranges of raw entries, in parallel, and verifies every page that it
+    reads, the header page too. A reserved field in use is Unsupported; what must be true between entries
+    is not checked."""
+
 def sync_paths(paths: Sequence[str], /) -> None:
     """Makes files and directories (their entries) durable, all in parallel."""
 

@@ -162,7 +162,7 @@ fn rename(source: &Path, target: &Path, flags: RenameFlags, action: &str) -> Res
 
 /// Calls `call` with every index below `count`, several at a time, and returns the results in order, or
 /// the error of the lowest index among those that were called.
-fn in_parallel<T: Send>(count: usize, call: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
+pub(crate) fn in_parallel<T: Send>(count: usize, call: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
     if count <= 1 {
         return (0..count).map(call).collect();
     }

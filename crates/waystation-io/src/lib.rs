@@ -17,6 +17,7 @@ pub mod read;
 pub mod ring;
 pub mod segment;
 pub mod staging;
+pub mod table_pages;
 pub mod write;
 
 pub use waystation_format::{Error, Kind, Result};

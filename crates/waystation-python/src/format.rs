@@ -112,7 +112,8 @@ fn decode_table<'py>(
     PyList::new(py, sections.iter().map(|entries| PyBytes::new(py, entries)))
 }
 
-fn table_kind(name: &str) -> PyResult<TableKind> {
+/// The table called `name`.
+pub fn table_kind(name: &str) -> PyResult<TableKind> {
     TableKind::from_name(name).ok_or_else(|| to_py(invalid(format!("there is no table of {name:?}"))))
 }
 

@@ -12,6 +12,7 @@ mod format;
 mod job;
 mod memory;
 mod read;
+mod tables;
 mod write;
 
 #[pymodule(gil_used = true)]
@@ -22,6 +23,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     job::register(module)?;
     memory::register(module)?;
     read::register(module)?;
+    tables::register(module)?;
     write::register(module)?;
     // PyO3 keeps a list of what was added; it would only repeat the stub.
     module.delattr("__all__")?;

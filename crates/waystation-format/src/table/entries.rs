@@ -80,6 +80,10 @@ pub enum ArrayKind {
     Grid,
     /// Any partition into boxes, sorted by offset.
     Boxes,
+    /// A regular grid in row-major order whose chunks are found by arithmetic, in runs.
+    Runs,
+    /// Boxes that do not overlap, sorted by offset, which need not contain all of the array.
+    PartialBoxes,
 }
 
 /// One array.
@@ -93,7 +97,7 @@ pub struct ArrayEntry {
     pub item_bits: u32,
     /// Index of its first chunk.
     pub first_chunk: u64,
-    /// Number of its chunks.
+    /// Number of its entries in the section `chunks`: that of its chunks, none if they are in runs.
     pub chunk_count: u64,
     /// Index of its first entry in the section `dims`.
     pub first_dim: u64,
@@ -108,6 +112,8 @@ impl Entry for ArrayEntry {
         let kind = match self.kind {
             ArrayKind::Grid => 0,
             ArrayKind::Boxes => 1,
+            ArrayKind::Runs => 2,
+            ArrayKind::PartialBoxes => 3,
         };
         words_of(to, &[kind, self.ndim, self.item_bits, 0]);
         longs_of(to, &[self.first_chunk, self.chunk_count, self.first_dim, self.dim_count]);
@@ -118,6 +124,8 @@ impl Entry for ArrayEntry {
         let kind = match fields.word() {
             0 => ArrayKind::Grid,
             1 => ArrayKind::Boxes,
+            2 => ArrayKind::Runs,
+            3 => ArrayKind::PartialBoxes,
             other => return Err(unsupported(format!("arrangement {other} of the chunks of an array"))),
         };
         let (ndim, item_bits) = (fields.word(), fields.word());

@@ -1,13 +1,14 @@
 //! What must be true of the entries of a table, and of the three tables together.
 //!
 //! Checked before a table is written and after it was read. A reader may then rely on: indices that
-//! are in range, chunks as long as their boxes, boxes that partition their array, data files whose
-//! blocks have checksums, and extents inside the data of their file.
+//! are in range, chunks as long as their boxes, boxes that partition their array (or, where a table says
+//! that it holds a part only, do not overlap), data files whose blocks have checksums, and extents inside
+//! the data of their file. How the chunks of one array are arranged is checked in `arrangements`.
 
 use std::borrow::Cow;
 
+use super::arrangements::{Coverage, check_boxes, check_grid, check_runs, volume};
 use super::container::TableKind;
-use super::cover::Cover;
 use super::entries::{ArrayEntry, ArrayKind, ChunkEntry, Entry, FileEntry, unpack};
 use super::{GROUP_BOXES, PAGE_BYTES};
 use crate::checksum::BLOCK_BYTES;
@@ -21,6 +22,17 @@ pub(super) fn check(kind: TableKind, sections: &[&[u8]]) -> Result<()> {
         (TableKind::Chunks, [arrays, chunks, dims]) => check_arrays(arrays, chunks, dims),
         (TableKind::Checksums, [_]) => Ok(()),
         _ => Err(Error::new(Kind::Internal, "a table has the wrong number of sections")),
+    }
+}
+
+/// Checks what entries of a section say by themselves: for a reader of some pages, who cannot check how
+/// they relate to the others.
+pub fn check_fields(kind: TableKind, section: usize, entries: &[u8]) -> Result<()> {
+    match (kind, section) {
+        (TableKind::Files, 0) => unpack::<FileEntry>(entries).try_for_each(|entry| entry.map(drop)),
+        (TableKind::Chunks, 0) => unpack::<ArrayEntry>(entries).try_for_each(|entry| entry.map(drop)),
+        (TableKind::Chunks, 1) => unpack::<ChunkEntry>(entries).try_for_each(|entry| entry.map(drop)),
+        _ => Ok(()),
     }
 }
 
@@ -122,7 +134,9 @@ fn check_array(array: &ArrayEntry, rest: &mut Rest<'_>) -> Result<()> {
     }
     match array.kind {
         ArrayKind::Grid => check_grid(shape, dims, item_bits, chunks),
-        ArrayKind::Boxes => check_boxes(shape, dims, item_bits, chunks),
+        ArrayKind::Boxes => check_boxes(shape, dims, item_bits, chunks, Coverage::Whole),
+        ArrayKind::Runs => check_runs(shape, dims, item_bits, chunks),
+        ArrayKind::PartialBoxes => check_boxes(shape, dims, item_bits, chunks, Coverage::Part),
     }
 }
 
@@ -131,7 +145,9 @@ fn dim_count(array: &ArrayEntry) -> Option<u64> {
     let ndim = u64::from(array.ndim);
     let shapes = match array.kind {
         ArrayKind::Grid => 2,
-        ArrayKind::Boxes => {
+        // As many as it says: only the entries themselves tell how many runs there are.
+        ArrayKind::Runs => return Some(array.dim_count.max(ndim.checked_mul(2)?.checked_add(1)?)),
+        ArrayKind::Boxes | ArrayKind::PartialBoxes => {
             let boxes = array.chunk_count.checked_add(array.chunk_count.div_ceil(GROUP_BOXES))?;
             boxes.checked_mul(2)?.checked_add(1)?
         }
@@ -169,131 +185,4 @@ fn split<'a>(rest: &mut &'a [u8], count: u64, width: usize) -> Option<&'a [u8]> 
     let (taken, left) = rest.split_at_checked(length)?;
     *rest = left;
     Some(taken)
-}
-
-/// The product of the extents; 0 if one of them is, however large the others are.
-fn volume(shape: &[u64]) -> Option<u64> {
-    if shape.contains(&0) {
-        return Some(0);
-    }
-    shape.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent))
-}
-
-/// Checks that a chunk is as long as its box; the box lies in an array whose size is known to fit.
-fn check_length(chunk: Result<ChunkEntry>, shape: &[u64], item_bits: u64) -> Result<()> {
-    let chunk = chunk?;
-    let bits = shape.iter().product::<u64>() * item_bits;
-    if !bits.is_multiple_of(8) || chunk.length != bits / 8 {
-        return Err(corrupt(format!(
-            "a chunk of shape {shape:?} and {item_bits} bits an element cannot have {} bytes",
-            chunk.length
-        )));
-    }
-    if chunk.offset.checked_add(chunk.length).is_none() {
-        return Err(corrupt("the end of a chunk overflows 64 bits"));
-    }
-    Ok(())
-}
-
-fn check_grid(shape: &[u64], chunk_shape: &[u64], item_bits: u64, chunks: &[u8]) -> Result<()> {
-    let count = (chunks.len() / ChunkEntry::BYTES) as u64;
-    if volume(shape) == Some(0) {
-        let fault = || corrupt("an array without elements has chunks");
-        return if count == 0 { Ok(()) } else { Err(fault()) };
-    }
-    if chunk_shape.contains(&0) {
-        return Err(corrupt("the chunks of an array have an extent of 0"));
-    }
-    let grid: Vec<u64> =
-        shape.iter().zip(chunk_shape).map(|(extent, chunk)| extent.div_ceil(*chunk)).collect();
-    if volume(&grid) != Some(count) {
-        return Err(corrupt(format!("a grid of {grid:?} chunks has {count} entries")));
-    }
-    let mut position = vec![0u64; shape.len()];
-    let mut clipped = vec![0u64; shape.len()];
-    for chunk in unpack::<ChunkEntry>(chunks) {
-        for (dimension, extent) in clipped.iter_mut().enumerate() {
-            // The position is inside the grid, so the product is inside the array.
-            let begin = position[dimension] * chunk_shape[dimension];
-            *extent = chunk_shape[dimension].min(shape[dimension] - begin);
-        }
-        check_length(chunk, &clipped, item_bits)?;
-        advance(&mut position, &grid);
-    }
-    Ok(())
-}
-
-/// The next position of a grid in row-major order.
-fn advance(position: &mut [u64], grid: &[u64]) {
-    for (at, extent) in position.iter_mut().zip(grid).rev() {
-        *at += 1;
-        if *at < *extent {
-            return;
-        }
-        *at = 0;
-    }
-}
-
-/// `dims` are the bounding boxes of the groups, then the boxes.
-fn check_boxes(shape: &[u64], dims: &[u64], item_bits: u64, chunks: &[u8]) -> Result<()> {
-    let (ndim, count) = (shape.len(), chunks.len() / ChunkEntry::BYTES);
-    let (groups, boxes) = dims.split_at(2 * ndim * count.div_ceil(GROUP_BOXES as usize));
-    let mut cover = Cover::new();
-    let mut before: Option<&[u64]> = None;
-    for (index, chunk) in unpack::<ChunkEntry>(chunks).enumerate() {
-        let (offset, extents) = boxes[2 * ndim * index..2 * ndim * (index + 1)].split_at(ndim);
-        check_inside(shape, offset, extents)?;
-        if before.is_some_and(|before| before >= offset) {
-            return Err(corrupt("the boxes of an array are not sorted by offset"));
-        }
-        check_length(chunk, extents, item_bits)?;
-        cover.add(offset, extents);
-        before = Some(offset);
-    }
-    if volume(shape) == Some(0) {
-        return if count == 0 { Ok(()) } else { Err(corrupt("an array without elements has chunks")) };
-    }
-    if !cover.is_exact(shape) {
-        return Err(corrupt("the boxes of an array overlap or leave a part of it out"));
-    }
-    check_groups(ndim, groups, boxes)
-}
-
-fn check_inside(shape: &[u64], offset: &[u64], extents: &[u64]) -> Result<()> {
-    for ((&whole, &begin), &extent) in shape.iter().zip(offset).zip(extents) {
-        if extent == 0 || begin.checked_add(extent).is_none_or(|end| end > whole) {
-            return Err(corrupt(format!(
-                "a box at {offset:?} of shape {extents:?} is empty or outside of its array of shape {shape:?}"
-            )));
-        }
-    }
-    Ok(())
-}
-
-fn check_groups(ndim: usize, groups: &[u64], boxes: &[u64]) -> Result<()> {
-    if ndim == 0 {
-        return Ok(());
-    }
-    let members = boxes.chunks(2 * ndim * GROUP_BOXES as usize);
-    for (stated, members) in groups.chunks_exact(2 * ndim).zip(members) {
-        if stated != bounding_box(ndim, members) {
-            return Err(corrupt("the bounding box of a group of boxes is not the smallest one"));
-        }
-    }
-    Ok(())
-}
-
-/// The smallest box around `boxes` (offset, then shape, one after another).
-fn bounding_box(ndim: usize, boxes: &[u64]) -> Vec<u64> {
-    let mut low = vec![u64::MAX; ndim];
-    let mut high = vec![0; ndim];
-    for one in boxes.chunks_exact(2 * ndim) {
-        for dimension in 0..ndim {
-            let (begin, extent) = (one[dimension], one[ndim + dimension]);
-            low[dimension] = low[dimension].min(begin);
-            high[dimension] = high[dimension].max(begin + extent);
-        }
-    }
-    let extents = low.iter().zip(&high).map(|(low, high)| high - low).collect::<Vec<_>>();
-    [low, extents].concat()
 }

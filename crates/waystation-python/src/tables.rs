@@ -1,0 +1,42 @@
+//! Tables that are read page by page: the functions of the `# files` section of `_native.pyi` for them.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use waystation_io::table_pages;
+
+use crate::error::guarded;
+use crate::format::table_kind;
+
+/// Adds the names of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(table_counts, module)?)?;
+    module.add_function(wrap_pyfunction!(read_table_entries, module)?)?;
+    Ok(())
+}
+
+#[pyfunction]
+#[pyo3(signature = (path, kind, file_bytes, /))]
+fn table_counts(py: Python<'_>, path: PathBuf, kind: &str, file_bytes: u64) -> PyResult<Vec<u64>> {
+    let kind = table_kind(kind)?;
+    py.detach(|| guarded(|| table_pages::table_counts(&path, kind, file_bytes)))
+}
+
+#[pyfunction]
+#[pyo3(signature = (path, kind, file_bytes, ranges, /))]
+fn read_table_entries<'py>(
+    py: Python<'py>,
+    path: PathBuf,
+    kind: &str,
+    file_bytes: u64,
+    ranges: Vec<(usize, u64, u64)>,
+) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+    let kind = table_kind(kind)?;
+    let ranges: Vec<(usize, Range<u64>)> =
+        ranges.into_iter().map(|(section, begin, end)| (section, begin..end)).collect();
+    let read = || guarded(|| table_pages::read_table_entries(&path, kind, file_bytes, &ranges));
+    let found = py.detach(read)?;
+    Ok(found.iter().map(|entries| PyBytes::new(py, entries)).collect())
+}
