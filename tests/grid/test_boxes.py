@@ -87,10 +87,7 @@ def test_bulk_search_agrees_with_one_by_one(example):
     shape, (box, *others) = example
     boxes = grid.box_array(others, len(shape))
     positions = grid.positions_meeting(boxes, box)
-    expected = {i: grid.intersect(other, box) for i, other in enumerate(others) if grid.intersect(other, box)}
-    assert positions.tolist() == list(expected)
-    clipped = grid.clip(boxes[positions], box)
-    assert [grid.box_at(clipped, i) for i in range(len(clipped))] == list(expected.values())
+    assert positions.tolist() == [i for i, other in enumerate(others) if grid.intersect(other, box)]
 
 
 @pytest.mark.parametrize("boxes", [[((0,), (1, 2))], [((0, 0), (1, 2))], [((2**70,), (1,))]])

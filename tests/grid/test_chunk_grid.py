@@ -49,6 +49,12 @@ def test_the_chunks_that_meet_a_box_are_those_of_a_full_scan(example):
     assert chunks.overlaps(box) == [(i, grid.intersect(chunk, box)) for i, chunk in scan]
 
 
+@given(grids())
+def test_the_volumes_of_chunks_are_those_of_their_boxes(chunks):
+    numbers = np.arange(chunks.chunk_count)
+    assert chunks.volumes(numbers).tolist() == [grid.volume(chunks.box(number)) for number in numbers]
+
+
 def test_a_grid_far_too_large_to_scan_is_searched_by_arithmetic():
     chunks = grid.ChunkGrid((10**12, 10**12), (10, 10))
     index = 5 * 10**10 * 10**11 + 3

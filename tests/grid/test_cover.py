@@ -76,6 +76,11 @@ def check(shape, boxes):
         assert list(defect.positions) == [
             i for i, box in enumerate(boxes) if grid.intersect(box, defect.box) is not None
         ]
+    overlap = grid.find_cover_defect(shape, boxes, holes_allowed=True)
+    assert (overlap is None) == bool((counts <= 1).all())
+    if overlap is not None:
+        assert overlap.kind == "overlap"
+        assert (counts[grid.slices_of_box(overlap.box)] > 1).all()
 
 
 @given(coverings())

@@ -1,9 +1,8 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waystation import errors, grid
+from waystation import grid
 
 boxes_2d = st.lists(
     st.tuples(
@@ -16,19 +15,37 @@ box_2d = st.tuples(
 )
 
 
-@given(boxes_2d, box_2d)
-def test_search_through_groups_agrees_with_a_scan(boxes, box):
+@given(boxes_2d, box_2d, st.integers(0, 5))
+def test_search_through_groups_agrees_with_a_scan(boxes, box, begin):
     found, order = grid.IrregularBoxes.sort(boxes, 2)
-    positions, shared = found.overlaps(box)
-    scan = {place: grid.intersect(boxes[place], box) for place in range(len(boxes))}
-    expected = {place: common for place, common in scan.items() if common}
-    assert {int(order[p]): grid.box_at(shared, i) for i, p in enumerate(positions)} == expected
-    assert positions.tolist() == sorted(positions.tolist())
-    chunks = grid.irregular_chunks_meeting(found.to_words(), len(boxes), box)
-    assert [(number, boxes[order[number]]) for number, _ in chunks] == [
-        (number, boxes[order[number]]) for number in positions.tolist()
+    words = np.concatenate([np.zeros(begin, np.uint64), found.to_words()])
+    chunks = grid.irregular_chunks_meeting(words, len(boxes), box, begin)
+    assert [number for number, _ in chunks] == sorted(number for number, _ in chunks)
+    assert {int(order[number]): chunk for number, chunk in chunks} == {
+        place: other for place, other in enumerate(boxes) if grid.intersect(other, box)
+    }
+
+
+class Watched:
+    """Words that remember which of them were looked at."""
+
+    def __init__(self, words):
+        self.words, self.seen = words, set()
+
+    def __getitem__(self, key):
+        self.seen |= set(np.arange(len(self.words))[key].tolist())
+        return self.words[key]
+
+
+def test_only_groups_that_meet_the_box_are_looked_at():
+    boxes = [((place,), (1,)) for place in range(6400)]
+    found, _ = grid.IrregularBoxes.sort(boxes, 1)
+    words = Watched(found.to_words())
+    assert grid.irregular_chunks_meeting(words, 6400, ((130,), (2,))) == [
+        (130, ((130,), (1,))),
+        (131, ((131,), (1,))),
     ]
-    assert all(boxes[order[number]] == chunk for number, chunk in chunks)
+    assert len(words.seen) == 2 * (100 + 64)
 
 
 @given(boxes_2d)
@@ -39,9 +56,7 @@ def test_boxes_are_sorted_by_offset_and_survive_as_words(boxes):
     assert sorted(order.tolist()) == list(range(len(boxes)))
     words = found.to_words()
     assert words.dtype == np.dtype("<u8")
-    again = grid.IrregularBoxes.from_words(words, 2, len(boxes))
-    assert (again.boxes == found.boxes).all()
-    assert (again.groups == found.groups).all()
+    assert (words == [*found.groups.ravel(), *found.boxes.ravel()]).all()
 
 
 def test_groups_bound_sixty_four_boxes_each():
@@ -56,11 +71,4 @@ def test_groups_bound_sixty_four_boxes_each():
 
 def test_no_axes():
     found, _ = grid.IrregularBoxes.sort([((), ())], 0)
-    positions, shared = found.overlaps(((), ()))
-    assert positions.tolist() == [0]
-    assert shared.shape == (1, 2, 0)
-
-
-def test_words_of_another_length_are_refused():
-    with pytest.raises(errors.InvalidInput, match="cannot be 3 boxes"):
-        grid.IrregularBoxes.from_words(np.zeros(7, np.uint64), 1, 3)
+    assert grid.irregular_chunks_meeting(found.to_words(), 1, ((), ())) == [(0, ((), ()))]

@@ -1,6 +1,7 @@
 """Index arithmetic of shards and chunks: pure integers, no framework.
 
-A box is `(offset, shape)`. Regular chunks are a `ChunkGrid`, others `IrregularBoxes`.
+A box is `(offset, shape)`. Regular chunks are a `ChunkGrid`, others `IrregularBoxes`. Runs say where chunks
+are that follow a pattern.
 """
 
 from waystation.grid._boxes import (
@@ -10,7 +11,6 @@ from waystation.grid._boxes import (
     box_array,
     box_at,
     box_of_slices,
-    clip,
     contains,
     intersect,
     positions_meeting,
@@ -23,10 +23,13 @@ from waystation.grid._chunk_grid import ChunkGrid, chunks_meeting, find_grid
 from waystation.grid._chunk_shape import choose_chunk_shape
 from waystation.grid._cover import CoverDefect, find_cover_defect
 from waystation.grid._irregular import GROUP_BOXES, IrregularBoxes, bound_groups, irregular_chunks_meeting
+from waystation.grid._runs import GROUP_RUNS, RUN_WORDS, find_runs, places_in_runs, words_of_runs
 from waystation.grid._spread import Sharing, Spread
 
 __all__ = [
     "GROUP_BOXES",
+    "GROUP_RUNS",
+    "RUN_WORDS",
     "Box",
     "BoxArray",
     "ChunkGrid",
@@ -41,15 +44,17 @@ __all__ = [
     "box_of_slices",
     "choose_chunk_shape",
     "chunks_meeting",
-    "clip",
     "contains",
     "find_cover_defect",
     "find_grid",
+    "find_runs",
     "intersect",
     "irregular_chunks_meeting",
+    "places_in_runs",
     "positions_meeting",
     "relative_to",
     "slices_of_box",
     "volume",
     "whole",
+    "words_of_runs",
 ]

@@ -102,11 +102,3 @@ def positions_meeting(boxes: BoxArray, box: Box) -> NDArray[np.int64]:
     offsets, shapes = boxes[:, 0], boxes[:, 1]
     meets = (offsets < begin + extent) & (begin < offsets + shapes) & (shapes > 0)
     return np.flatnonzero(meets.all(axis=1))
-
-
-def clip(boxes: BoxArray, box: Box) -> BoxArray:
-    """What each of the boxes, which all meet `box`, shares with it."""
-    begin, extent = np.array(box, dtype=np.int64).reshape(2, -1)
-    offsets = np.maximum(boxes[:, 0], begin)
-    ends = np.minimum(boxes[:, 0] + boxes[:, 1], begin + extent)
-    return np.stack([offsets, ends - offsets], axis=1)

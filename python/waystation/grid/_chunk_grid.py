@@ -78,6 +78,17 @@ class ChunkGrid:
         shapes = np.minimum(self.chunk_shape, np.array(self.array_shape, dtype=np.int64) - offsets)
         return np.stack([offsets, shapes], axis=1)
 
+    def volumes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of elements of each of these chunks."""
+        found = np.ones(len(numbers), np.int64)
+        rest = numbers
+        for count, step, extent in zip(
+            reversed(self.counts), reversed(self.chunk_shape), reversed(self.array_shape), strict=True
+        ):
+            rest, place = np.divmod(rest, count)
+            found *= np.minimum(step, extent - place * step)
+        return found
+
     def meeting(self, box: Box) -> list[tuple[int, Box]]:
         """The chunks that share elements with `box`, ascending: number and box of each."""
         return self._meeting(box, clipped=False)

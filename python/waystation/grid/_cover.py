@@ -50,8 +50,11 @@ class _Region:
     ends: NDArray[np.int64]
 
 
-def find_cover_defect(array_shape: Shape, boxes: Sequence[Box] | BoxArray) -> CoverDefect | None:
-    """The first defect found, or None if the boxes cover the array exactly once."""
+def find_cover_defect(
+    array_shape: Shape, boxes: Sequence[Box] | BoxArray, *, holes_allowed: bool = False
+) -> CoverDefect | None:
+    """The first defect found, or None if the boxes cover the array exactly once (at most once, if they may
+    leave holes)."""
     if len(boxes) == 1 and not isinstance(boxes, np.ndarray) and boxes[0] == whole(array_shape):
         return None
     made = box_array(boxes, len(array_shape))
@@ -64,7 +67,7 @@ def find_cover_defect(array_shape: Shape, boxes: Sequence[Box] | BoxArray) -> Co
         return None
     kept = made[(made[:, 1] > 0).all(axis=1)]
     region = _Region(np.zeros_like(extents), extents, kept[:, 0], kept[:, 0] + kept[:, 1])
-    defect = _search(region)
+    defect = _search(region, holes_allowed=holes_allowed)
     if defect is None:
         return None
     positions = positions_meeting(made, defect)
@@ -78,8 +81,8 @@ def _outside(boxes: BoxArray, extents: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.flatnonzero(wrong.any(axis=1))
 
 
-def _search(whole_region: _Region) -> Box | None:
-    """A cell that has not exactly one box."""
+def _search(whole_region: _Region, *, holes_allowed: bool) -> Box | None:
+    """A cell that has not exactly one box, or has several."""
     regions = [whole_region]
     while regions:
         region = regions.pop()
@@ -89,7 +92,7 @@ def _search(whole_region: _Region) -> Box | None:
         ]
         cells = math.prod(len(cut) - 1 for cut in cuts)
         if cells <= _CELLS_PER_BOX * len(region.begins) + _FREE_CELLS:
-            defect = _defect_among_cells(region, cuts)
+            defect = _defect_among_cells(region, cuts, holes_allowed=holes_allowed)
             if defect is not None:
                 return defect
         else:
@@ -97,14 +100,14 @@ def _search(whole_region: _Region) -> Box | None:
     return None
 
 
-def _defect_among_cells(region: _Region, cuts: list[NDArray[np.int64]]) -> Box | None:
+def _defect_among_cells(region: _Region, cuts: list[NDArray[np.int64]], *, holes_allowed: bool) -> Box | None:
     firsts = np.empty(region.begins.shape, dtype=np.int64)
     lasts = np.empty_like(firsts)
     for axis, cut in enumerate(cuts):
         firsts[:, axis] = np.searchsorted(cut, region.begins[:, axis])
         lasts[:, axis] = np.searchsorted(cut, region.ends[:, axis])
     counts = _count_boxes(firsts, lasts, [len(cut) - 1 for cut in cuts])
-    wrong = np.flatnonzero(counts != 1)
+    wrong = np.flatnonzero(counts > 1 if holes_allowed else counts != 1)
     if not wrong.size:
         return None
     place = np.unravel_index(wrong[0], counts.shape) if counts.ndim else ()

@@ -8,18 +8,24 @@ of a chunk table (kind 1), after the array's shape.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation._errors import InvalidInput
-from waystation.grid._boxes import Box, BoxArray, box_array, box_at, clip, positions_meeting
+from waystation.grid._boxes import Box, BoxArray, box_array, box_at, positions_meeting
 
 GROUP_BOXES = 64
 
 
+class Words(Protocol):
+    """Words of a table: an array, or what reads them as they are needed."""
+
+    def __getitem__(self, key: Any, /) -> Any: ...
+
+
 class IrregularBoxes:
-    """Sorted boxes that can be searched.
+    """Sorted boxes and the bounding boxes of their groups.
 
     Attributes:
         boxes: The boxes, sorted by offset.
@@ -40,44 +46,33 @@ class IrregularBoxes:
         ordered = made[order]
         return cls(ordered, bound_groups(ordered)), order
 
-    @classmethod
-    def from_words(cls, words: NDArray[np.uint64], ndim: int, box_count: int) -> IrregularBoxes:
-        """Reads what `to_words` made.
-
-        Raises:
-            InvalidInput: There are not as many words as that many boxes have.
-        """
-        group_count = -(-box_count // GROUP_BOXES)
-        if len(words) != (group_count + box_count) * 2 * ndim:
-            raise InvalidInput(
-                f"{len(words)} words cannot be {box_count} boxes of {ndim} axes and their groups"
-            )
-        split = group_count * 2 * ndim
-        signed = words.astype(np.int64)
-        return cls(signed[split:].reshape(box_count, 2, ndim), signed[:split].reshape(group_count, 2, ndim))
-
     def to_words(self) -> NDArray[np.uint64]:
         """The bounding boxes of the groups, then the boxes."""
         return np.concatenate([self.groups.ravel(), self.boxes.ravel()]).astype("<u8")
 
-    def overlaps(self, box: Box) -> tuple[NDArray[np.int64], BoxArray]:
-        """The places of the boxes that share elements with `box`, ascending, and what each shares."""
-        hit = positions_meeting(self.groups, box)
-        candidates = (hit[:, None] * GROUP_BOXES + np.arange(GROUP_BOXES)).ravel()
-        candidates = candidates[candidates < len(self.boxes)]
-        positions = candidates[positions_meeting(self.boxes[candidates], box)]
-        return positions, clip(self.boxes[positions], box)
 
-
-def irregular_chunks_meeting(words: NDArray[np.uint64], chunk_count: int, box: Box) -> list[tuple[int, Box]]:
+def irregular_chunks_meeting(
+    words: Words, chunk_count: int, box: Box, begin: int = 0
+) -> list[tuple[int, Box]]:
     """The chunks of a table that share elements with `box`, ascending: number and box of each.
 
-    Raises:
-        InvalidInput: The words are not those of `chunk_count` boxes.
+    Args:
+        words: Where `to_words` stands; only what is needed of it is looked at.
+        chunk_count: The number of boxes.
+        box: What is wanted.
+        begin: The place of the first of their words.
     """
-    irregular = IrregularBoxes.from_words(words, len(box[0]), chunk_count)
-    positions, _ = irregular.overlaps(box)
-    return [(position, box_at(irregular.boxes, position)) for position in positions.tolist()]
+    ndim = len(box[0])
+    group_count = -(-chunk_count // GROUP_BOXES)
+    first = begin + group_count * 2 * ndim
+    groups = words[begin:first].astype(np.int64).reshape(group_count, 2, ndim)
+    hit = positions_meeting(groups, box)
+    numbers = (hit[:, None] * GROUP_BOXES + np.arange(GROUP_BOXES)).ravel()
+    numbers = numbers[numbers < chunk_count]
+    places = first + numbers[:, None] * 2 * ndim + np.arange(2 * ndim)
+    boxes = words[places.ravel()].astype(np.int64).reshape(len(numbers), 2, ndim)
+    kept = positions_meeting(boxes, box)
+    return [(int(numbers[position]), box_at(boxes, position)) for position in kept.tolist()]
 
 
 def bound_groups(boxes: BoxArray) -> BoxArray:

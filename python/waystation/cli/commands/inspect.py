@@ -89,7 +89,7 @@ def _leaf_document(opened: OpenCheckpointable, leaf: ArrayLeaf | Scalar, sizes: 
         "dtype": stored.dtype,
         "framework": stored.framework,
         "sharding": stored.sharding,
-        "chunks": int(opened.tables.arrays["chunk_count"][leaf.array]),
+        "chunks": opened.tables.chunk_count(leaf.array),
         "bytes": sizes[leaf.array],
     }
 

@@ -1,26 +1,39 @@
 """From boxes of arrays to the engine's read plan.
 
 A whole array stored as one chunk is one fixed record; these are the many, so they are made in one
-vectorised step. Every other box becomes one record per chunk that it meets.
+vectorised step. Every other box becomes one record per chunk that it meets: first the chunks of all boxes are
+found, then their places, so that tables that are read page by page are read in few calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from waystation import grid
 from waystation._collection import paused_collection
-from waystation._errors import Corrupt
-from waystation.layouts.native import tables
+from waystation._errors import Corrupt, InvalidInput, WaystationError
+from waystation.frameworks.base import StoredArray
+from waystation.layouts.native import places, tables
 
 if TYPE_CHECKING:
     from waystation.frameworks.dtypes import LogicalDtype
     from waystation.layouts.native.read import Request
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class _Piece(NamedTuple):
+    """What a box takes of one chunk."""
+
+    array: int
+    chunk: int
+    chunk_box: Box
+    common: Box
+    box: Box
+    address: int
 
 
 @paused_collection()
@@ -30,63 +43,107 @@ def read_words(
     forms: Sequence[LogicalDtype],
     addresses: Sequence[int],
     sizes: Sequence[int],
+    stored: Sequence[StoredArray],
+    labels: Sequence[str],
 ) -> tuple[np.ndarray[Any, Any], list[int]]:
     """Plans the read of every box of every request into buffers given by address and bytes, in order.
+
+    Args:
+        decoded: The tables.
+        requests: What is to be read.
+        forms: The dtypes of the arrays requested.
+        addresses: Where each box goes.
+        sizes: Its bytes.
+        stored: What the tree says of all arrays.
+        labels: Their key paths.
 
     Returns:
         The records of `_native.start_read`, and the numbers of the files that they use: records
         count files by their place in that list.
 
     Raises:
-        Corrupt: The tables ask for more or fewer bytes than an array has.
+        Corrupt: The tables contradict the tree or each other.
+        InvalidInput: The tables are those of one host's storage, which holds only a part of a box.
     """
-    shapes = _Shapes(decoded)
+    shapes = _Shapes(decoded, [request.array for request in requests], stored, labels)
     whole: list[tuple[int, int, int]] = []
-    words: list[int] = []
+    pieces: list[_Piece] = []
     position = 0
     for request, form in zip(requests, forms, strict=True):
         array = request.array
-        single = shapes.is_single_chunk[array]
+        single = array in shapes.single_chunks
         for box in request.boxes:
             if single and box[1] + form.trailing == shapes.array[array]:
                 if sizes[position]:
-                    whole.append((shapes.first_chunk[array], addresses[position], sizes[position]))
+                    whole.append((shapes.single_chunks[array], addresses[position], sizes[position]))
             else:
                 storage_box = (box[0] + (0,) * len(form.trailing), box[1] + form.trailing)
                 if grid.volume(storage_box) * shapes.item_bytes[array] != sizes[position]:
                     raise Corrupt(f"array {array} has another item size in the chunk table than in the tree")
                 if sizes[position]:
-                    words += _box_words(decoded, shapes, array, storage_box, addresses[position])
+                    try:
+                        pieces += _pieces(decoded, shapes, array, storage_box, addresses[position])
+                    except WaystationError as error:
+                        raise error.where(array=labels[array])
             position += 1
-    return _with_file_numbers(_whole_words(decoded, whole), words)
+    return _with_file_numbers(_whole_words(decoded, whole), _words(decoded, shapes, pieces))
 
 
 class _Shapes:
-    """The columns of the array table as plain lists: one conversion instead of one per access."""
+    """What the tables say of the arrays that are wanted, as plain values: one conversion of a column instead
+    of one per access."""
 
-    def __init__(self, decoded: tables.Tables) -> None:
-        entries = decoded.arrays
-        self.kind = entries["kind"].tolist()
-        self.is_single_chunk = _are_single_chunks(decoded).tolist()
-        self.first_chunk = entries["first_chunk"].tolist()
-        self.item_bytes = (entries["item_bits"] // 8).tolist()
-        dims = decoded.dims.tolist()
-        rows = zip(entries["first_dim"].tolist(), entries["ndim"].tolist(), strict=True)
-        self.array = [tuple(dims[first : first + ndim]) for first, ndim in rows]
+    def __init__(
+        self,
+        decoded: tables.Tables,
+        wanted: Sequence[int],
+        stored: Sequence[StoredArray],
+        labels: Sequence[str],
+    ) -> None:
+        numbers = np.unique(np.asarray(wanted, np.int64))
+        entries = decoded.arrays[numbers]
+        has_grid = (entries["kind"] == tables.REGULAR) | (entries["kind"] == tables.RUNS)
+        ndims = entries["ndim"].astype(np.int64)
+        widths = ndims * (1 + has_grid)
+        begins = np.cumsum(widths) - widths
+        firsts = entries["first_dim"].astype(np.int64)
+        words = decoded.dims[np.repeat(firsts - begins, widths) + np.arange(int(widths.sum()))].tolist()
+        _prefetch_boxes(decoded, entries[~has_grid])
+        self.kind = dict(zip(numbers.tolist(), entries["kind"].tolist(), strict=True))
+        self.item_bytes = dict(zip(numbers.tolist(), (entries["item_bits"] // 8).tolist(), strict=True))
+        self.array: dict[int, tuple[int, ...]] = {}
+        self.chunk: dict[int, tuple[int, ...]] = {}
+        self.single_chunks: dict[int, int] = {}  # of each array that is one chunk, the place of its entry
+        is_listed_once = ((entries["kind"] == tables.REGULAR) & (entries["chunk_count"] == 1)).tolist()
+        rows = zip(
+            numbers.tolist(),
+            begins.tolist(),
+            ndims.tolist(),
+            (begins + widths).tolist(),
+            is_listed_once,
+            entries["first_chunk"].tolist(),
+            strict=True,
+        )
+        for array, begin, ndim, end, is_once, first_chunk in rows:
+            shape = tuple(words[begin : begin + ndim])
+            if shape != stored[array].storage_shape:
+                raise Corrupt(
+                    "the chunk table and the tree differ in an array's shape",
+                    array=labels[array],
+                )
+            self.array[array] = shape
+            self.chunk[array] = tuple(words[begin + ndim : end])
+            if 0 in self.chunk[array] and 0 not in shape:
+                raise Corrupt("the chunks of an array have an extent of 0", array=labels[array])
+            if is_once and self.chunk[array] == shape:
+                self.single_chunks[array] = first_chunk
 
 
-def _are_single_chunks(decoded: tables.Tables) -> np.ndarray[Any, Any]:
-    """Of each array whether one chunk holds all of it."""
-    entries, dims = decoded.arrays, decoded.dims
-    ndims, firsts = entries["ndim"].astype(np.int64), entries["first_dim"].astype(np.int64)
-    single: np.ndarray[Any, Any] = (entries["kind"] == tables.REGULAR) & (entries["chunk_count"] == 1)
-    # The extents of all these arrays, one after another, and those of their chunks.
-    owners = np.repeat(np.flatnonzero(single), ndims[single])
-    before = np.cumsum(ndims[single]) - ndims[single]
-    axes = np.arange(len(owners)) - np.repeat(before, ndims[single])
-    differ = dims[firsts[owners] + axes] != dims[firsts[owners] + ndims[owners] + axes]
-    single[owners[differ]] = False
-    return single
+def _prefetch_boxes(decoded: tables.Tables, entries: tables.Table) -> None:
+    """Reads the bounding boxes of the groups of arrays in boxes."""
+    ndims, counts = entries["ndim"].astype(np.int64), entries["chunk_count"].astype(np.int64)
+    begins = entries["first_dim"].astype(np.int64) + ndims
+    places.prefetch(decoded.dims, begins, begins + 2 * ndims * -(-counts // grid.GROUP_BOXES))
 
 
 def _whole_words(decoded: tables.Tables, whole: Sequence[tuple[int, int, int]]) -> np.ndarray[Any, Any]:
@@ -100,43 +157,64 @@ def _whole_words(decoded: tables.Tables, whole: Sequence[tuple[int, int, int]]) 
         records[:, 1] = chunks["offset"]
         records[:, 2] = chunks["length"]
         records[:, 4] = chosen[:, 1]
+        places.check_inside(decoded, records[:, 0], records[:, 1], records[:, 2])
     return records
 
 
-def _box_words(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box, address: int) -> list[int]:
-    """Records for one box: one for each chunk that it meets."""
-    item_bytes = shapes.item_bytes[array]
-    ndim = len(shapes.array[array])
-    strides = _strides(box[1], item_bytes)
-    words: list[int] = []
-    covered = 0
-    for number, chunk_box in _chunks_meeting(decoded, shapes, array, box):
-        common = grid.intersect(chunk_box, box)
-        if common is None:
-            continue
-        entry = decoded.chunks[shapes.first_chunk[array] + number]
-        if int(entry["length"]) != grid.volume(chunk_box) * item_bytes:
-            raise Corrupt(f"chunk {number} of array {array} has a length that does not fit its shape")
-        offset, shape = common
-        place = address + sum(
-            (at - start) * stride for at, start, stride in zip(offset, box[0], strides, strict=True)
-        )
-        words += (int(entry["file"]), int(entry["offset"]), item_bytes, ndim, *chunk_box[1])
-        words += (at - start for at, start in zip(offset, chunk_box[0], strict=True))
-        words += (*shape, place, *strides)
-        covered += grid.volume(common)
-    if covered != grid.volume(box):
-        raise Corrupt(f"the chunks of array {array} leave a hole in it")
-    return words
+def _pieces(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box, address: int) -> list[_Piece]:
+    """What one box takes of each chunk that it meets."""
+    found = [
+        _Piece(array, number, chunk_box, common, box, address)
+        for number, chunk_box in _chunks_meeting(decoded, shapes, array, box)
+        if (common := grid.intersect(chunk_box, box)) is not None
+    ]
+    if sum(grid.volume(piece.common) for piece in found) != grid.volume(box):
+        raise _not_covered(shapes.kind[array], array, box, [piece.common for piece in found])
+    return found
 
 
 def _chunks_meeting(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box) -> list[tuple[int, Box]]:
-    if shapes.kind[array] == tables.REGULAR:
-        return list(grid.chunks_meeting(shapes.array[array], decoded.chunk_shape(array), box))
+    if shapes.kind[array] in (tables.REGULAR, tables.RUNS):
+        return grid.chunks_meeting(shapes.array[array], shapes.chunk[array], box)
     entry = decoded.arrays[array]
-    first = int(entry["first_dim"]) + int(entry["ndim"])
-    last = int(entry["first_dim"]) + int(entry["dim_count"])
-    return list(grid.irregular_chunks_meeting(decoded.dims[first:last], int(entry["chunk_count"]), box))
+    begin = int(entry["first_dim"]) + int(entry["ndim"])
+    return grid.irregular_chunks_meeting(decoded.dims, int(entry["chunk_count"]), box, begin)
+
+
+def _not_covered(kind: int, array: int, box: Box, present: Sequence[Box]) -> WaystationError:
+    """Why a box cannot be read, of which only some parts are there."""
+    if kind != tables.PARTIAL:
+        return Corrupt(f"the chunks of array {array} leave a hole in it")
+    defect = grid.find_cover_defect(box[1], [grid.relative_to(part, box[0]) for part in present])
+    assert defect is not None, "boxes with fewer elements than theirs leave a hole, or overlap"
+    shown = ", ".join(
+        f"{start + at}:{start + at + extent}" for start, at, extent in zip(box[0], *defect.box, strict=True)
+    )
+    return InvalidInput(
+        f"this host's part of a checkpoint in local storage does not have [{shown}] of array {array}; load "
+        "it with the same devices on the same hosts as it was saved, or save to storage that all hosts share"
+    )
+
+
+def _words(decoded: tables.Tables, shapes: _Shapes, pieces: Sequence[_Piece]) -> list[int]:
+    """A record for each piece."""
+    if not pieces:
+        return []
+    lengths = [grid.volume(piece.chunk_box) * shapes.item_bytes[piece.array] for piece in pieces]
+    columns = [piece.array for piece in pieces], [piece.chunk for piece in pieces], lengths
+    files, offsets = places.find_places(decoded, *(np.asarray(column, np.int64) for column in columns))
+    words: list[int] = []
+    for piece, file, offset in zip(pieces, files.tolist(), offsets.tolist(), strict=True):
+        item_bytes = shapes.item_bytes[piece.array]
+        strides = _strides(piece.box[1], item_bytes)
+        begin, shape = piece.common
+        place = piece.address + sum(
+            (at - start) * stride for at, start, stride in zip(begin, piece.box[0], strides, strict=True)
+        )
+        words += (file, offset, item_bytes, len(shape), *piece.chunk_box[1])
+        words += (at - start for at, start in zip(begin, piece.chunk_box[0], strict=True))
+        words += (*shape, place, *strides)
+    return words
 
 
 def _strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:

@@ -28,7 +28,6 @@ class Mappings:
 
     def __init__(self, opened: OpenCheckpointable) -> None:
         self._opened = opened
-        self._paths = opened.paths()
         self._maps: dict[int, mmap.mmap] = {}
         # Plain lists: one conversion of a column instead of one for every access.
         decoded = opened.tables
@@ -54,8 +53,9 @@ class Mappings:
     def _map(self, file: int) -> mmap.mmap:
         mapped = self._maps.get(file)
         if mapped is None:
-            expected = int(self._opened.tables.files["file_bytes"][file])
-            mapped = self._maps[file] = _map_file(self._paths[file], expected)
+            expected = int(self._opened.tables.files[file]["file_bytes"])
+            (path,) = self._opened.paths([file])
+            mapped = self._maps[file] = _map_file(path, expected)
         return mapped
 
 

@@ -1,242 +1,216 @@
 """From what each process has written to the tables of a checkpointable: the primary's part of a save.
 
-A *part* is what one process says about its files: their lengths, which box of which array each chunk is,
-where it lies, and the checksums of its blocks. Merging looks at no data. It proves that the chunks of all
-processes cover every array exactly once, and finds the regular grid that they form, where they do.
+Merging looks at no data. It proves that the chunks of all processes cover every array exactly once (where a
+host has a storage of its own: at most once), finds the regular grid that they form, where they do, and the
+runs that say where chunks are, where these are few.
 
-Invariants: a part is only ever read by the save that wrote it, so its encoding has no version; arrays of
-equal shape that are cut alike are examined once.
+A program of N processes and M arrays has up to N * M chunks, which are never all in memory: arrays are
+taken one after another, and only what goes into the tables is kept. What processes have in common is looked
+at once, and so are arrays of equal shape that are cut alike; for every chunk a few steps of NumPy remain.
 """
 
 from __future__ import annotations
 
+import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from waystation import grid
 from waystation._collection import paused_collection
-from waystation._errors import Corrupt, InvalidInput
+from waystation._errors import InvalidInput
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import names, tables
-from waystation.layouts.native.chunks import Chunk
-from waystation.layouts.native.write_plan import WritePlan
+from waystation.layouts.native.parts import WHOLE, Part, Recipe
+from waystation.layouts.native.statements import Said, starts
 
-_FORMATS = (
-    tables.FILE_ENTRY,
-    tables.CHUNK_ENTRY,
-    np.dtype("<i8"),
-    np.dtype("?"),
-    np.dtype("<i8"),
-    np.dtype("<u8"),
-)
+__all__ = ["Part", "merge", "whole_arrays"]
 
+Integers = npt.NDArray[np.int64]
 
-@dataclass(slots=True)
-class Part:
-    """What one process has written.
-
-    Attributes:
-        files: `FILE_ENTRY` of each file.
-        chunks: `CHUNK_ENTRY` of each chunk that has bytes; files are counted from the first of the part.
-        arrays: The array of each such chunk, int64.
-        whole: Whether it is the whole array, bool.
-        bounds: For each that is not, its offset, then its shape, int64, one after another.
-        checksums: Of each block of each file, uint64.
-    """
-
-    files: tables.Table
-    chunks: tables.Table
-    arrays: tables.Table
-    whole: tables.Table
-    bounds: tables.Table
-    checksums: tables.Table
-
-    @classmethod
-    def of(cls, plan: WritePlan, chunks: Sequence[Chunk], checksums: Sequence[bytes]) -> Part:
-        """What has been written by a plan, with the checksums that the writing yielded."""
-        places = [place for place, chunk in enumerate(chunks) if chunk.nbytes]
-        kept = [chunks[place] for place in places]
-        bounds: list[int] = []
-        for chunk in kept:
-            if chunk.offset is not None:
-                bounds += chunk.offset
-                bounds += chunk.shape
-        return cls(
-            plan.file_entries,
-            plan.chunk_entries[places],
-            np.array([chunk.array for chunk in kept], np.int64),
-            np.array([chunk.offset is None for chunk in kept], bool),
-            np.asarray(bounds, np.int64),
-            np.frombuffer(b"".join(checksums), "<u8"),
-        )
-
-    def encode(self) -> bytes:
-        """As bytes: the lengths of the sections, then these."""
-        sections = [
-            np.ascontiguousarray(section).tobytes()
-            for section in (
-                self.files,
-                self.chunks,
-                self.arrays,
-                self.whole,
-                self.bounds,
-                self.checksums,
-            )
-        ]
-        return np.array([len(section) for section in sections], "<i8").tobytes() + b"".join(sections)
-
-    @classmethod
-    def decode(cls, data: bytes) -> Part:
-        """Reads what `encode` made.
-
-        Raises:
-            Corrupt: It did not make these bytes.
-        """
-        begin = 8 * len(_FORMATS)
-        lengths = np.frombuffer(data[:begin], "<i8").tolist() if len(data) >= begin else [-1]
-        if min(lengths) < 0 or begin + sum(lengths) != len(data):
-            raise Corrupt(f"{len(data)} bytes are not what a process wrote about its files")
-        found = []
-        for length, form in zip(lengths, _FORMATS, strict=True):
-            found.append(np.frombuffer(data, form, length // form.itemsize, begin))
-            begin += length
-        return cls(*found)
+# From so many chunks on an array is described by runs, if there are fewer than a quarter as many.
+RUNS_FROM_CHUNKS = 64
+_CHUNKS_PER_RUN = 4
 
 
 @paused_collection()
-def merge(parts: Sequence[Part], sources: Sequence[ArraySource], labels: Sequence[str]) -> tables.Tables:
-    """The tables of all parts, which are in the order of their processes.
+def merge(
+    parts: Sequence[Part], sources: Sequence[ArraySource], labels: Sequence[str], partial: bool = False
+) -> tables.Tables:
+    """The tables of all parts.
+
+    Args:
+        parts: In the order of their processes.
+        sources: All arrays.
+        labels: Their key paths.
+        partial: Whether the parts may leave holes, as those of one host do where each has a storage of
+            its own.
 
     Raises:
         InvalidInput: The chunks of all processes leave a hole in an array or overlap: names it, the place
             and the processes.
     """
-    files = np.concatenate([part.files for part in parts])
-    chunks = np.concatenate([part.chunks for part in parts])
-    counts = [len(part.files) for part in parts]
-    firsts = np.cumsum(counts) - counts
-    chunks["file"] += np.repeat(firsts, [len(part.chunks) for part in parts]).astype(np.uint32)
-    files["first_block"] = tables.first_blocks(files["file_bytes"])
-    described, dims, order = _Arranging(
-        files,
-        chunks,
-        np.concatenate([part.arrays for part in parts]),
-        np.concatenate([part.whole for part in parts]),
-        np.concatenate([part.bounds for part in parts]),
-        sources,
-        labels,
-    ).arrange()
+    said = Said.by(parts, sources)
+    entries, chunks, dims = _Arranging(said, sources, labels, partial).arrange()
     checksums = np.concatenate([part.checksums for part in parts])
-    return tables.Tables(files, described, chunks[order], dims, checksums)
+    return tables.Tables(said.files, entries, chunks, dims, checksums)
 
 
 def whole_arrays(parts: Sequence[Part], labels: Sequence[str]) -> dict[str, str]:
     """For every array that is one tensor of one file: its label and the name of the file."""
     found: dict[str, str] = {}
+    known: dict[bytes, list[tuple[int, int]]] = {}
     for part in parts:
-        rows = zip(part.files["process"].tolist(), part.files["sequence"].tolist(), strict=True)
-        file_names = [names.data_file(*row) for row in rows]
-        arrays, files = part.arrays[part.whole].tolist(), part.chunks["file"][part.whole].tolist()
-        found.update((labels[array], file_names[file]) for array, file in zip(arrays, files, strict=True))
+        pairs = known.get(part.recipe)
+        if pairs is None:
+            recipe = Recipe.decode(part.recipe)
+            is_whole = recipe.boxes == WHOLE
+            files = np.repeat(np.arange(len(recipe.chunk_counts)), recipe.chunk_counts)[is_whole]
+            pairs = list(zip(recipe.arrays[is_whole].tolist(), files.tolist(), strict=True))
+            known[part.recipe] = pairs
+        if pairs:
+            rows = zip(part.files["process"].tolist(), part.files["sequence"].tolist(), strict=True)
+            file_names = [names.data_file(*row) for row in rows]
+            found.update((labels[number], file_names[file]) for number, file in pairs)
     return found
 
 
+@dataclass(slots=True)
+class _Arrangement:
+    """How the chunks of an array stand: their kind, its dims, and the order among the chunks expanded."""
+
+    kind: int
+    words: tables.Table
+    order: Integers
+
+
 class _Arranging:
-    """Sorts chunks by array and, within it, into a grid or a list of boxes."""
+    """Arranges the chunks of array after array into a grid, runs or a list of boxes."""
 
     def __init__(
-        self,
-        files: tables.Table,
-        chunks: tables.Table,
-        arrays: tables.Table,
-        whole: tables.Table,
-        bounds: tables.Table,
-        sources: Sequence[ArraySource],
-        labels: Sequence[str],
+        self, said: Said, sources: Sequence[ArraySource], labels: Sequence[str], partial: bool
     ) -> None:
-        self._files, self._chunks, self._arrays, self._bounds = files, chunks, arrays, bounds
+        self._said = said
         self._sources, self._labels = sources, labels
-        self._ndims = np.array([len(source.storage_shape) for source in sources], np.int64)
-        self._whole = whole
-        widths = np.where(whole, 0, 2 * self._ndims[arrays])
-        self._first_words = np.cumsum(widths) - widths
-        self._known: dict[tuple[tuple[int, ...], bytes], tuple[int, tuple[int, ...], tables.Table]] = {}
+        self._partial = partial
+        self._known: dict[tuple[tuple[int, ...], bytes, bytes], _Arrangement] = {}
+        self._data_starts = said.files["data_start"].astype(np.int64)
 
     def arrange(self) -> tuple[tables.Table, tables.Table, tables.Table]:
-        """The array entries, the dims, and the order in which the chunks stand."""
-        sources = self._sources
+        """The array entries, the chunk entries and the dims."""
+        said, sources = self._said, self._sources
         entries = np.zeros(len(sources), tables.ARRAY_ENTRY)
-        per_array = np.bincount(self._arrays, minlength=len(sources))[: len(sources)]
-        first_chunks = np.cumsum(per_array) - per_array
-        order = np.argsort(self._arrays, kind="stable")
+        per_array = np.bincount(said.arrays, minlength=len(sources))
+        begins = starts(per_array)
         # Of most arrays one process has written the whole: nothing about them needs a look.
-        simple = np.zeros(len(sources), bool)
-        simple[self._arrays[self._whole]] = True
-        simple &= per_array == 1
-        dims: list[int] = []
-        first_dims: list[int] = []
-        rows = zip(simple.tolist(), first_chunks.tolist(), per_array.tolist(), sources, strict=True)
-        for number, (is_simple, begin, count, source) in enumerate(rows):
+        is_simple = self._are_simple(per_array, begins)
+        dims, first_dims = array.array("Q"), []
+        counts = is_simple.astype(np.int64)
+        pieces: dict[int, tables.Table] = {}
+        rows = zip(is_simple.tolist(), begins.tolist(), per_array.tolist(), sources, strict=True)
+        for number, (simple, begin, count, source) in enumerate(rows):
             first_dims.append(len(dims))
-            if is_simple:
-                dims += source.storage_shape * 2
+            if simple:
+                dims.extend(source.storage_shape * 2)
                 continue
-            own = order[begin : begin + count]
-            kind, words, places = self._arrangement(number, source.storage_shape, own)
-            entries["kind"][number] = kind
-            dims += words
-            order[begin : begin + count] = own[places]
-        entries["ndim"] = self._ndims
+            kind, words, chunks = self._arrange_one(number, source.storage_shape, begin, begin + count)
+            entries["kind"][number], counts[number] = kind, len(chunks)
+            dims.frombytes(words.tobytes())
+            pieces[number] = chunks
+        entries["ndim"] = [len(source.storage_shape) for source in sources]
         entries["item_bits"] = [8 * source.storage_item_bytes for source in sources]
-        entries["first_chunk"], entries["chunk_count"] = first_chunks, per_array
+        entries["first_chunk"], entries["chunk_count"] = starts(counts), counts
         entries["first_dim"] = first_dims
         entries["dim_count"] = np.diff(np.asarray([*first_dims, len(dims)], np.int64))
-        return entries, np.asarray(dims, "<u8"), order
+        chunks = np.zeros(int(counts.sum()), tables.CHUNK_ENTRY)
+        simple_chunks = self._chunks(*said.expand(begins[is_simple]))
+        chunks[entries["first_chunk"][is_simple].astype(np.int64)] = simple_chunks
+        for number, piece in pieces.items():
+            first = int(entries["first_chunk"][number])
+            chunks[first : first + len(piece)] = piece
+        return entries, chunks, np.array(dims, np.uint64)
 
-    def _arrangement(
-        self, number: int, shape: tuple[int, ...], own: tables.Table
-    ) -> tuple[int, tuple[int, ...], tables.Table]:
-        """Kind, dims and the order of the chunks `own` of one array."""
-        width = 2 * len(shape)
-        whole = np.array((0,) * len(shape) + shape, np.int64)
-        words = [
-            whole if self._whole[place] else self._bounds[first : first + width]
-            for place, first in zip(own.tolist(), self._first_words[own].tolist(), strict=True)
-        ]
-        boxes = np.concatenate([*words, whole[:0]]).reshape(len(own), 2, len(shape))
-        key = shape, boxes.tobytes()
+    def _are_simple(self, per_array: Integers, begins: Integers) -> npt.NDArray[np.bool_]:
+        said = self._said
+        is_simple: npt.NDArray[np.bool_] = per_array == 1
+        own = begins[is_simple]
+        is_simple[is_simple] = (said.boxes[own] == WHOLE) & (said.member_counts[said.recipes[own]] == 1)
+        return is_simple
+
+    def _chunks(self, statements: Integers, processes: Integers) -> tables.Table:
+        """Their entries."""
+        said = self._said
+        files = said.first_files[processes] + said.file_places[statements]
+        chunks = np.zeros(len(statements), tables.CHUNK_ENTRY)
+        chunks["file"] = files
+        chunks["offset"] = self._data_starts[files] + said.offsets[statements]
+        chunks["length"] = said.lengths[statements]
+        return chunks
+
+    def _arrange_one(
+        self, number: int, shape: tuple[int, ...], begin: int, end: int
+    ) -> tuple[int, tables.Table, tables.Table]:
+        """Kind, dims and chunk entries of one array, of which a range of statements speaks."""
+        said = self._said
+        statements, processes = said.expand(np.arange(begin, end))
+        chunks = self._chunks(statements, processes)
+        key = shape, said.recipes[begin:end].tobytes(), said.boxes[begin:end].tobytes()
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._examine(number, shape, own, boxes)
-        return known
+            boxes = self._boxes(shape, statements, processes)
+            known = self._known[key] = self._examine(number, shape, boxes, processes)
+        chunks = chunks[known.order]
+        if known.kind == tables.REGULAR and len(chunks) >= RUNS_FROM_CHUNKS:
+            runs = grid.find_runs(
+                chunks["file"].astype(np.int64),
+                chunks["offset"].astype(np.int64),
+                len(chunks) // _CHUNKS_PER_RUN,
+            )
+            if runs is not None:
+                return tables.RUNS, np.concatenate([known.words, grid.words_of_runs(runs)]), chunks[:0]
+        return known.kind, known.words, chunks
+
+    def _boxes(self, shape: tuple[int, ...], statements: Integers, processes: Integers) -> grid.BoxArray:
+        said = self._said
+        boxes = np.zeros((len(statements), 2, len(shape)), np.int64)
+        boxes[:, 1] = shape
+        boxed = np.flatnonzero(said.boxes[statements] != WHOLE)
+        own, axes = statements[boxed], np.arange(len(shape))
+        firsts = said.first_words[processes[boxed]] + said.box_words[own]
+        boxes[boxed, 0] = said.words[firsts[:, None] + axes]
+        boxes[boxed, 1] = said.extents[said.box_extents[own][:, None] + axes]
+        return boxes
 
     def _examine(
-        self, number: int, shape: tuple[int, ...], own: tables.Table, boxes: grid.BoxArray
-    ) -> tuple[int, tuple[int, ...], tables.Table]:
-        if not len(own) and not all(shape):
-            return tables.REGULAR, shape * 2, np.empty(0, np.int64)
-        found = grid.find_grid(shape, boxes) if len(own) else None
+        self, number: int, shape: tuple[int, ...], boxes: grid.BoxArray, processes: Integers
+    ) -> _Arrangement:
+        if not len(boxes) and not all(shape):
+            return _Arrangement(tables.REGULAR, np.array(shape * 2, np.uint64), np.empty(0, np.int64))
+        found = grid.find_grid(shape, boxes) if len(boxes) else None
         if found is not None:
-            return tables.REGULAR, shape + found[0].chunk_shape, found[1]
-        defect = grid.find_cover_defect(shape, boxes)
+            return _Arrangement(tables.REGULAR, np.array(shape + found[0].chunk_shape, np.uint64), found[1])
+        kind, defect = tables.IRREGULAR, grid.find_cover_defect(shape, boxes)
+        if self._partial and defect is not None and defect.kind == "hole":
+            kind, defect = tables.PARTIAL, grid.find_cover_defect(shape, boxes, holes_allowed=True)
         if defect is not None:
-            raise self._uncovered(number, shape, own, defect)
+            raise self._uncovered(number, shape, defect, processes)
         irregular, order = grid.IrregularBoxes.sort(boxes, len(shape))
-        return tables.IRREGULAR, shape + tuple(irregular.to_words().tolist()), order
+        words = np.concatenate([np.array(shape, np.uint64), irregular.to_words()])
+        return _Arrangement(kind, words, order)
 
     def _uncovered(
-        self, number: int, shape: tuple[int, ...], own: tables.Table, defect: grid.CoverDefect
+        self, number: int, shape: tuple[int, ...], defect: grid.CoverDefect, processes: Integers
     ) -> InvalidInput:
-        places = own[list(defect.positions)]
-        processes = sorted({int(process) for process in self._files["process"][self._chunks["file"][places]]})
+        files = self._said.first_files[processes[list(defect.positions)]]
+        writers = sorted(set(self._said.files["process"][files].tolist()))
         begin, extent = defect.box
         where = ", ".join(f"{at}:{at + length}" for at, length in zip(begin, extent, strict=True))
         what = {
             "hole": "is written by no process",
-            "overlap": f"is written more than once, by processes {processes}",
-            "outside": f"lies outside of it, yet process {processes} writes it",
+            "overlap": f"is written more than once, by processes {writers}",
+            "outside": f"lies outside of it, yet process {writers} writes it",
         }[defect.kind]
         return InvalidInput(
             f"the part [{where}] of an array of shape {shape} {what}; all processes must save the same "

@@ -1,8 +1,9 @@
 """Opens a checkpointable and reads boxes of its arrays into memory.
 
-Opening verifies every metadata file against the record. Reading turns boxes into the engine's plan:
-whole arrays by a vectorised path, anything else chunk by chunk through the grid; all of it goes down
-in one call. A checksum mismatch comes back naming the arrays that the damaged block holds.
+Opening verifies every metadata file against the record; large tables are opened only, and their pages
+verified one by one as they are needed. Reading turns boxes into the engine's plan: whole arrays by a
+vectorised path, anything else chunk by chunk through the grid; all of it goes down in one call. A checksum
+mismatch comes back naming the arrays that the damaged block holds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from waystation import _native
 from waystation._errors import Corrupt, NotFound, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
-from waystation.layouts.native import boxes, commit, memory, names, tables
+from waystation.layouts.native import boxes, commit, memory, names, places, tables
 from waystation.layouts.native.records import CheckpointableRecord, CheckpointRecord, Digest
 from waystation.layouts.native.tree_file import TreeFile
 
@@ -29,7 +30,14 @@ Places = tuple[list[tuple[_native.Slab | None, int]], np.ndarray[Any, Any]]
 Allocate = Callable[[Sequence[int]], Places]  # what `memory.allocate` does
 
 _TABLE_LIMIT_BYTES = 64 << 30
-LOADED_FILES = (names.TREE, names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)
+_TABLES = (names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)
+LOADED_FILES = (names.TREE, *_TABLES)
+
+# Tables of up to so many bytes together are read whole: one process reads them, in few requests, verifies
+# them against the record and hands them to the others. Larger ones belong to jobs of thousands of processes.
+# There each process needs a small part, and handing all to all would send through one coordinator thousands
+# of times what they read together if every process reads the pages that it needs from storage itself.
+PAGED_FROM_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
@@ -48,11 +56,11 @@ class OpenCheckpointable:
     tree: TreeFile
     tables: tables.Tables
 
-    def paths(self) -> list[str]:
-        """The data files, in table order."""
-        files = self.tables.files
-        rows = zip(files["process"].tolist(), files["sequence"].tolist(), strict=True)
-        return [os.path.join(self.directory, names.data_file(*row)) for row in rows]
+    def paths(self, files: Sequence[int] | None = None) -> list[str]:
+        """The data files, in table order, or those of these numbers."""
+        rows = self.tables.files[:] if files is None else self.tables.files[np.asarray(files, np.int64)]
+        pairs = zip(rows["process"].tolist(), rows["sequence"].tolist(), strict=True)
+        return [os.path.join(self.directory, names.data_file(*pair)) for pair in pairs]
 
 
 @dataclass(slots=True)
@@ -86,7 +94,7 @@ def open_checkpoint(target: str) -> CheckpointRecord:
 
 
 def open_checkpointable(target: str, record: CheckpointRecord, name: str) -> OpenCheckpointable:
-    """Reads and verifies the metadata of one checkpointable.
+    """Reads and verifies the metadata of one checkpointable, all of it.
 
     Raises:
         NotFound: The checkpoint has no such checkpointable.
@@ -98,7 +106,7 @@ def open_checkpointable(target: str, record: CheckpointRecord, name: str) -> Ope
         raise NotFound(
             f"checkpoint '{target}' has no checkpointable '{name}'; it has: {present}", path=target
         )
-    return decode_checkpointable(read_files(os.path.join(target, entry[0]), entry[1]))
+    return decode_checkpointable(read_files(os.path.join(target, entry[0]), entry[1], paged_from_bytes=None))
 
 
 @dataclass(slots=True)
@@ -108,7 +116,8 @@ class MetadataFiles:
     Attributes:
         directory: Where they are.
         record: The content of its record.
-        contents: Those of the files that a load needs, in the order of `LOADED_FILES`.
+        contents: Those of the files that a load needs, in the order of `LOADED_FILES`; of the tree alone
+            where each process reads the pages of the tables that it needs.
     """
 
     directory: str
@@ -118,22 +127,30 @@ class MetadataFiles:
     def pack(self) -> bytes:
         """As one string of bytes, for other processes."""
         parts = [os.fsencode(self.directory), self.record, *self.contents]
-        lengths = np.array([len(part) for part in parts], "<i8")
-        return b"".join([lengths.tobytes(), *parts])
+        head = np.array([len(parts), *(len(part) for part in parts)], "<i8")
+        return b"".join([head.tobytes(), *parts])
 
     @classmethod
     def unpack(cls, data: bytes) -> MetadataFiles:
         """What `pack` made."""
-        parts, begin = [], 8 * (2 + len(LOADED_FILES))
-        for length in np.frombuffer(data[:begin], "<i8").tolist():
+        count = int.from_bytes(data[:8], "little")
+        parts, begin = [], 8 * (1 + count)
+        for length in np.frombuffer(data[8:begin], "<i8").tolist():
             parts.append(data[begin : begin + length])
             begin += length
         return cls(os.fsdecode(parts[0]), parts[1], parts[2:])
 
 
-def read_files(directory: str, digest: Digest) -> MetadataFiles:
+def read_files(
+    directory: str, digest: Digest, *, paged_from_bytes: int | None = PAGED_FROM_BYTES
+) -> MetadataFiles:
     """Reads the metadata files of a checkpointable and verifies them against its record, and this against
     the digest that the checkpoint has of it.
+
+    Args:
+        directory: Where they are.
+        digest: Of the record.
+        paged_from_bytes: Tables that have more bytes together are not read here, but page by page.
 
     Raises:
         Corrupt: A file is missing, damaged or not the one that was committed.
@@ -145,6 +162,11 @@ def read_files(directory: str, digest: Digest) -> MetadataFiles:
     absent = set(LOADED_FILES) - own.tables.keys()
     if absent:
         raise Corrupt(f"'{record_path}' does not vouch for {', '.join(sorted(absent))}", path=record_path)
+    if paged_from_bytes is not None and sum(own.tables[name].nbytes for name in _TABLES) > paged_from_bytes:
+        tree_path = os.path.join(directory, names.TREE)
+        (content,) = _read_committed([tree_path])
+        own.tables[names.TREE].check(content, tree_path)
+        return MetadataFiles(directory, data, [content])
     # Those that are needed first, then whatever else the record vouches for (the index for other tools).
     listed = [*LOADED_FILES, *sorted(own.tables.keys() - set(LOADED_FILES))]
     paths = [os.path.join(directory, table) for table in listed]
@@ -164,9 +186,14 @@ def decode_checkpointable(files: MetadataFiles) -> OpenCheckpointable:
     record_path = os.path.join(files.directory, names.CHECKPOINTABLE_RECORD)
     tree_content, *encoded = files.contents
     tree = TreeFile.decode(tree_content, paths[0])
-    decoded = tables.decode(encoded[0], encoded[1], encoded[2], (paths[1], paths[2], paths[3]))
-    _check_arrays(tree, decoded, paths[2])
     record = CheckpointableRecord.decode(files.record, record_path)
+    if encoded:
+        decoded = tables.decode(encoded[0], encoded[1], encoded[2], (paths[1], paths[2], paths[3]))
+        _check_arrays(tree, decoded, paths[2])
+    else:
+        file_bytes, chunk_bytes, checksum_bytes = (record.tables[name].nbytes for name in _TABLES)
+        decoded = tables.open_paged((paths[1], paths[2], paths[3]), (file_bytes, chunk_bytes, checksum_bytes))
+        _check_count(tree, decoded, paths[2])
     return OpenCheckpointable(files.directory, record, tree, decoded)
 
 
@@ -178,12 +205,16 @@ def _read_committed(paths: Sequence[str]) -> list[bytes]:
         raise Corrupt(f"a committed file is missing: {error.message}", **error.context) from error
 
 
-def _check_arrays(tree: TreeFile, decoded: tables.Tables, path: str) -> None:
+def _check_count(tree: TreeFile, decoded: tables.Tables, path: str) -> None:
     if len(tree.arrays) != len(decoded.arrays):
         raise Corrupt(
             f"{len(decoded.arrays)} arrays in the chunk table, {len(tree.arrays)} in the tree", path=path
         )
-    dims = decoded.dims.tolist()
+
+
+def _check_arrays(tree: TreeFile, decoded: tables.Tables, path: str) -> None:
+    _check_count(tree, decoded, path)
+    dims = decoded.dims[:].tolist()
     firsts = decoded.arrays["first_dim"].tolist()
     ndims = decoded.arrays["ndim"].tolist()
     for number, (array, first, ndim) in enumerate(zip(tree.arrays, firsts, ndims, strict=True)):
@@ -221,7 +252,9 @@ def read_boxes(
         for shape in own
     ]
     places, addresses = allocate(sizes)
-    words, used = boxes.read_words(opened.tables, requests, forms, addresses.tolist(), sizes)
+    words, used = boxes.read_words(
+        opened.tables, requests, forms, addresses.tolist(), sizes, stored, opened.tree.labels
+    )
     if used:
         _run(opened, words, used, [place[0] for place in places], options, on_job, statistics)
         statistics.bytes_needed += sum(sizes)
@@ -251,16 +284,8 @@ def _run(
     statistics: ReadStatistics,
 ) -> None:
     """Runs one engine job over the files that the plan uses; `words` count only those files."""
-    paths = opened.paths()
     verify = options.array.loading.verify is not False
-    files = [
-        (
-            paths[file],
-            int(opened.tables.files["file_bytes"][file]),
-            opened.tables.file_checksums(file) if verify else None,
-        )
-        for file in used
-    ]
+    files = files_to_read(opened, used, with_checksums=verify)
     engine = options.engine
     unread = [number for number, file in enumerate(used) if file not in statistics.headers]
     if verify and unread:
@@ -294,6 +319,19 @@ def _run(
     statistics.modes.update(outcome["modes"])
 
 
+def files_to_read(
+    opened: OpenCheckpointable, used: Sequence[int], *, with_checksums: bool
+) -> list[tuple[str, int, memoryview | None]]:
+    """What the engine has to know of the data files that a plan uses: path, length, checksums."""
+    if with_checksums:
+        opened.tables.prefetch_checksums(used)
+    sizes = opened.tables.files[np.asarray(used, np.int64)]["file_bytes"].tolist()
+    return [
+        (path, size, opened.tables.file_checksums(file) if with_checksums else None)
+        for path, size, file in zip(opened.paths(used), sizes, used, strict=True)
+    ]
+
+
 def _with_headers(
     opened: OpenCheckpointable, used: Sequence[int], unread: Sequence[int], words: np.ndarray[Any, Any]
 ) -> tuple[_native.Slab, np.ndarray[Any, Any]]:
@@ -303,7 +341,8 @@ def _with_headers(
     No byte of them is used: the tables say where everything is. But a file whose header is damaged is
     no longer what other programs can open.
     """
-    lengths = opened.tables.files["data_start"][[used[number] for number in unread]].astype(np.int64)
+    files = opened.tables.files[np.array([used[number] for number in unread], np.int64)]
+    lengths = files["data_start"].astype(np.int64)
     slab = _native.allocate(int(lengths.sum()))
     records = np.zeros((len(unread), 5), np.int64)
     records[:, 0] = unread
@@ -327,15 +366,4 @@ def _name_arrays(opened: OpenCheckpointable, error: WaystationError) -> None:
 
 def arrays_at(opened: OpenCheckpointable, file: int, begin: int, end: int) -> list[str]:
     """Labels of the arrays that have bytes in a range of a data file."""
-    chunks = opened.tables.chunks
-    starts = chunks["offset"].astype(np.int64)
-    ends = starts + chunks["length"].astype(np.int64)
-    hit = np.flatnonzero((chunks["file"] == file) & (starts < end) & (ends > begin))
-    arrays = opened.tables.arrays
-    first = arrays["first_chunk"].astype(np.int64)
-    last = first + arrays["chunk_count"].astype(np.int64)
-    return [
-        label
-        for number, label in enumerate(opened.tree.labels)
-        if np.any((hit >= first[number]) & (hit < last[number]))
-    ]
+    return [opened.tree.labels[array] for array in places.arrays_at(opened.tables, file, begin, end)]

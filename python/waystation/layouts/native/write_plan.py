@@ -3,7 +3,9 @@
 Pure planning: no file is touched and no array byte is read. Chunks are laid out by the alignment of their
 size (multiples of 4096 first, then of 256, of 64, the rest, empty ones last), so that every chunk whose
 size is a multiple of 64 starts at a multiple of 64 in its file, and large ones at a page: a reader can
-then map them, or read them directly into place.
+then map them, or read them directly into place. Of one alignment, parts of arrays come before whole arrays:
+every process has its part, one has the whole, and so parts stand at the same place in the files of all
+processes, which the tables then say once.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def plan(
     files: list[PlannedFile] = []
     chunk_entries = np.zeros(len(chunks), tables.CHUNK_ENTRY)
     index: dict[str, str] = {}
-    for group in _roll_over(_copy_order(nbytes), nbytes, file_bytes_target):
+    for group in _roll_over(copy_order(chunks), nbytes, file_bytes_target):
         file = _plan_file(
             names.data_file(process, len(files)), len(files), group, chunks, sources, labels, chunk_entries
         )
@@ -78,14 +80,11 @@ def plan(
 
 def copy_order(chunks: Sequence[Chunk]) -> list[int]:
     """The chunks in the order in which they stand in the files, and are copied out."""
-    return _copy_order([chunk.nbytes for chunk in chunks])
-
-
-def _copy_order(nbytes: Sequence[int]) -> list[int]:
-    lengths = np.asarray(nbytes, np.int64)
+    lengths = np.array([chunk.nbytes for chunk in chunks], np.int64)
+    is_whole = np.array([chunk.offset is None for chunk in chunks], bool)
     aligned = [lengths % step == 0 for step in (4096, 256, 64)]
     ranks = np.select([lengths == 0, *aligned], [4, 0, 1, 2], 3)
-    order: list[int] = np.argsort(ranks, kind="stable").tolist()
+    order: list[int] = np.lexsort((is_whole, ranks)).tolist()
     return order
 
 

@@ -1,0 +1,153 @@
+"""What each process says about the files that it has written, for the primary to merge.
+
+Processes of a large program say nearly the same: the same arrays in the same order, boxes of the same
+shapes; only where their boxes begin differs. So a part is cut in two. Its *recipe* is what others share: it
+is encoded to equal bytes where it is equal, and is looked at once. The rest is small: files, offsets,
+checksums. Offsets in files are not said at all, because data files have no holes.
+
+Invariants: a part is only ever read by the save that wrote it, so its encoding has no version; chunks stand
+in the order of their bytes, those without bytes not at all.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from waystation._errors import Corrupt
+from waystation.layouts.native import tables
+from waystation.layouts.native.chunks import Chunk
+from waystation.layouts.native.write_plan import WritePlan
+
+WHOLE = -1  # the box of a chunk that is a whole array
+
+_NUMBER = np.dtype("<i4")
+_EXTENT = np.dtype("<i8")
+_PART_SECTIONS: tuple[np.dtype[Any], ...] = (tables.FILE_ENTRY, np.dtype("u1"), _EXTENT, tables.WORD)
+_RECIPE_SECTIONS: tuple[np.dtype[Any], ...] = (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _EXTENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a part has in common with others.
+
+    Attributes:
+        chunk_counts: How many chunks are in each file.
+        arrays: The array of each chunk.
+        boxes: The box of each chunk, among the distinct ones, or `WHOLE`.
+        ndims: Dimensions of each distinct box.
+        extents: Shapes of the distinct boxes, one after another.
+    """
+
+    chunk_counts: tables.Table
+    arrays: tables.Table
+    boxes: tables.Table
+    ndims: tables.Table
+    extents: tables.Table
+
+    def encode(self) -> bytes:
+        """As bytes, the same for the same recipe."""
+        steps = np.diff(self.arrays, prepend=0)  # nearly all of them alike, unlike the numbers themselves
+        columns = (self.chunk_counts, steps, self.boxes, self.ndims, self.extents)
+        sections = [
+            np.asarray(column, form).tobytes() for column, form in zip(columns, _RECIPE_SECTIONS, strict=True)
+        ]
+        return zlib.compress(_join(sections), 1)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Reads what `encode` made."""
+        try:
+            counts, steps, *rest = _split(zlib.decompress(data), _RECIPE_SECTIONS)
+        except zlib.error as error:
+            raise Corrupt(f"what a process wrote about its files is damaged: {error}") from error
+        return cls(counts, np.cumsum(steps, dtype=np.int64), *rest)
+
+
+@dataclass(slots=True)
+class Part:
+    """What one process has written.
+
+    Attributes:
+        files: `FILE_ENTRY` of each file.
+        recipe: An encoded `Recipe`.
+        offsets: Where the distinct boxes of the recipe begin, one after another, int64.
+        checksums: Of each block of each file, uint64.
+    """
+
+    files: tables.Table
+    recipe: bytes
+    offsets: tables.Table
+    checksums: tables.Table
+
+    @classmethod
+    def of(cls, plan: WritePlan, chunks: Sequence[Chunk], checksums: Sequence[bytes]) -> Part:
+        """What has been written by a plan, with the checksums that the writing yielded."""
+        kept = np.flatnonzero([chunk.nbytes > 0 for chunk in chunks])
+        entries = plan.chunk_entries[kept]
+        order = kept[np.lexsort((entries["offset"], entries["file"]))]
+        distinct: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        boxes: list[int] = []
+        for place in order.tolist():
+            chunk = chunks[place]
+            known = WHOLE
+            if chunk.offset is not None:
+                known = distinct.setdefault((chunk.offset, chunk.shape), len(distinct))
+            boxes.append(known)
+        recipe = Recipe(
+            np.bincount(entries["file"].astype(np.int64), minlength=len(plan.file_entries)),
+            np.array([chunks[place].array for place in order.tolist()], np.int64),
+            np.array(boxes, np.int64),
+            np.array([len(shape) for _, shape in distinct], np.int64),
+            np.array([extent for _, shape in distinct for extent in shape], np.int64),
+        )
+        offsets = np.array([begin for offset, _ in distinct for begin in offset], np.int64)
+        return cls(plan.file_entries, recipe.encode(), offsets, np.frombuffer(b"".join(checksums), "<u8"))
+
+    def encode(self) -> bytes:
+        """As bytes: the lengths of the sections, then these."""
+        return _join([self.files.tobytes(), self.recipe, self.offsets.tobytes(), self.checksums.tobytes()])
+
+    @classmethod
+    def decode(cls, data: bytes) -> Part:
+        """Reads what `encode` made.
+
+        Raises:
+            Corrupt: It did not make these bytes.
+        """
+        files, recipe, offsets, checksums = _split(data, _PART_SECTIONS)
+        return cls(files, recipe.tobytes(), offsets, checksums)
+
+
+def _join(sections: Sequence[bytes]) -> bytes:
+    return np.array([len(section) for section in sections], "<i8").tobytes() + b"".join(sections)
+
+
+def _split(data: bytes, forms: Sequence[np.dtype[Any]]) -> list[tables.Table]:
+    """The sections that `_join` joined."""
+    begin = 8 * len(forms)
+    lengths = np.frombuffer(data[:begin], "<i8").tolist() if len(data) >= begin else [-1]
+    is_whole = all(
+        length >= 0 and length % form.itemsize == 0 for length, form in zip(lengths, forms, strict=False)
+    )
+    if not is_whole or begin + sum(lengths) != len(data):
+        raise Corrupt(f"{len(data)} bytes are not what a process wrote about its files")
+    found = []
+    for length, form in zip(lengths, forms, strict=True):
+        found.append(np.frombuffer(data, form, length // form.itemsize, begin))
+        begin += length
+    return found
+
+
+def box_volumes(recipe: Recipe) -> list[int]:
+    """The number of elements of each distinct box."""
+    extents, begin, found = recipe.extents.tolist(), 0, []
+    for ndim in recipe.ndims.tolist():
+        found.append(math.prod(extents[begin : begin + ndim]))
+        begin += ndim
+    return found
