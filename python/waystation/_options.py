@@ -102,6 +102,11 @@ def _axes_or_none(value: Any) -> str | None:
     return None if fits else "a tuple of axes or None"
 
 
+def _axis_or_none(value: Any) -> str | None:
+    fits = value is None or isinstance(value, str) or _is_int(value)
+    return None if fits else "the name or the number of an axis, or None"
+
+
 def _callable_or_none(value: Any) -> str | None:
     return None if value is None or callable(value) else "a function or None"
 
@@ -142,6 +147,15 @@ class ArrayLoadingOptions(OptionGroup):
             (`params.w`) and what `metadata` shows of it (`shape`, `dtype`, and as `sharding` the saved one
             if the present devices have it, else None). Returns the sharding to load it with, or None for
             the default device. None loads arrays with their saved shardings.
+        load_and_broadcast: Of what several processes need (replicated arrays, plain tensors of a torch
+            program), one reads from storage and sends it to the others by collectives of the framework.
+            None lets a load try both and go on with what is faster, except in the background; there, as
+            with False, every process reads what it needs. Must be the same in all processes.
+        replica_axis: The axis, by name or number, of the meshes of JAX arrays along which one process reads
+            for the others: the one whose devices are first along it. None takes all axes.
+        broadcast_concurrent_bytes: Most bytes of memory, of the host and of the devices that carry them,
+            that a process has on their way to others at a time, beyond the arrays themselves. Less than
+            1 MiB counts as 1 MiB.
         on_statistics: Called with the `LoadStatistics` of every load, in the thread that loads, when the
             arrays are there. What it raises, the load raises.
     """
@@ -151,6 +165,9 @@ class ArrayLoadingOptions(OptionGroup):
     enable_padding_and_truncation: bool = False
     restore_on_host: bool = False
     sharding_for: Callable[[str, Any], Any] | None = None
+    load_and_broadcast: bool | None = None
+    replica_axis: str | int | None = None
+    broadcast_concurrent_bytes: int = 512 << 20
     on_statistics: Callable[[Any], object] | None = None
     _checks: ClassVar = {
         "verify": _boolean_or_none,
@@ -158,6 +175,9 @@ class ArrayLoadingOptions(OptionGroup):
         "enable_padding_and_truncation": _boolean,
         "restore_on_host": _boolean,
         "sharding_for": _callable_or_none,
+        "load_and_broadcast": _boolean_or_none,
+        "replica_axis": _axis_or_none,
+        "broadcast_concurrent_bytes": _positive,
         "on_statistics": _callable_or_none,
     }
 

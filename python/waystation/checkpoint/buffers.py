@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,22 @@ class Incoming:
             and self.stored.dtype == self.target.dtype
             and tuple(self.stored.shape) == tuple(self.target.shape)
         )
+
+    @property
+    def form(self) -> dtypes.LogicalDtype:
+        """What its buffers hold."""
+        return dtypes.of_name(self.target.dtype, self.stored.storage_shape[len(self.stored.shape) :])
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one logical element in its buffers."""
+        form = self.form
+        return form.host.itemsize * math.prod(form.host_trailing)
+
+    def only(self, numbers: Sequence[int]) -> Incoming:
+        """The same array with some of its boxes, whose buffers are still to be filled."""
+        boxes = [self.target.boxes[number] for number in numbers]
+        return replace(self, target=replace(self.target, boxes=boxes), buffers=[])
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +192,26 @@ def _is_read(incoming: Incoming, box: Box) -> bool:
     return fit.stored_part(incoming.stored, box) == box
 
 
+def allocate_boxes(wanted: Sequence[tuple[Incoming, int]], allocate: Allocate = memory.allocate) -> None:
+    """Gives boxes (by their numbers) of arrays buffers that are still to be filled."""
+    forms = [incoming.form for incoming, _ in wanted]
+    shapes = [
+        incoming.target.boxes[index][1] + form.host_trailing
+        for (incoming, index), form in zip(wanted, forms, strict=True)
+    ]
+    sizes = [math.prod(shape) * form.host.itemsize for shape, form in zip(shapes, forms, strict=True)]
+    places, _ = allocate(sizes)
+    for (incoming, index), form, shape, (slab, offset) in zip(wanted, forms, shapes, places, strict=True):
+        incoming.buffers[index] = (
+            np.empty(shape, form.host) if slab is None else np.ndarray(shape, form.host, slab, offset)
+        )
+
+
 def _allocate_made(made: Sequence[tuple[Incoming, int]], allocate: Allocate) -> None:
     """Makes the buffers of boxes that are not simply read: scalars and zeros are there at once."""
-    forms = [dtypes.of_name(incoming.target.dtype).host for incoming, _ in made]
-    shapes = [incoming.target.boxes[index][1] for incoming, index in made]
-    sizes = [math.prod(shape) * form.itemsize for shape, form in zip(shapes, forms, strict=True)]
-    places, _ = allocate(sizes)
-    for (incoming, index), form, shape, (slab, offset) in zip(made, forms, shapes, places, strict=True):
-        buffer = np.empty(shape, form) if slab is None else np.ndarray(shape, form, slab, offset)
-        incoming.buffers[index] = buffer
+    allocate_boxes(made, allocate)
+    for incoming, index in made:
+        buffer = incoming.buffers[index]
         if incoming.value is not None:
             dtypes.copy_cast(buffer, incoming.value)
         elif fit.stored_part(incoming.stored, incoming.target.boxes[index]) != incoming.target.boxes[index]:

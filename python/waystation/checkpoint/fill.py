@@ -1,8 +1,9 @@
 """Reads what was decided and makes the leaves.
 
 Leaves are sorted by the codec that makes them, each codec says where its arrays go, and the memory for them
-is filled (`checkpoint/buffers.py`). Each framework then makes all of its arrays in one batch; with a bound
-on memory, those that do not stay in host memory are made group by group (`checkpoint/staging.py`).
+is filled (`checkpoint/buffers.py`), where other processes have not sent it (`checkpoint/exchange.py`). Each
+framework then makes all of its arrays in one batch; with a bound on memory, those that do not stay in host
+memory are made group by group (`checkpoint/staging.py`).
 """
 
 from __future__ import annotations
@@ -33,48 +34,78 @@ from waystation.layouts.native.tree_file import ArrayLeaf, Scalar
 _TEXTS = ("bytes", "str")  # long ones are stored as arrays, which become text after all
 
 
-def fill(opened: OpenCheckpointable, decided: Decided, options: Options, progress: Progress) -> list[Any]:
-    """Makes the leaves of the result, in order."""
-    started_s = time.monotonic()
-    loading = options.array.loading
-    wanted.check_shapes(opened.tree, decided, extents_may_differ=loading.enable_padding_and_truncation)
-    leaves = _Leaves(decided)
-    batches = _sort(opened, decided, loading, leaves)
-    arrays = [(batch.codec, _incoming(batch, decided, loading)) for batch in batches]
-    statistics = ReadStatistics()
-    mappings = Mappings(opened) if loading.mmap and not loading.verify else None
-    _load(
-        Reading(opened, options, progress, statistics, mappings, staging.CAST_GROUP_BYTES, is_bounded=False),
-        arrays,
-        leaves,
-    )
-    leaves.scalars_from_arrays()
-    _report(opened, loading, statistics, time.monotonic() - started_s)
-    return leaves.made
+class Filling:
+    """The leaves of one load, from their description to the finished leaf.
 
+    Attributes:
+        resident: The arrays that are made of the memory that they are read to, with their codecs. Their
+            buffers may be filled by somebody else before `finish`.
+        reading: How arrays are read.
+    """
 
-def _load(reading: Reading, arrays: Sequence[tuple[Codec, list[Incoming]]], leaves: _Leaves) -> None:
-    """Reads arrays and makes them: all at once, or within the bound that the options set."""
-    limit_bytes = reading.options.memory.read_concurrent_bytes
-    staged: list[tuple[Codec, Incoming]] = []
-    group_bytes = 0
-    if limit_bytes is not None:
-        arrays, staged = _divide(arrays)
-        shares = staging.Shares.of(limit_bytes, are_staged=bool(staged))
-        group_bytes = shares.group_bytes
-        reading = dataclasses.replace(
-            reading,
-            options=staging.bound_engine(reading.options, shares.engine_bytes),
+    def __init__(
+        self, opened: OpenCheckpointable, decided: Decided, options: Options, progress: Progress
+    ) -> None:
+        self._started_s = time.monotonic()
+        loading = options.array.loading
+        wanted.check_shapes(opened.tree, decided, extents_may_differ=loading.enable_padding_and_truncation)
+        self._leaves = _Leaves(decided)
+        batches = _sort(opened, decided, loading, self._leaves)
+        self.resident = [(batch.codec, _incoming(batch, decided, loading)) for batch in batches]
+        mappings = Mappings(opened) if loading.mmap and not loading.verify else None
+        self.reading = Reading(
+            opened, options, progress, ReadStatistics(), mappings, staging.CAST_GROUP_BYTES, is_bounded=False
+        )
+        self._staged: list[tuple[Codec, Incoming]] = []
+        self._group_bytes = 0
+        if options.memory.read_concurrent_bytes is not None:
+            self._bound(options.memory.read_concurrent_bytes)
+
+    def _bound(self, limit_bytes: int) -> None:
+        """Stays within the bound that the options set."""
+        self.resident, self._staged = _divide(self.resident)
+        shares = staging.Shares.of(limit_bytes, are_staged=bool(self._staged))
+        self._group_bytes = shares.group_bytes
+        self.reading = dataclasses.replace(
+            self.reading,
+            options=staging.bound_engine(self.reading.options, shares.engine_bytes),
             cast_bytes=shares.cast_bytes,
             is_bounded=True,
         )
-    fill_buffers(reading, [incoming for _, batch in arrays for incoming in batch])
-    for codec, batch in arrays:
-        leaves.make(codec, batch)
-    if staged:
-        # Read, not mapped: the pages of a mapping would stay until all of it is let go of.
-        reading = dataclasses.replace(reading, mappings=None)
-        staging.load_staged(reading, staged, group_bytes, leaves)
+
+    def finish(self, received_bytes: int) -> list[Any]:
+        """Reads what has no buffers yet, and makes the leaves, in order.
+
+        Args:
+            received_bytes: What other processes have sent, for the statistics.
+        """
+        reading, leaves = self.reading, self._leaves
+        fill_buffers(
+            reading,
+            [incoming for _, batch in self.resident for incoming in batch if not incoming.buffers],
+        )
+        for codec, batch in self.resident:
+            leaves.make(codec, batch)
+        if self._staged:
+            # Read, not mapped: the pages of a mapping would stay until all of it is let go of.
+            reading = dataclasses.replace(reading, mappings=None)
+            staging.load_staged(reading, self._staged, self._group_bytes, leaves)
+        leaves.scalars_from_arrays()
+        self._report(received_bytes)
+        return leaves.made
+
+    def _report(self, received_bytes: int) -> None:
+        read, loading = self.reading.statistics, self.reading.options.array.loading
+        statistics = LoadStatistics(
+            self.reading.opened.directory,
+            read.bytes_needed,
+            read.bytes_read,
+            time.monotonic() - self._started_s,
+            received_bytes,
+        )
+        statistics.log()
+        if loading.on_statistics is not None:
+            loading.on_statistics(statistics)
 
 
 def _divide(
@@ -92,15 +123,6 @@ def _divide(
                 staged.append((codec, incoming))
         resident.append((codec, staying))
     return resident, staged
-
-
-def _report(
-    opened: OpenCheckpointable, loading: ArrayLoadingOptions, read: ReadStatistics, duration_s: float
-) -> None:
-    statistics = LoadStatistics(opened.directory, read.bytes_needed, read.bytes_read, duration_s)
-    statistics.log()
-    if loading.on_statistics is not None:
-        loading.on_statistics(statistics)
 
 
 # ---- deciding ----------------------------------------------------------------------------------

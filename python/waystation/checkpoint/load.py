@@ -1,8 +1,8 @@
 """`load` and `load_async`: a checkpoint becomes a state, in the containers and kinds that are wanted.
 
 First everything is decided: which stored leaf each wanted leaf takes, where its bytes go, what has to
-be cast. Then one engine job reads all that needs no cast; casts follow in bounded pieces. Last the
-frameworks make their arrays, in batches.
+be cast, and in a program of several processes whether one reads for others. Then one engine job reads all
+that needs no cast; casts follow in bounded pieces. Last the frameworks make their arrays, in batches.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 from typing import Any
 
 from waystation import coordination
-from waystation._errors import Corrupt
 from waystation._options import Options
-from waystation.checkpoint import fill, wanted
+from waystation.checkpoint import broadcast, fill, wanted
 from waystation.checkpoint.context import current_options
+from waystation.checkpoint.exchange import Exchange
 from waystation.checkpoint.handle import AsyncResponse, Progress
 from waystation.checkpoint.metadata import CheckpointMetadata, choose_checkpointable
-from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
+from waystation.checkpoint.paths import PathLike, naming_checkpoint, require_checkpoint, resolve
 from waystation.layouts.native.read import (
     MetadataFiles,
     OpenCheckpointable,
@@ -59,8 +59,13 @@ def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str
 def load_async(
     path: PathLike, abstract_state: Any = None, *, checkpointable_name: str = AUTO
 ) -> AsyncResponse[Any]:
-    """Loads a state in the background; takes what `load` takes, and its handle raises what it raises."""
-    loading = Loading(resolve(path), checkpointable_name, current_options())
+    """Loads a state in the background; takes what `load` takes, and its handle raises what it raises.
+
+    In a program of several processes, each reads what it needs: collectives from a thread in the background
+    could come between those of the program. With the option `array.loading.load_and_broadcast = True` there
+    are such; let the program have none of its own then until the handle is done.
+    """
+    loading = Loading(resolve(path), checkpointable_name, current_options(), is_in_background=True)
     loading.require_checkpoint()
     return AsyncResponse(
         f"loading '{loading.target}'", lambda progress: loading.run(abstract_state, progress)
@@ -75,8 +80,9 @@ class Loading:
         target: The checkpoint, resolved.
     """
 
-    def __init__(self, target: str, name: str, options: Options) -> None:
+    def __init__(self, target: str, name: str, options: Options, *, is_in_background: bool = False) -> None:
         self.target = target
+        self._is_in_background = is_in_background
         self._name = name
         self._options = options
         multiprocessing = options.multiprocessing
@@ -107,20 +113,37 @@ class Loading:
 
     def _run(self, abstract_state: Any, progress: Progress) -> Any:
         opened = self._open()
+        prepared: list[tuple[wanted.Decided, fill.Filling, broadcast.Plan]] = []
+
+        def prepare() -> bytes:
+            with naming_checkpoint(self.target):
+                decided = self._decide(opened, abstract_state)
+                filling = fill.Filling(opened, decided, self._options, progress)
+                plan = broadcast.Plan.of(filling.resident, self._options.array.loading, self._wish())
+            prepared.append((decided, filling, plan))
+            return plan.proposal()
+
+        decision = self._session.round(prepare, broadcast.decide)
+        ((decided, filling, plan),) = prepared
+        received = Exchange(self._session, plan, filling.reading, self.target).run(decision)
         leaves: list[Any] = []
 
-        def work() -> bytes:
-            decided = self._decide(opened, abstract_state)
-            try:
-                leaves.append(
-                    unflatten(decided.structure, fill.fill(opened, decided, self._options, progress))
-                )
-            except Corrupt as error:
-                raise error.where(checkpoint=self.target)
+        def finish() -> bytes:
+            with naming_checkpoint(self.target):
+                leaves.append(unflatten(decided.structure, filling.finish(received)))
             return b""
 
-        self._session.round(work, lambda _: b"")
+        self._session.round(finish, lambda _: b"")
         return leaves[0]
+
+    def _wish(self) -> bool | None:
+        """Whether to broadcast; None: if it is faster."""
+        loading = self._options.array.loading
+        if self._session.process_count == 1:
+            return False
+        if loading.load_and_broadcast is None and (loading.mmap or self._is_in_background):
+            return False  # nothing is read that is mapped; collectives would come at any time
+        return loading.load_and_broadcast
 
     def _open(self) -> OpenCheckpointable:
         if self._session.process_count == 1:

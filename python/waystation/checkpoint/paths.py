@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
-from waystation._errors import Conflict, InvalidInput, NotFound, PermissionDenied, from_os_error
+from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound, PermissionDenied, from_os_error
 from waystation.layouts.native import names
 from waystation.layouts.native.attempts import leftovers
 
@@ -30,6 +32,15 @@ def resolve(path: PathLike) -> str:
     if not name:
         raise InvalidInput(f"'{text}' names no directory that could be a checkpoint", path=text)
     return os.path.join(os.path.realpath(parent), name)
+
+
+@contextlib.contextmanager
+def naming_checkpoint(target: str) -> Iterator[None]:
+    """Adds the checkpoint to what is raised of damage in it."""
+    try:
+        yield
+    except Corrupt as error:
+        raise error.where(checkpoint=target)
 
 
 def is_checkpoint(path: PathLike) -> bool:

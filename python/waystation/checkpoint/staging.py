@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from waystation import _native
 from waystation._options import Options
 from waystation.checkpoint.buffers import Buffer, Incoming, Reading, Region, aligned, fill_buffers
 from waystation.checkpoint.pieces import cut, read_ahead
-from waystation.frameworks import dtypes
 from waystation.frameworks.base import Codec, Target
 from waystation.grid import volume
 
@@ -237,7 +235,7 @@ def _groups(arrays: Iterable[Staged], group_bytes: int, alone: list[Staged]) -> 
 
 def _parts(staged: Staged, group_bytes: int) -> Iterator[Part]:
     incoming = staged.incoming
-    items = max(1, group_bytes // _item_bytes(incoming))
+    items = max(1, group_bytes // incoming.item_bytes)
     for number, (origin, shape) in enumerate(incoming.target.boxes):
         for offset, extents in cut(shape, items):
             start = tuple(at + begin for at, begin in zip(offset, origin, strict=True))
@@ -247,11 +245,5 @@ def _parts(staged: Staged, group_bytes: int) -> Iterator[Part]:
 
 
 def _staged_bytes(incoming: Incoming) -> int:
-    item_bytes = _item_bytes(incoming)
+    item_bytes = incoming.item_bytes
     return sum(aligned(volume(box) * item_bytes) for box in incoming.target.boxes)
-
-
-def _item_bytes(incoming: Incoming) -> int:
-    stored = incoming.stored
-    form = dtypes.of_name(incoming.target.dtype, stored.storage_shape[len(stored.shape) :])
-    return form.host.itemsize * math.prod(form.host_trailing)

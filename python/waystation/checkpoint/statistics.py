@@ -14,16 +14,18 @@ class LoadStatistics:
 
     Attributes:
         path: The directory of the checkpointable.
-        bytes_needed: Bytes of the parts of arrays that this process needed, as they are stored.
+        bytes_needed: Bytes of the parts of arrays that this process had to read, as they are stored.
         bytes_read: Bytes that it read to get them: of whole blocks of 256 KiB where they are verified, and
-            of the headers of data files.
+            of the headers of data files; of samples, where a load has tried to broadcast.
         duration_s: From the first decision about an array to the last array made, in seconds.
+        bytes_received: Bytes that other processes have read for this one, and sent to it.
     """
 
     path: str
     bytes_needed: int
     bytes_read: int
     duration_s: float
+    bytes_received: int = 0
 
     @property
     def read_ratio(self) -> float:
@@ -33,10 +35,11 @@ class LoadStatistics:
     def log(self) -> None:
         """Writes one line to the logger `waystation`, at the level INFO."""
         _log.info(
-            "loaded '%s': %d bytes needed, %d read (%.2f times), %.3f s",
+            "loaded '%s': %d bytes needed, %d read (%.2f times), %d received, %.3f s",
             self.path,
             self.bytes_needed,
             self.bytes_read,
             self.read_ratio,
+            self.bytes_received,
             self.duration_s,
         )

@@ -10,9 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-from waystation.grid import Spread
+import numpy as np
+from numpy.typing import NDArray
+
+from waystation.grid import Box, Spread, volume
+
+# Processes that need the same part of an array: first the one that reads it where it is broadcast.
+Group: TypeAlias = tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -71,6 +77,59 @@ class Target:
     dtype: str  # logical, after any cast
     boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]
     placement: Any  # the codec's own: sharding, device, which box goes where, …
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replicas:
+    """What several processes need of an array that is to be loaded; arrays of one shape and sharding share
+    one. Every process knows all of it.
+
+    Attributes:
+        boxes: What several processes need, in an order that is the same in all of them; without boxes that
+            have no elements. One may be there more than once, for different processes.
+        groups: For each of them the processes that need it, two at least.
+    """
+
+    boxes: tuple[Box, ...]
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def of(cls, spread: Spread) -> Replicas | None:
+        """What a spread has of that, the first holder reading; None if it is nothing."""
+        return cls.made_of(list(zip(spread.boxes, spread.holders, strict=True)))
+
+    @classmethod
+    def made_of(cls, found: Sequence[tuple[Box, Group]]) -> Replicas | None:
+        """Those of the given boxes that belong here; None if it is none of them."""
+        kept = [(box, group) for box, group in found if len(group) > 1 and volume(box)]
+        if not kept:
+            return None
+        return cls(tuple([box for box, _ in kept]), tuple([group for _, group in kept]))
+
+
+class Broadcaster(Protocol):
+    """Carries bytes from one process of a group to the others of it, by collectives of its framework.
+
+    Attributes:
+        process_index: This process, as the groups name it.
+    """
+
+    process_index: int
+
+    def broadcast(self, layer: Sequence[Group], nbytes: int, piece: NDArray[np.uint8]) -> None:
+        """Carries one piece in each group of a layer. All processes of the layer call it, and all calls that
+        two processes have in common come in the same order in both.
+
+        Args:
+            layer: Groups of equally many processes, no process in two of them, this one in one.
+            nbytes: The length of the longest piece in any of the groups.
+            piece: What the first process of this one's group sends, contiguous; the others have it filled.
+                In one group it is equally long everywhere.
+
+        Raises:
+            Unavailable: The framework could not do it.
+        """
+        ...
 
 
 class Codec(Protocol):

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from waystation._errors import InvalidInput
-from waystation.frameworks import dtypes, jax_sources, jax_targets
-from waystation.frameworks.base import ArraySource, StoredArray, Target
+from waystation.frameworks import dtypes, jax_broadcast, jax_sources, jax_targets
+from waystation.frameworks.base import ArraySource, Broadcaster, Replicas, StoredArray, Target
 from waystation.frameworks.jax_dtypes import jax_dtype
 from waystation.frameworks.jax_pieces import PieceWriter, goes_in_pieces, stays_on_host
 from waystation.frameworks.jax_shardings import sharding_from_description
@@ -47,6 +47,14 @@ class JaxCodec:
     def open_in_pieces(self, target: Target) -> PieceWriter | None:
         """What puts the array together on its devices; None where it is made of whole boxes only."""
         return PieceWriter(target) if goes_in_pieces(target) else None
+
+    def replicas(self, targets: Sequence[Target], axis: str | int | None) -> list[Replicas | None]:
+        """What several processes need of each array, along an axis of its mesh if one is given."""
+        return jax_broadcast.replicas(targets, axis)
+
+    def broadcaster(self, targets: Sequence[Target]) -> Broadcaster:
+        """What carries that from one of them to the others."""
+        return jax_broadcast.JaxBroadcaster()
 
     def wait(self, leaves: Sequence[Any]) -> None:
         """Returns once all copies to devices are done."""

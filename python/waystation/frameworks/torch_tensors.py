@@ -16,7 +16,7 @@ import torch
 
 from waystation._errors import InvalidInput, WaystationError
 from waystation.frameworks import dtypes, torch_memory, torch_pieces, torch_shardings
-from waystation.frameworks.base import ArraySource, StoredArray, Target
+from waystation.frameworks.base import ArraySource, Broadcaster, Replicas, StoredArray, Target
 from waystation.frameworks.torch_shards import replicated
 from waystation.grid import Shape, Spread, whole
 
@@ -125,6 +125,30 @@ class TorchCodec:
     def open_in_pieces(self, target: Target) -> torch_pieces.PieceWriter | None:
         """What puts the tensor together on its device; None where it is made of whole boxes only."""
         return torch_pieces.PieceWriter(target) if torch_pieces.goes_in_pieces(target) else None
+
+    def replicas(self, targets: Sequence[Target], axis: str | int | None) -> list[Replicas | None]:
+        """What several processes need of each tensor: all of plain ones, and what DTensors replicate over
+        any axis of their meshes; `axis` is that of JAX's."""
+        if _process_count() == 1:
+            return [None] * len(targets)
+        found: dict[Any, Replicas | None] = {}
+        spreads = _Replicated()
+        for target in targets:
+            form = target.placement.form
+            key = target.shape if form is None else id(form)
+            if key not in found:
+                found[key] = Replicas.of(spreads.spread(target.shape) if form is None else form.spread)
+        return [
+            found[target.shape if target.placement.form is None else id(target.placement.form)]
+            for target in targets
+        ]
+
+    def broadcaster(self, targets: Sequence[Target]) -> Broadcaster:
+        """What carries that from one process to the others: the process groups of the program and of the
+        meshes of these tensors, and others where there are none for the same processes."""
+        from waystation.frameworks import torch_broadcast
+
+        return torch_broadcast.TorchBroadcaster([target.placement.mesh for target in targets])
 
     def abstract(self, stored: StoredArray) -> Any:
         """A tensor without data, on the meta device; of a DTensor another, if this program can have its
