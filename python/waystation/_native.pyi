@@ -92,7 +92,8 @@ class Job:
 
     def wait_gathered(self, position: int, timeout_s: float | None = None, /) -> bool:
         """True when every source byte before plan position `position` (bytes of segments, in plan
-        order over all files) has been copied out, or the job has finished."""
+        order over all files) has been copied out, or the job has finished. Of a job with ranges that
+        go `first`, only their bytes count."""
 
     def done(self) -> bool: ...
     def progress(self) -> tuple[int, int]: ...
@@ -115,6 +116,9 @@ def start_write(
     block_bytes: int | None = None,
     depth: int | None = None,
     threads: int | None = None,
+    staging_bytes: int | None = None,
+    first: Sequence[tuple[int, int]] | None = None,
+    throttle: str | None = None,
 ) -> Job:
     """Creates and writes data files. Each is `(path, header, file_bytes, words)`.
 
@@ -125,7 +129,9 @@ def start_write(
     (`source_device` is -1 for host memory, else the CUDA ordinal; device blocks are C-contiguous).
     The blocks partition the array (C order in the file). `ndim = 0` means one item of `item_bytes`
     contiguous bytes. Existing paths are a Conflict. `owners` is kept until no thread reads sources.
-    A failed or cancelled job removes the files that it created.
+    A failed or cancelled job removes the files that it created. `staging_bytes` bounds the job's own
+    memory (at least one block of checksums). `first` are ranges of plan positions (see
+    `Job.wait_gathered`) that are copied out before the rest. `throttle` names the file of one.
     """
 
 def start_read(
@@ -138,6 +144,7 @@ def start_read(
     block_bytes: int | None = None,
     depth: int | None = None,
     threads: int | None = None,
+    throttle: str | None = None,
 ) -> Job:
     """Reads boxes of stored chunks to chosen addresses. Each file is
     `(path, file_bytes, block_checksums)`; with checksums every block that is touched is verified
@@ -148,6 +155,15 @@ def start_read(
     destination_address, destination_strides_bytes[ndim]`.
     `ndim = 0` means `item_bytes` contiguous bytes.
     """
+
+def create_throttle(
+    path: str, /, *, bytes_per_s: int | None = None, requests_per_s: int | None = None
+) -> None:
+    """Makes a file that holds a limit: all jobs of all processes of this machine that name it together get
+    no more (None is no limit). A read or write of up to `block_bytes` is one request. For benchmarks."""
+
+def throttle_usage(path: str, /) -> dict[str, int]:
+    """What they have asked for so far: `{"bytes", "requests"}`."""
 
 def write_small_files(files: Sequence[tuple[str, Buffer]], /, *, sync: bool = True) -> None:
     """Creates each file, writes it and makes it durable, all in parallel. Conflict if one exists."""

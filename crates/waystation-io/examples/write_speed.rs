@@ -66,6 +66,9 @@ fn main() {
         threads: number(4),
         depth: number(5),
         block_bytes: number(6).map(|kib| kib << 10),
+        staging_bytes: None,
+        first: Vec::new(),
+        throttle: None,
     };
     let source = Arena::global().allocate(nbytes).unwrap();
     for offset in (0..nbytes).step_by(8) {
@@ -82,7 +85,7 @@ fn main() {
                 write_raw(&path, &source);
                 None
             } else {
-                Some(write_by_engine(&path, &source, options))
+                Some(write_by_engine(&path, &source, options.clone()))
             };
             let speed = (nbytes / MIB) as f64 / start.elapsed().as_secs_f64();
             std::fs::remove_file(&path).unwrap();

@@ -50,8 +50,8 @@ impl<T> Shared<T> {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Says that every source byte before plan position `position` has been copied out and will not
-    /// be read again. Only moves forward.
+    /// Says that every source byte that is to be copied out first (all, where the job does not say which)
+    /// and stands before plan position `position` has been, and will not be read again. Only moves forward.
     pub fn set_gathered(&self, position: u64) {
         if self.gathered_bytes.fetch_max(position, Ordering::Release) < position {
             let _guard = self.lock();

@@ -18,6 +18,7 @@ pub mod ring;
 pub mod segment;
 pub mod staging;
 pub mod table_pages;
+pub mod throttle;
 pub mod write;
 
 pub use waystation_format::{Error, Kind, Result};

@@ -196,7 +196,7 @@ fn one_bad_file_fails_the_job_and_dropping_a_handle_is_safe() {
     for mode in Mode::ALL {
         let options = Options { mode: Some(mode), ..Options::default() };
         // SAFETY: the memory outlives the jobs, which are joined here or by their drop.
-        let job = unsafe { read::start(Plan::new(files.clone(), &words).unwrap(), options) }.unwrap();
+        let job = unsafe { read::start(Plan::new(files.clone(), &words).unwrap(), options.clone()) }.unwrap();
         job.join();
         let error = job.shared().take_outcome().unwrap().unwrap_err();
         assert_eq!(error.context("path"), files[5].path.to_str());

@@ -11,7 +11,16 @@ use waystation_io::mode::Mode;
 use waystation_io::write::{self, DeviceCopies, DeviceCopy, DeviceRows, FileInput, Options, Statistics};
 use waystation_io::{Error, Kind, Result};
 
-const AUTOMATIC: Options = Options { sync: true, mode: None, block_bytes: None, depth: None, threads: None };
+const AUTOMATIC: Options = Options {
+    sync: true,
+    mode: None,
+    block_bytes: None,
+    depth: None,
+    threads: None,
+    staging_bytes: None,
+    first: Vec::new(),
+    throttle: None,
+};
 
 static PREPARED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);

@@ -5,12 +5,14 @@ mod write_support;
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use waystation_format::checksum::{BLOCK_BYTES, crc64};
 use waystation_io::Kind;
 use waystation_io::mode::Mode;
 use waystation_io::ring::Ring;
+use waystation_io::throttle::{self, Limits, Throttle};
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
 use write_support::{AUTOMATIC, entries, noise, plain, run};
@@ -160,6 +162,8 @@ proptest! {
         depth in 1usize..6,
         threads in 1usize..4,
         sync in any::<bool>(),
+        staging in prop::option::of(0usize..6),
+        first in prop::collection::vec((0u64..3_000_000, 0u64..2_000_000), 0..3),
     ) {
         for directory in directories() {
             for mode in modes() {
@@ -170,6 +174,9 @@ proptest! {
                     block_bytes: (block > 0).then_some(block * BLOCK_BYTES),
                     depth: Some(depth),
                     threads: Some(threads),
+                    staging_bytes: staging.map(|blocks| blocks * BLOCK_BYTES),
+                    first: first.iter().map(|&(begin, length)| begin..begin + length).collect(),
+                    throttle: None,
                 };
                 let statistics = run(inputs.clone(), options).unwrap();
                 check_written(&inputs, &expected, &statistics);
@@ -227,6 +234,47 @@ fn the_gather_position_says_what_may_change() {
         check_written(&inputs, &expected, &job.shared().take_outcome().unwrap().unwrap());
         let (done, total) = job.shared().progress();
         assert_eq!(done, total);
+    }
+}
+
+#[test]
+fn what_goes_first_may_change_before_the_rest_is_copied() {
+    for mode in modes() {
+        let directory = tempfile::tempdir().unwrap();
+        let throttle = directory.path().join("throttle");
+        throttle::create(&throttle, Limits { bytes_per_s: Some(16 << 20), requests_per_s: None }).unwrap();
+        let mut sources: Vec<Vec<u8>> = (0..4).map(|seed| noise((2 << 20) + seed, seed)).collect();
+        let inputs: Vec<FileInput> = sources
+            .iter()
+            .enumerate()
+            .map(|(index, source)| plain(directory.path().join(index.to_string()), 4096, source))
+            .collect();
+        let expected: Vec<Vec<u8>> =
+            sources.iter().map(|source| [&[b' '; 4096][..], source].concat()).collect();
+        let start = |index: usize| sources[..index].iter().map(Vec::len).sum::<usize>() as u64;
+        let starts: Vec<u64> = (0..4).map(start).collect();
+        let options = Options {
+            mode,
+            threads: Some(2),
+            staging_bytes: Some(1 << 20),
+            // The last array, and the second half of the second one.
+            first: vec![starts[3]..u64::MAX, starts[1] + (1 << 20)..starts[2]],
+            throttle: Some(Arc::new(Throttle::open(&throttle).unwrap())),
+            ..AUTOMATIC
+        };
+        // SAFETY: `sources` outlive the job, and are changed only where it has passed.
+        let job = unsafe { write::start(inputs.clone(), options) }.unwrap();
+        assert!(job.shared().wait_gathered(starts[2], None));
+        sources[1][1 << 20..].fill(0xee);
+        assert!(job.shared().wait_gathered(starts[3] + sources[3].len() as u64, None));
+        let (done, total) = job.shared().progress();
+        assert!(done < total, "the rest went before");
+        sources[3].fill(0xee);
+        job.join();
+        check_written(&inputs, &expected, &job.shared().take_outcome().unwrap().unwrap());
+        let usage = Throttle::open(&throttle).unwrap().usage();
+        assert!(usage.bytes >= total);
+        assert!(usage.requests >= 4 * 8);
     }
 }
 

@@ -77,7 +77,7 @@ fn options_out_of_range_are_refused() {
         Options { depth: Some(0), ..AUTOMATIC },
         Options { threads: Some(10_000), ..AUTOMATIC },
     ] {
-        assert_eq!(error_of(run(Vec::new(), options)).kind(), Kind::InvalidInput, "{options:?}");
+        assert_eq!(error_of(run(Vec::new(), options.clone())).kind(), Kind::InvalidInput, "{options:?}");
     }
 }
 

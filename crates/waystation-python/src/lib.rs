@@ -13,6 +13,7 @@ mod job;
 mod memory;
 mod read;
 mod tables;
+mod throttle;
 mod write;
 
 #[pymodule(gil_used = true)]
@@ -24,6 +25,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     memory::register(module)?;
     read::register(module)?;
     tables::register(module)?;
+    throttle::register(module)?;
     write::register(module)?;
     // PyO3 keeps a list of what was added; it would only repeat the stub.
     module.delattr("__all__")?;

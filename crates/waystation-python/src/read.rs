@@ -12,6 +12,7 @@ use waystation_io::read::{self, Options, Statistics};
 use crate::error::guarded;
 use crate::format::Bytes;
 use crate::job::{IntoDictionary, Job};
+use crate::throttle::open_throttle;
 
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -19,7 +20,9 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 #[pyfunction]
-#[pyo3(signature = (files, words, owners, /, *, mode=None, block_bytes=None, depth=None, threads=None))]
+#[pyo3(signature = (
+    files, words, owners, /, *, mode=None, block_bytes=None, depth=None, threads=None, throttle=None
+))]
 #[allow(clippy::too_many_arguments)] // they are the keywords of the Python function
 fn start_read(
     py: Python<'_>,
@@ -30,6 +33,7 @@ fn start_read(
     block_bytes: Option<usize>,
     depth: Option<usize>,
     threads: Option<usize>,
+    throttle: Option<PathBuf>,
 ) -> PyResult<Job> {
     let words = Bytes::of(words)?;
     let held: Vec<(PathBuf, u64, Option<Bytes>)> = files
@@ -41,9 +45,10 @@ fn start_read(
             let mode = mode.map(str::parse::<Mode>).transpose()?;
             let files = held.into_iter().map(read_file).collect::<Result<_>>()?;
             let plan = Plan::new(files, &integers(words.as_slice(), i64::from_ne_bytes)?)?;
+            let throttle = open_throttle(throttle)?;
             // SAFETY: `Job` keeps the owners of the destinations until the job has finished, and only
             // Waystation calls this module, with destinations that are nobody else's meanwhile.
-            unsafe { read::start(plan, Options { mode, block_bytes, depth, threads }) }
+            unsafe { read::start(plan, Options { mode, block_bytes, depth, threads, throttle }) }
         })
     })?;
     Ok(Job::new(handle, owners))

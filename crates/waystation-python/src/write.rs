@@ -1,5 +1,7 @@
 //! `start_write`: plans of files to be written become a background [`Job`].
 
+use std::path::PathBuf;
+
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use waystation_format::{Error, Kind};
@@ -8,6 +10,7 @@ use waystation_io::write::{self, FileInput, Options, Statistics};
 use crate::error::{guarded, to_py};
 use crate::format::Bytes;
 use crate::job::{IntoDictionary, Job};
+use crate::throttle::open_throttle;
 
 /// A file as Python gives it: path, header, size, words.
 type FileTuple<'py> = (String, Bound<'py, PyBytes>, u64, Bound<'py, PyAny>);
@@ -30,7 +33,10 @@ impl IntoDictionary for Statistics {
 }
 
 #[pyfunction]
-#[pyo3(signature = (files, owners, /, *, sync=true, mode=None, block_bytes=None, depth=None, threads=None))]
+#[pyo3(signature = (
+    files, owners, /, *, sync=true, mode=None, block_bytes=None, depth=None, threads=None, staging_bytes=None,
+    first=None, throttle=None
+))]
 #[allow(clippy::too_many_arguments)] // the stub's
 fn start_write(
     py: Python<'_>,
@@ -41,9 +47,14 @@ fn start_write(
     block_bytes: Option<usize>,
     depth: Option<usize>,
     threads: Option<usize>,
+    staging_bytes: Option<usize>,
+    first: Option<Vec<(u64, u64)>>,
+    throttle: Option<PathBuf>,
 ) -> PyResult<Job> {
     let mode = mode.map(str::parse).transpose().map_err(to_py)?;
-    let options = Options { sync, mode, block_bytes, depth, threads };
+    let first = first.unwrap_or_default().into_iter().map(|(begin, end)| begin..end).collect();
+    let throttle = open_throttle(throttle).map_err(to_py)?;
+    let options = Options { sync, mode, block_bytes, depth, threads, staging_bytes, first, throttle };
     let inputs = files.iter().map(read_file).collect::<PyResult<Vec<_>>>()?;
     // SAFETY: only Waystation calls this module; it hands over addresses of memory that `owners` keeps
     // alive, and the job keeps `owners` until no thread reads it.

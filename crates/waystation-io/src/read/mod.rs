@@ -37,6 +37,7 @@ use self::source::Source;
 use self::spans::{Stripe, portions, span_bytes, spans_of, stripes_of};
 use crate::job::{Handle, Shared, panicked};
 use crate::mode::{Mode, Way};
+use crate::throttle::Throttle;
 
 /// Scratch memory of all workers together.
 const SCRATCH_BYTES: usize = 128 << 20;
@@ -50,7 +51,7 @@ const STRIPES_PER_WORKER: u64 = 4;
 const BUFFERED_UNIT_BYTES: usize = 2 * BLOCK_BYTES;
 
 /// What the caller prescribes; the engine chooses the rest.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The mode for every file.
     pub mode: Option<Mode>,
@@ -60,6 +61,8 @@ pub struct Options {
     pub depth: Option<usize>,
     /// Worker threads.
     pub threads: Option<usize>,
+    /// What every read waits for.
+    pub throttle: Option<Arc<Throttle>>,
 }
 
 /// What a finished job has done.
@@ -93,7 +96,7 @@ unsafe fn run(plan: &Plan, options: &Options, shared: &Shared<Statistics>) -> Re
     let mut way = choose_way(plan, options, total);
     let files = Files::new(plan, &spans, options.mode.map(|_| way.mode), way.mode);
     way.threads = count_workers(&way, options, total, plan, &files)?;
-    let work = Work::new(plan, &files, &spans, way, total, shared);
+    let work = Work::new(plan, &files, &spans, way, total, shared, options.throttle.as_deref());
     std::thread::scope(|scope| {
         let helpers: Vec<_> = (1..way.threads)
             // Where the system grants no thread, those there are do all the work.
@@ -124,6 +127,7 @@ struct Work<'a> {
     bytes_read: AtomicU64,
     no_ring: AtomicBool,
     shared: &'a Shared<Statistics>,
+    throttle: Option<&'a Throttle>,
 }
 
 impl<'a> Work<'a> {
@@ -134,6 +138,7 @@ impl<'a> Work<'a> {
         way: Way,
         total: u64,
         shared: &'a Shared<Statistics>,
+        throttle: Option<&'a Throttle>,
     ) -> Self {
         let share = total / (way.threads as u64 * STRIPES_PER_WORKER);
         let stripe_bytes = share.clamp(STRIPE_LEAST_BYTES, STRIPE_MOST_BYTES);
@@ -154,6 +159,7 @@ impl<'a> Work<'a> {
             bytes_read: AtomicU64::new(0),
             no_ring: AtomicBool::new(false),
             shared,
+            throttle,
         }
     }
 
@@ -232,6 +238,9 @@ impl<'a> Worker<'a> {
                 break;
             }
             self.work.bytes_read.fetch_add(unit.end - unit.start, Ordering::Relaxed);
+            if let Some(throttle) = self.work.throttle {
+                throttle.take(unit.end - unit.start, || self.work.shared.should_stop());
+            }
             // SAFETY: as the caller promises.
             let delivered = unsafe { self.read_unit(plan, source, stream.as_ref(), unit) }?;
             self.work.shared.add_done(delivered);

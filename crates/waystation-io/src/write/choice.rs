@@ -30,6 +30,8 @@ const LEAST_BLOCKS: u64 = 16;
 const LEAST_BLOCK_BYTES: usize = 1 << 20;
 /// Small blocks in flight that are worth the memory.
 const MOST_SMALL_BLOCKS: usize = 8;
+/// Blocks that staging memory holds at least, if it can.
+const LEAST_STAGED_BLOCKS: usize = 4;
 
 /// What suits most disks that nobody has measured.
 fn usual(mode: Mode) -> Way {
@@ -60,7 +62,10 @@ fn fit(mut way: Way, total_bytes: u64, options: &Options) -> Way {
     if way.mode != Mode::DirectRing {
         way.threads = way.threads.max(SYNCHRONOUS_THREADS);
     }
+    let staging_bytes = staging_bytes(options);
+    let most_bytes = largest_block(staging_bytes);
     let is_too_large = |block_bytes: usize| match options.block_bytes {
+        _ if block_bytes > most_bytes => true,
         Some(prescribed) => block_bytes > prescribed,
         None => block_bytes > LEAST_BLOCK_BYTES && total_bytes / (block_bytes as u64) < LEAST_BLOCKS,
     };
@@ -69,10 +74,21 @@ fn fit(mut way: Way, total_bytes: u64, options: &Options) -> Way {
         way.depth = way.depth.max(MOST_SMALL_BLOCKS.min(way.depth * 2));
     }
     way.block_bytes = options.block_bytes.unwrap_or(way.block_bytes).next_multiple_of(BLOCK_BYTES);
+    way.block_bytes = way.block_bytes.min(most_bytes);
     way.depth = options.depth.unwrap_or(way.depth).clamp(1, MOST_DEPTH);
     way.threads = options.threads.unwrap_or(way.threads.min(worthwhile_threads(total_bytes)));
-    way.threads = way.threads.min((STAGING_BYTES / way.block_bytes).max(1));
+    way.threads = way.threads.min((staging_bytes / way.block_bytes).max(1));
     way
+}
+
+/// Staging memory of all workers of a job together.
+pub(super) fn staging_bytes(options: &Options) -> usize {
+    options.staging_bytes.map_or(STAGING_BYTES, |bytes| bytes.clamp(BLOCK_BYTES, STAGING_BYTES))
+}
+
+/// The largest block of which some fit into staging memory: while one is written others are gathered.
+fn largest_block(staging_bytes: usize) -> usize {
+    (staging_bytes / LEAST_STAGED_BLOCKS / BLOCK_BYTES).max(1) * BLOCK_BYTES
 }
 
 fn worthwhile_threads(total_bytes: u64) -> usize {
@@ -108,7 +124,16 @@ mod tests {
     use super::*;
 
     const MIB: usize = 1 << 20;
-    const FREE: Options = Options { sync: true, mode: None, block_bytes: None, depth: None, threads: None };
+    const FREE: Options = Options {
+        sync: true,
+        mode: None,
+        block_bytes: None,
+        depth: None,
+        threads: None,
+        staging_bytes: None,
+        first: Vec::new(),
+        throttle: None,
+    };
 
     fn fitted(way: Way, total_mib: usize, options: Options) -> (usize, usize, usize) {
         let way = fit(way, (total_mib * MIB) as u64, &options);
@@ -140,6 +165,22 @@ mod tests {
         assert_eq!(fitted(usual(Mode::Buffered), 1024, FREE), (1, 1, 4));
         let many = Options { threads: Some(8), block_bytes: Some(16 * MIB), ..FREE };
         assert_eq!(fitted(usual(Mode::DirectThreads), 4096, many), (16, 1, 4));
+    }
+
+    #[test]
+    fn a_bound_on_staging_memory_is_kept_by_smaller_blocks_and_fewer_threads() {
+        let bounded = |staging_bytes| Options { staging_bytes: Some(staging_bytes), ..FREE };
+        assert_eq!(fitted(usual(Mode::DirectRing), 4096, bounded(5 * MIB)), (1, 8, 1));
+        assert_eq!(fitted(usual(Mode::DirectThreads), 4096, bounded(8 * MIB)), (2, 2, 4));
+        for staging_bytes in [1, BLOCK_BYTES, 3 * BLOCK_BYTES, 700_000, 5 * MIB, 1 << 40] {
+            for mode in Mode::ALL {
+                let asked =
+                    Options { threads: Some(16), block_bytes: Some(16 * MIB), ..bounded(staging_bytes) };
+                let way = fit(usual(mode), 1 << 40, &asked);
+                assert!(way.threads * way.block_bytes <= staging_bytes.max(BLOCK_BYTES));
+                assert!(way.block_bytes.is_multiple_of(BLOCK_BYTES));
+            }
+        }
     }
 
     #[test]

@@ -10,14 +10,16 @@
 
 mod choice;
 mod device;
+mod order;
 mod output;
 mod plan;
 mod work;
 mod worker;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use waystation_format::checksum::BLOCK_BYTES;
@@ -34,13 +36,14 @@ use crate::filesystem::FileSystem;
 use crate::job::{Handle, Shared, in_parallel};
 use crate::mode::Mode;
 use crate::ring::Ring;
+use crate::throttle::Throttle;
 
 const MOST_BLOCK_BYTES: usize = 16 << 20;
 const MOST_DEPTH: usize = 64;
 const MOST_THREADS: usize = 64;
 
 /// What the caller prescribes; the engine chooses the rest.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Whether the job ends only when its bytes are on stable storage.
     pub sync: bool,
@@ -52,6 +55,14 @@ pub struct Options {
     pub depth: Option<usize>,
     /// Worker threads.
     pub threads: Option<usize>,
+    /// Staging memory of all threads together, at least one checksummed block; it goes before
+    /// `block_bytes` and `threads`.
+    pub staging_bytes: Option<usize>,
+    /// Plan positions (bytes of segments, in plan order over all files) that are copied out before the rest;
+    /// with none, all are in plan order.
+    pub first: Vec<Range<u64>>,
+    /// What every write waits for.
+    pub throttle: Option<Arc<Throttle>>,
 }
 
 /// What a finished job has done.
@@ -97,7 +108,7 @@ unsafe fn run(plan: &Plan, options: &Options, shared: &Shared<Statistics>) -> Re
     let (way, ring) = open_ring(choose_way(plan, options), plan, options)?;
     let manner =
         Manner { direct: way.mode.is_direct(), demanded: options.mode.is_some(), sync: options.sync };
-    let mut work = Work::new(plan, shared, way, manner);
+    let mut work = Work::new(plan, shared, way, manner, options);
     // SAFETY: as the caller promises.
     let mut outcome = unsafe { write_all(&work, ring) };
     let write_time = started.elapsed();

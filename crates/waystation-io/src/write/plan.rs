@@ -69,6 +69,28 @@ impl Plan {
         }
         Ok(plan)
     }
+
+    /// The pieces (blocks of files, counted over all files) that hold bytes of ranges of plan positions.
+    pub fn pieces_of(
+        &self,
+        ranges: &[Range<u64>],
+        block_bytes: u64,
+        first_pieces: &[u64],
+    ) -> Vec<Range<u64>> {
+        let mut found = Vec::new();
+        for range in ranges {
+            for (file, &first) in self.files.iter().zip(first_pieces) {
+                let end = file.position + (file.file_bytes - file.header.len() as u64);
+                let (begin, end) = (range.start.max(file.position), range.end.min(end));
+                if begin < end {
+                    let offset = |position: u64| position - file.position + file.header.len() as u64;
+                    let last = offset(end).div_ceil(block_bytes);
+                    found.push(first + offset(begin) / block_bytes..first + last);
+                }
+            }
+        }
+        found
+    }
 }
 
 impl FilePlan {

@@ -1,7 +1,7 @@
 //! What the workers of one job share: the next block, the outputs, checksums and the gather position.
 //!
-//! Invariants: every staging block is handed out once, in plan order; the gather position never passes a
-//! block that a worker still copies from; few files are open at a time, however many there are.
+//! Invariants: every staging block is handed out once, in the order of [`Order`]; the gather position never
+//! passes a block that a worker still copies from; few files are open at a time, however many there are.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -11,11 +11,14 @@ use std::time::{Duration, Instant};
 use waystation_format::Result;
 use waystation_format::checksum::BLOCK_BYTES;
 
-use super::Statistics;
+use super::choice::staging_bytes;
+use super::order::Order;
 use super::output::{Manner, Output};
 use super::plan::{FilePlan, Plan};
+use super::{Options, Statistics};
 use crate::job::{Shared, in_parallel};
 use crate::mode::Way;
+use crate::throttle::Throttle;
 
 /// Staging memory of all workers together.
 pub(super) const STAGING_BYTES: usize = 64 << 20;
@@ -27,7 +30,7 @@ const SYNC_THREADS: usize = 16;
 /// A block of a file that one worker gathers and writes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
-    /// Its place among the pieces of all files.
+    /// Its place in the order in which pieces are handed out.
     pub index: u64,
     pub file: usize,
     pub offset: u64,
@@ -41,7 +44,10 @@ pub(super) struct Work<'a> {
     pub outputs: Vec<Output>,
     /// Of each file the index of its first piece, then the count of all.
     first_pieces: Vec<u64>,
+    order: Order,
     next_piece: AtomicU64,
+    staging_bytes: usize,
+    throttle: Option<&'a Throttle>,
     gathered: Mutex<Gathered>,
     checksums: Vec<Box<[AtomicU64]>>,
     unfinished: Mutex<Vec<usize>>,
@@ -56,7 +62,13 @@ struct Gathered {
 }
 
 impl<'a> Work<'a> {
-    pub fn new(plan: &'a Plan, shared: &'a Shared<Statistics>, way: Way, manner: Manner) -> Self {
+    pub fn new(
+        plan: &'a Plan,
+        shared: &'a Shared<Statistics>,
+        way: Way,
+        manner: Manner,
+        options: &'a Options,
+    ) -> Self {
         let block_bytes = way.block_bytes as u64;
         let mut first_pieces = vec![0];
         let mut count = 0;
@@ -73,8 +85,11 @@ impl<'a> Work<'a> {
             shared,
             way,
             outputs: plan.files.iter().map(output).collect(),
+            order: Order::new(&plan.pieces_of(&options.first, block_bytes, &first_pieces), count),
             first_pieces,
             next_piece: AtomicU64::new(0),
+            staging_bytes: staging_bytes(options),
+            throttle: options.throttle.as_deref(),
             gathered: Mutex::default(),
             checksums: plan.files.iter().map(checksums).collect(),
             // A file without bytes has no last piece to announce it.
@@ -87,7 +102,7 @@ impl<'a> Work<'a> {
 
     /// How many staging blocks one worker may have.
     pub fn slots_per_worker(&self) -> usize {
-        let allowed = STAGING_BYTES / self.way.threads / self.way.block_bytes;
+        let allowed = self.staging_bytes / self.way.threads / self.way.block_bytes;
         let needed =
             self.first_pieces.last().map_or(1, |&count| usize::try_from(count).unwrap_or(usize::MAX));
         allowed.min(needed).max(1)
@@ -96,12 +111,24 @@ impl<'a> Work<'a> {
     /// The next piece that nobody has taken.
     pub fn next_piece(&self) -> Option<Piece> {
         let index = self.next_piece.fetch_add(1, Ordering::Relaxed);
-        // The last file that begins at or before the piece: files without bytes come before it.
-        let file = self.first_pieces.partition_point(|&first| first <= index).checked_sub(1)?;
-        let plan = self.plan.files.get(file)?;
-        let offset = (index - self.first_pieces[file]) * self.way.block_bytes as u64;
+        let place = self.order.piece(index)?;
+        let file = self.file_of(place);
+        let plan = &self.plan.files[file];
+        let offset = (place - self.first_pieces[file]) * self.way.block_bytes as u64;
         let nbytes = (plan.file_bytes - offset).min(self.way.block_bytes as u64) as usize;
         Some(Piece { index, file, offset, nbytes })
+    }
+
+    /// The last file that begins at or before a piece: files without bytes come before it.
+    fn file_of(&self, place: u64) -> usize {
+        self.first_pieces.partition_point(|&first| first <= place) - 1
+    }
+
+    /// Waits until the store, if it is a slow one, takes so many bytes.
+    pub fn wait_for_store(&self, nbytes: usize) {
+        if let Some(throttle) = self.throttle {
+            throttle.take(nbytes as u64, || self.shared.should_stop());
+        }
     }
 
     /// Gathers host memory into `bytes` and checksums each block of the file while it is in the cache.
@@ -133,8 +160,8 @@ impl<'a> Work<'a> {
             }
             gathered.next
         };
-        let Some(last) = next.checked_sub(1) else { return };
-        let file = self.first_pieces.partition_point(|&first| first <= last) - 1;
+        let Some(last) = next.checked_sub(1).and_then(|last| self.order.first_piece(last)) else { return };
+        let file = self.file_of(last);
         let plan = &self.plan.files[file];
         let end = (last + 1 - self.first_pieces[file]) * self.way.block_bytes as u64;
         self.shared.set_gathered(plan.position_at(end.min(plan.file_bytes)));

@@ -162,6 +162,7 @@ impl<'a> Worker<'a> {
         let file = output.open()?;
         let was_direct = output.is_direct();
         let length = output.length_to_write(piece.nbytes);
+        self.work.wait_for_store(length);
         if self.ring.is_none() || !was_direct {
             return self.write_here(slot, &Writing { piece, file, length, was_direct });
         }

@@ -131,7 +131,7 @@ fn finish(files: Vec<ReadFile>, words: &[i64], options: &Options) -> (Result<Sta
         Err(error) => return (Err(error), (0, 0)),
     };
     // SAFETY: destinations lie in memory that outlives the join.
-    let job = unsafe { read::start(plan, *options) }.unwrap();
+    let job = unsafe { read::start(plan, options.clone()) }.unwrap();
     job.join();
     (job.shared().take_outcome().unwrap(), job.shared().progress())
 }

@@ -6,8 +6,16 @@ use std::path::{Path, PathBuf};
 use waystation_io::Result;
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
-pub const AUTOMATIC: Options =
-    Options { sync: true, mode: None, block_bytes: None, depth: None, threads: None };
+pub const AUTOMATIC: Options = Options {
+    sync: true,
+    mode: None,
+    block_bytes: None,
+    depth: None,
+    threads: None,
+    staging_bytes: None,
+    first: Vec::new(),
+    throttle: None,
+};
 
 /// Runs a whole write job.
 pub fn run(files: Vec<FileInput>, options: Options) -> Result<Statistics> {
