@@ -23,6 +23,7 @@ from benchmarks.cuda_driver import CudaDriver
 from waystation import _native
 from waystation._options import ArraySavingOptions, MemoryOptions
 from waystation.checkpoint import snapshot
+from waystation.checkpoint.write_limits import WriteShares
 from waystation.frameworks.base import ArraySource, Block
 from waystation.layouts.native.chunks import cut
 
@@ -80,6 +81,7 @@ def measure(driver: CudaDriver, total_bytes: int, rounds: int) -> Results:
     nbytes = sum(sizes)
     results = Results(nbytes, len(sizes))
     options = MemoryOptions(snapshot_bytes=nbytes)
+    shares = WriteShares.of(options, with_snapshot=True)
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(driver.device_memory(nbytes))
         pinned = stack.enter_context(driver.pinned_memory(nbytes))
@@ -93,16 +95,16 @@ def measure(driver: CudaDriver, total_bytes: int, rounds: int) -> Results:
             sources = device_sources(device, sizes, driver.ordinal, driver)
             chunks = cut(sources, ["array"] * len(sources), ArraySavingOptions())
             begin = time.perf_counter()
-            drain = snapshot.take(chunks, sources, options)
+            waited_for = snapshot.take(chunks, sources, options, shares)
             results.snapshot_s.append(time.perf_counter() - begin)
-            check(sources, drain, pinned)
+            check(sources, waited_for, pinned)
             del sources
     return results
 
 
-def check(sources: list[ArraySource], drain: int, expected: int) -> None:
+def check(sources: list[ArraySource], waited_for: list[tuple[int, int]], expected: int) -> None:
     """Compares the copies with what the plain copy brought."""
-    if drain:
+    if waited_for:
         raise RuntimeError("the snapshot left arrays on the device")
     for source in sources:
         (block,), nbytes = source.blocks, math.prod(source.shape)

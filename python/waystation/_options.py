@@ -97,6 +97,10 @@ def _name_or_none(value: Any) -> str | None:
     return None if value is None or isinstance(value, str) else "the name of a dtype or None"
 
 
+def _path_or_none(value: Any) -> str | None:
+    return None if value is None or isinstance(value, str) else "a path as a string or None"
+
+
 def _axes_or_none(value: Any) -> str | None:
     fits = value is None or (isinstance(value, tuple) and all(_is_int(axis) for axis in value))
     return None if fits else "a tuple of axes or None"
@@ -252,6 +256,11 @@ class MemoryOptions(OptionGroup):
         read_concurrent_bytes: Most bytes of host memory that a load takes beyond its result: arrays on
             their way to other devices, values on their way to another dtype, and the engine's own. Less
             than 2 MiB counts as 2 MiB; an array goes in pieces where it is larger. None sets no bound.
+        write_concurrent_bytes: Most bytes of host memory that a save takes beyond the state: memory of
+            devices on its way to the disk, the engine's blocks, and the copies of an asynchronous save. Less
+            than 1 MiB counts as 1 MiB; an array goes in pieces where it is larger. None leaves 64 MiB to the
+            engine, and to copies what `snapshot_bytes` says. Arrays that have to be made anew to be stored
+            (a cast, the 4-bit dtypes of JAX) are not counted.
         snapshot_bytes: Most bytes that an asynchronous save copies before it returns, of leaves that
             could change afterwards (NumPy, torch, GPU). Beyond that the call blocks until the rest is
             written. None means half of the memory that is available.
@@ -260,10 +269,12 @@ class MemoryOptions(OptionGroup):
     """
 
     read_concurrent_bytes: int | None = None
+    write_concurrent_bytes: int | None = None
     snapshot_bytes: int | None = None
     caller_keeps: bool = False
     _checks: ClassVar = {
         "read_concurrent_bytes": _positive_or_none,
+        "write_concurrent_bytes": _positive_or_none,
         "snapshot_bytes": _bytes_or_none,
         "caller_keeps": _boolean,
     }
@@ -294,6 +305,10 @@ class EngineOptions(OptionGroup):
         block_bytes: Size of one request.
         depth: Requests in flight.
         threads: Worker threads.
+        staging_bytes: Memory of a write for blocks on their way to the disk; at least one block of 256 KiB.
+        throttle_path: The file of a throttle: all jobs of all processes of this machine that name it get no
+            more bytes and requests a second together than it says. It models a slow store in benchmarks
+            (`benchmarks/distributed`), and counts data files only.
     """
 
     write_mode: str | None = None
@@ -301,12 +316,16 @@ class EngineOptions(OptionGroup):
     block_bytes: int | None = None
     depth: int | None = None
     threads: int | None = None
+    staging_bytes: int | None = None
+    throttle_path: str | None = None
     _checks: ClassVar = {
         "write_mode": _mode,
         "read_mode": _mode,
         "block_bytes": _positive_or_none,
         "depth": _positive_or_none,
         "threads": _positive_or_none,
+        "staging_bytes": _positive_or_none,
+        "throttle_path": _path_or_none,
     }
 
 

@@ -103,14 +103,16 @@ def test_wide_dtypes_round_trip(gpu: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("snapshot_bytes", [None, 0, 30 << 20], ids=["all copied", "drained", "some of each"])
 @pytest.mark.parametrize("caller_keeps", [False, True])
+@pytest.mark.parametrize("limit", [None, 5 << 20, 100 << 20], ids=["no bound", "5 MiB", "100 MiB"])
 def test_arrays_may_be_donated_at_once(
-    gpu: Any, tmp_path: Path, snapshot_bytes: int | None, caller_keeps: bool
+    gpu: Any, tmp_path: Path, snapshot_bytes: int | None, caller_keeps: bool, limit: int | None
 ) -> None:
     import jax
 
     step = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
     context = waystation.Context()
     context.memory.snapshot_bytes = snapshot_bytes
+    context.memory.write_concurrent_bytes = limit
     context.memory.caller_keeps = caller_keeps  # promises nothing about JAX arrays
     for attempt in range(2):  # the second finds pinned memory
         state = {f"x{i}": jax.device_put(np.full(BIG, i, np.float32), gpu) for i in range(6)}

@@ -87,5 +87,9 @@ def save_async(
 
     response = AsyncResponse(f"saving '{saving.target}'", work)
     if not drained:
-        copied_out.wait()
+        try:
+            copied_out.wait()
+        except BaseException:  # Ctrl-C: the caller may change what is still read, and has no handle
+            response.cancel()
+            raise
     return response

@@ -24,6 +24,7 @@ from waystation._options import Options
 from waystation.checkpoint import prepare, snapshot
 from waystation.checkpoint.handle import Progress
 from waystation.checkpoint.paths import check_destination
+from waystation.checkpoint.write_limits import WriteShares, bound_engine
 from waystation.layouts.native import commit, orphans
 from waystation.layouts.native.attempts import Attempt, remove_dead
 from waystation.layouts.native.chunks import Writer
@@ -49,7 +50,7 @@ class Saving:
         self._overwrite = overwrite
         self._custom_metadata: Any = None
         self._prepared: Prepared | None = None
-        self._drain = 0
+        self._waited_for: list[tuple[int, int]] = []
         self._attempt: Attempt | None = None
         self._own: tuple[Part, list[str]] | None = None
         multiprocessing = options.multiprocessing
@@ -127,14 +128,18 @@ class Saving:
 
         if self._session.round(work, decide):
             self._session.round(lambda: dump_json(lines), _explain_difference)
-        return self._drain == 0
+        return not self._waited_for
 
     def _prepare(self, state: Any, *, with_snapshot: bool) -> list[str]:
         described = prepare.describe(state)
         lines = prepare.fingerprint(described) if self._writer.process_count > 1 else []
         taken = prepare.take(described, self._options, self._writer)
+        shares = WriteShares.of(self._options.memory, with_snapshot=with_snapshot)
         if with_snapshot:
-            self._drain = snapshot.take(taken.chunks, taken.sources, self._options.memory, taken.cast)
+            self._waited_for = snapshot.take(
+                taken.chunks, taken.sources, self._options.memory, shares, taken.cast
+            )
+        self._options = bound_engine(self._options, shares)
         self._prepared = prepare.plan(self._name, taken, self._options, self._writer.process)
         return lines
 
@@ -171,7 +176,7 @@ class Saving:
         observer = Observer(
             progress.add,
             lambda _: on_copied_out(),
-            {self._name: self._drain},
+            {self._name: self._waited_for},
             self._attempt.heartbeat if self._attempt else lambda: None,
             alone,
         )

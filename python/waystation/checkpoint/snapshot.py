@@ -2,13 +2,15 @@
 
 Leaves that cannot change (JAX arrays on CPU, held by view) are not copied. Those that can (NumPy,
 torch, GPU memory that may be donated) are copied into arena memory, up to a limit. What exceeds it is
-what the engine copies out first, so the caller waits for that part only.
+what the engine copies out before anything else, piece by piece as it writes, so the caller waits for that
+part only. Invariants: after `take` every byte that can change is either a copy or in one of the ranges that
+it returns; an array of which only a part fits is copied in part.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,46 +18,73 @@ import numpy as np
 
 from waystation import _native
 from waystation._options import MemoryOptions
+from waystation.checkpoint.buffers import Region, aligned
+from waystation.checkpoint.write_limits import WriteShares
 from waystation.frameworks.base import ArraySource, Block
 from waystation.layouts.native import memory, write_plan
 from waystation.layouts.native.block_views import view_of
 from waystation.layouts.native.chunks import Chunk, is_contiguous
+
+# Cutting an array for less would cost more than it saves.
+LEAST_PART_BYTES = 256 << 10
+
+
+@dataclasses.dataclass(slots=True)
+class _Copies:
+    """What is to be copied: blocks, and the bytes of an element of each."""
+
+    blocks: list[Block] = dataclasses.field(default_factory=list)
+    item_bytes: list[int] = dataclasses.field(default_factory=list)
+
+    def add(self, blocks: Sequence[Block], item_bytes: int) -> None:
+        self.blocks += blocks
+        self.item_bytes += [item_bytes] * len(blocks)
+
+    def sizes(self) -> list[int]:
+        return [
+            math.prod(block.shape) * item for block, item in zip(self.blocks, self.item_bytes, strict=True)
+        ]
 
 
 def take(
     chunks: Sequence[Chunk],
     sources: Sequence[ArraySource],
     options: MemoryOptions,
+    shares: WriteShares,
     cast: Collection[int] = (),
-) -> int:
+) -> list[tuple[int, int]]:
     """Copies what could change, as far as the limit allows, and repoints the chunks to the copies.
 
     Args:
         chunks: What is to be written.
         sources: Their arrays, by number.
-        options: The limit, and what the caller promises.
+        options: What the caller promises.
+        shares: The limit.
         cast: Arrays whose chunks are copies already.
 
     Returns:
-        The plan position up to which the engine must have copied the chunks out before the caller
-        may change its leaves; 0 if everything that could change is a copy now.
+        The ranges of plan positions that the engine must have copied out before the caller may change its
+        leaves, in order; none if everything that could change is a copy now.
     """
     order = write_plan.copy_order(chunks)
-    limit = _limit_bytes(options)
-    chosen: list[Chunk] = []
-    drain = -1
+    ends = np.cumsum([chunks[number].nbytes for number in order]).tolist()
+    room = shares.snapshot_bytes
+    copies = _Copies()
+    waited_for: list[tuple[int, int]] = []
     # What is copied out last would keep the caller waiting longest: that is copied first.
-    for place in range(len(order) - 1, -1, -1):
-        chunk = chunks[order[place]]
+    for number, end in zip(reversed(order), reversed(ends), strict=True):
+        chunk = chunks[number]
         if not chunk.nbytes or chunk.array in cast or not _can_change(sources[chunk.array], options):
             continue
-        if chunk.nbytes <= limit:
-            limit -= chunk.nbytes
-            chosen.append(chunk)
-        else:
-            drain = max(drain, place)
-    _copy(chosen, sources)
-    return sum(chunks[number].nbytes for number in order[: drain + 1])
+        padding = memory.ALIGN_BYTES * len(chunk.blocks) if shares.is_bounded else 0
+        kept, nbytes = _cut_off(chunk, room - padding)
+        if kept:
+            room -= nbytes + padding
+            copies.add(kept, sources[chunk.array].storage_item_bytes)
+        if nbytes < chunk.nbytes:
+            waited_for.append((end - chunk.nbytes, end - nbytes))
+    _copy(copies, is_bounded=shares.is_bounded)
+    return _joined(waited_for[::-1])
 
 
 def _can_change(source: ArraySource, options: MemoryOptions) -> bool:
@@ -63,22 +92,66 @@ def _can_change(source: ArraySource, options: MemoryOptions) -> bool:
     return source.mutable and (source.framework == "jax" or not options.caller_keeps)
 
 
-def _limit_bytes(options: MemoryOptions) -> int:
-    if options.snapshot_bytes is not None:
-        return options.snapshot_bytes
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+def _cut_off(chunk: Chunk, room: int) -> tuple[list[Block], int]:
+    """The blocks at the end of a chunk for which there is room, and their bytes: all, the last rows, or none.
+
+    Where rows are cut off within a block, the chunk has two blocks instead of it.
+    """
+    if chunk.nbytes <= room:
+        return chunk.blocks, chunk.nbytes
+    axis = next((axis for axis, extent in enumerate(chunk.shape) if extent > 1), None)
+    if axis is None or room < LEAST_PART_BYTES:
+        return [], 0
+    rows = chunk.shape[axis]
+    row_bytes = chunk.nbytes // rows
+    first = rows - room // row_bytes
+    if first == rows:
+        return [], 0
+    before: list[Block] = []
+    after: list[Block] = []
+    for block in chunk.blocks:
+        head, tail = _parted(block, axis, first)
+        before += head
+        after += tail
+    chunk.blocks = [*before, *after]
+    return after, (rows - first) * row_bytes
 
 
-def _copy(chosen: Sequence[Chunk], sources: Sequence[ArraySource]) -> None:
-    blocks = [block for chunk in chosen for block in chunk.blocks]
-    item_bytes = [sources[chunk.array].storage_item_bytes for chunk in chosen for _ in chunk.blocks]
-    sizes = [math.prod(block.shape) * item for block, item in zip(blocks, item_bytes, strict=True)]
-    places, addresses = memory.allocate(sizes)
-    owners = [block.owner for block in blocks]
+def _parted(block: Block, axis: int, first: int) -> tuple[list[Block], list[Block]]:
+    """A block in what comes before a row of its chunk, and the rest. The axes before are of one element."""
+    begin, extent = block.offset[axis], block.shape[axis]
+    head = min(max(first - begin, 0), extent)
+    if head == 0:
+        return [], [block]
+    if head == extent:
+        return [block], []
+    upper, lower = dataclasses.replace(block), dataclasses.replace(block)
+    upper.shape = (*block.shape[:axis], head, *block.shape[axis + 1 :])
+    lower.shape = (*block.shape[:axis], extent - head, *block.shape[axis + 1 :])
+    lower.offset = (*block.offset[:axis], first, *block.offset[axis + 1 :])
+    lower.address = block.address + head * block.strides[axis]
+    return [upper], [lower]
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, those that touch as one."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        touches = bool(joined) and joined[-1][1] == begin
+        joined.append((joined.pop()[0] if touches else begin, end))
+    return joined
+
+
+def _copy(copies: _Copies, *, is_bounded: bool) -> None:
+    sizes = copies.sizes()
+    # Memory of one size serves the next save again; within a bound nothing else may be kept.
+    allocate = Region(sum(map(aligned, sizes))).allocate if is_bounded and sizes else memory.allocate
+    places, addresses = allocate(sizes)
+    owners = [block.owner for block in copies.blocks]
     on_host: list[int] = []
     on_devices: list[int] = []
     pinned: dict[int, _native.Slab] = {}
-    for number, (block, item) in enumerate(zip(blocks, item_bytes, strict=True)):
+    for number, (block, item) in enumerate(zip(copies.blocks, copies.item_bytes, strict=True)):
         slab, offset = places[number]
         if slab is None:
             continue

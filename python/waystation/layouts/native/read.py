@@ -299,6 +299,7 @@ def _run(
         block_bytes=engine.block_bytes,
         depth=engine.depth,
         threads=engine.threads,
+        throttle=engine.throttle_path,
     )
     on_job(job)
     try:

@@ -61,16 +61,16 @@ class Observer:
 
     Attributes:
         on_job: Called with each engine job when it starts.
-        on_copied_out: Called with a checkpointable's name once the engine is running and the source
-            bytes before `drain_position` have been copied out.
-        drain_positions: Plan position per checkpointable, see `on_copied_out`.
+        on_copied_out: Called with a checkpointable's name once the engine is running and what goes `first`
+            has been copied out.
+        first: Ranges of plan positions per checkpointable that are copied out before the rest, in order.
         heartbeat: Called from time to time while the engine runs.
         alone: Whether no other process writes to the file system for the same save.
     """
 
     on_job: Callable[[_native.Job], None]
     on_copied_out: Callable[[str], None]
-    drain_positions: dict[str, int]
+    first: dict[str, Sequence[tuple[int, int]]]
     heartbeat: Callable[[], None] = lambda: None
     alone: bool = True
 
@@ -155,8 +155,10 @@ def _run(
         observer.on_copied_out(prepared.name)
         return []
     engine = options.engine
-    if observer.alone and engine.write_mode is None and prepared.plan.data_bytes >= CALIBRATE_BYTES:
+    is_free = engine.write_mode is None and options.memory.write_concurrent_bytes is None
+    if observer.alone and is_free and prepared.plan.data_bytes >= CALIBRATE_BYTES:
         _calibrate_once(directory)
+    first = observer.first.get(prepared.name, ())
     job = _native.start_write(
         files,
         prepared.chunks,
@@ -165,10 +167,13 @@ def _run(
         block_bytes=engine.block_bytes,
         depth=engine.depth,
         threads=engine.threads,
+        staging_bytes=engine.staging_bytes,
+        first=first,
+        throttle=engine.throttle_path,
     )
     observer.on_job(job)
     try:
-        job.wait_gathered(observer.drain_positions.get(prepared.name, 0))
+        job.wait_gathered(first[-1][1] if first else 0)
         observer.on_copied_out(prepared.name)
         while not job.wait(_HEARTBEAT_S):
             observer.heartbeat()
