@@ -42,18 +42,19 @@ def show(document: dict[str, Any], console: Console) -> list[Line]:
     """Prints everything; returns the targets."""
     results = Results(document)
     lines = evaluate(results)
-    _show_machine(document, console)
+    show_machine(document, console)
     for state in results.states():
         for operation in TITLES:
             table = _table(results, state, operation)
             if table is not None:
                 console.print(table, "")
     _show_failures(results, console)
-    _show_targets(lines, console)
+    show_targets(lines, console)
     return lines
 
 
-def _show_machine(document: dict[str, Any], console: Console) -> None:
+def show_machine(document: dict[str, Any], console: Console) -> None:
+    """Prints what the figures were measured on."""
     machine = document["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     console.print(
@@ -82,15 +83,7 @@ def _table(results: Results, state: str, operation: str) -> Table | None:
     table.add_column("system")
     for time in TIMES[operation]:
         table.add_column(f"{time}, s", justify="right")
-    for heading in (
-        "worst, s",
-        "GB/s",
-        "x limit",
-        "Waystation, x faster",
-        "memory above, MiB",
-        "mapped, MiB",
-        "CPU, s",
-    ):
+    for heading in HEADINGS:
         table.add_column(heading, justify="right")
     for series in rows:
         table.add_row(*_cells(results, state, operation, series, sample["state_bytes"]))
@@ -160,7 +153,8 @@ def _show_failures(results: Results, console: Console) -> None:
         console.print(Text(f"{status}: {system}, {len(runs)} runs ({operations}): {reason}", style=style))
 
 
-def _show_targets(lines: list[Line], console: Console) -> None:
+def show_targets(lines: list[Line], console: Console) -> None:
+    """Prints the table of targets."""
     table = Table(title="Targets", title_justify="left", header_style="bold")
     for heading in ("target", "needed", "median", "worst round", "reached"):
         table.add_column(heading, justify="left" if heading in ("target", "reached") else "right")

@@ -51,9 +51,6 @@ class Way:
 
     @property
     def name(self) -> str:
-        block = (
-            f"{self.block_bytes // _MIB} MiB" if self.block_bytes >= _MIB else f"{self.block_bytes >> 10} KiB"
-        )
         depth = f" depth {self.depth}" if self.engine == "ring" else ""
         preallocate = " preallocated" if self.preallocate else ""
         cache = "direct" if self.direct else "buffered"

@@ -1,0 +1,1 @@
+"""Benchmarks of programs of several processes and many devices: `python -m benchmarks.distributed`."""

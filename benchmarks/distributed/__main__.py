@@ -1,0 +1,98 @@
+"""`python -m benchmarks.distributed`: programs of several processes; tables, targets, and the JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks import machine
+from benchmarks.__main__ import RESULTS, wide_console
+from benchmarks.distributed import disk
+from benchmarks.distributed.report import EXPERIMENTS, evaluate, show
+from benchmarks.distributed.session import Case, Results, Session
+from benchmarks.session import SCHEMA, build_ring_program, default_directory
+from benchmarks.targets import as_json
+
+
+def main() -> None:
+    arguments = _parse()
+    console = wide_console()
+    if arguments.report is not None:
+        document = json.loads(arguments.report.read_text())
+    else:
+        if disk.NAME in arguments.experiments and (reason := build_ring_program()):
+            console.print(f"[yellow]The limit is measured without io_uring: {reason}[/]")
+        document = measure(arguments, console)
+    show(document, console)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.distributed", description=__doc__)
+    names = list(EXPERIMENTS)
+    parser.add_argument("--experiments", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--rounds", type=int, help="of every experiment (default: 3, with --quick 1)")
+    parser.add_argument("--quick", action="store_true", help="small states: does everything work?")
+    parser.add_argument("--directory", type=Path, help="where checkpoints go (default: beside results)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one program (default: 600)")
+    parser.add_argument("--report", type=Path, help="measure nothing; show this results file")
+    arguments = parser.parse_args()
+    if arguments.rounds is not None and arguments.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    return arguments
+
+
+def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Runs the experiments with a progress bar; returns the document, which is also kept."""
+    directory = arguments.directory or default_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    rounds = arguments.rounds or (1 if arguments.quick else 3)
+    kind = "distributed-quick" if arguments.quick else "distributed"
+    results = RESULTS / f"{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}-{kind}.json"
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "machine": machine.describe(directory),
+        "quick": arguments.quick,
+        "runs": [],
+    }
+    chosen = [EXPERIMENTS[name] for name in arguments.experiments]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Redrawn only between runs: on few cores a busy progress bar would be part of the measurement.
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
+        task = progress.add_task("measuring", total=sum(module.count(rounds) for module in chosen))
+
+        def on_run(case: Case, outcome: dict[str, Any]) -> None:
+            shown = f"{outcome['seconds']:.3f} s" if outcome["status"] == "ok" else outcome["status"]
+            console.print(f"{case}: {shown}", highlight=False)
+            progress.update(task, advance=1, refresh=True)
+
+        session = Session(
+            directory=directory / "work",
+            results=results,
+            document=document,
+            quick=arguments.quick,
+            timeout_s=arguments.timeout,
+            on_run=on_run,
+        )
+        try:
+            for repetition in range(rounds):
+                for module in chosen:
+                    module.measure(session, repetition)
+        finally:
+            shutil.rmtree(session.directory, ignore_errors=True)
+            if arguments.directory is None:
+                directory.rmdir()
+            document["targets"] = as_json(evaluate(Results(document)))
+            session.write()
+    console.print(f"results: {session.results}")
+    return document
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Saves of a state that every process holds: written in shares by all replicas, or whole by one of them.
+
+Measured where each host's link is what limits it, as in the guide, and where the store is; there nothing can
+be gained by sharing, and the figure shows what it costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.analysis import Ratio
+from benchmarks.distributed import throttles
+from benchmarks.distributed.process import Request
+from benchmarks.distributed.session import Case, Results, Session
+from benchmarks.targets import Line
+
+NAME = "replicas"
+COUNTS = (2, 4)
+LINKS, STORE = "each link limited", "the store limited"
+PARALLEL, SINGLE = "replica-parallel", "single replica"
+NEEDED = {2: 1.6, 4: 1.9}
+DEVICES_OF_REPLICA = 2
+
+
+def measure(session: Session, repetition: int) -> None:
+    """One round, beginning with the other manner each time."""
+    manners = [(PARALLEL, True), (SINGLE, False)]
+    for processes in COUNTS:
+        for limited in (LINKS, STORE):
+            for manner, parallel in manners[:: 1 if repetition % 2 == 0 else -1]:
+                case = Case(NAME, f"{processes} replicas", manner, f"save, {limited}")
+                _save(session, case, repetition, processes, {"array.saving.use_replica_parallel": parallel})
+
+
+def _save(session: Session, case: Case, repetition: int, processes: int, settings: dict[str, Any]) -> None:
+    directory = session.directory / "throttles"
+    limits = throttles.links(directory, processes) if LINKS in case.operation else throttles.store(directory)
+    with session.checkpoint() as path:
+        request = Request(
+            system="waystation",
+            operation="save",
+            model="replicas",
+            mesh=(processes, DEVICES_OF_REPLICA, 1),
+            devices=processes * DEVICES_OF_REPLICA,
+            processes=processes,
+            path=str(path),
+            settings=settings | limits,
+            quick=session.quick,
+        )
+        session.run(case, repetition, request)
+
+
+def count(rounds: int) -> int:
+    """How many programs that many rounds run."""
+    return rounds * len(COUNTS) * 4
+
+
+def evaluate(results: Results) -> Iterator[Line]:
+    """How much faster it is to share the writing, where links limit it."""
+    for processes in COUNTS:
+        own = Case(NAME, f"{processes} replicas", PARALLEL, f"save, {LINKS}")
+        ours, theirs = results.series(own), results.series(replace(own, system=SINGLE))
+        text = f"{processes} replicas, {LINKS}: {PARALLEL} faster than {SINGLE}"
+        needed = f"≥ {NEEDED[processes]:g}x"
+        if ours is None or theirs is None:
+            yield Line(text, needed, "not measured", "", None)
+            continue
+        ratio = Ratio.of(ours, theirs)
+        reached = ratio.median >= NEEDED[processes]
+        yield Line(text, needed, f"{ratio.median:.2f}x", f"{ratio.worst:.2f}x", reached)

@@ -1,0 +1,140 @@
+"""The tables on the terminal: every case of each experiment, the model of more replicas, and the targets."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.distributed import broadcast, disk, replicas, reshard, throttles
+from benchmarks.distributed.models import TOPOLOGIES
+from benchmarks.distributed.session import Case, Results, mean_and_deviation
+from benchmarks.report import format_bytes, show_machine, show_targets
+from benchmarks.targets import Line
+
+EXPERIMENTS = {module.NAME: module for module in (reshard, replicas, broadcast, disk)}
+TITLES = {
+    reshard.NAME: "Loads over other meshes, cold and verified",
+    replicas.NAME: "Saves of what every process holds",
+    broadcast.NAME: "Loads of what every process needs, from a slow store",
+    disk.NAME: "Processes that save together, and the limit of their disk",
+}
+HEADINGS = ("state", "median, s", "mean ± deviation", "worst, s", "read / needed", "memory grows, MiB")
+MIB = 1 << 20
+
+
+def evaluate(results: Results) -> list[Line]:
+    """The targets of all experiments that were run."""
+    present = {run["experiment"] for run in results.document["runs"]}
+    return [
+        line for name, module in EXPERIMENTS.items() if name in present for line in module.evaluate(results)
+    ]
+
+
+def show(document: dict[str, Any], console: Console) -> list[Line]:
+    """Prints everything; returns the targets."""
+    results = Results(document)
+    show_machine(document, console)
+    if results.runs(experiment=replicas.NAME) or results.runs(experiment=broadcast.NAME):
+        console.print(f"Throttled by the engine: {throttles.describe()}.", highlight=False)
+    for name in EXPERIMENTS:
+        cases = results.cases(name)
+        if cases:
+            _show_cases(name, cases, results, console)
+    _show_model(results, console)
+    _show_failures(results, console)
+    lines = evaluate(results)
+    show_targets(lines, console)
+    return lines
+
+
+def _show_cases(name: str, cases: list[Case], results: Results, console: Console) -> None:
+    table = Table(title=TITLES[name], title_justify="left", header_style="bold")
+    for heading in ("on", "operation", "by"):
+        table.add_column(heading)
+    for heading in (
+        "state",
+        "median, s",
+        "mean ± deviation",
+        "worst, s",
+        "read / needed",
+        "memory grows, MiB",
+    ):
+        table.add_column(heading, justify="right")
+    before = ""
+    for case in sorted(cases, key=lambda case: (case.subject, case.operation)):
+        series = results.series(case)
+        if series is None:
+            continue
+        if before and before != case.subject:
+            table.add_section()
+        before = case.subject
+        grown, size = results.series(case, "peak_growth_bytes"), results.series(case, "state_bytes")
+        table.add_row(
+            case.subject,
+            case.operation,
+            case.system,
+            format_bytes(int(size.median)) if size else "",
+            f"{series.median:.3f}",
+            mean_and_deviation(list(series.values.values())),
+            f"{series.worst:.3f}",
+            _read_ratio(case, results),
+            f"{grown.worst / MIB:,.0f}" if grown else "",
+        )
+    console.print(table)
+    if name == reshard.NAME:
+        for subject, topology in TOPOLOGIES.items():
+            console.print(f"{subject}: {topology.source}; saved over {topology.origin}", highlight=False)
+    console.print()
+
+
+def _read_ratio(case: Case, results: Results) -> str:
+    read, needed = results.series(case, "bytes_read"), results.series(case, "bytes_needed")
+    return f"{read.median / needed.median:.3f}" if read and needed and needed.median else ""
+
+
+def _show_model(results: Results, console: Console) -> None:
+    models = broadcast.models_of(results)
+    if not models:
+        return
+    title = "Load and broadcast, measured and modelled: mean ± deviation, s"
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for heading in ("replicas", "everyone reads", "modelled", "broadcast", "modelled", "modelled, x faster"):
+        table.add_column(heading, justify="right")
+    for count in broadcast.MODELLED:
+        table.add_row(
+            str(count),
+            _measured(results, count, broadcast.EVERYONE),
+            mean_and_deviation([model.everyone_s(count) for model in models]),
+            _measured(results, count, broadcast.BROADCAST),
+            mean_and_deviation([model.broadcast_s() for model in models]),
+            f"{broadcast.speedup(models, count):.2f}x",
+        )
+    console.print(table)
+    own = statistics.fmean(model.own_s for model in models)
+    sending = statistics.fmean(model.sending_s for model in models)
+    console.print(
+        f"The model: the store's time for all that is read, {own:.2f} s of each load's own, and "
+        f"{sending:.2f} s to send the state on, as measured at {broadcast.COUNTS[-1]} replicas, whatever "
+        "their number.\n",
+        highlight=False,
+    )
+
+
+def _measured(results: Results, count: int, manner: str) -> str:
+    series = results.series(Case(broadcast.NAME, broadcast.subject_of(count), manner, broadcast.OPERATION))
+    return mean_and_deviation(list(series.values.values())) if series else ""
+
+
+def _show_failures(results: Results, console: Console) -> None:
+    shown: dict[tuple[str, str, str], int] = {}
+    for run in results.document["runs"]:
+        if run["status"] != "ok":
+            key = (run["status"], f"{run['experiment']}: {run['system']}", run["reason"])
+            shown[key] = shown.get(key, 0) + 1
+    for (status, what, reason), count in shown.items():
+        style = "yellow" if status == "missing" else "red"
+        console.print(Text(f"{status}: {what}, {count} runs: {reason}", style=style))

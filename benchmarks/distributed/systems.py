@@ -1,0 +1,103 @@
+"""The libraries as a program of several processes uses them: save a sharded state, load it by a template.
+
+Subchunks are asked of each in its own words, with the same sizes along the same axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Chunking = tuple[int, int | None]
+"""Bytes of a chunk, and the axis along which to cut for it; None leaves that to the library."""
+
+
+@dataclass(slots=True)
+class Library:
+    """A library, set up.
+
+    Attributes:
+        save: Saves a state to a path.
+        load: Loads from a path by a template.
+        statistics: What the library says of each load, in order; of a silent one nothing.
+    """
+
+    save: Callable[[Path, Any], None]
+    load: Callable[[Path, Any], Any]
+    statistics: list[Any] = field(default_factory=list)
+
+
+def prepare(name: str, chunking: dict[str, Chunking], settings: dict[str, Any]) -> Library:
+    """Imports a library and sets it up.
+
+    Args:
+        name: `waystation`, `orbax` (as it comes: OCDBT, compressed) or `orbax-plain` (neither).
+        chunking: How the arrays are to be cut, by dotted name; empty cuts none.
+        settings: Further options of Waystation, by their dotted names.
+    """
+    if name == "waystation":
+        return _waystation(chunking, settings)
+    if settings:
+        raise ValueError(f"{name} has no settings here")
+    return _orbax(chunking, plain=name == "orbax-plain")
+
+
+def _waystation(chunking: dict[str, Chunking], settings: dict[str, Any]) -> Library:
+    import waystation
+
+    context = waystation.Context()
+    for name, value in settings.items():
+        *groups, last = name.split(".")
+        group: Any = context
+        for step in groups:
+            group = getattr(group, step)
+        setattr(group, last, value)
+    statistics: list[Any] = []
+    context.array.loading.on_statistics = statistics.append
+    if chunking:
+        context.array.saving.storage_options_for = lambda label, _: _storage_options(chunking.get(label))
+    return Library(_within(context, waystation.save), _within(context, waystation.load), statistics)
+
+
+def _storage_options(chunking: Chunking | None) -> Any:
+    from waystation import StorageOptions
+
+    if chunking is None:
+        return None
+    chunk_bytes, axis = chunking
+    return StorageOptions(chunk_bytes=chunk_bytes, chunk_axes=None if axis is None else (axis,))
+
+
+def _orbax(chunking: dict[str, Chunking], *, plain: bool) -> Library:
+    import jax
+    from orbax.checkpoint import v1
+
+    context: Any = v1.Context()
+    saving = context.array.saving
+    if plain:
+        saving.use_ocdbt = False
+        saving.use_compression = False
+
+    def storage_options(key_path: Any, value: Any) -> Any:
+        del value
+        chosen = chunking.get(jax.tree_util.keystr(key_path, simple=True, separator="."))
+        if chosen is None:
+            return None
+        chunk_bytes, axis = chosen
+        kind = type(saving.storage_options)
+        return kind(chunk_byte_size=chunk_bytes, shard_axes=None if axis is None else (axis,))
+
+    if chunking:
+        saving.scoped_storage_options_creator = storage_options
+    return Library(_within(context, v1.save), _within(context, v1.load))
+
+
+def _within(context: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[[Path, Any], Any]:
+    def call(path: Path, state: Any) -> Any:
+        with context:
+            return function(path, state)
+
+    return call

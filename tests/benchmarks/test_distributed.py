@@ -1,0 +1,198 @@
+"""The benchmark of programs of several processes: they run and are checked, and what figures mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.distributed import broadcast, disk, models, programs, replicas, reshard, throttles
+from benchmarks.distributed.broadcast import Model
+from benchmarks.distributed.models import TOPOLOGIES
+from benchmarks.distributed.process import Request
+from benchmarks.distributed.report import evaluate
+from benchmarks.distributed.session import Case, Results, Session
+from benchmarks.targets import Line
+from benchmarks.worker import Request as WorkerRequest
+
+from waystation import _native
+
+TIMEOUT_S = 200.0
+
+
+def request_of(path: Path, **changes: Any) -> Request:
+    request = Request(
+        system="waystation",
+        operation="save",
+        model="replicas",
+        mesh=(2, 2, 1),
+        devices=4,
+        processes=2,
+        path=str(path),
+        quick=True,
+        verify_all=True,
+    )
+    return replace(request, **changes)
+
+
+# ---- programs ----------------------------------------------------------------------------------
+
+
+def test_a_program_of_two_processes_saves_and_loads_under_a_throttle(tmp_path: Path) -> None:
+    limits = throttles.store(tmp_path / "throttles")
+    saving = request_of(tmp_path / "checkpoint", settings=limits)
+    saved = programs.run(saving, tmp_path / "work", TIMEOUT_S)
+    assert saved["status"] == "ok", saved
+    assert saved["state_bytes"] == 8 * 512 * 512 * 4
+    loaded = programs.run(replace(saving, operation="load"), tmp_path / "work", TIMEOUT_S)
+    assert loaded["status"] == "ok", loaded
+    assert loaded["bytes_read"] >= loaded["bytes_needed"] >= saved["state_bytes"]
+    usage = _native.throttle_usage(str(tmp_path / "throttles" / "store"))
+    assert usage["bytes"] >= 2 * saved["state_bytes"]
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_load_that_fails_makes_a_run_fail(tmp_path: Path) -> None:
+    saving = request_of(tmp_path / "checkpoint", mesh=(1, 2, 1), devices=2, processes=1)
+    assert programs.run(saving, tmp_path / "work", TIMEOUT_S)["status"] == "ok"
+    other = replace(saving, operation="load", model="square")
+    failed = programs.run(other, tmp_path / "work", TIMEOUT_S)
+    assert failed["status"] == "failed"
+    assert "StructureMismatch" in failed["reason"]
+
+
+def test_a_program_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    failed = programs.run(request_of(tmp_path / "checkpoint"), tmp_path / "work", 0.01)
+    assert failed["status"] == "failed"
+
+
+def test_the_limit_is_measured_by_a_worker(tmp_path: Path) -> None:
+    request = WorkerRequest(
+        system="limit",
+        operation="save",
+        way="threads buffered 8 MiB x1",
+        state="one",
+        path=str(tmp_path / "raw"),
+        scratch=str(tmp_path / "scratch"),
+        output=str(tmp_path / "outcome"),
+        quick=True,
+    )
+    outcome = disk.run_worker(request, TIMEOUT_S)
+    assert outcome["status"] == "ok", outcome
+    assert outcome["seconds"] > 0
+
+
+# ---- states ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "full"])
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_every_mesh_divides_every_array(name: str, quick: bool) -> None:
+    topology = TOPOLOGIES[name]
+    for mesh in (topology.origin, *topology.targets):
+        assert math.prod(mesh) <= math.prod(topology.origin)
+        extents = dict(zip(models.AXES, mesh, strict=True))
+        for array in models.describe(topology.model, quick):
+            for extent, axis in zip(array.leaf.shape, array.spec, strict=True):
+                assert axis is None or extent % extents[axis] == 0
+
+
+def test_the_guides_blocks() -> None:
+    topology = TOPOLOGIES["guide"]
+    (array, *_) = models.describe(topology.model, quick=False)
+    assert array.block_bytes(topology.origin) == (4 * 256) * (16 * 256) * 4
+    assert array.block_bytes(topology.targets[0]) == (32 * 256) * (2 * 256) * 4
+    assert topology.chunk_bytes(array) == (4 * 256) * (2 * 256) * 4
+
+
+# ---- figures -----------------------------------------------------------------------------------
+
+
+def run(case: Case, repetition: int, seconds: float, **facts: Any) -> dict[str, Any]:
+    return {
+        "experiment": case.experiment,
+        "subject": case.subject,
+        "system": case.system,
+        "operation": case.operation,
+        "round": repetition,
+        "status": "ok",
+        "seconds": seconds,
+        "state_bytes": 128 << 20,
+        **facts,
+    }
+
+
+def line(runs: list[dict[str, Any]], beginning: str) -> Line:
+    return next(found for found in evaluate(Results({"runs": runs})) if found.text.startswith(beginning))
+
+
+def test_a_resharded_load_is_compared_with_the_unchanged_one() -> None:
+    resharded = Case(reshard.NAME, "guide", reshard.OURS, "load, (1, 1, 16)")
+    unchanged = replace(resharded, operation=reshard.UNCHANGED)
+    orbax = replace(resharded, system="orbax, subchunks")
+    read = {"bytes_read": 104, "bytes_needed": 100}
+    runs = [run(resharded, index, seconds, **read) for index, seconds in enumerate((1.2, 1.2, 3.0))]
+    runs += [run(unchanged, index, 1.0) for index in range(3)]
+    runs += [run(orbax, index, 6.6) for index in range(3)]
+    slower = line(runs, "guide: load, (1, 1, 16), waystation, subchunks: times")
+    assert (slower.measured, slower.worst, slower.reached) == ("1.20x", "3.00x", True)
+    ratio = line(runs, "guide: load, (1, 1, 16), waystation, subchunks: bytes read")
+    assert (ratio.measured, ratio.reached) == ("1.040x", True)
+    faster = line(runs, "guide: load, (1, 1, 16): faster than orbax, subchunks")
+    assert (faster.measured, faster.worst, faster.reached) == ("5.50x", "2.20x", True)
+    assert line(runs, "guide: load, (1, 1, 16): faster than orbax-plain, subchunks").reached is None
+
+
+def test_replicas_are_compared_where_links_limit() -> None:
+    shared = Case(replicas.NAME, "2 replicas", replicas.PARALLEL, f"save, {replicas.LINKS}")
+    runs = [run(shared, 0, 1.0), run(replace(shared, system=replicas.SINGLE), 0, 1.5)]
+    found = line(runs, "2 replicas")
+    assert (found.measured, found.reached) == ("1.50x", False)
+
+
+def test_the_choice_is_compared_with_the_better_of_the_two() -> None:
+    chosen = Case(broadcast.NAME, "4 replicas", broadcast.CHOSEN, broadcast.OPERATION)
+    runs = [run(chosen, 0, 1.25)]
+    runs += [run(replace(chosen, system=broadcast.EVERYONE), 0, 3.0)]
+    runs += [run(replace(chosen, system=broadcast.BROADCAST), 0, 1.0)]
+    found = line(runs, "4 replicas: chosen by itself")
+    assert (found.measured, found.reached) == ("0.80x", False)
+    assert line(runs, "4 replicas: load and broadcast").measured == "3.00x"
+
+
+def test_the_model_gives_back_what_it_was_made_of() -> None:
+    state_bytes = 2 * throttles.STORE_BYTES_PER_S
+    model = Model.of(state_bytes, alone_s=2.5, broadcast_s=3.25)
+    assert (model.own_s, model.sending_s) == (0.5, 0.75)
+    assert model.everyone_s(1) == 2.5
+    assert model.everyone_s(32) == 64.5
+    assert model.broadcast_s() == 3.25
+    assert broadcast.speedup([model], 32) == 64.5 / 3.25
+
+
+def test_the_limit_is_its_best_way() -> None:
+    ours = Case(disk.NAME, disk.SUBJECT, disk.OURS, disk.OPERATION)
+    runs = [run(ours, index, 1.25) for index in range(3)]
+    for way, seconds in (("slow", 3.0), ("quick", 1.0)):
+        runs += [run(replace(ours, system=f"{disk.LIMIT}{way}"), index, seconds) for index in range(3)]
+    found = line(runs, "4 processes save together")
+    assert (found.measured, found.reached) == ("0.80x", True)
+
+
+def test_what_failed_is_kept_with_its_reason(tmp_path: Path) -> None:
+    told: list[Case] = []
+    session = Session(
+        directory=tmp_path / "work",
+        results=tmp_path / "results.json",
+        document={"runs": []},
+        quick=True,
+        timeout_s=TIMEOUT_S,
+        on_run=lambda case, outcome: told.append(case),
+    )
+    case = Case(disk.NAME, disk.SUBJECT, disk.OURS, disk.OPERATION)
+    assert not session.record(case, 0, {"status": "failed", "reason": "for a test"})
+    assert told == [case]
+    assert Results(session.document).series(case) is None
+    assert "for a test" in (tmp_path / "results.json").read_text()
