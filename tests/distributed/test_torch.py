@@ -73,3 +73,12 @@ def test_load_by_another_number_of_processes(tmp_path: Path, count: int) -> None
         directory=tmp_path,
     ) as programs:
         assert programs.values() == [True] * count
+
+
+def test_concurrent_loads_make_their_meshes_in_one_order(tmp_path: Path) -> None:
+    for function, expected in (
+        (torch_scenarios.save_on_meshes, None),
+        (torch_scenarios.load_at_once, [True] * len(torch_scenarios.MESHES)),
+    ):
+        with running(function, count=4, framework="torch", directory=tmp_path) as programs:
+            assert programs.values() == [expected] * 4

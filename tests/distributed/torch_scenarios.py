@@ -211,3 +211,33 @@ def save_when_told(place: Place, deadline_s: float, mebibytes: int) -> None:
         while (path := place.receive()) is not None:
             place.report(outcome(lambda path=path: waystation.save(path, state)))  # type: ignore[misc]
     place.disconnect()
+
+
+MESHES = {"line": (4,), "square": (2, 2), "column": (4, 1), "row": (1, 4)}
+
+
+def save_on_meshes(place: Place) -> None:
+    """Saves one checkpoint for each of several meshes."""
+    connect(place)
+    for number, (name, shape) in enumerate(MESHES.items()):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple(f"m{axis}" for axis in range(len(shape))))
+        values = torch.arange(48.0).reshape(8, 6) + number
+        leaf = distribute_tensor(values, mesh, [Shard(0)] + [Replicate()] * (len(shape) - 1))
+        waystation.save(place.directory / name, {"a": leaf})
+    place.disconnect()
+
+
+def load_at_once(place: Place) -> list[bool]:
+    """Loads all of them at the same time, as they were saved; the process groups of their meshes are made in
+    threads, which no two processes schedule alike."""
+    connect(place)
+    with options():
+        loads = [waystation.load_async(place.directory / name) for name in MESHES]
+        loaded = [load.result()["a"] for load in reversed(loads)]
+    found = [
+        leaf.device_mesh.shape == shape
+        and torch.equal(leaf.full_tensor(), torch.arange(48.0).reshape(8, 6) + number)
+        for leaf, (number, shape) in zip(reversed(loaded), enumerate(MESHES.values()), strict=True)
+    ]
+    place.disconnect()
+    return found

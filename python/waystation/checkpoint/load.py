@@ -18,6 +18,7 @@ from waystation.checkpoint.exchange import Exchange
 from waystation.checkpoint.handle import AsyncResponse, Progress
 from waystation.checkpoint.metadata import CheckpointMetadata, choose_checkpointable
 from waystation.checkpoint.paths import PathLike, naming_checkpoint, require_checkpoint, resolve
+from waystation.checkpoint.turns import Turn
 from waystation.layouts.native.read import (
     MetadataFiles,
     OpenCheckpointable,
@@ -91,14 +92,19 @@ class Loading:
             deadline_s=multiprocessing.deadline_s,
             primary=multiprocessing.primary_host,
         )
+        self._turn = Turn()
 
     def require_checkpoint(self) -> None:
         """Refuses a path that holds no checkpoint; ends the load then."""
         try:
             self._session.broadcast(self._require)
         except BaseException:
-            self._session.close()
+            self._close()
             raise
+
+    def _close(self) -> None:
+        self._turn.end()
+        self._session.close()
 
     def _require(self) -> bytes:
         require_checkpoint(self.target)
@@ -109,17 +115,19 @@ class Loading:
         try:
             return self._run(abstract_state, progress)
         finally:
-            self._session.close()
+            self._close()
 
     def _run(self, abstract_state: Any, progress: Progress) -> Any:
         opened = self._open()
         prepared: list[tuple[wanted.Decided, fill.Filling, broadcast.Plan]] = []
 
         def prepare() -> bytes:
+            self._turn.wait()  # what follows may make device meshes
             with naming_checkpoint(self.target):
                 decided = self._decide(opened, abstract_state)
                 filling = fill.Filling(opened, decided, self._options, progress)
                 plan = broadcast.Plan.of(filling.resident, self._options.array.loading, self._wish())
+            self._turn.end()
             prepared.append((decided, filling, plan))
             return plan.proposal()
 
