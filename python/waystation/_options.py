@@ -159,7 +159,7 @@ class ArrayLoadingOptions(OptionGroup):
             for the others: the one whose devices are first along it. None takes all axes.
         broadcast_concurrent_bytes: Most bytes of memory, of the host and of the devices that carry them,
             that a process has on their way to others at a time, beyond the arrays themselves. Less than
-            1 MiB counts as 1 MiB.
+            1 MiB counts as 1 MiB, and more than the default makes nothing faster.
         on_statistics: Called with the `LoadStatistics` of every load, in the thread that loads, when the
             arrays are there. What it raises, the load raises.
     """
@@ -171,7 +171,7 @@ class ArrayLoadingOptions(OptionGroup):
     sharding_for: Callable[[str, Any], Any] | None = None
     load_and_broadcast: bool | None = None
     replica_axis: str | int | None = None
-    broadcast_concurrent_bytes: int = 512 << 20
+    broadcast_concurrent_bytes: int = 32 << 20
     on_statistics: Callable[[Any], object] | None = None
     _checks: ClassVar = {
         "verify": _boolean_or_none,

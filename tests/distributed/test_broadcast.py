@@ -16,7 +16,7 @@ from tests.support.programs import Raised, running
 
 from waystation import errors
 from waystation.checkpoint import broadcast
-from waystation.checkpoint.exchange import _Stream, layers
+from waystation.checkpoint.exchange import _pieces, _Stream, layers
 from waystation.frameworks.jax_broadcast import _joined
 
 # ---- JAX ---------------------------------------------------------------------------------------
@@ -272,6 +272,15 @@ def test_parts_of_a_stream(sizes: list[int], data: st.DataObject) -> None:
     assert all(part.size for part in parts)
     assert b"".join(part.tobytes() for part in parts) == whole[begin:end].tobytes()
     assert all(np.shares_memory(part, whole) for part in parts)
+
+
+@given(st.integers(1, 5000), st.sampled_from([16, 64, 1024]))
+def test_pieces_follow_one_another_in_two_sizes(length: int, piece_bytes: int) -> None:
+    pieces = list(_pieces(length, piece_bytes))
+    assert [begin for begin, _ in pieces] == [0, *np.cumsum([nbytes for _, nbytes in pieces])[:-1]]
+    assert {nbytes for _, nbytes in pieces} <= {piece_bytes, piece_bytes // 16}
+    assert 0 <= sum(nbytes for _, nbytes in pieces) - length < piece_bytes // 16
+    assert sum(nbytes < piece_bytes for _, nbytes in pieces) <= 16
 
 
 def proposal(wish: bool | None, digest: str = "a", received_bytes: int = 1 << 30) -> bytes:

@@ -3,8 +3,9 @@
 Everything goes in rounds of the session of the load. A process whose reading fails has everybody raise its
 error before any enters a collective, and memory for what is received is taken with the reading, so that
 little can fail after it. Collectives run in the thread that loads. Invariants: the bytes that a group shares
-are its boxes one after another in the order of the plan, in all of its processes; they go in pieces of one
-size; bytes are carried as bytes, so that no dtype and no value is anything special.
+are its boxes one after another in the order of the plan, in all of its processes; they go in pieces of two
+sizes, so that a framework that compiles does it twice at most; bytes are carried as bytes, so that no dtype
+and no value is anything special.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from waystation.frameworks.base import Broadcaster, Group
 
 Bytes = NDArray[np.uint8]
 
-_MOST_PIECE_BYTES = 64 << 20  # more makes nothing faster
+_MOST_PIECE_BYTES = 8 << 20  # larger ones leave the caches of processors, and are slower
 _LEAST_PIECE_BYTES = 256 << 10
+_SMALL_PIECES = 16  # in a piece; what is left at the end goes in these
 # What exists of a piece at a time: packed, on its way to the devices that carry it, on these twice.
 _COPIES = 4
 
@@ -79,26 +81,30 @@ class Exchange:
         bytes_needed = self._reading.statistics.bytes_needed  # to which samples do not add
         samples = Samples.of(self._plan)
         try:
-            self._round(lambda: self._read(samples.start, by_all=True))
-            reading_s = self._round(lambda: self._read(samples.read, by_all=True))
+            reading_s = self._round(
+                lambda: self._read(samples.start, by_all=True),
+                lambda: self._read(samples.read, by_all=True),
+            )
             reading_s /= needed_bytes(samples.read)
             if reading_s * needed_bytes(self._plan.arrays) < LEAST_READING_S:
                 return False
             sending_s = self._round(lambda: self._read(samples.sent, by_all=False))
             # Sent twice: the first time, connections are made and programs compiled.
-            self._round(lambda: self._send(samples.sent))
-            sending_s += self._round(lambda: self._send(samples.sent))
+            sending_s += self._round(lambda: self._send(samples.sent), lambda: self._send(samples.sent))
             return sending_s / needed_bytes(samples.sent) < reading_s
         finally:
             self._reading.statistics.bytes_needed = bytes_needed
 
-    def _round(self, work: Callable[[], None]) -> float:
-        """Does something in a round of all processes. Returns the longest time that one took, in seconds."""
+    def _round(self, *steps: Callable[[], None]) -> float:
+        """Does something in a round of all processes. Returns the longest time that the last step took in
+        any of them, in seconds."""
 
         def timed() -> bytes:
-            begun_s = time.monotonic()
+            begun_s = 0.0
             with naming_checkpoint(self._target):
-                work()
+                for step in steps:
+                    begun_s = time.monotonic()
+                    step()
             return struct.pack("<d", time.monotonic() - begun_s)
 
         longest: float
@@ -160,8 +166,7 @@ class Exchange:
         """Sends, in all groups of a layer, one piece after another of what their processes share."""
         sends = own[0] == broadcaster.process_index
         packed: Bytes = np.empty(min(self._piece_bytes, stream.nbytes), np.uint8)
-        for begin in range(0, longest, self._piece_bytes):
-            nbytes = min(self._piece_bytes, longest - begin)
+        for begin, nbytes in _pieces(longest, self._piece_bytes):
             parts = list(stream.parts(begin, begin + nbytes))
             if len(parts) == 1 and parts[0].flags.writeable:
                 broadcaster.broadcast(layer, nbytes, parts[0])
@@ -215,6 +220,15 @@ def layers(groups: Iterable[Group]) -> list[tuple[Group, ...]]:
     return [tuple(layer) for _, layer in found]
 
 
+def _pieces(length: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
+    """Where the pieces begin in which so many bytes go, and what room each has; the last may not fill it."""
+    whole = length // piece_bytes * piece_bytes
+    for begin in range(0, whole, piece_bytes):
+        yield begin, piece_bytes
+    for begin in range(whole, length, piece_bytes // _SMALL_PIECES):
+        yield begin, piece_bytes // _SMALL_PIECES
+
+
 def _bytes_of(buffer: Buffer) -> Bytes:
     view: Bytes = buffer.reshape(-1).view(np.uint8)
     return view
@@ -232,7 +246,7 @@ def _longest(parts: Sequence[bytes]) -> bytes:
 
 
 def _piece_bytes(reading: Reading) -> int:
-    """A power of two, so that pieces of few sizes occur."""
+    """A power of two, so that devices in any usual number can divide it."""
     limits = (
         reading.options.array.loading.broadcast_concurrent_bytes,
         reading.options.memory.read_concurrent_bytes,

@@ -122,7 +122,7 @@ class Broadcaster(Protocol):
 
         Args:
             layer: Groups of equally many processes, no process in two of them, this one in one.
-            nbytes: The length of the longest piece in any of the groups.
+            nbytes: No piece of any of the groups is longer. Few values ever come.
             piece: What the first process of this one's group sends, contiguous; the others have it filled.
                 In one group it is equally long everywhere.
 

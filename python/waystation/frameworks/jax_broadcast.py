@@ -3,9 +3,9 @@
 Bytes travel as unsigned integers, never as the numbers that they stand for: the sender's devices have the
 words, those of the receivers zeros, and the sum over the processes is what was sent, bit by bit. All groups
 of a layer go in one program over a mesh of *replicas, groups, devices*, each process with equally many
-devices, which carry equal shares. Invariants: programs are compiled for lengths that are powers of two, so
-that few are; nothing here depends on the dtypes or shardings of arrays; all processes of a layer run the
-same program in the same order.
+devices, which carry equal shares. Invariants: nothing here depends on the dtypes or shardings of arrays, so
+that a program is compiled for each length of pieces, of which there are few; all processes of a layer run
+the same program in the same order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from waystation.frameworks.jax_shardings import spread_of
 from waystation.grid import Box, Shape, box_of_slices
 
 _WORD_BYTES = 4
-_LEAST_WORDS = 1 << 10
 
 # ---- who needs the same ------------------------------------------------------------------------
 
@@ -119,8 +118,7 @@ class JaxBroadcaster:
     def broadcast(self, layer: Sequence[Group], nbytes: int, piece: NDArray[np.uint8]) -> None:
         """Carries one piece in each group of a layer."""
         mesh, devices = _mesh(tuple(layer))
-        words = max(_LEAST_WORDS, -(-nbytes // (_WORD_BYTES * len(devices))))
-        words = 1 << (words - 1).bit_length()
+        words = -(-nbytes // (_WORD_BYTES * len(devices)))
         sends = any(group[0] == self.process_index for group in layer)
         try:
             with _in_scope(mesh):
