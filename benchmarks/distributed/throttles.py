@@ -12,7 +12,7 @@ from typing import Any
 from waystation import _native
 
 MIB = 1 << 20
-STORE_BYTES_PER_S = 128 * MIB
+STORE_BYTES_PER_S = 64 * MIB
 STORE_REQUESTS_PER_S = 2000
 LINK_BYTES_PER_S = 64 * MIB
 BLOCK_BYTES = 1 * MIB

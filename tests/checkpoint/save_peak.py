@@ -12,9 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-import torch
 from tests.checkpoint.load_peak import give_back_free_memory, status
 
 import waystation
@@ -27,8 +25,12 @@ def make(kind: str) -> list[Any]:
     if kind == "numpy-one":
         return [np.full((128, MIB // 4), 7, np.float32)]
     if kind == "jax":
+        import jax.numpy as jnp
+
         return [jnp.full((1024, 1024), number, jnp.float32) for number in range(150)]
     if kind == "torch":
+        import torch
+
         return [torch.full((1024, 1024), number, dtype=torch.float32) for number in range(150)]
     return [np.full((1024, 1024), number, np.float32) for number in range(150)]
 
