@@ -4,6 +4,9 @@ A run is `(first chunk, file, stride of files, offset, stride of offsets)`: its 
 `file + k * stride` at `offset + k * stride`. It ends where the next one begins. When every process writes its
 chunk of an array at the same place of its own file, one run says where all of them are.
 
+Offsets may count from wherever suits: tables count them from the first byte of data of each file, because the
+lengths of headers follow no pattern.
+
 Invariants: runs are sorted by first chunk, from 0 on; strides are not negative. Their words, as a chunk table
 has them (kind 2, after the two shapes), are their number, the first chunk of each group of 64, then the runs;
 so a reader looks at the first chunks and then only into the groups that it needs.

@@ -165,7 +165,7 @@ class _Arranging:
         if known.kind == tables.REGULAR and len(chunks) >= RUNS_FROM_CHUNKS:
             runs = grid.find_runs(
                 chunks["file"].astype(np.int64),
-                chunks["offset"].astype(np.int64),
+                said.offsets[statements][known.order],
                 len(chunks) // _CHUNKS_PER_RUN,
             )
             if runs is not None:

@@ -48,17 +48,29 @@ def find_places(
         files[listed], offsets[listed] = found["file"], found["offset"]
     if len(in_runs):
         files[in_runs], offsets[in_runs] = _follow_runs(decoded, arrays[in_runs], numbers[in_runs])
-    check_inside(decoded, files, offsets, lengths)
+    begins, ends = _bounds(decoded, files)
+    offsets[in_runs] += begins[in_runs]  # those of runs count from the first byte of data
+    _check_inside(files, offsets, lengths, begins, ends)
     return files, offsets
 
 
 def check_inside(decoded: tables.Tables, files: Integers, offsets: Integers, lengths: Integers) -> None:
     """Refuses places that are not inside the data of their file."""
+    _check_inside(files, offsets, lengths, *_bounds(decoded, files))
+
+
+def _bounds(decoded: tables.Tables, files: Integers) -> tuple[Integers, Integers]:
+    """Where the data of each of these files begin and end."""
     used, own = np.unique(files, return_inverse=True)
     if len(used) and not 0 <= used[0] <= used[-1] < len(decoded.files):
         raise Corrupt(f"a chunk names a file that is not among the {len(decoded.files)} of the file table")
     rows = decoded.files[used]
-    begins, ends = (rows[name].astype(np.int64)[own] for name in ("data_start", "file_bytes"))
+    return rows["data_start"].astype(np.int64)[own], rows["file_bytes"].astype(np.int64)[own]
+
+
+def _check_inside(
+    files: Integers, offsets: Integers, lengths: Integers, begins: Integers, ends: Integers
+) -> None:
     wrong = np.flatnonzero((offsets < begins) | (offsets > ends - lengths))
     if len(wrong):
         first = wrong[0]
@@ -141,6 +153,8 @@ def _runs_have_bytes(decoded: tables.Tables, array: int, file: int, begin: int, 
     heads = _Heads.of(decoded, np.array([array]))
     words = decoded.dims[int(heads.runs[0]) : int(heads.ends[0])].astype(np.int64)
     firsts, files, file_strides, offsets, offset_strides = words.reshape(-1, grid.RUN_WORDS).T
+    data_start = int(decoded.files[file]["data_start"])
+    begin, end = begin - data_start, end - data_start
     chunks = grid.ChunkGrid(decoded.array_shape(array), decoded.chunk_shape(array))
     # A run that goes from file to file has one chunk at most in this one. In a run that stays in a file the
     # chunks follow each other: if the last that begins before the end is not in the range, none is.
