@@ -1,14 +1,15 @@
-"""Saves of a state that every process holds: written in shares by all replicas, or whole by one of them.
+"""Saves of a state that every process holds: shared out among all replicas, or written by one of them.
 
-Measured where each host's link is what limits it, as in the guide, and where the store is; there nothing can
-be gained by sharing, and the figure shows what it costs.
+That one is a program of one process with the same state, so the baseline pays for nobody else. Without
+replica-parallel slices Waystation still gives whole arrays to whoever has least to write, which is shown as
+well. Measured where each host's link is what limits it, as in the guide, and where the store is: there
+nothing can be gained by sharing, and the figure shows what it costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from benchmarks.analysis import Ratio
 from benchmarks.distributed import throttles
@@ -19,22 +20,23 @@ from benchmarks.targets import Line
 NAME = "replicas"
 COUNTS = (2, 4)
 LINKS, STORE = "each link limited", "the store limited"
-PARALLEL, SINGLE = "replica-parallel", "single replica"
+PARALLEL, WHOLE, SINGLE = "replica-parallel", "whole arrays, shared out", "one replica"
+MANNERS = (PARALLEL, WHOLE, SINGLE)
 NEEDED = {2: 1.6, 4: 1.9}
 DEVICES_OF_REPLICA = 2
 
 
 def measure(session: Session, repetition: int) -> None:
-    """One round, beginning with the other manner each time."""
-    manners = [(PARALLEL, True), (SINGLE, False)]
-    for processes in COUNTS:
+    """One round, beginning with another manner each time."""
+    shift = repetition % len(MANNERS)
+    for replicas in COUNTS:
         for limited in (LINKS, STORE):
-            for manner, parallel in manners[:: 1 if repetition % 2 == 0 else -1]:
-                case = Case(NAME, f"{processes} replicas", manner, f"save, {limited}")
-                _save(session, case, repetition, processes, {"array.saving.use_replica_parallel": parallel})
+            for manner in MANNERS[shift:] + MANNERS[:shift]:
+                case = Case(NAME, f"{replicas} replicas", manner, f"save, {limited}")
+                _save(session, case, repetition, 1 if manner == SINGLE else replicas)
 
 
-def _save(session: Session, case: Case, repetition: int, processes: int, settings: dict[str, Any]) -> None:
+def _save(session: Session, case: Case, repetition: int, processes: int) -> None:
     directory = session.directory / "throttles"
     limits = throttles.links(directory, processes) if LINKS in case.operation else throttles.store(directory)
     with session.checkpoint() as path:
@@ -46,7 +48,7 @@ def _save(session: Session, case: Case, repetition: int, processes: int, setting
             devices=processes * DEVICES_OF_REPLICA,
             processes=processes,
             path=str(path),
-            settings=settings | limits,
+            settings=limits | {"array.saving.use_replica_parallel": case.system == PARALLEL},
             quick=session.quick,
         )
         session.run(case, repetition, request)
@@ -54,7 +56,7 @@ def _save(session: Session, case: Case, repetition: int, processes: int, setting
 
 def count(rounds: int) -> int:
     """How many programs that many rounds run."""
-    return rounds * len(COUNTS) * 4
+    return rounds * len(COUNTS) * 2 * len(MANNERS)
 
 
 def evaluate(results: Results) -> Iterator[Line]:
