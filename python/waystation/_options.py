@@ -124,6 +124,10 @@ def _natural(value: Any) -> str | None:
     return None if _is_int(value) and value >= 0 else "an integer from 0"
 
 
+def _natural_or_none(value: Any) -> str | None:
+    return None if value is None or _natural(value) is None else "an integer from 0 or None"
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -335,12 +339,14 @@ class MultiprocessingOptions(OptionGroup):
 
     Attributes:
         primary_host: The process that decides, and writes what every process has a value of its own of.
+            None: every process has a storage of its own that the others do not see, to which it writes
+            all that it holds, and from which it loads.
         deadline_s: How long a process waits for the others in one step of an operation, in seconds.
     """
 
-    primary_host: int = 0
+    primary_host: int | None = 0
     deadline_s: float = 1200.0
-    _checks: ClassVar = {"primary_host": _natural, "deadline_s": _seconds}
+    _checks: ClassVar = {"primary_host": _natural_or_none, "deadline_s": _seconds}
 
 
 @dataclass(slots=True)

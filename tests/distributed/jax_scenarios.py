@@ -95,7 +95,32 @@ def load_as_saved(place: Place, path: Path, state: State) -> None:
     assert loaded["local"].is_fully_addressable
 
 
-ACTIONS = {function.__name__: function for function in (save, load, load_as_saved)}
+def save_to_disk(place: Place, path: Path, state: State) -> None:
+    """Saves a state to a disk that only this process sees."""
+    with local_storage():
+        save(place, path / f"disk {place.index}", state)
+
+
+def load_from_disk(place: Place, path: Path, state: State) -> None:
+    """Loads what this process has saved there, its own values too."""
+    own = path / f"disk {place.index}"
+    with local_storage():
+        load_as_saved(place, own, state)
+        loaded = waystation.load(own)
+    assert loaded["step"] == state.step + place.index
+    assert loaded["host"][0] == place.index
+
+
+def local_storage() -> waystation.Context:
+    """Options of programs each of whose processes has a storage of its own."""
+    context = waystation.Context()
+    context.multiprocessing.primary_host = None
+    return context
+
+
+ACTIONS = {
+    function.__name__: function for function in (save, load, load_as_saved, save_to_disk, load_from_disk)
+}
 
 
 def serve(place: Place, devices: int) -> None:

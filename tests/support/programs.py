@@ -25,7 +25,9 @@ from waystation.cli.launching import free_ports
 HANG_S = 120.0  # far beyond what anything here takes
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["jax", "torch", "torch.distributed", "waystation", __name__])
+_context.set_forkserver_preload(
+    ["jax", "torch", "torch.distributed", "torch.distributed.tensor", "waystation", __name__]
+)
 
 
 @dataclass

@@ -56,7 +56,9 @@ _OPENAT = 257
 _BY_PATH = {82: 0, 264: 1, 316: 1, 83: 0, 258: 1, 84: 0, 87: 0, 263: 1}
 
 
-class _SyscallInfo(ctypes.Structure):
+class SyscallInfo(ctypes.Structure):
+    """What the kernel tells of a call: `number` and `arguments` count here."""
+
     _fields_ = [
         ("operation", ctypes.c_uint8),
         ("padding", ctypes.c_uint8 * 3),
@@ -151,7 +153,7 @@ class Walker:
                     return killed, changes
                 continue
             if os.WSTOPSIG(status) == signal.SIGTRAP | 0x80:
-                name = None if killed else self._change_of_directory(task)
+                name = None if killed else self.told_of(task)
                 if name is not None:
                     if len(changes) == kill_before:
                         os.kill(self._process, signal.SIGKILL)
@@ -167,10 +169,10 @@ class Walker:
                 else:
                     _resume(task, 0 if event else stopped_by)
 
-    def _change_of_directory(self, task: int) -> str | None:
-        info = _SyscallInfo()
-        result = _libc.ptrace(_GET_SYSCALL_INFO, task, ctypes.sizeof(info), ctypes.byref(info))
-        if result < 0 or info.operation != _ENTRY:
+    def told_of(self, task: int) -> str | None:
+        """What is told of the system call that a task is about to make; None if it does not count."""
+        info = entered(task)
+        if info is None:
             return None
         if info.number == _OPENAT:
             created = info.arguments[2] & _CREATE and self._is_below(task, info.arguments[1])
@@ -188,10 +190,21 @@ class Walker:
         return name if path.startswith(self._directory) else None
 
     def _is_below(self, task: int, address: int) -> bool:
-        with open(f"/proc/{task}/mem", "rb", buffering=0) as memory:
-            memory.seek(address)
-            path = memory.read(4096).partition(b"\0")[0]
-        return os.fsdecode(path).startswith(self._directory)
+        return text_at(task, address).startswith(self._directory)
+
+
+def entered(task: int) -> SyscallInfo | None:
+    """The system call that a task is about to make; None if it has just made one."""
+    info = SyscallInfo()
+    result = _libc.ptrace(_GET_SYSCALL_INFO, task, ctypes.sizeof(info), ctypes.byref(info))
+    return None if result < 0 or info.operation != _ENTRY else info
+
+
+def text_at(task: int, address: int) -> str:
+    """The path at an address of a task's memory."""
+    with open(f"/proc/{task}/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        return os.fsdecode(memory.read(4096).partition(b"\0")[0])
 
 
 def _ended(status: int) -> bool:
@@ -203,9 +216,8 @@ def _ended(status: int) -> bool:
 
 def _change(task: int) -> str | None:
     """The change of the disk that a task is about to make, if it is one."""
-    info = _SyscallInfo()
-    result = _libc.ptrace(_GET_SYSCALL_INFO, task, ctypes.sizeof(info), ctypes.byref(info))
-    if result < 0 or info.operation != _ENTRY:
+    info = entered(task)
+    if info is None:
         return None
     if info.number == _OPENAT:
         return "create" if info.arguments[2] & _CREATE else None

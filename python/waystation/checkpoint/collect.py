@@ -19,14 +19,13 @@ from waystation.layouts.native import names, orphans
 from waystation.layouts.native.attempts import (
     Leftover,
     export_stages,
-    is_of_this_system,
     leftovers,
     remove_tree,
 )
 
 DAY_S = 86_400.0
 
-Verdict = Literal["dead", "abandoned", "running", "unknown"]
+Verdict = Literal["dead", "abandoned", "running", "unknown", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,9 @@ class FoundLeftover:
         nbytes: Bytes of its files.
         verdict: `dead` (its process provably no longer runs), `abandoned` (of another machine, without a
             sign of life for as long as was asked), `running` (its process does), `unknown` (of another
-            machine, and recent).
+            machine, and recent), `undecided` (a prepared part of a save to local storage: the next load,
+            save or delete there by all processes of the program finds out whether it belongs to a
+            checkpoint).
     """
 
     leftover: Leftover
@@ -141,8 +142,10 @@ def _remove(leftover: Leftover, older_than_s: float) -> bool:
 
 
 def _judge(leftover: Leftover, older_than_s: float) -> Verdict:
+    if leftover.is_running:
+        return "running"
+    if leftover.undecided:
+        return "undecided"
     if leftover.dead:
         return "dead"
-    if is_of_this_system(leftover.attempt_id):
-        return "running"
     return "abandoned" if leftover.age_s >= older_than_s else "unknown"

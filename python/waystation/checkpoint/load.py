@@ -11,8 +11,9 @@ import os
 from typing import Any
 
 from waystation import coordination
+from waystation._errors import InvalidInput
 from waystation._options import Options
-from waystation.checkpoint import broadcast, fill, wanted
+from waystation.checkpoint import broadcast, fill, local_storage, wanted
 from waystation.checkpoint.context import current_options
 from waystation.checkpoint.exchange import Exchange
 from waystation.checkpoint.handle import AsyncResponse, Progress
@@ -26,6 +27,7 @@ from waystation.layouts.native.read import (
     open_checkpoint,
     read_files,
 )
+from waystation.layouts.native.records import LocalPart
 from waystation.tree import unflatten
 
 AUTO = "AUTO"
@@ -74,8 +76,9 @@ def load_async(
 
 
 class Loading:
-    """A load that all processes of the program make together: the primary reads the metadata, every
-    process what it needs of the data; a failure of one is raised by all.
+    """A load that all processes of the program make together: the primary reads the metadata (each process
+    those of its own storage, where it has one), every process what it needs of the data; a failure of one is
+    raised by all.
 
     Attributes:
         target: The checkpoint, resolved.
@@ -87,17 +90,22 @@ class Loading:
         self._name = name
         self._options = options
         multiprocessing = options.multiprocessing
+        self._is_local = multiprocessing.primary_host is None
+        self._is_settled = False
         self._session = coordination.current().open(
-            f"load '{target}'",
+            "load from local storage" if self._is_local else f"load '{target}'",
             deadline_s=multiprocessing.deadline_s,
-            primary=multiprocessing.primary_host,
+            primary=multiprocessing.primary_host or 0,
         )
         self._turn = Turn()
 
     def require_checkpoint(self) -> None:
         """Refuses a path that holds no checkpoint; ends the load then."""
         try:
-            self._session.broadcast(self._require)
+            if self._is_local:
+                self._settle()
+            else:
+                self._session.broadcast(self._require)
         except BaseException:
             self._close()
             raise
@@ -105,6 +113,12 @@ class Loading:
     def _close(self) -> None:
         self._turn.end()
         self._session.close()
+
+    def _settle(self) -> None:
+        """Has all processes find parts of the same checkpoint."""
+        if not self._is_settled:
+            local_storage.settle(self._session, self.target, local_storage.require_agreement)
+        self._is_settled = True
 
     def _require(self) -> bytes:
         require_checkpoint(self.target)
@@ -141,20 +155,25 @@ class Loading:
                 leaves.append(unflatten(decided.structure, filling.finish(received)))
             return b""
 
-        self._session.round(finish, lambda _: b"")
+        if self._is_local:
+            local_storage.tell_holders(self._session, opened, finish)
+        else:
+            self._session.round(finish, lambda _: b"")
         return leaves[0]
 
     def _wish(self) -> bool | None:
         """Whether to broadcast; None: if it is faster."""
         loading = self._options.array.loading
-        if self._session.process_count == 1:
-            return False
+        if self._session.process_count == 1 or self._is_local:
+            return False  # nobody is there to send to, or each reads from its own disk
         if loading.load_and_broadcast is None and (loading.mmap or self._is_in_background):
             return False  # nothing is read that is mapped; collectives would come at any time
         return loading.load_and_broadcast
 
     def _open(self) -> OpenCheckpointable:
-        if self._session.process_count == 1:
+        if self._is_local:
+            self._settle()
+        if self._is_local or self._session.process_count == 1:
             return decode_checkpointable(self._read())
         return decode_checkpointable(
             MetadataFiles.unpack(self._session.broadcast(lambda: self._read().pack()))
@@ -163,8 +182,20 @@ class Loading:
     def _read(self) -> MetadataFiles:
         require_checkpoint(self.target)
         record = open_checkpoint(self.target)
+        if record.local is not None and not self._is_local:
+            self._check_readable(record.local)
         directory, digest = record.checkpointables[choose_checkpointable(record, self._name, self.target)]
         return read_files(os.path.join(self.target, directory), digest)
+
+    def _check_readable(self, part: LocalPart) -> None:
+        """Refuses to have all processes read what one host holds."""
+        if self._session.process_count > 1 and part.process_count > 1:
+            raise InvalidInput(
+                f"'{self.target}' is the part of process {part.process} of a checkpoint that "
+                f"{part.process_count} processes saved to local storage; load it with "
+                "multiprocessing.primary_host = None, so that each process reads its own part",
+                path=self.target,
+            )
 
     @staticmethod
     def _decide(opened: OpenCheckpointable, abstract_state: Any) -> wanted.Decided:

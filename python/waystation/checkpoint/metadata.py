@@ -9,7 +9,7 @@ from waystation._errors import NotFound
 from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
 from waystation.frameworks import registry
 from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint, open_checkpointable
-from waystation.layouts.native.records import CheckpointRecord
+from waystation.layouts.native.records import CheckpointRecord, LocalPart
 from waystation.layouts.native.tree_file import ArrayLeaf, TreeFile
 from waystation.tree import unflatten
 
@@ -30,6 +30,7 @@ class CheckpointMetadata:
         checkpointable_names: All that the checkpoint has.
         commit_timestamp_ns: When it was committed, nanoseconds since 1970.
         format_version: Of the layout.
+        local: Which part of which save to local storage this is; None for a checkpoint that is complete.
     """
 
     path: str
@@ -39,6 +40,7 @@ class CheckpointMetadata:
     checkpointable_names: tuple[str, ...]
     commit_timestamp_ns: int
     format_version: int
+    local: LocalPart | None = None
 
 
 def metadata(path: PathLike, checkpointable_name: str = _AUTO) -> CheckpointMetadata:
@@ -67,6 +69,7 @@ def metadata(path: PathLike, checkpointable_name: str = _AUTO) -> CheckpointMeta
         tuple(sorted(record.checkpointables)),
         record.created_ns,
         1,
+        record.local,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handle import AsyncResponse, Progress
+from waystation.checkpoint.local_saving import LocalSaving
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.saving import Saving
 
@@ -43,7 +44,7 @@ def save(
         DiskFull, PermissionDenied, Unavailable: The disk refuses; nothing is left behind. Unavailable as
             well if another process of the program has died or does not come.
     """
-    with Saving(resolve(path), checkpointable_name, current_options(), overwrite=overwrite) as saving:
+    with _open(path, checkpointable_name, overwrite=overwrite) as saving:
         saving.begin(custom_metadata)
         saving.prepare(state)
         saving.finish(Progress())
@@ -70,7 +71,7 @@ def save_async(
         Conflict, Unsupported, InvalidInput, PermissionDenied: As `save` does, before it returns. What
             fails later is raised by the handle.
     """
-    saving = Saving(resolve(path), checkpointable_name, current_options(), overwrite=overwrite)
+    saving = _open(path, checkpointable_name, overwrite=overwrite)
     with saving.closed_on_error():
         saving.begin(custom_metadata)
         drained = saving.prepare(state, snapshot=True)
@@ -93,3 +94,10 @@ def save_async(
             response.cancel()
             raise
     return response
+
+
+def _open(path: PathLike, name: str, *, overwrite: bool) -> Saving:
+    """A save to the kind of storage that the options say."""
+    options = current_options()
+    kind = LocalSaving if options.multiprocessing.primary_host is None else Saving
+    return kind(resolve(path), name, options, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""One save, step by step, as every process of the program takes it.
+"""One save, step by step, as every process of the program takes it, to storage that all of them share.
 
 `begin` (may this be saved there?), `prepare` (take the state apart, make it safe, agree that all save the
 same), `finish` (write, merge, commit). Between the steps the processes agree in a session, so that a
@@ -45,6 +45,9 @@ class Saving:
 
     def __init__(self, target: str, name: str, options: Options, *, overwrite: bool) -> None:
         self.target = target
+        is_local = options.multiprocessing.primary_host is None
+        primary = options.multiprocessing.primary_host or 0
+        what = "save to local storage" if is_local else f"save '{target}'"
         self._name = name
         self._options = options
         self._overwrite = overwrite
@@ -53,19 +56,14 @@ class Saving:
         self._waited_for: list[tuple[int, int]] = []
         self._attempt: Attempt | None = None
         self._own: tuple[Part, list[str]] | None = None
-        multiprocessing = options.multiprocessing
         coordinator = coordination.current()
         opened = [
-            coordinator.open(
-                what, deadline_s=multiprocessing.deadline_s, primary=multiprocessing.primary_host
-            )
-            for what in (f"save '{target}'", f"end of saving '{target}'")
+            coordinator.open(title, deadline_s=options.multiprocessing.deadline_s, primary=primary)
+            for title in (what, f"the end of: {what}")
         ]
         # The second one is for a failed save only, whose first session is over.
         self._session, self._ending = opened
-        self._writer = Writer(
-            self._session.process_index, self._session.process_count, multiprocessing.primary_host
-        )
+        self._writer = Writer(self._session.process_index, self._session.process_count, primary, is_local)
 
     def __enter__(self) -> Self:
         return self
@@ -93,11 +91,7 @@ class Saving:
         """Refuses what can be refused without looking at the state."""
 
         def work() -> bytes:
-            _check_name(self._name)
-            try:
-                dump_json(custom_metadata)
-            except (TypeError, ValueError, RecursionError) as error:
-                raise InvalidInput(f"custom_metadata must be a JSON value: {error}") from error
+            self._check_call(custom_metadata)
             return b""
 
         def decide(_: Sequence[bytes]) -> bytes:
@@ -105,6 +99,14 @@ class Saving:
             return b""
 
         self._session.round(work, decide)
+
+    def _check_call(self, custom_metadata: Any) -> None:
+        """Refuses what is wrong with the arguments, and keeps what is not needed before the end."""
+        _check_name(self._name)
+        try:
+            dump_json(custom_metadata)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidInput(f"custom_metadata must be a JSON value: {error}") from error
         self._custom_metadata = custom_metadata
 
     def prepare(self, state: Any, *, snapshot: bool = False) -> bool:
@@ -155,12 +157,12 @@ class Saving:
             self._undo()
             raise
 
-    def _start_attempt(self) -> bytes:
+    def _start_attempt(self, transaction: str | None = None) -> bytes:
         parent, name = os.path.split(self.target)
         remove_dead(parent, name)
         if self._overwrite:
             orphans.remove_dead(self.target)
-        attempt = Attempt(self.target, self._options.file.path_permission_mode)
+        attempt = Attempt(self.target, self._options.file.path_permission_mode, transaction)
         directory = os.path.join(attempt.path, self._name)
         try:
             os.mkdir(directory)
@@ -171,26 +173,34 @@ class Saving:
         return os.fsencode(attempt.path)
 
     def _write(self, path: str, progress: Progress, on_copied_out: Callable[[], None]) -> bytes:
-        prepared = self._present()
-        alone = self._writer.process_count == 1
-        observer = Observer(
-            progress.add,
-            lambda _: on_copied_out(),
-            {self._name: self._waited_for},
-            self._attempt.heartbeat if self._attempt else lambda: None,
-            alone,
-        )
-        unsynced: list[str] = []
-        part = write_data(path, prepared, self._options, observer, unsynced)
-        if progress.cancelled:
-            raise Cancelled(f"saving '{self.target}' was cancelled; nothing was written", path=self.target)
-        if alone:
+        part, unsynced = self._write_data(path, progress, on_copied_out)
+        if self._writer.process_count == 1:
             self._own = part, unsynced
             return b""
         _native.sync_paths(unsynced)
         encoded = part.encode()
         _native.write_small_files([(self._part_path(path, self._writer.process), encoded)], sync=False)
         return dump_json(Digest.of(encoded).to_json())
+
+    def _write_data(
+        self, path: str, progress: Progress, on_copied_out: Callable[[], None]
+    ) -> tuple[Part, list[str]]:
+        """Writes the files of this process; returns what is said of them, and those not yet durable."""
+        observer = Observer(
+            progress.add,
+            lambda _: on_copied_out(),
+            {self._name: self._waited_for},
+            self._attempt.heartbeat if self._attempt else lambda: None,
+            self._writer.process_count == 1,
+        )
+        unsynced: list[str] = []
+        part = write_data(path, self._present(), self._options, observer, unsynced)
+        self._check_cancelled(progress)
+        return part, unsynced
+
+    def _check_cancelled(self, progress: Progress) -> None:
+        if progress.cancelled:
+            raise Cancelled(f"saving '{self.target}' was cancelled; nothing was written", path=self.target)
 
     def _part_path(self, path: str, process: int) -> str:
         return os.path.join(path, self._name, f"p{process:05}.part")
@@ -203,10 +213,10 @@ class Saving:
         else:
             parts, unsynced = self._collect(attempt.path, digests), []
         write_metadata(attempt, [(self._present(), parts)], self._custom_metadata, unsynced)
-        if progress.cancelled:
-            raise Cancelled(f"saving '{self.target}' was cancelled; nothing was written", path=self.target)
+        self._check_cancelled(progress)
         if self._overwrite and os.path.lexists(self.target):
             commit.publish_over(attempt)
+            commit.remove_replaced(attempt)
         else:
             commit.publish_new(attempt)
         return b""

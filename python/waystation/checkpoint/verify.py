@@ -1,7 +1,8 @@
 """`verify`: reads every byte of a checkpoint and compares it with its checksum.
 
 Unlike a load it does not stop at the first damage: every damaged block is reported, with the arrays
-that have bytes in it, and every file that does not belong.
+that have bytes in it, and every file that does not belong. Of a save to local storage it reads the one part
+that it is shown, and says which that is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from waystation.layouts.native.read import (
     open_checkpoint,
     open_checkpointable,
 )
+from waystation.layouts.native.records import LocalPart
 
 _WINDOW_BYTES = 64 << 20
 
@@ -51,6 +53,7 @@ class Verification:
         strays: Files that the checkpoint's records do not name; harmless, but not its own.
         files: Data files that were read.
         bytes_read: Bytes of them.
+        local: Which part of which save to local storage this is; None for a checkpoint that is complete.
     """
 
     path: str
@@ -58,6 +61,7 @@ class Verification:
     strays: list[str] = field(default_factory=list)
     files: int = 0
     bytes_read: int = 0
+    local: LocalPart | None = None
 
 
 def verify(
@@ -90,6 +94,7 @@ def _open_all(target: str, found: Verification) -> Iterator[OpenCheckpointable]:
     except WaystationError as error:
         found.damages.append(Damage(os.path.join(target, names.RECORD), error.message))
         return
+    found.local = record.local
     for name, (directory, _) in record.checkpointables.items():
         known.add(directory)
         try:

@@ -15,6 +15,7 @@ _VERDICTS = {
     "abandoned": "of another machine, silent for long",
     "running": "its process runs",
     "unknown": "of another machine, may be running",
+    "undecided": "prepared; its program will complete or remove it",
 }
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from waystation.errors import InvalidInput
+
+if TYPE_CHECKING:  # help is to import neither NumPy nor the engine
+    from waystation.layouts.native.records import LocalPart
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmgtp]?)(?P<binary>i?)b?", re.IGNORECASE)
@@ -22,6 +26,11 @@ def size(nbytes: int) -> str:
             break
         value /= 1024
     return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def part(local: LocalPart) -> str:
+    """What a checkpoint is that is one part of a save to local storage."""
+    return f"part of process {local.process} of {local.process_count}, save {local.transaction}"
 
 
 def parse_size(text: str) -> int:

@@ -38,10 +38,12 @@ def _show(output: Output, found: list[FoundLeftover], removable: list[FoundLefto
         output.line("nothing to remove: no save or export was left unfinished")
         return
     show_attempts(output, found)
-    kept = len(found) - len(removable)
+    undecided = sum(entry.verdict == "undecided" for entry in found)
+    running = len(found) - len(removable) - undecided
     output.line(
         f"{formatting.count(len(removable), 'attempt')} can be removed, {formatting.size(_bytes(removable))}"
-        + (f"; {kept} may still be running" if kept else "")
+        + (f"; {running} may still be running" if running else "")
+        + (f"; {undecided} may belong to a checkpoint" if undecided else "")
     )
 
 

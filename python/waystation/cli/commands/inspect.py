@@ -56,6 +56,7 @@ def _document(target: str, record: CheckpointRecord, opened: dict[str, OpenCheck
         "generation": record.generation,
         "committed_at": formatting.moment(record.created_ns),
         "custom_metadata": record.custom_metadata,
+        "local": None if record.local is None else record.local.to_json(),
         "checkpointables": {name: _checkpointable_document(entry) for name, entry in opened.items()},
     }
 
@@ -111,6 +112,8 @@ def _show_checkpoint(
         "generation": str(record.generation),
         "format": f"native, version {names.FORMAT_VERSION}",
     }
+    if record.local is not None:
+        facts["local storage"] = formatting.part(record.local)
     if record.custom_metadata is not None:
         facts["custom metadata"] = json.dumps(record.custom_metadata)
     absent = sorted(record.checkpointables.keys() - opened.keys())

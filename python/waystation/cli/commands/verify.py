@@ -53,6 +53,7 @@ def _document(outcome: Verification) -> dict[str, Any]:
             for damage in outcome.damages
         ],
         "strays": outcome.strays,
+        "local": None if outcome.local is None else outcome.local.to_json(),
     }
 
 
@@ -64,6 +65,8 @@ def _show(output: Output, outcome: Verification) -> None:
         _show_damages(output, outcome)
     else:
         output.line(f"{outcome.path}: intact ({read} verified)")
+    if outcome.local is not None:
+        output.line(f"  {formatting.part(outcome.local)}; only this part was verified")
     for stray in outcome.strays:
         output.line(f"  not its own: {os.path.relpath(stray, outcome.path)}", style="yellow")
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from waystation._errors import InvalidInput, WaystationError, from_os_error
-from waystation.layouts.native import names
+from waystation.layouts.native import names, transactions
 
 _log = logging.getLogger("waystation")
 
@@ -51,6 +51,7 @@ class Leftover:
         dead: Whether the process of that attempt provably no longer runs.
         age_s: Seconds since its last sign of life.
         owner: The owner record, empty if there is none.
+        undecided: Whether it is a prepared part of a transaction, which only all its processes can end.
     """
 
     path: str
@@ -60,17 +61,32 @@ class Leftover:
     dead: bool
     age_s: float
     owner: dict[str, Any]
+    undecided: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody will go on with it, so that whoever finds it may remove it."""
+        return self.dead and not self.undecided
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process provably runs. That of another system may, or may not."""
+        return not self.dead and is_of_this_system(self.attempt_id)
 
 
 class Attempt:
     """One try at writing the checkpoint at `target`, in a sibling directory of its own.
 
+    An attempt that is part of a transaction has the id of that in its name.
+
     Raises (on creation): PermissionDenied, DiskFull, InvalidInput: nothing is left behind then.
     """
 
-    def __init__(self, target: str, permission_mode: int | None = None) -> None:
+    def __init__(
+        self, target: str, permission_mode: int | None = None, transaction: str | None = None
+    ) -> None:
         self.target = target
-        self.id = new_attempt_id()
+        self.id = new_attempt_id(transaction)
         parent, name = os.path.split(target)
         self.parent = parent
         self.created_parents = _make_parents(parent, permission_mode)
@@ -80,6 +96,15 @@ class Attempt:
         except OSError as error:
             self.discard()
             raise from_os_error(error, "create the directory of an attempt", self.path) from error
+
+    @classmethod
+    def reopened(cls, target: str, leftover: Leftover) -> Attempt:
+        """An attempt that another process has left, to go on with it."""
+        attempt = cls.__new__(cls)
+        attempt.target, attempt.id, attempt.path = target, leftover.attempt_id, leftover.path
+        attempt.parent = os.path.dirname(target)
+        attempt.created_parents = []
+        return attempt
 
     def _create(self, permission_mode: int | None) -> None:
         os.mkdir(self.path)
@@ -141,10 +166,13 @@ def _listed(parent: str, infix: str) -> list[str]:
 
 
 def remove_dead(parent: str, target_name: str) -> list[str]:
-    """Removes the provably dead attempts at one checkpoint; returns their paths."""
+    """Removes the provably dead attempts at one checkpoint; returns their paths.
+
+    Parts of a transaction whose outcome has to be asked for stay.
+    """
     removed = []
     for leftover in leftovers(parent, target_name):
-        if leftover.dead:
+        if leftover.is_over:
             try:
                 remove_tree(leftover.path)
             except WaystationError as error:
@@ -191,7 +219,12 @@ def describe(
         with contextlib.suppress(OSError):
             newest = max(newest, os.stat(candidate).st_mtime)
     dead = _is_dead(attempt_id, path, owner)
-    return Leftover(path, target, kind, attempt_id, dead, max(0.0, time.time() - newest), owner)
+    # An orphan is inside of the checkpoint, an attempt stands beside it.
+    place = os.path.dirname(path)
+    checkpoint = place if kind == "overwrite" else os.path.join(place, target)
+    undecided = transactions.is_undecided(checkpoint, attempt_id)
+    age_s = max(0.0, time.time() - newest)
+    return Leftover(path, target, kind, attempt_id, dead, age_s, owner, undecided)
 
 
 def _is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
@@ -219,9 +252,17 @@ def _runs(process: int, start: str) -> bool:
         return True
 
 
-def new_attempt_id() -> str:
-    """A name for an attempt that says which process of which system makes it, and is never given twice."""
-    return f"{_scope()}-{os.getpid()}-{_start_time(os.getpid())}-{secrets.token_hex(4)}"
+def new_attempt_id(transaction: str | None = None) -> str:
+    """A name for an attempt that says which process of which system makes it, and is never given twice.
+
+    A process makes one attempt in a transaction.
+    """
+    return f"{_scope()}-{os.getpid()}-{_start_time(os.getpid())}-{transaction or secrets.token_hex(4)}"
+
+
+def is_of_this_process(attempt_id: str) -> bool:
+    """Whether an attempt is this process's own."""
+    return attempt_id.rpartition("-")[0] == new_attempt_id().rpartition("-")[0]
 
 
 def is_of_this_system(attempt_id: str) -> bool:

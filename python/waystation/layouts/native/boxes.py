@@ -25,6 +25,18 @@ if TYPE_CHECKING:
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
+class MissingBox(InvalidInput):
+    """A host's part of a checkpoint in local storage lacks something that is to be read.
+
+    Attributes:
+        array: The number of the array.
+        box: What is missing of it, the first if there is more; in terms of its storage.
+    """
+
+    array = -1
+    box: Box = ((), ())
+
+
 class _Piece(NamedTuple):
     """What a box takes of one chunk."""
 
@@ -63,7 +75,7 @@ def read_words(
 
     Raises:
         Corrupt: The tables contradict the tree or each other.
-        InvalidInput: The tables are those of one host's storage, which holds only a part of a box.
+        MissingBox: The tables are those of one host's storage, which holds only a part of a box.
     """
     shapes = _Shapes(decoded, [request.array for request in requests], stored, labels)
     whole: list[tuple[int, int, int]] = []
@@ -187,13 +199,25 @@ def _not_covered(kind: int, array: int, box: Box, present: Sequence[Box]) -> Way
         return Corrupt(f"the chunks of array {array} leave a hole in it")
     defect = grid.find_cover_defect(box[1], [grid.relative_to(part, box[0]) for part in present])
     assert defect is not None, "boxes with fewer elements than theirs leave a hole, or overlap"
+    offset = tuple(start + at for start, at in zip(box[0], defect.box[0], strict=True))
     shown = ", ".join(
-        f"{start + at}:{start + at + extent}" for start, at, extent in zip(box[0], *defect.box, strict=True)
+        f"{begin}:{begin + extent}" for begin, extent in zip(offset, defect.box[1], strict=True)
     )
-    return InvalidInput(
+    error = MissingBox(
         f"this host's part of a checkpoint in local storage does not have [{shown}] of array {array}; load "
         "it with the same devices on the same hosts as it was saved, or save to storage that all hosts share"
     )
+    error.array, error.box = array, (offset, defect.box[1])
+    return error
+
+
+def is_held(
+    decoded: tables.Tables, array: int, box: Box, stored: Sequence[StoredArray], labels: Sequence[str]
+) -> bool:
+    """Whether all of a box of an array, in terms of its storage, can be read."""
+    shapes = _Shapes(decoded, [array], stored, labels)
+    parts = [grid.intersect(found, box) for _, found in _chunks_meeting(decoded, shapes, array, box)]
+    return sum(grid.volume(part) for part in parts if part is not None) == grid.volume(box)
 
 
 def _words(decoded: tables.Tables, shapes: _Shapes, pieces: Sequence[_Piece]) -> list[int]:

@@ -1,7 +1,8 @@
 """What one process writes of each array: chunks, and the memory that they are gathered from.
 
 A process that holds every element of an array writes it as one chunk. Of an array that is spread over
-processes it writes its share. Chunks are cut further where `chunk_bytes` asks for it.
+processes it writes its share, or all that it holds where it has a storage of its own. Chunks are cut
+further where `chunk_bytes` asks for it.
 
 Invariants: all is in storage terms, where an array may have a trailing axis of bytes, which is never cut;
 the blocks of a chunk partition it, their offsets counted from its own; no array byte is read here.
@@ -47,11 +48,19 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Which process of how many writes, and which one writes what all have a value of their own of."""
+    """Which process of how many writes, and what.
+
+    Attributes:
+        process: The process.
+        process_count: How many there are.
+        primary: The one that writes what all have a value of their own of.
+        is_local: Whether each process writes all that it holds, to a storage of its own.
+    """
 
     process: int = 0
     process_count: int = 1
     primary: int = 0
+    is_local: bool = False
 
 
 ALONE = Writer()
@@ -146,14 +155,15 @@ def _own_boxes(
     """The boxes that this process writes, in logical elements."""
     whole = grid.whole(source.shape)
     chunk_bytes = _chunk_bytes(storage)
-    if source.spread is None or writer.process_count == 1 or not grid.volume(whole):
-        if writer.process != writer.primary:
-            return []
-        boxes = [whole]
-        if chunk_bytes is not None and grid.volume(whole):
-            boxes = list(dict.fromkeys(_logical_box(block, source) for block in source.blocks))
+    spread = source.spread if writer.process_count > 1 and grid.volume(whole) else None
+    if spread is None and writer.process != writer.primary and not writer.is_local:
+        return []
+    if spread is not None and not writer.is_local:
+        boxes = sharing.share(spread, element_bytes)
+    elif spread is not None or (chunk_bytes is not None and grid.volume(whole)):
+        boxes = list(dict.fromkeys(_logical_box(block, source) for block in source.blocks))
     else:
-        boxes = sharing.share(source.spread, element_bytes)
+        boxes = [whole]
     if chunk_bytes is None:
         return _joined(boxes)
     axes = storage.chunk_axes

@@ -12,6 +12,7 @@ inside the new one (`orphans` finds both). Directories move in and out whole, so
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import logging
 import os
@@ -21,8 +22,6 @@ from waystation import _native
 from waystation._errors import Conflict, Corrupt, Unsupported, WaystationError, from_os_error
 from waystation.layouts.native import names, records
 from waystation.layouts.native.attempts import Attempt, remove_tree
-
-RECORD_LIMIT_BYTES = 256 << 20
 
 _log = logging.getLogger("waystation")
 
@@ -43,18 +42,23 @@ def publish_new(attempt: Attempt) -> None:
 
 
 def publish_over(attempt: Attempt) -> None:
-    """Makes the attempt the checkpoint in place of the present one, which is whole until then."""
+    """Makes the attempt the checkpoint in place of the present one, which is whole until then.
+
+    The attempt's directory holds afterwards what was replaced: see `remove_replaced`.
+    """
     try:
         _native.rename_exchange(attempt.path, attempt.target)
     except Unsupported:
         replace_in_place(attempt)
         return
     _native.sync_paths(attempt.directories_to_sync())
-    _remove_replaced(attempt)
 
 
 def replace_in_place(attempt: Attempt) -> None:
-    """`publish_over` for file systems that cannot swap names: the record's rename is the commit."""
+    """`publish_over` for file systems that cannot swap names: the record's rename is the commit.
+
+    What a process has moved that was killed, one that goes on with its attempt finds moved.
+    """
     target = attempt.target
     generation, replaced = _present(target)
     prepared = read_record(attempt.path)
@@ -62,17 +66,19 @@ def replace_in_place(attempt: Attempt) -> None:
         name: (names.moved_in(directory, attempt.id), digest)
         for name, (directory, digest) in prepared.checkpointables.items()
     }
-    record = records.CheckpointRecord(generation + 1, moved, prepared.created_ns, prepared.custom_metadata)
+    record = dataclasses.replace(prepared, generation=generation + 1, checkpointables=moved)
+    own = [directory for directory, _ in prepared.checkpointables.values()]
+    places = [directory for directory, _ in moved.values()]
     try:
-        for name, (directory, _) in prepared.checkpointables.items():
-            _rename_directory(os.path.join(attempt.path, directory), os.path.join(target, moved[name][0]))
+        for directory, place in zip(own, places, strict=True):
+            if not os.path.lexists(os.path.join(target, place)):
+                _rename_directory(os.path.join(attempt.path, directory), os.path.join(target, place))
         _native.sync_paths([target])
         replace_record(target, record, attempt.id)
     except BaseException:
-        _take_out(attempt, [directory for directory, _ in moved.values()])
+        _take_out(attempt, zip(places, own, strict=True))
         raise
-    _take_out(attempt, replaced)
-    _remove_replaced(attempt)
+    _take_out(attempt, zip(replaced, replaced, strict=True))
 
 
 def _present(target: str) -> tuple[int, list[str]]:
@@ -88,23 +94,47 @@ def _present(target: str) -> tuple[int, list[str]]:
     return record.generation, [directory for directory, _ in record.checkpointables.values()]
 
 
-def _take_out(attempt: Attempt, directories: Iterable[str]) -> None:
+def _take_out(attempt: Attempt, directories: Iterable[tuple[str, str]]) -> None:
     """Moves directories that the target's record does not name into the attempt, to be removed with it.
 
-    What cannot be moved stays as an orphan; that must not hide how the overwrite itself ended.
+    Each is given with its name there. What cannot be moved stays as an orphan; that must not hide how the
+    overwrite itself ended.
     """
     try:
         record = read_record(attempt.target)
         named = {directory for directory, _ in record.checkpointables.values()}
-        for directory in directories:
+        for directory, name in directories:
             source = os.path.join(attempt.target, directory)
             if directory not in named and os.path.lexists(source):
-                os.rename(source, os.path.join(attempt.path, directory))
+                os.rename(source, os.path.join(attempt.path, name))
     except (OSError, WaystationError) as error:
         _log.warning("data that '%s' does not need any more could not be removed: %s", attempt.target, error)
 
 
-def _remove_replaced(attempt: Attempt) -> None:
+def publish_part(attempt: Attempt, part: records.LocalPart) -> None:
+    """Commits a prepared part of a transaction, also one that another process has left behind.
+
+    The attempt's directory holds afterwards what was replaced: see `remove_replaced`.
+    """
+    attempt.seal()
+    _native.sync_paths([attempt.path])
+    if part.replaces is None:
+        publish_new(attempt)
+    else:
+        with contextlib.suppress(FileNotFoundError):  # of a process that was killed while it replaced it
+            os.unlink(_temporary_record(attempt.target, attempt.id))
+        # What has begun to move in can only go on so: a swap would make what is left a checkpoint.
+        publish = publish_over if _is_whole(attempt) else replace_in_place
+        publish(attempt)
+
+
+def _is_whole(attempt: Attempt) -> bool:
+    """Whether everything that its record names is in the attempt's directory."""
+    named = read_record(attempt.path).checkpointables.values()
+    return all(os.path.lexists(os.path.join(attempt.path, directory)) for directory, _ in named)
+
+
+def remove_replaced(attempt: Attempt) -> None:
     """Removes what an overwrite replaced. The commit has succeeded, so the save does not fail by this."""
     try:
         remove_tree(attempt.path)
@@ -115,7 +145,7 @@ def _remove_replaced(attempt: Attempt) -> None:
 def replace_record(target: str, record: records.CheckpointRecord, attempt_id: str) -> None:
     """Publishes a new generation of a checkpoint's record, atomically and durably."""
     final = os.path.join(target, names.RECORD)
-    temporary = f"{final}{names.ATTEMPT_INFIX}{attempt_id}"
+    temporary = _temporary_record(target, attempt_id)
     _native.write_small_files([(temporary, record.encode())])
     try:
         os.replace(temporary, final)
@@ -126,6 +156,10 @@ def replace_record(target: str, record: records.CheckpointRecord, attempt_id: st
             raise from_os_error(error, "replace", final) from error
         raise
     _native.sync_paths([target])
+
+
+def _temporary_record(target: str, attempt_id: str) -> str:
+    return os.path.join(target, names.attempt(names.RECORD, attempt_id))
 
 
 def withdraw(target: str, attempt_id: str) -> None:
@@ -143,7 +177,7 @@ def withdraw(target: str, attempt_id: str) -> None:
 def read_record(directory: str) -> records.CheckpointRecord:
     """The record of the checkpoint at `directory`."""
     path = os.path.join(directory, names.RECORD)
-    (data,) = _native.read_small_files([path], limit_bytes=RECORD_LIMIT_BYTES)
+    (data,) = _native.read_small_files([path], limit_bytes=records.RECORD_LIMIT_BYTES)
     return records.CheckpointRecord.decode(data, path)
 
 
@@ -161,6 +195,6 @@ def _rename_directory(source: str, target: str) -> None:
 
 def _taken(target: str) -> Conflict:
     return Conflict(
-        f"'{target}' appeared while the checkpoint was written; it was left alone, and this save is undone",
+        f"'{target}' appeared while the checkpoint was written; it was left alone, and stands in the way",
         path=target,
     )

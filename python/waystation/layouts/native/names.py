@@ -16,7 +16,11 @@ OWNER = "owner.json"
 ATTEMPT_INFIX = ".waystation-tmp-"
 EXPORT_INFIX = ".waystation-export-"
 
-ATTEMPT_ID = re.compile(r"(?P<scope>[0-9a-f]{12})-(?P<process>\d+)-(?P<start>\d+)-(?P<random>[0-9a-f]{8})")
+# The last part is random, or the id of the transaction that the attempt is part of.
+ATTEMPT_ID = re.compile(
+    r"(?P<scope>[0-9a-f]{12})-(?P<process>\d+)-(?P<start>\d+)-"
+    r"((?P<random>[0-9a-f]{8})|(?P<transaction>[0-9a-f]{16}))"
+)
 
 FORMAT_VERSION = 1
 
@@ -35,6 +39,12 @@ def attempt_target(directory_name: str) -> str | None:
     """The checkpoint name that an attempt's directory belongs to; None for other directories."""
     target, infix, attempt_id = directory_name.rpartition(ATTEMPT_INFIX)
     return target if infix and attempt_id else None
+
+
+def transaction(attempt_id: str) -> str | None:
+    """The transaction that an attempt is part of; None for one that commits alone."""
+    match = ATTEMPT_ID.fullmatch(attempt_id)
+    return match["transaction"] if match else None
 
 
 def moved_in(directory: str, attempt_id: str) -> str:

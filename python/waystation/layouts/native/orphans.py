@@ -25,7 +25,7 @@ from waystation import _native
 from waystation._errors import WaystationError, from_os_error
 from waystation.layouts.native import attempts, commit, names
 from waystation.layouts.native.attempts import Leftover
-from waystation.layouts.native.records import CheckpointableRecord
+from waystation.layouts.native.records import RECORD_LIMIT_BYTES, CheckpointableRecord
 
 _log = logging.getLogger("waystation")
 
@@ -51,7 +51,7 @@ def remove_dead(target: str) -> list[str]:
     """Removes what dead overwrites left inside of a checkpoint; returns the paths."""
     removed = attempts.remove_dead(target, names.RECORD)
     try:
-        removed += remove(target, lambda orphan: orphan.dead)
+        removed += remove(target, lambda orphan: orphan.is_over)
     except WaystationError as error:
         _log.warning("what an overwrite left in '%s' could not be removed: %s", target, error)
     return removed
@@ -95,7 +95,7 @@ def _find(target: str, directory: int) -> list[Leftover]:
         elif committers:
             # Whoever put the present data here has not taken these out: dead once all of them are.
             described = [_describe(target, name, committer) for committer in committers]
-            found.append(min(described, key=lambda orphan: orphan.dead))
+            found.append(min(described, key=lambda orphan: orphan.is_over))
     return found
 
 
@@ -108,7 +108,7 @@ def _is_checkpointable(directory: int, name: str) -> bool:
         if not stat.S_ISREG(os.stat(path, dir_fd=directory, follow_symlinks=False).st_mode):
             return False
         whole = f"/proc/self/fd/{directory}/{path}"
-        (data,) = _native.read_small_files([whole], limit_bytes=commit.RECORD_LIMIT_BYTES)
+        (data,) = _native.read_small_files([whole], limit_bytes=RECORD_LIMIT_BYTES)
         CheckpointableRecord.decode(data, whole)
     except (OSError, WaystationError):
         return False

@@ -8,6 +8,7 @@ Readers accept unknown members (later minor additions) and refuse a newer `forma
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,10 @@ from waystation import _native
 from waystation._errors import Corrupt, Unsupported, WaystationError
 from waystation.layouts.native import names
 from waystation.tree import parse_json
+
+RECORD_LIMIT_BYTES = 256 << 20
+
+_TRANSACTION = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,42 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalPart:
+    """What a checkpoint says of itself that is one process's part of a save to local storage.
+
+    Attributes:
+        transaction: The id that all parts of the save share: 16 hexadecimal digits.
+        process: The process that wrote this part.
+        process_count: How many parts there are.
+        replaces: Digest of the `checkpoint.json` in whose place this one was prepared to come; None if there
+            was none.
+    """
+
+    transaction: str
+    process: int
+    process_count: int
+    replaces: Digest | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the record."""
+        return {
+            "transaction": self.transaction,
+            "process": self.process,
+            "process_count": self.process_count,
+            "replaces": None if self.replaces is None else self.replaces.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, entry: Any) -> LocalPart:
+        """What a record says; anything else raises what reading a malformed record raises."""
+        transaction, replaces = entry["transaction"], entry["replaces"]
+        _require(isinstance(transaction, str) and _TRANSACTION.fullmatch(transaction) is not None)
+        process, process_count = _natural(entry["process"]), _natural(entry["process_count"])
+        _require(process < process_count)
+        return cls(transaction, process, process_count, None if replaces is None else _digest(replaces))
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRecord:
     """The body of `checkpoint.json`.
 
@@ -58,27 +99,28 @@ class CheckpointRecord:
         checkpointables: Name to `(directory, digest of its record.json)`.
         created_ns: Wall-clock time of the commit's preparation, nanoseconds since 1970.
         custom_metadata: The caller's own JSON value.
+        local: Of a part of a save to local storage; None for a checkpoint that is complete in itself.
     """
 
     generation: int
     checkpointables: dict[str, tuple[str, Digest]]
     created_ns: int
     custom_metadata: Any = None
+    local: LocalPart | None = None
 
     def encode(self) -> bytes:
         """The bytes of the file."""
-        return _seal(
-            {
-                "format_version": names.FORMAT_VERSION,
-                "generation": self.generation,
-                "created_ns": self.created_ns,
-                "checkpointables": {
-                    name: {"directory": directory, "record": digest.to_json()}
-                    for name, (directory, digest) in self.checkpointables.items()
-                },
-                "custom_metadata": self.custom_metadata,
-            }
-        )
+        body = {
+            "format_version": names.FORMAT_VERSION,
+            "generation": self.generation,
+            "created_ns": self.created_ns,
+            "checkpointables": {
+                name: {"directory": directory, "record": digest.to_json()}
+                for name, (directory, digest) in self.checkpointables.items()
+            },
+            "custom_metadata": self.custom_metadata,
+        }
+        return _seal(body if self.local is None else {**body, "local": self.local.to_json()})
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> CheckpointRecord:
@@ -98,8 +140,13 @@ class CheckpointRecord:
                 directory = entry["directory"]
                 _require(_is_plain_name(directory))
                 entries[name] = (directory, _digest(entry["record"]))
+            local = body.get("local")
             return cls(
-                _natural(body["generation"]), entries, _natural(body["created_ns"]), body["custom_metadata"]
+                _natural(body["generation"]),
+                entries,
+                _natural(body["created_ns"]),
+                body["custom_metadata"],
+                None if local is None else LocalPart.from_json(local),
             )
 
 

@@ -22,7 +22,13 @@ from waystation.layouts.native import merge, names
 from waystation.layouts.native.attempts import Attempt
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.merge import Part
-from waystation.layouts.native.records import CheckpointableRecord, CheckpointRecord, Digest, dump_json
+from waystation.layouts.native.records import (
+    CheckpointableRecord,
+    CheckpointRecord,
+    Digest,
+    LocalPart,
+    dump_json,
+)
 from waystation.layouts.native.tree_file import TreeFile
 from waystation.layouts.native.write_plan import WritePlan
 
@@ -96,6 +102,7 @@ def write_metadata(
     checkpointables: Sequence[tuple[Prepared, Sequence[Part]]],
     custom_metadata: Any,
     unsynced: list[str],
+    local: LocalPart | None = None,
 ) -> None:
     """Writes what makes an attempt's data a whole checkpoint, and makes every byte of it durable.
 
@@ -104,6 +111,8 @@ def write_metadata(
         checkpointables: Each with the parts of all processes, in their order.
         custom_metadata: The caller's.
         unsynced: Files that are not durable yet.
+        local: Of a part of a save to local storage, which afterwards is prepared: it need not make up the
+            arrays, is not to be lost with its name, and keeps its owner record until it is committed.
 
     Raises:
         InvalidInput: The parts do not make up the arrays.
@@ -111,7 +120,7 @@ def write_metadata(
     entries: dict[str, tuple[str, Digest]] = {}
     for prepared, parts in checkpointables:
         path = os.path.join(attempt.path, prepared.name)
-        contents = _metadata_files(prepared, parts)
+        contents = _metadata_files(prepared, parts, partial=local is not None)
         digests = {name: Digest.of(data) for name, data in contents.items()}
         record = CheckpointableRecord(len(parts), digests).encode()
         contents[names.CHECKPOINTABLE_RECORD] = record
@@ -119,16 +128,18 @@ def write_metadata(
         _native.write_small_files(files, sync=False)
         unsynced = [*unsynced, *(file for file, _ in files), path]
         entries[prepared.name] = (prepared.name, Digest.of(record))
-    checkpoint = CheckpointRecord(1, entries, time.time_ns(), custom_metadata)
+    checkpoint = CheckpointRecord(1, entries, time.time_ns(), custom_metadata, local)
     path = os.path.join(attempt.path, names.RECORD)
     _native.write_small_files([(path, checkpoint.encode())], sync=False)
-    attempt.seal()
-    _native.sync_paths([*unsynced, path, attempt.path])
+    if local is None:
+        attempt.seal()
+    above = attempt.directories_to_sync() if local is not None else []
+    _native.sync_paths([*unsynced, path, attempt.path, *above])
 
 
-def _metadata_files(prepared: Prepared, parts: Sequence[Part]) -> dict[str, bytes]:
+def _metadata_files(prepared: Prepared, parts: Sequence[Part], *, partial: bool) -> dict[str, bytes]:
     tree = prepared.tree
-    merged = merge.merge(parts, prepared.sources, tree.labels)
+    merged = merge.merge(parts, prepared.sources, tree.labels, partial=partial)
     contents = {
         names.TREE: tree.encode(),
         names.FILE_TABLE: merged.encode_files(),
