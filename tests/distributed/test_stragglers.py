@@ -3,10 +3,11 @@ does when it comes back harms nobody."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.distributed import torch_scenarios
@@ -18,8 +19,21 @@ COUNT, LATE = 3, 1
 HANG_S = 60.0
 
 
-def start(programs: Programs) -> None:
-    assert [programs.report(index) for index in range(COUNT)] == ["ready"] * COUNT
+@contextlib.contextmanager
+def started(directory: Path, deadline_s: float, mebibytes: int) -> Iterator[Programs]:
+    """A program that waits for where to save a tensor of so many mebibytes."""
+    for name in ("a", "b"):
+        (directory / name).mkdir()
+    with running(
+        torch_scenarios.save_when_told,
+        deadline_s,
+        mebibytes,
+        count=COUNT,
+        framework="torch",
+        directory=directory,
+    ) as programs:
+        assert [programs.report(index) for index in range(COUNT)] == ["ready"] * COUNT
+        yield programs
 
 
 def tell(programs: Programs, path: Path) -> None:
@@ -42,12 +56,28 @@ def all_save(programs: Programs, path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
+def require_given_up(programs: Programs, directory: Path) -> None:
+    """All but the late one have raised, naming it, and removed what they had begun."""
+    for index in range(COUNT):
+        if index != LATE:
+            error = programs.report(index)
+            assert isinstance(error, Raised), error
+            assert error.type == "Unavailable", error
+            assert f"process {LATE}" in error.message, error
+    assert os.listdir(directory) == []
+
+
+def come_back(programs: Programs, directory: Path) -> Raised:
+    """The late one goes on, and raises as well."""
+    programs.signal(LATE, signal.SIGCONT)
+    error = programs.report(LATE)
+    assert isinstance(error, Raised), error
+    assert os.listdir(directory) == []
+    return error
+
+
 def test_within_the_deadline_the_others_wait(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    with running(
-        torch_scenarios.save_when_told, 60.0, 3, count=COUNT, framework="torch", directory=tmp_path
-    ) as programs:
-        start(programs)
+    with started(tmp_path, 60.0, 3) as programs:
         programs.signal(LATE, signal.SIGSTOP)
         tell(programs, tmp_path / "a" / "1")
         time.sleep(1)
@@ -58,49 +88,20 @@ def test_within_the_deadline_the_others_wait(tmp_path: Path) -> None:
 
 
 def test_beyond_the_deadline_all_raise(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    with running(
-        torch_scenarios.save_when_told, 5.0, 3, count=COUNT, framework="torch", directory=tmp_path
-    ) as programs:
-        start(programs)
+    with started(tmp_path, 5.0, 3) as programs:
         programs.signal(LATE, signal.SIGSTOP)
         tell(programs, tmp_path / "a" / "1")
-        for index in range(COUNT):
-            if index != LATE:
-                require_named(programs.report(index))
-        assert os.listdir(tmp_path / "a") == []
-        programs.signal(LATE, signal.SIGCONT)
-        late = programs.report(LATE)
-        assert isinstance(late, Raised), late
-        assert late.type == "Unavailable", late
-        assert os.listdir(tmp_path / "a") == []
+        require_given_up(programs, tmp_path / "a")
+        assert come_back(programs, tmp_path / "a").type == "Unavailable"
         all_save(programs, tmp_path / "b" / "2")
 
 
 def test_late_in_the_middle_of_writing(tmp_path: Path) -> None:
     """The others remove what was begun; the late process finds that gone, and cannot commit or revive it."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    with running(
-        torch_scenarios.save_when_told, 10.0, 600, count=COUNT, framework="torch", directory=tmp_path
-    ) as programs:
-        start(programs)
+    with started(tmp_path, 10.0, 600) as programs:
         tell(programs, tmp_path / "a" / "1")
         wait_until(lambda: any((tmp_path / "a").glob(f"*/state/p{LATE:05}-000.safetensors")))
         programs.signal(LATE, signal.SIGSTOP)
-        for index in range(COUNT):
-            if index != LATE:
-                require_named(programs.report(index))
-        assert os.listdir(tmp_path / "a") == []
-        programs.signal(LATE, signal.SIGCONT)
-        late = programs.report(LATE)
-        assert isinstance(late, Raised), late
-        assert os.listdir(tmp_path / "a") == []
+        require_given_up(programs, tmp_path / "a")
+        come_back(programs, tmp_path / "a")
         all_save(programs, tmp_path / "b" / "2")
-
-
-def require_named(error: object) -> None:
-    assert isinstance(error, Raised), error
-    assert error.type == "Unavailable", error
-    assert f"process {LATE}" in error.message, error
