@@ -50,7 +50,8 @@ def run(request: Request, directory: Path, timeout_s: float) -> dict[str, Any]:
         directory: For what they write beside the checkpoint.
         timeout_s: When to give up.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)  # of a session that was killed
+    directory.mkdir(parents=True)
     until_s = time.monotonic() + timeout_s
     processes: list[_Process] = []
     try:
