@@ -225,6 +225,8 @@ def running(
 ) -> Iterator[Programs]:
     """Starts `function(place, *arguments)` in processes; the function is one of an importable module."""
     ports = free_ports(3)
+    for port in ports:  # the system may have given the same one to an earlier run
+        (directory / f"store-{port}").unlink(missing_ok=True)
     processes: list[_Process] = []
     programs = Programs(processes)
     try:
