@@ -57,7 +57,10 @@ def _axes(axes: Iterable[int], ndim: int) -> set[int]:
     chosen = set()
     for axis in axes:
         if not -ndim <= axis < ndim:
-            raise InvalidInput(f"there is no axis {axis} in an array of {ndim} axes")
+            raise InvalidInput(
+                f"there is no axis {axis} in an array of {ndim} axes; give arrays of other ranks their own "
+                "chunk_axes with storage_options_for"
+            )
         chosen.add(axis % ndim)
     return chosen
 
