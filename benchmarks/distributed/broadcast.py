@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from benchmarks.analysis import Ratio
 from benchmarks.distributed import throttles
 from benchmarks.distributed.process import Request
+from benchmarks.distributed.replicas import save_request
 from benchmarks.distributed.session import Case, Results, Session
 from benchmarks.targets import Line
 
@@ -26,7 +27,6 @@ ALONE = "1 replica"
 MANNERS: dict[str, bool | None] = {EVERYONE: False, BROADCAST: True, CHOSEN: None}
 NEEDED_AT_4 = 1.5
 NEEDED_OF_BETTER = 0.9
-DEVICES_OF_REPLICA = 2
 
 
 def subject_of(processes: int) -> str:
@@ -39,17 +39,7 @@ def measure(session: Session, repetition: int) -> None:
     shift = repetition % len(manners)
     for processes in (1, *COUNTS):
         with session.checkpoint() as path:
-            saving = Request(
-                system="waystation",
-                operation="save",
-                model="replicas",
-                mesh=(processes, DEVICES_OF_REPLICA, 1),
-                devices=processes * DEVICES_OF_REPLICA,
-                processes=processes,
-                path=str(path),
-                quick=session.quick,
-                verify_all=repetition == 0,
-            )
+            saving = replace(save_request(session, path, processes), verify_all=repetition == 0)
             saved = session.run(Case(NAME, subject_of(processes), "waystation", "save"), repetition, saving)
             for manner in manners[shift:] + manners[:shift] if processes > 1 else [EVERYONE]:
                 case = Case(NAME, subject_of(processes), manner, OPERATION)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks.analysis import Ratio
 from benchmarks.distributed import throttles
@@ -40,18 +41,22 @@ def _save(session: Session, case: Case, repetition: int, processes: int) -> None
     directory = session.directory / "throttles"
     limits = throttles.links(directory, processes) if LINKS in case.operation else throttles.store(directory)
     with session.checkpoint() as path:
-        request = Request(
-            system="waystation",
-            operation="save",
-            model="replicas",
-            mesh=(processes, DEVICES_OF_REPLICA, 1),
-            devices=processes * DEVICES_OF_REPLICA,
-            processes=processes,
-            path=str(path),
-            settings=limits | {"array.saving.use_replica_parallel": case.system == PARALLEL},
-            quick=session.quick,
-        )
-        session.run(case, repetition, request)
+        settings = limits | {"array.saving.use_replica_parallel": case.system == PARALLEL}
+        session.run(case, repetition, replace(save_request(session, path, processes), settings=settings))
+
+
+def save_request(session: Session, path: Path, processes: int) -> Request:
+    """A save of a state of which every process holds a replica."""
+    return Request(
+        system="waystation",
+        operation="save",
+        model="replicas",
+        mesh=(processes, DEVICES_OF_REPLICA, 1),
+        devices=processes * DEVICES_OF_REPLICA,
+        processes=processes,
+        path=str(path),
+        quick=session.quick,
+    )
 
 
 def count(rounds: int) -> int:
