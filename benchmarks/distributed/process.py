@@ -100,7 +100,9 @@ def run(request: Request) -> Facts:
     library = systems.prepare(request.system, request.chunking, settings)
     arrays = models.describe(request.model, request.quick)
     subject = build(arrays, request.mesh) if request.operation == "save" else template(arrays, request.mesh)
-    _warm_up(library, request)
+    # Whoever chooses by itself may come to broadcast: that is connected and compiled before, as for who must.
+    warming = {name: True if value is None else value for name, value in settings.items()}
+    _warm_up(systems.prepare(request.system, request.chunking, warming), request)
     library.statistics.clear()
     meter, path = Meter(), Path(request.path)
     measure.back_free_memory((2 * models.total_bytes(arrays) + SPARE_BYTES) // request.processes)

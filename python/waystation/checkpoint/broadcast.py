@@ -32,7 +32,7 @@ EVERYONE, BROADCAST, TRY = b"everyone reads", b"broadcast", b"try"
 
 LEAST_RECEIVED_BYTES = 32 << 20
 LEAST_READING_S = 2.0
-_SAMPLES = 64  # of which all that is shared consists; one goes each way to begin with
+_SAMPLES = 128  # of which all that is shared consists; one goes each way to begin with
 _MOST_OF_ARRAY = 1 / 4  # so that the samples of one array have nothing in common
 
 _OPTION = "array.loading.load_and_broadcast"
