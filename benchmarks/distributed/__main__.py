@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks import machine
 from benchmarks.__main__ import RESULTS, wide_console
-from benchmarks.distributed import disk
+from benchmarks.distributed import disk, reshard
 from benchmarks.distributed.report import EXPERIMENTS, evaluate, show
 from benchmarks.distributed.session import Case, Results, Session
 from benchmarks.session import SCHEMA, build_ring_program, default_directory
@@ -27,7 +27,7 @@ def main() -> None:
     if arguments.report is not None:
         document = json.loads(arguments.report.read_text())
     else:
-        if disk.NAME in arguments.experiments and (reason := build_ring_program()):
+        if {disk.NAME, reshard.NAME} & set(arguments.experiments) and (reason := build_ring_program()):
             console.print(f"[yellow]The limit is measured without io_uring: {reason}[/]")
         document = measure(arguments, console)
     show(document, console)

@@ -35,7 +35,7 @@ class Request:
 
     Attributes:
         system: See `systems.prepare`.
-        operation: `save` or `load`.
+        operation: `save`, `load` (cold) or `load-warm`.
         model: See `models.MODELS`.
         mesh: Over which devices the arrays are spread, process by process.
         devices: Of all processes together; more than the mesh has where a part of them is used.

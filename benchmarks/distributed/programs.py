@@ -59,7 +59,7 @@ def run(request: Request, directory: Path, timeout_s: float) -> dict[str, Any]:
         processes.extend(_start(request, index, address, directory) for index in range(request.processes))
         _wait_until_ready(processes, until_s)
         os.sync()  # what was removed or written before must not be paid for by this run
-        facts = {"cache": measure.make_cold(Path(request.path))} if request.operation == "load" else {}
+        facts = _settle_cache(request)
         for process in processes:
             stdin: IO[bytes] | None = process.popen.stdin
             assert stdin is not None, "a pipe was asked for"
@@ -79,6 +79,15 @@ def run(request: Request, directory: Path, timeout_s: float) -> dict[str, Any]:
                 process.popen.stdin.close()
             os.close(process.ready)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _settle_cache(request: Request) -> dict[str, Any]:
+    if request.operation == "load":
+        return {"cache": measure.make_cold(Path(request.path))}
+    if request.operation == "load-warm":
+        measure.make_warm(Path(request.path))
+        return {"cache": "warm"}
+    return {}
 
 
 def _start(request: Request, index: int, coordinator: str, directory: Path) -> _Process:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.distributed import broadcast, disk, replicas, reshard, throttles
+from benchmarks.distributed import broadcast, disk, limits, replicas, reshard, throttles
 from benchmarks.distributed.models import TOPOLOGIES
 from benchmarks.distributed.session import Case, Results, mean_and_deviation
 from benchmarks.report import format_bytes, show_machine, show_targets
@@ -22,7 +22,15 @@ TITLES = {
     broadcast.NAME: "Loads of what every process needs, from a slow store",
     disk.NAME: "Processes that save together, and the limit of their disk",
 }
-HEADINGS = ("state", "median, s", "mean ± deviation", "worst, s", "read / needed", "memory grows, MiB")
+HEADINGS = (
+    "state",
+    "median, s",
+    "mean ± deviation",
+    "worst, s",
+    "of the limit",
+    "read / needed",
+    "memory grows, MiB",
+)
 MIB = 1 << 20
 
 
@@ -55,14 +63,7 @@ def _show_cases(name: str, cases: list[Case], results: Results, console: Console
     table = Table(title=TITLES[name], title_justify="left", header_style="bold")
     for heading in ("on", "operation", "by"):
         table.add_column(heading)
-    for heading in (
-        "state",
-        "median, s",
-        "mean ± deviation",
-        "worst, s",
-        "read / needed",
-        "memory grows, MiB",
-    ):
+    for heading in HEADINGS:
         table.add_column(heading, justify="right")
     before = ""
     for case in sorted(cases, key=lambda case: (case.subject, case.operation)):
@@ -81,6 +82,7 @@ def _show_cases(name: str, cases: list[Case], results: Results, console: Console
             f"{series.median:.3f}",
             mean_and_deviation(list(series.values.values())),
             f"{series.worst:.3f}",
+            _share_of_limit(case, results),
             _read_ratio(case, results),
             f"{grown.worst / MIB:,.0f}" if grown else "",
         )
@@ -89,6 +91,13 @@ def _show_cases(name: str, cases: list[Case], results: Results, console: Console
         for subject, topology in TOPOLOGIES.items():
             console.print(f"{subject}: {topology.source}; saved over {topology.origin}", highlight=False)
     console.print()
+
+
+def _share_of_limit(case: Case, results: Results) -> str:
+    share = (
+        None if case.operation.endswith(reshard.WARM) else limits.share(results, case)
+    )  # it is of cold reads
+    return "" if share is None else f"{share:.2f}"
 
 
 def _read_ratio(case: Case, results: Results) -> str:

@@ -1,7 +1,8 @@
-"""Loads over other meshes than that of the save, against loads over the same; all cold, all verified.
+"""Loads over other meshes than that of the save, against loads over the same; all verified.
 
-Every library is measured as it writes by itself, and with subchunks of the same sizes. Targets compare with
-the better of the two.
+They are cold; those over other meshes are measured warm as well, where no disk sets the pace. Every library
+is measured as it writes by itself, and with subchunks of the same sizes. Targets compare with the better of the
+two.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 from benchmarks.analysis import Ratio, Series
-from benchmarks.distributed import models
+from benchmarks.distributed import limits, models
 from benchmarks.distributed.models import TOPOLOGIES, Mesh, Topology
 from benchmarks.distributed.process import Request
 from benchmarks.distributed.session import Case, Results, Session
@@ -29,6 +30,8 @@ UNCHANGED = "load, unchanged"
 MOST_SLOWER = 1.25
 MOST_READ = 1.05
 LEAST_FASTER = 5.0
+WARM = ", warm"
+LIMIT_SUBJECT, LIMIT_OPERATION = "raw file", "read"
 
 
 def operation_of(target: Mesh) -> str:
@@ -39,6 +42,7 @@ def measure(session: Session, repetition: int) -> None:
     """One round: every topology with every library, beginning with another library each time."""
     manners = list(MANNERS)
     shift = repetition % len(manners)
+    limits.measure_loads(session, NAME, LIMIT_SUBJECT, LIMIT_OPERATION, repetition)
     for name, topology in TOPOLOGIES.items():
         for manner in manners[shift:] + manners[:shift]:
             _turn(session, repetition, name, topology, manner)
@@ -62,10 +66,12 @@ def _turn(session: Session, repetition: int, subject: str, topology: Topology, m
         )
         saved = session.run(Case(NAME, subject, manner, "save"), repetition, saving)
         meshes = {UNCHANGED: topology.origin} | {operation_of(mesh): mesh for mesh in topology.targets}
-        for operation, mesh in meshes.items():
+        warm = {operation + WARM: mesh for operation, mesh in meshes.items() if operation != UNCHANGED}
+        for operation, mesh in (meshes | warm).items():
             case = Case(NAME, subject, manner, operation)
             if saved:
-                session.run(case, repetition, replace(saving, operation="load", mesh=mesh, chunking={}))
+                way = "load-warm" if operation in warm else "load"
+                session.run(case, repetition, replace(saving, operation=way, mesh=mesh, chunking={}))
             else:
                 reason = "nothing was saved that could be loaded"
                 session.record(case, repetition, {"status": "failed", "reason": reason})
@@ -73,7 +79,8 @@ def _turn(session: Session, repetition: int, subject: str, topology: Topology, m
 
 def count(rounds: int) -> int:
     """How many programs that many rounds run."""
-    return rounds * len(MANNERS) * sum(2 + len(topology.targets) for topology in TOPOLOGIES.values())
+    programs = len(MANNERS) * sum(2 + 2 * len(topology.targets) for topology in TOPOLOGIES.values())
+    return rounds * (len(limits.LOAD_WAYS) + programs)
 
 
 def _devices(topology: Topology) -> int:
@@ -108,10 +115,17 @@ def _of_pair(results: Results, subject: str, operation: str) -> Iterator[Line]:
     yield _slower(f"{shown}, {OURS}: times the unchanged load", ours, unchanged)
     yield _read(results, own, f"{shown}, {OURS}: bytes read for each byte needed")
     for library in LIBRARIES[1:]:
-        manners = [manner for manner, (of, _) in MANNERS.items() if of == library]
-        found = [results.series(replace(own, system=manner)) for manner in manners]
-        theirs = min((series for series in found if series), key=lambda series: series.median, default=None)
-        yield _faster(f"{shown}: faster than {library}, with subchunks or without", ours, theirs)
+        for way in ("", WARM):
+            theirs = _best(results, replace(own, operation=operation + way), library)
+            text = f"{shown}{way}: faster than {library}, with subchunks or without"
+            yield _faster(text, results.series(replace(own, operation=operation + way)), theirs)
+
+
+def _best(results: Results, case: Case, library: str) -> Series | None:
+    """The better of the two manners of a library."""
+    manners = [manner for manner, (of, _) in MANNERS.items() if of == library]
+    found = [results.series(replace(case, system=manner)) for manner in manners]
+    return min((series for series in found if series), key=lambda series: series.median, default=None)
 
 
 def _slower(text: str, ours: Series | None, unchanged: Series | None) -> Line:

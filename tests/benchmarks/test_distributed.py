@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.distributed import broadcast, disk, models, programs, replicas, reshard, throttles
+from benchmarks.distributed import broadcast, disk, limits, models, programs, replicas, reshard, throttles
 from benchmarks.distributed.broadcast import Model
 from benchmarks.distributed.models import TOPOLOGIES
 from benchmarks.distributed.process import Request
@@ -79,7 +79,7 @@ def test_the_limit_is_measured_by_a_worker(tmp_path: Path) -> None:
         output=str(tmp_path / "outcome"),
         quick=True,
     )
-    outcome = disk.run_worker(request, TIMEOUT_S)
+    outcome = limits.run_worker(request, TIMEOUT_S)
     assert outcome["status"] == "ok", outcome
     assert outcome["seconds"] > 0
 
@@ -177,9 +177,21 @@ def test_the_limit_is_its_best_way() -> None:
     ours = Case(disk.NAME, disk.SUBJECT, disk.OURS, disk.OPERATION)
     runs = [run(ours, index, 1.25) for index in range(3)]
     for way, seconds in (("slow", 3.0), ("quick", 1.0)):
-        runs += [run(replace(ours, system=f"{disk.LIMIT}{way}"), index, seconds) for index in range(3)]
+        runs += [run(replace(ours, system=f"{limits.PREFIX}{way}"), index, seconds) for index in range(3)]
     found = line(runs, "4 processes save together")
     assert (found.measured, found.reached) == ("0.80x", True)
+
+
+def test_shares_of_the_limit_are_by_bytes_and_for_one_direction() -> None:
+    limit = Case(reshard.NAME, reshard.LIMIT_SUBJECT, f"{limits.PREFIX}quick", reshard.LIMIT_OPERATION)
+    load = Case(reshard.NAME, "guide", reshard.OURS, reshard.UNCHANGED)
+    save = replace(load, operation="save")
+    half = (1 << 30) // 2
+    runs = [run(limit, 0, 1.0), *(run(case, 0, 1.0) | {"state_bytes": half} for case in (load, save))]
+    results = Results({"runs": runs})
+    assert limits.share(results, load) == 0.5
+    assert limits.share(results, save) is None
+    assert limits.share(Results({"runs": runs[1:]}), load) is None
 
 
 def test_what_failed_is_kept_with_its_reason(tmp_path: Path) -> None:
