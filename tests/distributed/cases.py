@@ -63,13 +63,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Options:
-    """How a state is saved."""
+    """How a state is saved, and whether the tables are read page by page as those of large jobs are."""
 
     asynchronous: bool
     chunk_bytes: int | None
     min_slice_bytes: int | None
     use_replica_parallel: bool | None
     file_bytes_target: int
+    paged_tables: bool
 
 
 @dataclass(frozen=True)
@@ -131,5 +132,6 @@ def states(draw: st.DrawFn, saving_devices: int, loading_devices: int) -> State:
         draw(st.sampled_from((None, 1, 64))),
         draw(st.sampled_from((None, False))),
         draw(st.sampled_from((2000, 1 << 31))),
+        draw(st.booleans()),
     )
     return State(tuple(cases), options, draw(st.integers(0, 1000)))

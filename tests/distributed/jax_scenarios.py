@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.distributed.cases import KEY, Case, Placed, State
 from tests.support.programs import Place
 
 import waystation
+from waystation.layouts.native import read
 
 
 def join(place: Place, devices: int) -> None:
@@ -79,12 +82,26 @@ def load(place: Place, path: Path, state: State) -> None:
         dtype = jax.random.key(0).dtype if case.dtype == KEY else case.dtype
         abstract[str(number)] = jax.ShapeDtypeStruct(case.shape, dtype, sharding=sharding_of(case.loaded))
     abstract |= {"step": int, "host": np.zeros(10, int), "local": np.float32(0)}
-    loaded = waystation.load(path, abstract)
+    with paged_tables(state.options.paged_tables):
+        loaded = waystation.load(path, abstract)
     for number, case in enumerate(state.cases):
         check(case, loaded[str(number)], case.loaded)
     assert loaded["step"] == state.step
     assert loaded["host"].tolist() == list(range(10))
     assert loaded["local"] == state.step
+
+
+@contextlib.contextmanager
+def paged_tables(wanted: bool) -> Iterator[None]:
+    """Has every process read the pages of the tables that it needs, however small they are."""
+    defaults = read.read_files.__kwdefaults__
+    usual = defaults["paged_from_bytes"]
+    if wanted:
+        defaults["paged_from_bytes"] = 0
+    try:
+        yield
+    finally:
+        defaults["paged_from_bytes"] = usual
 
 
 def load_as_saved(place: Place, path: Path, state: State) -> None:
