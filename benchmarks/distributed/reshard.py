@@ -1,8 +1,8 @@
 """Loads over other meshes than that of the save, against loads over the same; all verified.
 
 They are cold; those over other meshes are measured warm as well, where no disk sets the pace. Every library
-is measured as it writes by itself, and with subchunks of the same sizes. Targets compare with the better of the
-two.
+is measured as it writes by itself, and with subchunks of the same sizes. Targets compare with the better of
+the two.
 """
 
 from __future__ import annotations
