@@ -14,6 +14,7 @@ ERROR_KINDS: tuple[str, ...]
 
 # ---- format ------------------------------------------------------------------------------------
 
+def crc32c(data: Buffer, /) -> int: ...
 def crc64(data: Buffer, /) -> int: ...
 def seal_json(body: bytes, /) -> bytes:
     """Frames a JSON value with its checksum: `{"crc64":"<16 hex>","record":<body>}\\n`."""
@@ -155,6 +156,18 @@ def start_read(
     destination_address, destination_strides_bytes[ndim]`.
     `ndim = 0` means `item_bytes` contiguous bytes.
     """
+
+def decompress_zstd(words: Buffer, owners: object, /, *, threads: int | None = None) -> None:
+    """Decompresses zstd frames in memory in parallel, and puts boxes of the chunks that they hold in place.
+
+    `words` (int64) are records
+    `address, nbytes, item_bytes, ndim, chunk_shape[ndim], box_offset[ndim], box_shape[ndim],
+    destination_address, destination_strides_bytes[ndim]`; those of one frame follow each other. A frame that
+    does not hold exactly its chunk is Corrupt. Ctrl-C is noticed afterwards.
+    """
+
+def decompress_zstd_frame(frame: Buffer, /, *, limit_bytes: int) -> bytes:
+    """The content of one zstd frame; more than the limit is Corrupt."""
 
 def create_throttle(
     path: str, /, *, bytes_per_s: int | None = None, requests_per_s: int | None = None

@@ -16,6 +16,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("ERROR_KINDS", PyTuple::new(py, Kind::ALL.map(Kind::name))?)?;
     module.add("TABLE_KINDS", PyTuple::new(py, TableKind::ALL.map(TableKind::name))?)?;
     module.add_function(wrap_pyfunction!(crc64, module)?)?;
+    module.add_function(wrap_pyfunction!(crc32c, module)?)?;
     module.add_function(wrap_pyfunction!(seal_json, module)?)?;
     module.add_function(wrap_pyfunction!(open_sealed_json, module)?)?;
     module.add_function(wrap_pyfunction!(encode_table, module)?)?;
@@ -51,6 +52,13 @@ impl Bytes {
 
 fn invalid(message: String) -> Error {
     Error::new(Kind::InvalidInput, message)
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, /))]
+fn crc32c(py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let data = Bytes::of(data)?;
+    py.detach(|| guarded(|| Ok(checksum::crc32c(data.as_slice()))))
 }
 
 #[pyfunction]

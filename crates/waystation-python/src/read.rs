@@ -1,9 +1,9 @@
-//! `start_read`: plain plans to jobs.
+//! `start_read`: plain plans to jobs; and the decompression of what they have read.
 
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 use waystation_format::{Error, Kind, Result};
 use waystation_io::mode::Mode;
 use waystation_io::read::plan::{Plan, ReadFile};
@@ -16,7 +16,9 @@ use crate::throttle::open_throttle;
 
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(start_read, module)?)
+    module.add_function(wrap_pyfunction!(start_read, module)?)?;
+    module.add_function(wrap_pyfunction!(decompress_zstd, module)?)?;
+    module.add_function(wrap_pyfunction!(decompress_zstd_frame, module)?)
 }
 
 #[pyfunction]
@@ -52,6 +54,40 @@ fn start_read(
         })
     })?;
     Ok(Job::new(handle, owners))
+}
+
+#[pyfunction]
+#[pyo3(signature = (words, owners, /, *, threads=None))]
+fn decompress_zstd(
+    py: Python<'_>,
+    words: &Bound<'_, PyAny>,
+    owners: &Bound<'_, PyAny>,
+    threads: Option<usize>,
+) -> PyResult<()> {
+    let words = Bytes::of(words)?;
+    let result = py.detach(|| {
+        guarded(|| {
+            let words = integers(words.as_slice(), i64::from_ne_bytes)?;
+            // SAFETY: only Waystation calls this module; it hands over addresses of memory that the owners
+            // keep alive, and of destinations that are nobody else's meanwhile.
+            unsafe { read::decompress(&words, threads) }
+        })
+    });
+    // The caller's reference keeps the memory alive until here.
+    let _ = owners;
+    result
+}
+
+#[pyfunction]
+#[pyo3(signature = (frame, /, *, limit_bytes))]
+fn decompress_zstd_frame<'py>(
+    py: Python<'py>,
+    frame: &Bound<'py, PyAny>,
+    limit_bytes: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let frame = Bytes::of(frame)?;
+    let content = py.detach(|| guarded(|| read::decompress_one(frame.as_slice(), limit_bytes)))?;
+    Ok(PyBytes::new(py, &content))
 }
 
 fn read_file((path, file_bytes, checksums): (PathBuf, u64, Option<Bytes>)) -> Result<ReadFile> {

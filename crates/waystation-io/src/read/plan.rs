@@ -111,9 +111,9 @@ impl Plan {
     pub fn new(files: Vec<ReadFile>, words: &[i64]) -> Result<Self> {
         files.iter().try_for_each(check_checksums)?;
         let mut pieces: Vec<Vec<Piece>> = files.iter().map(|_| Vec::new()).collect();
-        let mut words = Words { left: words };
+        let mut words = Words::new(words);
         let mut record = 0u64;
-        while !words.left.is_empty() {
+        while !words.is_empty() {
             let (file, piece) =
                 read_record(&mut words, &files).map_err(|error| error.with("record", record.to_string()))?;
             if piece.copy.nbytes() > 0 {
@@ -176,16 +176,27 @@ fn read_record(words: &mut Words<'_>, files: &[ReadFile]) -> Result<(usize, Piec
 }
 
 /// Takes words off the front of a plan.
-struct Words<'a> {
+pub struct Words<'a> {
     left: &'a [i64],
 }
 
 impl<'a> Words<'a> {
+    /// All words of a plan.
+    pub fn new(words: &'a [i64]) -> Self {
+        Self { left: words }
+    }
+
+    /// Whether all have been taken.
+    pub fn is_empty(&self) -> bool {
+        self.left.is_empty()
+    }
+
     fn next(&mut self, field: &'static str) -> Result<i64> {
         Ok(self.list(field, 1)?[0])
     }
 
-    fn list(&mut self, field: &'static str, count: u64) -> Result<&'a [i64]> {
+    /// So many words as they are.
+    pub fn list(&mut self, field: &'static str, count: u64) -> Result<&'a [i64]> {
         let taken = usize::try_from(count).ok().and_then(|count| self.left.split_at_checked(count));
         let Some((list, left)) = taken else {
             return Err(invalid(format!("the plan ends inside a record, at its {field}")));
@@ -194,11 +205,19 @@ impl<'a> Words<'a> {
         Ok(list)
     }
 
-    fn unsigned(&mut self, field: &'static str) -> Result<u64> {
+    /// A word that counts something.
+    pub fn unsigned(&mut self, field: &'static str) -> Result<u64> {
         unsigned(self.next(field)?, field)
     }
 
-    fn unsigned_list(&mut self, field: &'static str, count: u64) -> Result<Vec<u64>> {
+    /// A word that is an address or a size in memory.
+    pub fn size(&mut self, field: &'static str) -> Result<usize> {
+        let word = self.unsigned(field)?;
+        usize::try_from(word).map_err(|_| invalid(format!("the plan has the {field} {word}")))
+    }
+
+    /// So many words that count something.
+    pub fn unsigned_list(&mut self, field: &'static str, count: u64) -> Result<Vec<u64>> {
         self.list(field, count)?.iter().map(|&word| unsigned(word, field)).collect()
     }
 }
