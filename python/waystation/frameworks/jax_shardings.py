@@ -159,8 +159,9 @@ def _named(description: dict[str, Any], shape: tuple[int, ...]) -> Sharding | No
     assert isinstance(numbers, list)
     _check(all(type(number) is int for number in numbers), "a device is not a number")
     _check(len(set(numbers)) == len(numbers), "a device is in its mesh twice")
-    _check(isinstance(mesh.get("platform"), str), "its mesh has no platform")
-    built = _mesh(mesh["platform"], tuple(numbers), names, sizes, types)
+    platform = mesh.get("platform")  # None: the program's default, where nothing is known
+    _check(platform is None or isinstance(platform, str), "its mesh has no platform")
+    built = _mesh(platform, tuple(numbers), names, sizes, types)
     if built is None or not _has_memory(built.devices.flat[0], kind):
         return None
     try:
@@ -214,7 +215,7 @@ def _checked_memory_kind(description: dict[str, Any]) -> str | None:
 
 @lru_cache(maxsize=64)
 def _mesh(
-    platform: str,
+    platform: str | None,
     numbers: tuple[int, ...],
     names: tuple[str, ...],
     sizes: tuple[int, ...],
@@ -229,7 +230,7 @@ def _mesh(
     return Mesh(devices.reshape(sizes), names, axis_types=kinds)
 
 
-def _devices(platform: str) -> dict[int, Any]:
+def _devices(platform: str | None) -> dict[int, Any]:
     try:
         return {device.id: device for device in jax.devices(platform)}
     except RuntimeError:  # no such backend here

@@ -188,9 +188,10 @@ def _absent(description: dict[str, Any]) -> str:
     if description.get("kind") != "named":
         return f"the array was saved with a sharding that cannot be rebuilt; {advice}"
     mesh = description["mesh"]
+    platform = mesh["platform"] or "unnamed"
     present = ", ".join(sorted({f"{device.platform} {device.id}" for device in jax.devices()})[:8])
     return (
-        f"the array was saved on a mesh of {len(mesh['devices'])} {mesh['platform']} devices that are not "
+        f"the array was saved on a mesh of {len(mesh['devices'])} {platform} devices that are not "
         f"all here (here: {len(jax.devices())}, {present}); {advice}"
     )
 

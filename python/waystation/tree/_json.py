@@ -27,19 +27,23 @@ from waystation.tree._registry import resolve
 _INTEGER_DIGITS = 4096  # of an integer key; the bits that a key may have need fewer
 
 
-def parse_json(text: str | bytes, path: str) -> Any:
+def parse_json(text: str | bytes, path: str, *, allow_nan: bool = False) -> Any:
     """Parses JSON from the file `path`.
+
+    Args:
+        text: What it holds.
+        path: The file, for messages.
+        allow_nan: Take NaN and infinities, which are no JSON, but what Python's `json` writes.
 
     Raises:
         Corrupt: It is not UTF-8 or not JSON, an object repeats a name, a number is not finite or not
             representable, or values nest too deeply.
     """
+    strict: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite_float}
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        return json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite_float
-        )
+        return json.loads(text, object_pairs_hook=_unique, **({} if allow_nan else strict))
     except RecursionError:
         raise Corrupt("JSON values nest too deeply", path=path) from None
     except ValueError as error:  # also UnicodeDecodeError, JSONDecodeError and integers past Python's limit

@@ -1,0 +1,12 @@
+"""What genuine Orbax warns of when it is used as it is meant to be is not our business."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "orbax":
+            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:orbax"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning:orbax"))
