@@ -30,12 +30,11 @@ from waystation.layouts.native import memory
 from waystation.layouts.native.mapped import Mappings
 from waystation.layouts.native.read import (
     Allocate,
-    OpenCheckpointable,
     Places,
     ReadStatistics,
     Request,
-    read_boxes,
 )
+from waystation.layouts.opened import Opened
 
 Buffer = np.ndarray[Any, Any]
 
@@ -100,7 +99,7 @@ class Reading:
         is_bounded: Whether memory that is soon let go of should be the same again and again.
     """
 
-    opened: OpenCheckpointable
+    opened: Opened
     options: Options
     progress: Progress
     statistics: ReadStatistics
@@ -112,7 +111,7 @@ class Reading:
         """Reads boxes as they are stored."""
         if self.progress.cancelled:
             raise Cancelled("loading was cancelled")
-        return read_boxes(self.opened, requests, self.options, self.progress.add, self.statistics, allocate)
+        return self.opened.read_boxes(requests, self.options, self.progress.add, self.statistics, allocate)
 
 
 class Region:
@@ -265,7 +264,7 @@ def _fill_from_pieces(reading: Reading, pieces: Iterable[_Piece]) -> None:
             del found  # or it would live until the next group is here, and the one after is being read
 
 
-def _cast(opened: OpenCheckpointable, group: list[_Piece], found: list[list[Buffer]]) -> None:
+def _cast(opened: Opened, group: list[_Piece], found: list[list[Buffer]]) -> None:
     for piece, (values,) in zip(group, found, strict=True):
         try:
             dtypes.copy_cast(piece.place, values)

@@ -30,8 +30,10 @@ from waystation.frameworks.base import Codec, StoredArray, Target
 from waystation.layouts.native.mapped import Mappings
 from waystation.layouts.native.read import OpenCheckpointable, ReadStatistics
 from waystation.layouts.native.tree_file import ArrayLeaf, Scalar
+from waystation.layouts.opened import Opened
 
-_TEXTS = ("bytes", "str")  # long ones are stored as arrays, which become text after all
+# Stored as arrays, but none: long texts, and in Orbax's layouts the numbers of Python.
+_NO_ARRAYS = ("bytes", "str", "python")
 
 
 class Filling:
@@ -43,16 +45,16 @@ class Filling:
         reading: How arrays are read.
     """
 
-    def __init__(
-        self, opened: OpenCheckpointable, decided: Decided, options: Options, progress: Progress
-    ) -> None:
+    def __init__(self, opened: Opened, decided: Decided, options: Options, progress: Progress) -> None:
         self._started_s = time.monotonic()
         loading = options.array.loading
         wanted.check_shapes(opened.tree, decided, extents_may_differ=loading.enable_padding_and_truncation)
         self._leaves = _Leaves(decided)
         batches = _sort(opened, decided, loading, self._leaves)
         self.resident = [(batch.codec, _incoming(batch, decided, loading)) for batch in batches]
-        mappings = Mappings(opened) if loading.mmap and not loading.verify else None
+        mappings = None
+        if loading.mmap and not loading.verify and isinstance(opened, OpenCheckpointable):
+            mappings = Mappings(opened)
         self.reading = Reading(
             opened, options, progress, ReadStatistics(), mappings, staging.CAST_GROUP_BYTES, is_bounded=False
         )
@@ -117,7 +119,7 @@ def _divide(
     for codec, batch in arrays:
         staying: list[Incoming] = []
         for incoming in batch:
-            if incoming.stored.framework not in _TEXTS and staging.stays_on_host(codec, incoming.target):
+            if incoming.stored.framework not in _NO_ARRAYS and staging.stays_on_host(codec, incoming.target):
                 staying.append(incoming)
             else:
                 staged.append((codec, incoming))
@@ -140,9 +142,7 @@ class _Batch:
 
 
 @paused_collection()
-def _sort(
-    opened: OpenCheckpointable, decided: Decided, loading: ArrayLoadingOptions, leaves: _Leaves
-) -> list[_Batch]:
+def _sort(opened: Opened, decided: Decided, loading: ArrayLoadingOptions, leaves: _Leaves) -> list[_Batch]:
     """Converts scalars at once and sorts array leaves by the codec that makes them."""
     batches: dict[str, _Batch] = {}
     abstracts = decided.abstracts
@@ -169,7 +169,7 @@ def _sort(
     return list(batches.values())
 
 
-def _codec(opened: OpenCheckpointable, leaf: Any, abstract: Any, loading: ArrayLoadingOptions) -> Codec:
+def _codec(opened: Opened, leaf: Any, abstract: Any, loading: ArrayLoadingOptions) -> Codec:
     if abstract is None:
         if loading.restore_on_host:
             return registry.codec_by_name("numpy")
@@ -266,8 +266,15 @@ class _Leaves:
             if wait:
                 staging.wait(codec, made)
         for incoming, leaf in zip(arrays, made, strict=True):
-            is_text = incoming.stored.framework in _TEXTS and codec.name == "numpy"
-            self.made[incoming.leaf] = _as_text(leaf, incoming.stored) if is_text else leaf
+            is_no_array = incoming.stored.framework in _NO_ARRAYS and codec.name == "numpy"
+            self.made[incoming.leaf] = self._as_saved(leaf, incoming.stored) if is_no_array else leaf
+
+    def _as_saved(self, leaf: Buffer, stored: StoredArray) -> Any:
+        """What was saved and is stored as an array."""
+        if stored.framework == "python":  # unless an array is wanted
+            return leaf.item() if self._decided.abstracts is None else leaf
+        data = leaf.tobytes()
+        return data if stored.framework == "bytes" else data.decode("utf-8", "surrogatepass")
 
     def put(self, part: staging.Part) -> None:
         """Puts a part into its array, which is made once it has all parts."""
@@ -283,11 +290,6 @@ class _Leaves:
             leaf = self.made[number]
             if is_scalar(abstract) and isinstance(leaf, np.ndarray | np.generic):
                 self.made[number] = _converted(leaf.item(), abstract, self._decided, number)
-
-
-def _as_text(leaf: Buffer, stored: StoredArray) -> bytes | str:
-    data = leaf.tobytes()
-    return data if stored.framework == "bytes" else data.decode("utf-8", "surrogatepass")
 
 
 def _converted(value: Scalar, abstract: Any, decided: Decided, number: int) -> Scalar:

@@ -7,10 +7,11 @@ from typing import Any
 
 from waystation._errors import NotFound
 from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
-from waystation.frameworks import registry
-from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint, open_checkpointable
+from waystation.frameworks import dtypes, registry
+from waystation.layouts.native.read import open_checkpoint, open_checkpointable
 from waystation.layouts.native.records import CheckpointRecord, LocalPart
 from waystation.layouts.native.tree_file import ArrayLeaf, TreeFile
+from waystation.layouts.opened import Opened
 from waystation.tree import unflatten
 
 _AUTO = "AUTO"
@@ -73,7 +74,7 @@ def metadata(path: PathLike, checkpointable_name: str = _AUTO) -> CheckpointMeta
     )
 
 
-def abstract_state(opened: OpenCheckpointable) -> Any:
+def abstract_state(opened: Opened) -> Any:
     """The saved tree with abstract arrays."""
     tree = opened.tree
     return unflatten(tree.structure, [_abstract_leaf(tree, leaf) for leaf in tree.leaves])
@@ -85,6 +86,8 @@ def _abstract_leaf(tree: TreeFile, leaf: Any) -> Any:
     stored = tree.arrays[leaf.array]
     if stored.framework in ("bytes", "str"):
         return bytes if stored.framework == "bytes" else str
+    if stored.framework == "python":
+        return dtypes.of_stored(stored).host.type(0).item()  # as Orbax has it: data is not read here
     return registry.available_codec(stored.framework).abstract(stored)
 
 

@@ -60,7 +60,7 @@ def as_asked(tree: TreeFile, abstract_state: Any) -> Decided:
     """
     abstracts, structure = flatten(abstract_state)
     decided = Decided(structure, [], abstracts)
-    found = match(tree.structure, structure)
+    found = match(tree.comparable(tree.structure), tree.comparable(structure))
     if not isinstance(found, list):
         raise _mismatch(tree, decided)
     decided.stored = [tree.leaves[number] for number in found]
@@ -131,8 +131,8 @@ def _mismatch(
 ) -> StructureMismatch:
     abstracts = decided.abstracts or []
     difference = describe_difference(
-        tree.structure,
-        decided.structure,
+        tree.comparable(tree.structure),
+        tree.comparable(decided.structure),
         lambda number: _stored_text(tree, tree.leaves[number]),
         lambda number: None if number in taken else _wanted_text(abstracts[number]),
     )

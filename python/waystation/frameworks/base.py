@@ -43,7 +43,7 @@ class StoredArray:
 
     shape: tuple[int, ...]
     dtype: str  # logical
-    framework: str  # "jax" | "torch" | "numpy" | "scalar" (a NumPy scalar)
+    framework: str  # "jax" | "torch" | "numpy" | "scalar" (a NumPy scalar) | "python" (a number) | …
     storage_dtype: str  # safetensors dtype name, e.g. "BF16"
     storage_shape: tuple[int, ...]  # a trailing byte axis is appended where safetensors has no dtype
     sharding: dict[str, Any] | None  # JSON description, see `describe_sharding`

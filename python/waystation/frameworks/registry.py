@@ -32,7 +32,7 @@ _FRAMEWORKS = {
     "torch": _Framework("torch", "waystation.frameworks.torch_tensors"),
 }
 # Frameworks of stored arrays whose codec has another name.
-_HELD_BY_NUMPY = frozenset({"numpy", "scalar", "str", "bytes"})
+_HELD_BY_NUMPY = frozenset({"numpy", "scalar", "python", "str", "bytes"})
 
 _by_name: dict[str, Codec] = {"numpy": numpy_arrays.CODEC}
 _by_type: dict[type, Codec | None] = dict.fromkeys((bool, int, float, complex, str, bytes, type(None)))

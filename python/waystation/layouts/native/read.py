@@ -62,6 +62,17 @@ class OpenCheckpointable:
         pairs = zip(rows["process"].tolist(), rows["sequence"].tolist(), strict=True)
         return [os.path.join(self.directory, names.data_file(*pair)) for pair in pairs]
 
+    def read_boxes(
+        self,
+        requests: Sequence[Request],
+        options: Options,
+        on_job: Callable[[_native.Job], None],
+        statistics: ReadStatistics,
+        allocate: Allocate = memory.allocate,
+    ) -> list[list[np.ndarray[Any, Any]]]:
+        """Reads every requested box into memory of its own, see the function of this name."""
+        return read_boxes(self, requests, options, on_job, statistics, allocate)
+
 
 @dataclass(slots=True)
 class ReadStatistics:
@@ -260,14 +271,15 @@ def read_boxes(
         statistics.bytes_needed += sum(sizes)
     remaining = iter(places)
     return [
-        [_as_array(next(remaining), shape, form.host) for shape in own]
+        [as_array(next(remaining), shape, form.host) for shape in own]
         for form, own in zip(forms, shapes, strict=True)
     ]
 
 
-def _as_array(
+def as_array(
     place: tuple[_native.Slab | None, int], shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> np.ndarray[Any, Any]:
+    """The array at a place of `memory.allocate`."""
     slab, offset = place
     if slab is None:
         return np.empty(shape, dtype)
