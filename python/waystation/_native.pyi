@@ -75,11 +75,12 @@ def devices() -> list[dict[str, Any]]:
     context), so that children forked later cannot use CUDA."""
 
 def copy_from_devices(words: Buffer, slabs: Sequence[Slab], owners: object, /) -> None:
-    """Copies contiguous device memory into slabs, as fast as the bus carries it.
+    """Copies device memory into slabs, as fast as the bus carries it.
 
-    `words` (int64): records `device, destination, source, nbytes`, destinations within `slabs`. What
-    writes to the sources must have been waited for. The slabs are pinned, and stay so in the arena.
-    Unsupported without a CUDA driver. Ctrl-C is noticed; nothing writes to the slabs afterwards.
+    `words` (int64): records `device, destination, source, row_bytes, rows, source_step`; rows follow one
+    another in `slabs`. What writes to the sources must have been waited for. The slabs are pinned, and
+    stay so in the arena. Unsupported without a CUDA driver. Ctrl-C is noticed; nothing writes to the
+    slabs afterwards.
     """
 
 # ---- files -------------------------------------------------------------------------------------

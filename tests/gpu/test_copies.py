@@ -56,7 +56,7 @@ def test_bytes_arrive(driver: CudaDriver, nbytes: int) -> None:
     with on_device(driver, host) as address:
         for _ in range(3):  # fresh memory, then pinned memory again
             slab = _native.allocate(nbytes)
-            _native.copy_from_devices(np.array([0, slab.address, address, nbytes]), [slab], None)
+            _native.copy_from_devices(np.array([0, slab.address, address, nbytes, 1, 0]), [slab], None)
             np.testing.assert_array_equal(bytes_of(slab), host)
             bytes_of(slab)[:] = 0
             del slab
@@ -67,11 +67,22 @@ def test_many_small_arrays_share_a_slab(driver: CudaDriver) -> None:
     slab = _native.allocate(host.nbytes)
     order = np.random.default_rng(1).permutation(3000) * 512
     with on_device(driver, host) as address:
-        words = np.stack(
-            [np.zeros_like(order), slab.address + order, address + order, np.full_like(order, 512)], axis=1
-        )
+        zero = np.zeros_like(order)
+        words = np.stack([zero, slab.address + order, address + order, zero + 512, zero + 1, zero], axis=1)
         _native.copy_from_devices(words, [slab], None)
     np.testing.assert_array_equal(bytes_of(slab), host)
+
+
+@pytest.mark.parametrize(("row_bytes", "rows"), [(1, 3000), (100, 700), (4096, 5000), (40 * MIB, 2)])
+def test_rows_at_a_step_become_contiguous(driver: CudaDriver, row_bytes: int, rows: int) -> None:
+    host = noise(3 * row_bytes * rows).reshape(rows, 3 * row_bytes)
+    slab = _native.allocate(row_bytes * rows)
+    with on_device(driver, host) as address:
+        words = np.array([0, slab.address, address + row_bytes, row_bytes, rows, 3 * row_bytes])
+        _native.copy_from_devices(words, [slab], None)
+    np.testing.assert_array_equal(
+        bytes_of(slab)[: row_bytes * rows].reshape(rows, row_bytes), host[:, row_bytes : 2 * row_bytes]
+    )
 
 
 def test_every_device_is_copied_from(devices: list[dict[str, Any]]) -> None:
@@ -85,7 +96,7 @@ def test_every_device_is_copied_from(devices: list[dict[str, Any]]) -> None:
             driver = CudaDriver(device["ordinal"])
             stack.callback(driver.close)
             address = stack.enter_context(on_device(driver, np.roll(host, driver.ordinal)))
-            words += (driver.ordinal, slab.address + driver.ordinal * host.nbytes, address, host.nbytes)
+            words += (driver.ordinal, slab.address + driver.ordinal * host.nbytes, address, host.nbytes, 1, 0)
         _native.copy_from_devices(np.array(words), [slab], None)
     for device, found in zip(devices, bytes_of(slab).reshape(len(devices), -1), strict=True):
         np.testing.assert_array_equal(found, np.roll(host, device["ordinal"]))
@@ -96,7 +107,7 @@ def test_memory_that_is_given_back_is_pinned_anew(driver: CudaDriver) -> None:
     with on_device(driver, host) as address:
         for nbytes in (8 * MIB, 7 * MIB, 8 * MIB - 5, 8 * MIB):
             slab = _native.allocate(nbytes)
-            _native.copy_from_devices(np.array([0, slab.address, address, nbytes]), [slab], None)
+            _native.copy_from_devices(np.array([0, slab.address, address, nbytes, 1, 0]), [slab], None)
             np.testing.assert_array_equal(bytes_of(slab), host[:nbytes])
             del slab
             if nbytes % MIB:
@@ -106,7 +117,7 @@ def test_memory_that_is_given_back_is_pinned_anew(driver: CudaDriver) -> None:
 def test_a_device_that_is_not_there_is_refused(devices: list[dict[str, Any]]) -> None:
     slab = _native.allocate(4096)
     with pytest.raises(InvalidInput, match=f"no CUDA device {len(devices)}"):
-        _native.copy_from_devices(np.array([len(devices), slab.address, 1 << 40, 1]), [slab], None)
+        _native.copy_from_devices(np.array([len(devices), slab.address, 1 << 40, 1, 1, 0]), [slab], None)
 
 
 FORKED = """
@@ -117,7 +128,7 @@ assert _native.devices()
 if os.fork() == 0:
     slab = _native.allocate(4096)
     try:
-        _native.copy_from_devices(np.array([0, slab.address, 1 << 40, 4096]), [slab], None)
+        _native.copy_from_devices(np.array([0, slab.address, 1 << 40, 4096, 1, 0]), [slab], None)
     except errors.Unsupported as error:
         os._exit(0 if "forked" in str(error) else 2)
     os._exit(1)
@@ -135,11 +146,11 @@ def test_pins_survive_a_fork_in_the_parent(driver: CudaDriver) -> None:
     with on_device(driver, host) as address:
         for _ in range(3):
             slab = _native.allocate(host.nbytes)
-            _native.copy_from_devices(np.array([0, slab.address, address, host.nbytes]), [slab], None)
+            _native.copy_from_devices(np.array([0, slab.address, address, host.nbytes, 1, 0]), [slab], None)
             np.testing.assert_array_equal(bytes_of(slab), host)
             child = fork_sleeper()
             bytes_of(slab)[:] = 0  # now the pages are this process's own copies
-            _native.copy_from_devices(np.array([0, slab.address, address, host.nbytes]), [slab], None)
+            _native.copy_from_devices(np.array([0, slab.address, address, host.nbytes, 1, 0]), [slab], None)
             np.testing.assert_array_equal(bytes_of(slab), host)
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -167,7 +178,7 @@ def test_after_ctrl_c_nothing_is_copied_any_more(driver: CudaDriver) -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with on_device(driver, noise(nbytes)) as address:
-            words = np.array([0, slab.address, address, nbytes])
+            words = np.array([0, slab.address, address, nbytes, 1, 0])
             signal.setitimer(signal.ITIMER_REAL, 0.02)
             with pytest.raises(Interrupted):
                 copy_for_ever(words, slab)

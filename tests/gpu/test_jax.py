@@ -92,6 +92,26 @@ def test_every_dtype_round_trips(gpu: Any, tmp_path: Path, asynchronous: bool) -
     same(waystation.load(tmp_path / "checkpoint", state), state)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_chunks_of_columns_round_trip(
+    gpu: Any, tmp_path: Path, asynchronous: bool, dtype: str | None
+) -> None:
+    import jax
+
+    state = {"a": jax.device_put(np.arange(BIG, dtype=np.float32).reshape(6, 1 << 10, -1) % 251, gpu)}
+    context = waystation.Context()
+    context.array.saving.storage_options.chunk_bytes = 1 << 18
+    context.array.saving.storage_options.chunk_axes = (2,)
+    context.array.saving.storage_options.dtype = dtype
+    with context:
+        if asynchronous:
+            waystation.save_async(tmp_path / "checkpoint", state).result()
+        else:
+            waystation.save(tmp_path / "checkpoint", state)
+    same(waystation.load(tmp_path / "checkpoint", state), state)
+
+
 def test_wide_dtypes_round_trip(gpu: Any, tmp_path: Path) -> None:
     import jax
 

@@ -21,18 +21,29 @@ def without_devices() -> None:
 
 def test_copying_is_unsupported_with_the_reason() -> None:
     slab = _native.allocate(4096)
-    words = np.array([0, slab.address, 1 << 40, 4096])
+    words = np.array([0, slab.address, 1 << 40, 4096, 1, 0])
     with pytest.raises(Unsupported, match="CUDA"):
         _native.copy_from_devices(words, [slab], None)
 
 
 def test_nothing_to_copy_needs_no_device() -> None:
     _native.copy_from_devices(np.empty(0, np.int64), [], None)
-    _native.copy_from_devices(np.array([0, 0, 0, 0]), [], None)
+    _native.copy_from_devices(np.array([0, 0, 0, 0, 0, 0]), [], None)
 
 
 @pytest.mark.parametrize(
-    "record", [[-1, 0, 1, 1], [0, 0, 1, -1], [0, 4096, 1, 1], [0, 0, 1, 4097], [0, 0, 1], [0, 0, -1, 4096]]
+    "record",
+    [
+        [-1, 0, 1, 1, 1, 0],
+        [0, 0, 1, -1, 1, 0],
+        [0, 0, 1, 1, -1, 0],
+        [0, 4096, 1, 1, 1, 0],
+        [0, 0, 1, 4097, 1, 0],
+        [0, 0, 1, 1024, 5, 1024],
+        [0, 0, 1 << 20, 1024, 4, -(1 << 20)],
+        [0, 0, 1, 1],
+        [0, 0, -1, 4096, 1, 0],
+    ],
 )
 def test_records_are_checked_first(record: list[int]) -> None:
     slab = _native.allocate(4096)

@@ -71,21 +71,26 @@ fn range_of(slab: &Bound<'_, Slab>) -> PyResult<Range<usize>> {
 
 fn parse_copies(words: &[i64]) -> Result<Vec<snapshot::ArrayCopy>, Error> {
     let invalid = |message: &'static str| Error::new(Kind::InvalidInput, message);
-    let (records, rest) = words.as_chunks::<4>();
+    let (records, rest) = words.as_chunks::<6>();
     if !rest.is_empty() {
-        return Err(invalid("copies from devices are records of device, destination, source, nbytes"));
+        return Err(invalid(
+            "copies from devices are records of device, destination, source, row_bytes, rows, source_step",
+        ));
     }
-    let parse = |&[device, destination, source, nbytes]: &[i64; 4]| {
+    let size = |word| usize::try_from(word).map_err(|_| invalid("the size of a copy is negative"));
+    let parse = |&[device, destination, source, row_bytes, rows, source_step]: &[i64; 6]| {
         Ok(snapshot::ArrayCopy {
             device: u32::try_from(device).map_err(|_| invalid("the device of a copy is not an ordinal"))?,
             // Addresses are bit patterns: a device's may have the highest bit set.
             destination: destination as usize,
             source: source as u64,
-            nbytes: usize::try_from(nbytes).map_err(|_| invalid("the size of a copy is negative"))?,
+            row_bytes: size(row_bytes)?,
+            rows: size(rows)?,
+            source_step,
         })
     };
     let copies: Result<Vec<_>, Error> = records.iter().map(parse).collect();
-    Ok(copies?.into_iter().filter(|copy| copy.nbytes > 0).collect())
+    Ok(copies?.into_iter().filter(|copy| copy.nbytes() > 0).collect())
 }
 
 /// Adds the names of this file to the module, and makes device blocks writable by write jobs.

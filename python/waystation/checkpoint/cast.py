@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _native
+from waystation import _native, grid
 from waystation._errors import WaystationError
 from waystation._options import ArraySavingOptions
+from waystation.checkpoint import device_copies
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource, Block
 from waystation.layouts.native import memory
@@ -110,9 +111,10 @@ def _on_host(block: Block, item_bytes: int) -> Block:
         return block
     nbytes = math.prod(block.shape) * item_bytes
     slab = _native.allocate(nbytes)
-    words = np.array([block.device, slab.address, block.address, nbytes], np.int64)
+    words = np.array(device_copies.records(block, item_bytes, slab.address), np.int64)
     _native.copy_from_devices(words, [slab], [block.owner])
-    return Block(block.offset, block.shape, block.strides, slab.address, slab)
+    strides = grid.contiguous_strides(block.shape, item_bytes)
+    return Block(block.offset, block.shape, strides, slab.address, slab)
 
 
 def _replace(
@@ -125,8 +127,5 @@ def _replace(
     if slab is None:
         chunk.blocks = []
         return
-    strides, step = [], target.storage_item_bytes
-    for extent in reversed(chunk.shape):
-        strides.append(step)
-        step *= extent
-    chunk.blocks = [Block((0,) * len(chunk.shape), chunk.shape, tuple(reversed(strides)), address, slab)]
+    strides = grid.contiguous_strides(chunk.shape, target.storage_item_bytes)
+    chunk.blocks = [Block((0,) * len(chunk.shape), chunk.shape, strides, address, slab)]

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _native
+from waystation import _native, grid
 from waystation._options import MemoryOptions
+from waystation.checkpoint import device_copies
 from waystation.checkpoint.buffers import Region, aligned
 from waystation.checkpoint.write_limits import WriteShares
 from waystation.frameworks.base import ArraySource, Block
@@ -157,7 +158,7 @@ def _copy(copies: _Copies, *, is_bounded: bool) -> None:
             continue
         address = int(addresses[number])
         if block.device >= 0:
-            on_devices += (block.device, address, block.address, sizes[number])
+            on_devices += device_copies.records(block, item, address)
             pinned[slab.address] = slab
         elif is_contiguous(block, item):
             on_host += (address, block.address, sizes[number])
@@ -172,11 +173,7 @@ def _copy(copies: _Copies, *, is_bounded: bool) -> None:
 
 
 def _repoint(block: Block, address: int, item_bytes: int, slab: Any) -> None:
-    strides, step = [], item_bytes
-    for extent in reversed(block.shape):
-        strides.append(step)
-        step *= extent
     block.address = address
-    block.strides = tuple(reversed(strides))
+    block.strides = grid.contiguous_strides(block.shape, item_bytes)
     block.device = -1
     block.owner = slab

@@ -23,7 +23,7 @@ from waystation.frameworks.base import ArraySource, Block
 from waystation.frameworks.jax_dtypes import logical_of
 from waystation.frameworks.jax_shardings import describe_sharding, spread_of
 from waystation.frameworks.numpy_arrays import host_block
-from waystation.grid import Spread
+from waystation.grid import Spread, contiguous_strides
 
 # Kept one to a byte by NumPy but not by JAX, so there is nothing to view.
 _UNVIEWABLE = frozenset({"int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn"})
@@ -267,15 +267,12 @@ def _on_cuda(array: Any, logical: dtypes.LogicalDtype, offset: tuple[int, ...]) 
     ordinal = device.local_hardware_id
     if ordinal is None or ordinal < 0 or not array.size:
         return _copied(array, logical, offset)
-    strides, step = [], logical.host.itemsize
-    for extent in reversed(array.shape):
-        strides.append(step)
-        step *= extent
+    strides = contiguous_strides(array.shape, logical.host.itemsize)
     shape = array.shape if logical.host_trailing else array.shape + logical.trailing
     return Block(
         offset,
         shape,
-        logical.storage_strides(tuple(reversed(strides))),
+        logical.storage_strides(strides),
         array.unsafe_buffer_pointer(),
         array,
         ordinal,

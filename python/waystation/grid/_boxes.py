@@ -26,6 +26,15 @@ def volume(box: Box) -> int:
     return math.prod(box[1])
 
 
+def contiguous_strides(shape: Sequence[int], item_bytes: int) -> Shape:
+    """Bytes from one element to the next along each axis of an array in C order."""
+    strides, step = [], item_bytes
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
 def intersect(first: Box, second: Box) -> Box | None:
     """The elements that both boxes hold; None if there are none."""
     offset = tuple(map(max, first[0], second[0]))

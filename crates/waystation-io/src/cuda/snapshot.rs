@@ -28,17 +28,36 @@ const MOST_THREADS: usize = 16;
 /// Bytes that a thread faults in at a time.
 const POPULATE_BYTES: usize = 64 << 20;
 
-/// One array to copy.
+/// One array, or a part of one, to copy: rows at a constant step on the device, one after another on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArrayCopy {
     /// Ordinal of the device.
     pub device: u32,
-    /// Where the array begins in host memory.
+    /// Where the first row goes in host memory.
     pub destination: usize,
     /// Where it begins on the device.
     pub source: u64,
-    /// Its bytes, contiguous on both sides.
-    pub nbytes: usize,
+    /// Contiguous bytes of each row.
+    pub row_bytes: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Bytes from one row to the next on the device; matters only if there are several.
+    pub source_step: i64,
+}
+
+impl ArrayCopy {
+    /// Bytes of all rows; those of a copy that was checked do not overflow.
+    pub fn nbytes(&self) -> usize {
+        self.row_bytes.saturating_mul(self.rows)
+    }
+
+    /// One row that holds all bytes, where they lie one after another on the device, too.
+    fn joined(self) -> Self {
+        if self.rows == 1 || self.source_step != self.row_bytes as i64 {
+            return self;
+        }
+        Self { row_bytes: self.nbytes(), rows: 1, source_step: 0, ..self }
+    }
 }
 
 /// Starts copying in the background to memory that lies in `slabs`. The outcome is the number of bytes.
@@ -54,7 +73,7 @@ pub unsafe fn start(copies: Vec<ArrayCopy>, mut slabs: Vec<Range<usize>>) -> Res
     for copy in &copies {
         driver.device(copy.device)?;
     }
-    let total = copies.iter().map(|copy| copy.nbytes as u64).sum();
+    let total = copies.iter().map(|copy| copy.nbytes() as u64).sum();
     // SAFETY: the caller vouches for the memory as long as the job runs.
     Handle::spawn("waystation-snapshot", total, move |shared| unsafe { run(&copies, slabs, shared) })
 }
@@ -62,15 +81,23 @@ pub unsafe fn start(copies: Vec<ArrayCopy>, mut slabs: Vec<Range<usize>>) -> Res
 fn check_destinations(copies: &[ArrayCopy], slabs: &[Range<usize>]) -> Result<()> {
     for copy in copies {
         let slab = slabs.partition_point(|slab| slab.start <= copy.destination).checked_sub(1);
-        let end = copy.destination.checked_add(copy.nbytes);
+        let nbytes = copy.row_bytes.checked_mul(copy.rows);
+        let end = nbytes.and_then(|nbytes| copy.destination.checked_add(nbytes));
         if slab.is_none_or(|slab| end.is_none_or(|end| end > slabs[slab].end)) {
             return Err(Error::new(Kind::InvalidInput, "the destination of a copy is not in a slab"));
         }
-        if copy.source.checked_add(copy.nbytes as u64).is_none() || copy.source == 0 {
+        if !is_address(copy) {
             return Err(Error::new(Kind::InvalidInput, "the source of a copy is no address"));
         }
     }
     Ok(())
+}
+
+/// Whether all rows lie in an address space; 0 is no address.
+fn is_address(copy: &ArrayCopy) -> bool {
+    let first = i128::from(copy.source);
+    let last = first + i128::from(copy.source_step) * copy.rows.saturating_sub(1) as i128;
+    first.min(last) > 0 && first.max(last) + (copy.row_bytes as i128) <= i128::from(u64::MAX)
 }
 
 /// # Safety
@@ -89,7 +116,7 @@ unsafe fn run(copies: &[ArrayCopy], slabs: Vec<Range<usize>>, shared: &Shared<u6
         // Told at once, so that the others stop.
         outcome.map_err(|error| shared.fail(error)).or(Ok(()))
     })?;
-    Ok(copies.iter().map(|copy| copy.nbytes as u64).sum())
+    Ok(copies.iter().map(|copy| copy.nbytes() as u64).sum())
 }
 
 /// # Safety
@@ -110,7 +137,7 @@ unsafe fn copy_pieces(pieces: &[Vec<DeviceRows>], next: &AtomicUsize, shared: &S
         }
         // SAFETY: as the caller promises; dropping copies waits for them.
         let copies = unsafe { transfer::start(piece)? };
-        in_flight.push_back((copies, piece.iter().map(|rows| rows.row_bytes as u64).sum()));
+        in_flight.push_back((copies, piece.iter().map(|rows| bytes_of(rows) as u64).sum()));
     }
     in_flight.into_iter().try_for_each(|under_way| complete(Some(under_way)))
 }
@@ -120,17 +147,16 @@ fn pieces(copies: &[ArrayCopy]) -> Vec<Vec<DeviceRows>> {
     let mut by_device: BTreeMap<u32, Vec<Vec<DeviceRows>>> = BTreeMap::new();
     let mut held: BTreeMap<u32, usize> = BTreeMap::new();
     for copy in copies {
-        for begin in (0..copy.nbytes).step_by(PIECE_BYTES) {
-            let rows = part_of(copy, begin, PIECE_BYTES.min(copy.nbytes - begin));
+        for rows in parts_of(&copy.joined()) {
             let own = by_device.entry(copy.device).or_default();
             let held = held.entry(copy.device).or_default();
             match own.last_mut() {
-                Some(piece) if *held + rows.row_bytes <= PIECE_BYTES && piece.len() < PIECE_COPIES => {
-                    *held += rows.row_bytes;
+                Some(piece) if *held + bytes_of(&rows) <= PIECE_BYTES && piece.len() < PIECE_COPIES => {
+                    *held += bytes_of(&rows);
                     piece.push(rows);
                 }
                 _ => {
-                    *held = rows.row_bytes;
+                    *held = bytes_of(&rows);
                     own.push(vec![rows]);
                 }
             }
@@ -144,16 +170,35 @@ fn pieces(copies: &[ArrayCopy]) -> Vec<Vec<DeviceRows>> {
     pieces
 }
 
-fn part_of(copy: &ArrayCopy, begin: usize, nbytes: usize) -> DeviceRows {
+/// A copy in parts of at most [`PIECE_BYTES`]: several rows, or parts of one.
+fn parts_of(copy: &ArrayCopy) -> Vec<DeviceRows> {
+    let most_rows = PIECE_BYTES / copy.row_bytes.max(1);
+    if most_rows > 0 && copy.rows > 1 {
+        let starts = (0..copy.rows).step_by(most_rows);
+        return starts.map(|row| part_of(copy, row, 0, most_rows.min(copy.rows - row))).collect();
+    }
+    let starts =
+        |row| (0..copy.row_bytes).step_by(PIECE_BYTES).map(move |begin| part_of(copy, row, begin, 1));
+    (0..copy.rows).flat_map(starts).collect()
+}
+
+/// Whole rows from `row` on, or of one what begins at `begin`.
+fn part_of(copy: &ArrayCopy, row: usize, begin: usize, rows: usize) -> DeviceRows {
+    let row_bytes = (copy.row_bytes - begin).min(PIECE_BYTES);
+    let skipped = copy.source_step.wrapping_mul(row as i64).wrapping_add(begin as i64);
     DeviceRows {
         device: copy.device,
-        source: copy.source + begin as u64,
-        source_step: 0,
-        destination: copy.destination + begin,
-        destination_step: 0,
-        row_bytes: nbytes,
-        rows: 1,
+        source: copy.source.wrapping_add_signed(skipped),
+        source_step: copy.source_step,
+        destination: copy.destination + row * copy.row_bytes + begin,
+        destination_step: copy.row_bytes as u64,
+        row_bytes,
+        rows,
     }
+}
+
+fn bytes_of(rows: &DeviceRows) -> usize {
+    rows.row_bytes * rows.rows
 }
 
 /// Slabs that copies may go to; given back when dropped.
@@ -214,7 +259,7 @@ mod tests {
     use super::*;
 
     fn copy(device: u32, destination: usize, nbytes: usize) -> ArrayCopy {
-        ArrayCopy { device, destination, source: 1 << 40, nbytes }
+        ArrayCopy { device, destination, source: 1 << 40, row_bytes: nbytes, rows: 1, source_step: 0 }
     }
 
     #[test]
@@ -246,5 +291,40 @@ mod tests {
         for bad in [copy(0, 0, 1), copy(0, 4097, 4096), copy(0, 9000, 1), copy(0, 20000, usize::MAX)] {
             assert!(check_destinations(&[bad], &slabs).is_err());
         }
+        let rows = ArrayCopy { rows: 4, source_step: 1 << 20, ..copy(0, 4096, 1024) };
+        assert!(check_destinations(&[rows], &slabs).is_ok());
+        for (rows, row_bytes, source_step) in
+            [(5, 1024, 1 << 20), (usize::MAX, 2, 2), (4, 1024, i64::MAX), (4, 1024, -(1 << 39))]
+        {
+            let bad = ArrayCopy { rows, source_step, ..copy(0, 4096, row_bytes) };
+            assert!(check_destinations(&[bad], &slabs).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn rows_are_cut_between_rows_or_within_large_ones() {
+        let cut = |row_bytes, rows, source_step| {
+            let copy = ArrayCopy { rows, source_step, ..copy(0, 1 << 30, row_bytes) };
+            let pieces = pieces(&[copy]);
+            let mut next = copy.destination;
+            for part in pieces.iter().flatten() {
+                assert!(bytes_of(part) <= PIECE_BYTES);
+                for row in 0..part.rows {
+                    // Where each byte comes from, whatever part it is in.
+                    assert_eq!(part.destination + row * part.destination_step as usize, next);
+                    let at = next - copy.destination;
+                    let from = (at / row_bytes) as i64 * source_step + (at % row_bytes) as i64;
+                    let source = part.source as i64 + row as i64 * part.source_step;
+                    assert_eq!(source, (1 << 40) + from);
+                    next += part.row_bytes;
+                }
+            }
+            assert_eq!(next, copy.destination + copy.nbytes());
+            pieces.iter().map(Vec::len).sum::<usize>()
+        };
+        assert_eq!(cut(1 << 10, 100, 4 << 10), 1);
+        assert_eq!(cut(PIECE_BYTES / 4, 10, PIECE_BYTES as i64), 3);
+        assert_eq!(cut(3 * PIECE_BYTES / 2, 2, 1 << 30), 4);
+        assert_eq!(cut(1 << 10, 100, 1 << 10), 1);
     }
 }

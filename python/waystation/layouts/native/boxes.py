@@ -230,7 +230,7 @@ def _words(decoded: tables.Tables, shapes: _Shapes, pieces: Sequence[_Piece]) ->
     words: list[int] = []
     for piece, file, offset in zip(pieces, files.tolist(), offsets.tolist(), strict=True):
         item_bytes = shapes.item_bytes[piece.array]
-        strides = _strides(piece.box[1], item_bytes)
+        strides = grid.contiguous_strides(piece.box[1], item_bytes)
         begin, shape = piece.common
         place = piece.address + sum(
             (at - start) * stride for at, start, stride in zip(begin, piece.box[0], strides, strict=True)
@@ -239,14 +239,6 @@ def _words(decoded: tables.Tables, shapes: _Shapes, pieces: Sequence[_Piece]) ->
         words += (at - start for at, start in zip(begin, piece.chunk_box[0], strict=True))
         words += (*shape, place, *strides)
     return words
-
-
-def _strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
-    strides, step = [], item_bytes
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
 
 
 def _with_file_numbers(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from waystation import grid
-from waystation._errors import InvalidInput, Unsupported, WaystationError
+from waystation._errors import InvalidInput, WaystationError
 from waystation._options import ArraySavingOptions, StorageOptions
 from waystation.frameworks.base import ArraySource, Block
 
@@ -211,15 +211,11 @@ def _chunk(number: int, source: ArraySource, box: grid.Box) -> Chunk:
     nbytes = math.prod(shape) * source.storage_item_bytes
     if shape == source.storage_shape:
         return Chunk(number, None, shape, nbytes, source.blocks)
-    blocks = [
-        clipped
-        for block in source.blocks
-        if (clipped := _clipped(block, (offset, shape), source.storage_item_bytes)) is not None
-    ]
+    blocks = [clipped for block in source.blocks if (clipped := _clipped(block, (offset, shape))) is not None]
     return Chunk(number, offset, shape, nbytes, blocks)
 
 
-def _clipped(block: Block, box: grid.Box, item_bytes: int) -> Block | None:
+def _clipped(block: Block, box: grid.Box) -> Block | None:
     """The part of a block that lies in a box, counted from the box."""
     common = grid.intersect((block.offset, block.shape), box)
     if common is None:
@@ -229,13 +225,7 @@ def _clipped(block: Block, box: grid.Box, item_bytes: int) -> Block | None:
         count * stride for count, stride in zip(skipped, block.strides, strict=True)
     )
     offset = tuple(begin - own for begin, own in zip(common[0], box[0], strict=True))
-    clipped = Block(offset, common[1], block.strides, address, block.owner, block.device)
-    if block.device >= 0 and not is_contiguous(clipped, item_bytes):
-        raise Unsupported(
-            "this chunk of an array in GPU memory is not contiguous there; give chunk_axes that keep it so "
-            "(the first axes), or save the array from host memory"
-        )
-    return clipped
+    return Block(offset, common[1], block.strides, address, block.owner, block.device)
 
 
 def is_contiguous(block: Block, item_bytes: int) -> bool:

@@ -1,0 +1,33 @@
+"""Blocks of device memory on their way to the host.
+
+The device's copy engine takes rows at a constant step. A block whose rows have no such step is described by
+several records; what lies one after another is one row. Invariants: on the host a block becomes contiguous,
+in C order; the records of a block fill it in that order.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from waystation.frameworks.base import Block
+
+
+def records(block: Block, item_bytes: int, destination: int) -> list[int]:
+    """What `_native.copy_from_devices` takes for a block that is to begin at `destination`."""
+    pairs = zip(block.shape, block.strides, strict=True)
+    axes = [(extent, stride) for extent, stride in pairs if extent != 1]
+    if any(extent == 0 for extent, _ in axes):
+        return []
+    row_bytes, rows, step = item_bytes, 1, 0
+    while axes and axes[-1][1] == row_bytes:
+        row_bytes *= axes.pop()[0]
+    if axes:
+        rows, step = axes.pop()
+    while axes and axes[-1][1] == rows * step:
+        rows *= axes.pop()[0]
+    words: list[int] = []
+    for index in itertools.product(*(range(extent) for extent, _ in axes)):
+        source = block.address + sum(at * stride for at, (_, stride) in zip(index, axes, strict=True))
+        words += (block.device, destination, source, row_bytes, rows, step)
+        destination += row_bytes * rows
+    return words
