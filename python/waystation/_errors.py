@@ -120,6 +120,10 @@ class PermissionDenied(InvalidInput, PermissionError):
     """The operating system refuses access to a path."""
 
 
+class ContextInUse(InvalidInput, RuntimeError):
+    """Options were to be changed while their context is in use."""
+
+
 class StructureMismatch(InvalidInput, KeyError):
     """The checkpoint's tree and the abstract state differ; the message shows the difference."""
 
@@ -127,18 +131,28 @@ class StructureMismatch(InvalidInput, KeyError):
         return WaystationError.__str__(self)
 
 
+class InvalidLayoutError(InvalidInput):
+    """What is at a path is no checkpoint of a layout that this version reads."""
+
+
+class DeletionInProgressError(Conflict, RuntimeError):
+    """What is to be read or written is being deleted."""
+
+
+class DeletionRecoveryError(Conflict, RuntimeError):
+    """A deletion that was interrupted cannot be completed."""
+
+
 class DiskFull(Unavailable):
     """The file system has no room left."""
 
 
+def _with_subclasses(cls: type[WaystationError]) -> list[type[WaystationError]]:
+    return [cls, *(found for child in cls.__subclasses__() for found in _with_subclasses(child))]
+
+
 # Where users find them, and what a traceback should show.
-for _class in (
-    WaystationError,
-    *WaystationError.__subclasses__(),
-    PermissionDenied,
-    StructureMismatch,
-    DiskFull,
-):
+for _class in _with_subclasses(WaystationError):
     _class.__module__ = "waystation.errors"
 
 KINDS: dict[str, type[WaystationError]] = {

@@ -1,27 +1,43 @@
 """`Context`: the mutable front of the options, in effect inside a `with` block.
 
 Entering freezes a copy of the options; every call in the block (and in tasks started from it, since
-a context variable carries it) is given that copy. Threads started by hand do not inherit it.
+a context variable carries it) is given that copy. Threads started by hand do not inherit it. Until the block
+ends the context itself refuses changes, which would not be seen in it.
 """
 
 from __future__ import annotations
 
 import contextvars
+import threading
 from types import TracebackType
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 from waystation._errors import InvalidInput
 from waystation._options import (
     ArrayOptions,
+    AsyncOptions,
+    AtomicityOptions,
+    CheckpointablesOptions,
+    CheckpointLayout,
+    DeletionOptions,
     EngineOptions,
     FileOptions,
     MemoryOptions,
     MultiprocessingOptions,
     Options,
+    PathwaysOptions,
+    PyTreeOptions,
+    SafetensorsOptions,
 )
 
-_DEFAULTS = Options().frozen()
-_current: contextvars.ContextVar[Options] = contextvars.ContextVar("waystation_options", default=_DEFAULTS)
+
+class _InEffect(NamedTuple):
+    options: Options
+    before: _InEffect | None
+
+
+_DEFAULTS = _InEffect(Options().frozen(), None)
+_current: contextvars.ContextVar[_InEffect] = contextvars.ContextVar("waystation_options", default=_DEFAULTS)
 
 
 class Context:
@@ -36,12 +52,50 @@ class Context:
         ```
 
     Args:
-        context: Start from a copy of this context's options; else from the options in effect.
+        context: Start from a copy of this context's options; else from the defaults, also inside the block of
+            another context.
+        pytree_options: Take this group instead, as with all that follow.
     """
 
-    def __init__(self, context: Context | None = None) -> None:
-        self._options: Options = (context._options if context is not None else _current.get()).thawed()
-        self._tokens: list[contextvars.Token[Options]] = []
+    def __init__(
+        self,
+        context: Context | None = None,
+        *,
+        pytree_options: PyTreeOptions | None = None,
+        array_options: ArrayOptions | None = None,
+        async_options: AsyncOptions | None = None,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+        file_options: FileOptions | None = None,
+        checkpointables_options: CheckpointablesOptions | None = None,
+        pathways_options: PathwaysOptions | None = None,
+        checkpoint_layout: CheckpointLayout | str | None = None,
+        deletion_options: DeletionOptions | None = None,
+        memory_options: MemoryOptions | None = None,
+        safetensors_options: SafetensorsOptions | None = None,
+        atomicity_options: AtomicityOptions | None = None,
+    ) -> None:
+        options = Options() if context is None else context._options.thawed()
+        groups: dict[str, Any] = {
+            "pytree": pytree_options,
+            "array": array_options,
+            "asynchronous": async_options,
+            "multiprocessing": multiprocessing_options,
+            "file": file_options,
+            "checkpointables": checkpointables_options,
+            "pathways": pathways_options,
+            "deletion": deletion_options,
+            "memory": memory_options,
+            "safetensors": safetensors_options,
+            "atomicity": atomicity_options,
+        }
+        for name, group in groups.items():
+            if group is not None:
+                setattr(options, name, group.thawed())
+        if checkpoint_layout is not None:
+            options.checkpoint_layout = checkpoint_layout  # type: ignore[assignment]  # it is converted
+        self._options = options
+        self._lock = threading.Lock()
+        self._blocks = 0
 
     @property
     def array(self) -> ArrayOptions:
@@ -68,21 +122,84 @@ class Context:
         """Options of programs of several processes."""
         return self._options.multiprocessing
 
+    @property
+    def asynchronous(self) -> AsyncOptions:
+        """Options of what goes on in the background."""
+        return self._options.asynchronous
+
+    @property
+    def pytree(self) -> PyTreeOptions:
+        """Options of trees: `pytree.saving`, `pytree.loading`."""
+        return self._options.pytree
+
+    @property
+    def checkpointables(self) -> CheckpointablesOptions:
+        """Options of checkpointables."""
+        return self._options.checkpointables
+
+    @property
+    def deletion(self) -> DeletionOptions:
+        """Options of deletion."""
+        return self._options.deletion
+
+    @property
+    def atomicity(self) -> AtomicityOptions:
+        """Options of how a checkpoint becomes visible."""
+        return self._options.atomicity
+
+    @property
+    def safetensors(self) -> SafetensorsOptions:
+        """Options of safetensors files of others."""
+        return self._options.safetensors
+
+    @property
+    def pathways(self) -> PathwaysOptions:
+        """Options of programs of one controller."""
+        return self._options.pathways
+
+    @property
+    def checkpoint_layout(self) -> CheckpointLayout:
+        """What kind of files is meant. Takes a `CheckpointLayout` or its value."""
+        return self._options.checkpoint_layout
+
+    @checkpoint_layout.setter
+    def checkpoint_layout(self, value: CheckpointLayout | str) -> None:
+        self._options.checkpoint_layout = value  # type: ignore[assignment]  # it is converted
+
+    # The groups by Orbax's older names.
+    pytree_options = pytree
+    array_options = array
+    async_options = asynchronous
+    multiprocessing_options = multiprocessing
+    file_options = file
+    checkpointables_options = checkpointables
+    pathways_options = pathways
+    deletion_options = deletion
+    memory_options = memory
+    safetensors_options = safetensors
+
     def __setattr__(self, name: str, value: object) -> None:
-        if not name.startswith("_"):
+        if not name.startswith("_") and name != "checkpoint_layout":
             raise InvalidInput(f"'{name}' is a group of options or unknown; set an option inside a group")
         object.__setattr__(self, name, value)
 
     def __enter__(self) -> Self:
-        self._tokens.append(_current.set(self._options.frozen()))
+        with self._lock:
+            _current.set(_InEffect(self._options.frozen(), _current.get()))
+            self._blocks += 1
+            self._options.freeze()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _current.reset(self._tokens.pop())
+        with self._lock:
+            _current.set(_current.get().before or _DEFAULTS)
+            self._blocks -= 1
+            if not self._blocks:
+                self._options.thaw()
 
 
 def current_options() -> Options:
     """The frozen options in effect here."""
-    return _current.get()
+    return _current.get().options

@@ -251,6 +251,7 @@ def _piece_bytes(reading: Reading) -> int:
         reading.options.array.loading.broadcast_concurrent_bytes,
         reading.options.memory.read_concurrent_bytes,
     )
-    most = min(limit for limit in limits if limit is not None) // _COPIES
+    set_limits = [limit for limit in limits if limit is not None]
+    most = min(set_limits, default=_COPIES * _MOST_PIECE_BYTES) // _COPIES
     bounded = max(_LEAST_PIECE_BYTES, min(most, _MOST_PIECE_BYTES))
     return 1 << (bounded.bit_length() - 1)

@@ -6,7 +6,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound, PermissionDenied, from_os_error
+from waystation._errors import (
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    InvalidLayoutError,
+    NotFound,
+    PermissionDenied,
+    from_os_error,
+)
 from waystation.layouts.native import names
 from waystation.layouts.native.attempts import leftovers
 
@@ -92,7 +100,7 @@ def require_checkpoint(target: str) -> None:
         raise from_os_error(error, "look at", target) from error
     unfinished = names.attempt_target(os.path.basename(target))
     if unfinished is not None:
-        raise InvalidInput(
+        raise InvalidLayoutError(
             f"'{target}' is an unfinished attempt at checkpoint '{unfinished}', not a checkpoint; "
             "'waystation gc' removes it",
             path=target,
@@ -100,11 +108,11 @@ def require_checkpoint(target: str) -> None:
     if committed:
         return
     if is_directory:
-        raise InvalidInput(
+        raise InvalidLayoutError(
             f"'{target}' is not a checkpoint: it has no {names.RECORD}{_beside(target)}", path=target
         )
     if present:
-        raise InvalidInput(f"'{target}' is a file, not a checkpoint directory", path=target)
+        raise InvalidLayoutError(f"'{target}' is a file, not a checkpoint directory", path=target)
     raise NotFound(f"there is no checkpoint '{target}'{_beside(target)}", path=target)
 
 

@@ -33,10 +33,10 @@ class WriteShares:
     @classmethod
     def of(cls, options: MemoryOptions, *, with_snapshot: bool) -> WriteShares:
         """Divides the bound; without a snapshot the engine has all of it."""
-        wanted = options.snapshot_bytes
-        if options.write_concurrent_bytes is None:
+        wanted, bound = options.snapshot_bytes, options.write_limit_bytes()
+        if bound is None:
             return cls(None, _half_of_free_bytes() if wanted is None else wanted, is_bounded=False)
-        limit = max(options.write_concurrent_bytes, LEAST_BYTES)
+        limit = max(bound, LEAST_BYTES)
         if not with_snapshot:
             return cls(min(limit, _STAGING_MOST_BYTES), 0, is_bounded=True)
         staging = min(limit // 2, _STAGING_MOST_BYTES)

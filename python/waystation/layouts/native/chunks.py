@@ -113,9 +113,9 @@ def storage_options(saving: ArraySavingOptions, label: str, source: ArraySource)
     """The options of one array: what the caller's function says, and where that says nothing, of all."""
     every, own = saving.storage_options, options_by_name(saving, label, source)
     return StorageOptions(
-        every.dtype if own.dtype is None else own.dtype,
-        every.chunk_bytes if own.chunk_bytes is None else own.chunk_bytes,
-        every.chunk_axes if own.chunk_axes is None else own.chunk_axes,
+        dtype=every.dtype if own.dtype is None else own.dtype,
+        chunk_bytes=every.chunk_bytes if own.chunk_bytes is None else own.chunk_bytes,
+        chunk_axes=every.chunk_axes if own.chunk_axes is None else own.chunk_axes,
     )
 
 

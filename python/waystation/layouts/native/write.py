@@ -166,7 +166,7 @@ def _run(
         observer.on_copied_out(prepared.name)
         return []
     engine = options.engine
-    is_free = engine.write_mode is None and options.memory.write_concurrent_bytes is None
+    is_free = engine.write_mode is None and options.memory.write_limit_bytes() is None
     if observer.alone and is_free and prepared.plan.data_bytes >= CALIBRATE_BYTES:
         _calibrate_once(directory)
     first = observer.first.get(prepared.name, ())

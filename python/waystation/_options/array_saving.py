@@ -1,0 +1,156 @@
+"""How arrays are written: natively, and in the layouts of Orbax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from waystation._errors import InvalidInput
+from waystation._options import checks
+from waystation._options.base import Alias, OptionGroup
+
+
+def dtype_name(value: Any) -> Any:
+    """The name of anything that stands for a dtype; names and None stay as they are."""
+    if value is None or isinstance(value, str):
+        return value
+    import numpy as np
+
+    try:
+        return np.dtype(value).name
+    except TypeError as error:
+        raise InvalidInput(
+            f"option 'dtype' must be a dtype, its name, or None, not {value!r}: {error}"
+        ) from None
+
+
+def _axes(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+@dataclass(kw_only=True)
+class StorageOptions(OptionGroup):
+    """How an array is stored.
+
+    Attributes:
+        dtype: Cast to this dtype (a logical name, such as `bfloat16`, or anything that NumPy takes for a
+            dtype) on the way; None keeps its own.
+        chunk_bytes: Cut what a process writes of an array into chunks of at most so many bytes, so that
+            a load by another sharding reads little that it does not need. None does not cut, or into 32 MiB
+            where `chunk_axes` are given.
+        chunk_axes: Cut along these axes only; negative ones count from the last. None cuts along those
+            that are sharded already first, then along the longest.
+        chunk_byte_size: Orbax's name of `chunk_bytes`.
+        shard_axes: Orbax's name of `chunk_axes`.
+    """
+
+    dtype: Any = None
+    chunk_bytes: int | None = None
+    chunk_axes: tuple[int, ...] | None = None
+    chunk_byte_size: Alias[int | None] = Alias("chunk_bytes", None)
+    shard_axes: Alias[tuple[int, ...] | None] = Alias("chunk_axes", None)
+    _conversions: ClassVar = {"dtype": dtype_name, "chunk_axes": _axes}
+    _checks: ClassVar = {
+        "dtype": checks.dtype_name_or_none,
+        "chunk_bytes": checks.positive_or_none,
+        "chunk_axes": checks.axes_or_none,
+    }
+
+
+class ScopedStorageOptionsCreator(Protocol):
+    """Says how one leaf is stored."""
+
+    def __call__(self, key: tuple[Any, ...], value: Any) -> StorageOptions | None:
+        """Returns the options of a leaf.
+
+        Args:
+            key: Its key path: JAX's keys where the program uses JAX.
+            value: The leaf.
+        """
+        ...
+
+
+_Storage = StorageOptions
+_ScopedCreator = ScopedStorageOptionsCreator
+
+
+class ArrayMetadataStore:
+    """Stands for the files `array_metadatas/process_…` of Orbax's layouts; there is one instance."""
+
+    def __repr__(self) -> str:
+        return "ARRAY_METADATA_STORE"
+
+
+ARRAY_METADATA_STORE = ArrayMetadataStore()
+
+
+@dataclass(kw_only=True)
+class ArraySavingOptions(OptionGroup):
+    """How arrays are written.
+
+    Attributes:
+        storage_options: Of every array.
+        storage_options_for: Called with the key path of an array (`params.w`) and its description
+            (`shape`, `dtype`); returns the options of that array, or None. What is None there is as
+            `storage_options` has it. It must return the same in every process.
+        scoped_storage_options_creator: The same, in Orbax's manner: called with the key path as a tuple of
+            keys and the leaf itself. Set one of the two.
+        use_ocdbt: Which layout is written. None: the native one. True: Orbax's OCDBT. False: Orbax's files
+            of zarr.
+        use_zarr3: Of Orbax's layouts: write zarr's version 3, else 2.
+        use_compression: Of Orbax's layouts: compress chunks with zstd.
+        ocdbt_target_data_file_size: Of OCDBT: roll data files over near this size. None means 2 GiB, 0 never.
+        enable_pinned_host_transfer: Taken for Orbax's sake: memory of devices always goes through a few
+            pinned blocks.
+        enable_post_merge_validation: Taken for Orbax's sake: loads verify what they read.
+        use_replica_parallel: Share the writing of what several processes hold among them. None means
+            yes.
+        min_slice_bytes_for_replica_parallel: Cut such a part into slices of at least so many bytes;
+            smaller ones go whole to one of their holders. None means 1 MiB.
+        max_replicas_for_replica_parallel: Cut such a part into at most so many slices. None means as many
+            as it has holders.
+        enable_replica_parallel_separate_folder: Of OCDBT: write what is shared among replicas to a directory
+            of its own.
+        enable_write_sharding_file: Of Orbax's layouts: write the file `_sharding`, which loads without an
+            abstract state need.
+        array_metadata_store: Of Orbax's layouts: None leaves `array_metadatas` out, in which the kind of PRNG
+            keys stands.
+    """
+
+    StorageOptions = _Storage
+    ScopedStorageOptionsCreator = _ScopedCreator
+
+    storage_options: _Storage = field(default_factory=_Storage)
+    storage_options_for: Callable[[str, Any], _Storage | None] | None = None
+    scoped_storage_options_creator: _ScopedCreator | None = None
+    use_ocdbt: bool | None = None
+    use_zarr3: bool = True
+    use_compression: bool = True
+    ocdbt_target_data_file_size: int | None = None
+    enable_pinned_host_transfer: bool | None = None
+    enable_post_merge_validation: bool = True
+    use_replica_parallel: bool | None = None
+    min_slice_bytes_for_replica_parallel: int | None = None
+    max_replicas_for_replica_parallel: int | None = None
+    enable_replica_parallel_separate_folder: bool = False
+    enable_write_sharding_file: bool = True
+    array_metadata_store: ArrayMetadataStore | None = ARRAY_METADATA_STORE
+    _checks: ClassVar = {
+        "storage_options_for": checks.callable_or_none,
+        "scoped_storage_options_creator": checks.callable_or_none,
+        "use_ocdbt": checks.boolean_or_none,
+        "use_zarr3": checks.boolean,
+        "use_compression": checks.boolean,
+        "ocdbt_target_data_file_size": checks.bytes_or_none,
+        "enable_pinned_host_transfer": checks.boolean_or_none,
+        "enable_post_merge_validation": checks.boolean,
+        "use_replica_parallel": checks.boolean_or_none,
+        "min_slice_bytes_for_replica_parallel": checks.positive_or_none,
+        "max_replicas_for_replica_parallel": checks.positive_or_none,
+        "enable_replica_parallel_separate_folder": checks.boolean,
+        "enable_write_sharding_file": checks.boolean,
+        "array_metadata_store": checks.only(
+            ARRAY_METADATA_STORE, None, because="array metadata go to no store of the program's own"
+        ),
+    }

@@ -1,0 +1,80 @@
+"""Files and the engine that moves their bytes."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from waystation._options import checks
+from waystation._options.base import OptionGroup
+
+_GIB = 1 << 30
+
+
+def _class(value: Any) -> str | None:
+    return None if isinstance(value, type) else "a class of paths"
+
+
+@dataclass(kw_only=True)
+class FileOptions(OptionGroup):
+    """How files are laid out and made durable.
+
+    Attributes:
+        file_bytes_target: A data file is rolled over once it has this size; an array is never
+            split by it.
+        path_permission_mode: Permission bits of new directories, None for the process's default.
+        path_class: The class of the paths that programs are given.
+        skip_sync_file_validations: Taken for Orbax's sake: the look at the destination before an
+            asynchronous save returns is one system call, and stays.
+    """
+
+    file_bytes_target: int = 2 * _GIB
+    path_permission_mode: int | None = None
+    path_class: type[Any] = pathlib.Path
+    skip_sync_file_validations: bool = False
+    _checks: ClassVar = {
+        "file_bytes_target": checks.positive,
+        "path_permission_mode": checks.bytes_or_none,
+        "path_class": _class,
+        "skip_sync_file_validations": checks.boolean,
+    }
+
+
+def _mode(value: Any) -> str | None:
+    modes = (None, "direct-ring", "direct-threads", "buffered")
+    return None if value in modes else f"one of {modes}"
+
+
+@dataclass(kw_only=True)
+class EngineOptions(OptionGroup):
+    """Overrides of what the engine finds out by calibration; None leaves it the choice.
+
+    Attributes:
+        write_mode: `direct-ring`, `direct-threads` or `buffered`.
+        read_mode: The same, for reading.
+        block_bytes: Size of one request.
+        depth: Requests in flight.
+        threads: Worker threads.
+        staging_bytes: Memory of a write for blocks on their way to the disk; at least one block of 256 KiB.
+        throttle_path: The file of a throttle: all jobs of all processes of this machine that name it get no
+            more bytes and requests a second together than it says. It models a slow store in benchmarks
+            (`benchmarks/distributed`), and counts data files only.
+    """
+
+    write_mode: str | None = None
+    read_mode: str | None = None
+    block_bytes: int | None = None
+    depth: int | None = None
+    threads: int | None = None
+    staging_bytes: int | None = None
+    throttle_path: str | None = None
+    _checks: ClassVar = {
+        "write_mode": _mode,
+        "read_mode": _mode,
+        "block_bytes": checks.positive_or_none,
+        "depth": checks.positive_or_none,
+        "threads": checks.positive_or_none,
+        "staging_bytes": checks.positive_or_none,
+        "throttle_path": checks.path_or_none,
+    }

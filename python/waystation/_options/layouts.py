@@ -1,0 +1,142 @@
+"""Layouts, and what only some kinds of storage have."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from waystation._errors import Unsupported
+from waystation._options import checks
+from waystation._options.base import OptionGroup
+
+
+class CheckpointLayout(enum.Enum):
+    """What kind of files is meant.
+
+    ORBAX and AUTO are one here: a load sees by itself whether it is given a native checkpoint or one of
+    Orbax's, and `array.saving.use_ocdbt` says which of them a save writes.
+    """
+
+    ORBAX = "orbax"
+    SAFETENSORS = "safetensors"
+    AUTO = "auto"
+
+
+def layout_of(value: Any) -> Any:
+    """The layout that is meant by a member or its value.
+
+    Raises:
+        Unsupported: It is one that this version does not load.
+    """
+    try:
+        chosen = CheckpointLayout(getattr(value, "value", value))
+    except ValueError:
+        return value
+    if chosen is CheckpointLayout.SAFETENSORS:
+        raise Unsupported(
+            "checkpoint_layout 'safetensors' is not there yet; load such files with the safetensors package "
+            "and give their tensors to the program"
+        )
+    return chosen
+
+
+class AtomicityMode(enum.StrEnum):
+    """How a checkpoint becomes visible in one act."""
+
+    AUTO = "auto"
+    COMMIT_FILE = "commit_file"
+    ATOMIC_RENAME = "atomic_rename"
+
+
+def _atomicity_mode(value: Any) -> Any:
+    try:
+        return AtomicityMode(getattr(value, "value", value))
+    except ValueError:
+        return value
+
+
+def _renames(value: Any) -> str | None:
+    problem = checks.member_of(AtomicityMode)(value)
+    if problem is None and value is AtomicityMode.COMMIT_FILE:
+        raise Unsupported(
+            "atomicity.mode can be AUTO or ATOMIC_RENAME: on the file systems that this version writes to, "
+            "a rename is atomic, and a file that tells readers to wait is not"
+        )
+    return problem
+
+
+@dataclass(kw_only=True)
+class AtomicityOptions(OptionGroup):
+    """How a checkpoint becomes visible in one act.
+
+    Attributes:
+        mode: AUTO and ATOMIC_RENAME are one here: a directory of another name is renamed.
+        allow_legacy_atomic_rename: Taken for Orbax's sake: on file systems, checkpoints of Orbax are read
+            with or without its commit file.
+    """
+
+    mode: AtomicityMode = AtomicityMode.AUTO
+    allow_legacy_atomic_rename: bool = False
+    _conversions: ClassVar = {"mode": _atomicity_mode}
+    _checks: ClassVar = {"mode": _renames, "allow_legacy_atomic_rename": checks.boolean}
+
+
+@dataclass(kw_only=True)
+class SafetensorsOptions(OptionGroup):
+    """How safetensors files of others are read (see `CheckpointLayout.SAFETENSORS`).
+
+    Attributes:
+        max_over_read_ratio: How many bytes may be read for one that is needed.
+        read_chunk_bytes: Size of one read.
+    """
+
+    max_over_read_ratio: float | None = None
+    read_chunk_bytes: int | None = None
+    _checks: ClassVar = {
+        "max_over_read_ratio": checks.ratio_or_none,
+        "read_chunk_bytes": checks.positive_or_none,
+    }
+
+
+@dataclass(kw_only=True)
+class GcsDeletionOptions(OptionGroup):
+    """How checkpoints on Google Cloud Storage are deleted.
+
+    Attributes:
+        todelete_full_path: Move them there instead. It says nothing of paths on file systems, and others
+            are refused.
+    """
+
+    todelete_full_path: str | None = None
+    _checks: ClassVar = {"todelete_full_path": checks.text_or_none}
+
+
+_Gcs = GcsDeletionOptions
+
+
+@dataclass(kw_only=True)
+class DeletionOptions(OptionGroup):
+    """How checkpoints are deleted.
+
+    Attributes:
+        gcs_deletion_options: On Google Cloud Storage.
+    """
+
+    GcsDeletionOptions = _Gcs
+
+    gcs_deletion_options: _Gcs = field(default_factory=_Gcs)
+
+
+@dataclass(kw_only=True)
+class PathwaysOptions(OptionGroup):
+    """How programs of one controller save.
+
+    Attributes:
+        checkpointing_impl: Can only be None, which lets the program's own processes save.
+    """
+
+    checkpointing_impl: None = None
+    _checks: ClassVar = {
+        "checkpointing_impl": checks.only(None, because="programs on Pathways are not served by this version")
+    }

@@ -1,0 +1,127 @@
+"""How much host memory saves and loads may take beside the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from waystation._errors import InvalidInput
+from waystation._options import checks
+from waystation._options.base import Opposite, OptionGroup
+
+_BYTES_OF_GIB = 1 << 30
+_LEAST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegulatorOptions:
+    """A bound on the memory of saves as Orbax's regulator of it is told.
+
+    Orbax begins with `min_memory_limit_gib` and raises that from save to save while memory is left. A
+    save is no faster here with more than that, so it is the bound of every save; the other values, which
+    say how Orbax raises it, need nothing.
+
+    Attributes:
+        max_memory_limit_gib: The most that Orbax would raise it to.
+        profiler: What Orbax would measure with.
+        target_ratio: The part of the memory that Orbax would aim at.
+        min_memory_limit_gib: The bound, in GiB.
+        kp: Orbax's proportional coefficient.
+        ki: Orbax's integral coefficient.
+        kd: Orbax's derivative coefficient.
+    """
+
+    max_memory_limit_gib: float
+    profiler: Any
+    target_ratio: float = 0.80
+    min_memory_limit_gib: float = 10.0
+    kp: float = 0.4
+    ki: float = 0.05
+    kd: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.profiler is None:
+            raise InvalidInput("RegulatorOptions needs a profiler")
+        if not 0 < self.min_memory_limit_gib <= self.max_memory_limit_gib:
+            raise InvalidInput(
+                f"RegulatorOptions: min_memory_limit_gib is {self.min_memory_limit_gib}; it must be above 0, "
+                f"up to max_memory_limit_gib, {self.max_memory_limit_gib}"
+            )
+
+
+def _regulator_or_none(value: Any) -> str | None:
+    return None if value is None or isinstance(value, RegulatorOptions) else "RegulatorOptions or None"
+
+
+def _amount_or_none(value: Any) -> str | None:
+    fits = value is None or (checks.is_number(value) and value >= 0)
+    return None if fits else "a number of bytes or None"
+
+
+_Regulator = RegulatorOptions
+
+
+@dataclass(kw_only=True)
+class MemoryOptions(OptionGroup):
+    """How much host memory saves and loads may take beside the state.
+
+    Attributes:
+        read_concurrent_bytes: Most bytes of host memory that a load takes beyond its result: arrays on
+            their way to other devices, values on their way to another dtype, and the engine's own. Less
+            than 2 MiB counts as 2 MiB; an array goes in pieces where it is larger. None sets no bound.
+        write_concurrent_bytes: Most bytes of host memory that a save takes beyond the state: memory of
+            devices on its way to the disk, the engine's blocks, and the copies of an asynchronous save. Less
+            than 1 MiB counts as 1 MiB; an array goes in pieces where it is larger. None leaves 64 MiB to the
+            engine, and to copies what `snapshot_bytes` says. Arrays that have to be made anew to be stored
+            (a cast, the 4-bit dtypes of JAX) are not counted.
+        transfer_concurrent_bytes: Orbax's bound on memory of devices on its way to the host. It is part of
+            what `write_concurrent_bytes` bounds, so the smaller of the two counts.
+        regulator_options: Another bound on the same, as Orbax's regulator is told; counts before
+            `transfer_concurrent_bytes`.
+        expected_surge_bytes: How much less than `regulator_options` say a save may take.
+        snapshot_bytes: Most bytes that an asynchronous save copies before it returns, of leaves that
+            could change afterwards (NumPy, torch, GPU). Beyond that the call blocks until the rest is
+            written. None means half of the memory that is available.
+        caller_keeps: The caller promises not to change NumPy arrays and torch tensors until the
+            save has finished: nothing is copied.
+        deepcopy_host_arrays: Orbax's name of the opposite of `caller_keeps`.
+        is_prioritized_key_fn: Taken for Orbax's sake: what it would put first is safe from later changes
+            before the call returns, as everything is.
+        serialization_status_callback: Can only be None; a handle's `progress()` tells how far a save is.
+    """
+
+    RegulatorOptions = _Regulator
+
+    read_concurrent_bytes: int | None = None
+    write_concurrent_bytes: int | None = None
+    transfer_concurrent_bytes: int | None = None
+    regulator_options: _Regulator | None = None
+    expected_surge_bytes: int | float | None = None
+    snapshot_bytes: int | None = None
+    caller_keeps: bool = False
+    deepcopy_host_arrays: Opposite = Opposite("caller_keeps", True)
+    is_prioritized_key_fn: Callable[[Any], bool] | None = None
+    serialization_status_callback: None = None
+    _checks: ClassVar = {
+        "read_concurrent_bytes": checks.positive_or_none,
+        "write_concurrent_bytes": checks.positive_or_none,
+        "transfer_concurrent_bytes": checks.positive_or_none,
+        "regulator_options": _regulator_or_none,
+        "expected_surge_bytes": _amount_or_none,
+        "snapshot_bytes": checks.bytes_or_none,
+        "caller_keeps": checks.boolean,
+        "is_prioritized_key_fn": checks.callable_or_none,
+        "serialization_status_callback": checks.only(
+            None, because="leaves are written in batches; progress() of a handle tells how far a save is"
+        ),
+    }
+
+    def write_limit_bytes(self) -> int | None:
+        """The bound on the memory of a save that follows from all of these together."""
+        transfer = self.transfer_concurrent_bytes
+        if self.regulator_options is not None:
+            regulated = self.regulator_options.min_memory_limit_gib * _BYTES_OF_GIB
+            transfer = max(_LEAST_BYTES, int(regulated - (self.expected_surge_bytes or 0)))
+        limits = [limit for limit in (self.write_concurrent_bytes, transfer) if limit is not None]
+        return min(limits, default=None)

@@ -1,0 +1,90 @@
+"""Trees and checkpointables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from waystation._options import checks
+from waystation._options.base import OptionGroup
+
+
+@dataclass(kw_only=True)
+class PyTreeMetadataOptions(OptionGroup):
+    """What the metadata of a tree say of its containers.
+
+    Attributes:
+        support_rich_types: Of Orbax's layouts: say of tuples and named tuples that they are such; else they
+            are stored as lists and dicts. The native layout always says what containers are.
+    """
+
+    support_rich_types: bool = False
+    _checks: ClassVar = {"support_rich_types": checks.boolean}
+
+
+@dataclass(kw_only=True)
+class PyTreeSavingOptions(OptionGroup):
+    """How trees are saved.
+
+    Attributes:
+        pytree_metadata_options: What their metadata say.
+    """
+
+    pytree_metadata_options: PyTreeMetadataOptions = field(default_factory=PyTreeMetadataOptions)
+
+
+def _selection(value: Any) -> str | None:
+    try:
+        fits = value is None or callable(value) or bool(re.compile(value))
+    except (TypeError, re.error) as error:
+        return f"a regular expression, a function or None ({error})"
+    return None if fits else "a regular expression, a function or None"
+
+
+@dataclass(kw_only=True)
+class PyTreeLoadingOptions(OptionGroup):
+    """How trees are loaded.
+
+    Attributes:
+        partial_load: Load what the abstract state has, though the checkpoint has more. Otherwise that is an
+            error. What the checkpoint lacks is an error in any case.
+        select: Load only leaves whose key path (`params.layers.0.w`) a regular expression finds something in
+            (`re.search`), or for which a function of it returns True. All others come back as `PLACEHOLDER`,
+            and need not be in the checkpoint. None loads all.
+    """
+
+    partial_load: bool = False
+    select: str | Callable[[str], bool] | None = None
+    _checks: ClassVar = {"partial_load": checks.boolean, "select": _selection}
+
+    def selected(self, label: str) -> bool:
+        """Whether the leaf of a key path is to be loaded."""
+        if self.select is None:
+            return True
+        if isinstance(self.select, str):
+            return re.search(self.select, label) is not None
+        return bool(self.select(label))
+
+
+@dataclass(kw_only=True)
+class PyTreeOptions(OptionGroup):
+    """Options of trees."""
+
+    Saving = PyTreeSavingOptions
+    Loading = PyTreeLoadingOptions
+
+    saving: PyTreeSavingOptions = field(default_factory=PyTreeSavingOptions)
+    loading: PyTreeLoadingOptions = field(default_factory=PyTreeLoadingOptions)
+
+
+@dataclass(kw_only=True)
+class CheckpointablesOptions(OptionGroup):
+    """Options of checkpointables.
+
+    Attributes:
+        registry: Which handler saves and loads what (`handlers.local_registry()`). None: the global one.
+    """
+
+    registry: Any = None
