@@ -10,6 +10,7 @@ from tests.distributed.broadcast_common import Case, damage, loading, meet, outc
 from tests.support.programs import Place
 
 import waystation
+from waystation._options.array_loading import LoadAndBroadcastOptions
 
 DTYPES = (
     "float32",
@@ -120,7 +121,19 @@ def loads(place: Place, layout: Layout, options: list[dict[str, Any]]) -> Any:
         axis = outcome(lambda: waystation.load(path, abstract))
     with loading(seen, load_and_broadcast=True, replica_axis=7):
         number_of_axis = outcome(lambda: waystation.load(path, abstract))
-    return {"found": found, "axis": axis, "number of axis": number_of_axis}
+    places = LoadAndBroadcastOptions(replica_axis_index=0, primary_replica_id=7)
+    with loading(seen, load_and_broadcast=True, load_and_broadcast_options=places):
+        replica = outcome(lambda: waystation.load(path, abstract))
+    places = LoadAndBroadcastOptions(primary_replica_id=1)
+    with loading(seen, load_and_broadcast=True, load_and_broadcast_options=places):
+        replica_without_axis = outcome(lambda: waystation.load(path, abstract))
+    return {
+        "found": found,
+        "axis": axis,
+        "number of axis": number_of_axis,
+        "replica": replica,
+        "replica without axis": replica_without_axis,
+    }
 
 
 def fails(place: Place, layout: Layout) -> Any:

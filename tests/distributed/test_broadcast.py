@@ -15,6 +15,7 @@ from tests.distributed.broadcast_jax import Layout
 from tests.support.programs import Raised, running
 
 from waystation import errors
+from waystation._options.array_loading import LoadAndBroadcastOptions
 from waystation.checkpoint import broadcast
 from waystation.checkpoint.exchange import _pieces, _Stream, layers
 from waystation.frameworks.jax_broadcast import _joined
@@ -28,6 +29,11 @@ LAYOUTS: dict[str, Layout] = {
     "replicas across three processes": [[(0, 0), (0, 1)], [(1, 1), (2, 0)], [(1, 0), (2, 1)]],
 }
 BROADCAST = {"load_and_broadcast": True}
+# The second along the axis reads.
+SECOND = {
+    **BROADCAST,
+    "load_and_broadcast_options": LoadAndBroadcastOptions(replica_axis_index="replica", primary_replica_id=1),
+}
 JAX_OPTIONS: list[dict[str, Any]] = [
     {"load_and_broadcast": False},
     BROADCAST,  # and what was saved
@@ -36,6 +42,7 @@ JAX_OPTIONS: list[dict[str, Any]] = [
     {**BROADCAST, "replica_axis": "replica"},
     {**BROADCAST, "replica_axis": "replica", "broadcast_concurrent_bytes": 1},
     {**BROADCAST, "replica_axis": 0},
+    SECOND,
 ]
 
 
@@ -107,11 +114,12 @@ def test_every_byte_is_read_by_one_process(jax_found: tuple[Layout, list[dict[st
     total = sum(case.values().nbytes for case, _ in broadcast_jax.all_cases().values()) + 3 * 2 * 4
     for number, options in enumerate(JAX_OPTIONS):
         read = sum(process["found"][number]["bytes_needed"] for process in values)
-        if options.get("load_and_broadcast") and "replica_axis" not in options:
+        if options == BROADCAST:
             assert read == total
         assert read >= total
         if options.get("load_and_broadcast") and layout is LAYOUTS["a replica in each process"]:
-            assert values[1]["found"][number]["bytes_needed"] == own_bytes(layout, 1)
+            other = 0 if options is SECOND else 1
+            assert values[other]["found"][number]["bytes_needed"] == own_bytes(layout, other)
 
 
 def test_an_axis_that_no_mesh_has(jax_found: tuple[Layout, list[dict[str, Any]]]) -> None:
@@ -120,6 +128,13 @@ def test_an_axis_that_no_mesh_has(jax_found: tuple[Layout, list[dict[str, Any]]]
             assert process[asked].type == "InvalidInput"
             assert f"has the axis {name}" in process[asked].message
             assert "('replica', 'model')" in process[asked].message
+
+
+def test_a_replica_that_is_not_there(jax_found: tuple[Layout, list[dict[str, Any]]]) -> None:
+    for process in jax_found[1]:
+        assert process["replica"].type == process["replica without axis"].type == "InvalidInput"
+        assert "primary_replica_id is 7" in process["replica"].message
+        assert "replica_axis_index" in process["replica without axis"].message
 
 
 def test_damage_that_the_reader_finds_is_everybodys_error(tmp_path: Path) -> None:

@@ -119,11 +119,12 @@ class Plan:
         plan = cls(wish)
         if wish is False:
             return plan
+        first = loading.load_and_broadcast_options.primary_replica_id or 0
         for codec, batch in sorted(arrays, key=lambda pair: pair[0].name):
             ask = getattr(codec, "replicas", None)
             if ask is not None and batch:
                 targets = [incoming.target for incoming in batch]
-                plan._add(codec, batch, ask(targets, loading.replica_axis))
+                plan._add(codec, batch, ask(targets, loading.replica_axis, first))
         return plan
 
     def _add(self, codec: Codec, batch: Sequence[Incoming], found: Sequence[Replicas | None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
 from waystation.frameworks import dtypes, registry
 from waystation.layouts.native.read import open_checkpoint, open_checkpointable
 from waystation.layouts.native.records import CheckpointRecord, LocalPart
-from waystation.layouts.native.tree_file import ArrayLeaf, TreeFile
+from waystation.layouts.native.tree_file import ArrayLeaf
 from waystation.layouts.opened import Opened
 from waystation.tree import unflatten
 
@@ -77,18 +78,20 @@ def metadata(path: PathLike, checkpointable_name: str = _AUTO) -> CheckpointMeta
 def abstract_state(opened: Opened) -> Any:
     """The saved tree with abstract arrays."""
     tree = opened.tree
-    return unflatten(tree.structure, [_abstract_leaf(tree, leaf) for leaf in tree.leaves])
+    return unflatten(tree.structure, [_abstract_leaf(opened, leaf) for leaf in tree.leaves])
 
 
-def _abstract_leaf(tree: TreeFile, leaf: Any) -> Any:
+def _abstract_leaf(opened: Opened, leaf: Any) -> Any:
     if type(leaf) is not ArrayLeaf:
         return leaf
-    stored = tree.arrays[leaf.array]
+    stored = opened.tree.arrays[leaf.array]
     if stored.framework in ("bytes", "str"):
         return bytes if stored.framework == "bytes" else str
     if stored.framework == "python":
         return dtypes.of_stored(stored).host.type(0).item()  # as Orbax has it: data is not read here
-    return registry.available_codec(stored.framework).abstract(stored)
+    codec = registry.available_codec(stored.framework)
+    storage = functools.partial(opened.storage_metadata, leaf.array)
+    return codec.with_storage(codec.abstract(stored), storage)
 
 
 def choose_checkpointable(record: CheckpointRecord, name: str, path: str) -> str:

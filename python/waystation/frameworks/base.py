@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from waystation.frameworks.storage import Storage
 from waystation.grid import Box, Spread, volume
 
 # Processes that need the same part of an array: first the one that reads it where it is broadcast.
@@ -163,4 +164,8 @@ class Codec(Protocol):
 
     def abstract(self, stored: StoredArray) -> Any:
         """The abstract leaf that `metadata()` shows, valid as an abstract state."""
+        ...
+
+    def with_storage(self, abstract: Any, storage: Storage) -> Any:
+        """The same abstract leaf, whose attribute `storage_metadata` says how it is stored."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,26 @@ from waystation.frameworks.base import ArraySource, Broadcaster, Replicas, Store
 from waystation.frameworks.jax_dtypes import jax_dtype
 from waystation.frameworks.jax_pieces import PieceWriter, goes_in_pieces, stays_on_host
 from waystation.frameworks.jax_shardings import sharding_from_description
+from waystation.frameworks.storage import Storage, StorageMetadata
+
+
+class SavedShapeDtypeStruct(jax.ShapeDtypeStruct):
+    """A `jax.ShapeDtypeStruct` as `metadata` returns it: equal to one without what it says of storage."""
+
+    __slots__ = ("_storage",)
+
+    def __init__(self, abstract: Any, storage: Storage) -> None:
+        super().__init__(abstract.shape, abstract.dtype, sharding=abstract.sharding)
+        self._storage = storage
+
+    @property
+    def storage_metadata(self) -> StorageMetadata:
+        """How the array is stored."""
+        return self._storage()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy elsewhere is any abstract array: the checkpoint does not come along.
+        return functools.partial(jax.ShapeDtypeStruct, sharding=self.sharding), (self.shape, self.dtype)
 
 
 class JaxCodec:
@@ -48,9 +69,12 @@ class JaxCodec:
         """What puts the array together on its devices; None where it is made of whole boxes only."""
         return PieceWriter(target) if goes_in_pieces(target) else None
 
-    def replicas(self, targets: Sequence[Target], axis: str | int | None) -> list[Replicas | None]:
-        """What several processes need of each array, along an axis of its mesh if one is given."""
-        return jax_broadcast.replicas(targets, axis)
+    def replicas(
+        self, targets: Sequence[Target], axis: str | int | None, first: int
+    ) -> list[Replicas | None]:
+        """What several processes need of each array, along an axis of its mesh if one is given; those that
+        have the `first` devices along it read."""
+        return jax_broadcast.replicas(targets, axis, first)
 
     def broadcaster(self, targets: Sequence[Target]) -> Broadcaster:
         """What carries that from one of them to the others."""
@@ -78,6 +102,10 @@ class JaxCodec:
         if stored.sharding is not None and stored.sharding.get("committed", True):
             sharding = sharding_from_description(stored.sharding, shape)
         return jax.ShapeDtypeStruct(shape, jax_dtype(stored.dtype), sharding=sharding)
+
+    def with_storage(self, abstract: Any, storage: Storage) -> Any:
+        """A `jax.ShapeDtypeStruct` that also says how the array is stored."""
+        return SavedShapeDtypeStruct(abstract, storage)
 
 
 CODEC = JaxCodec()

@@ -31,16 +31,24 @@ _WORD_BYTES = 4
 # ---- who needs the same ------------------------------------------------------------------------
 
 
-def replicas(targets: Sequence[Target], axis: str | int | None) -> list[Replicas | None]:
+def replicas(targets: Sequence[Target], axis: str | int | None, first: int) -> list[Replicas | None]:
     """What several processes need of each array.
 
     Args:
         targets: The arrays.
         axis: The mesh axis along which they share, by name or number; None for all axes.
+        first: The place along that axis of the devices whose processes read.
 
     Raises:
-        InvalidInput: There are arrays over several processes, but no mesh has such an axis.
+        InvalidInput: There are arrays over several processes, but no mesh has such an axis, or one has fewer
+            devices along it.
     """
+    if axis is None and first:
+        raise InvalidInput(
+            f"the option primary_replica_id is {first}, which is a place along an axis; set the option "
+            "replica_axis_index as well",
+            option="array.loading.load_and_broadcast_options.primary_replica_id",
+        )
     found: dict[int, Replicas | None] = {}
     shardings: list[Sharding] = []
     for target in targets:
@@ -50,7 +58,7 @@ def replicas(targets: Sequence[Target], axis: str | int | None) -> list[Replicas
         found[id(target.placement)] = None
         if not sharding.is_fully_addressable:
             shardings.append(sharding)
-            found[id(target.placement)] = _replicas(sharding, target.shape, axis)
+            found[id(target.placement)] = _replicas(sharding, target.shape, axis, first)
     if axis is not None and shardings and all(_position(sharding, axis) is None for sharding in shardings):
         meshes = {str(_axis_names(sharding)) for sharding in shardings} - {"()"}
         raise InvalidInput(
@@ -61,7 +69,7 @@ def replicas(targets: Sequence[Target], axis: str | int | None) -> list[Replicas
     return [found[id(target.placement)] for target in targets]
 
 
-def _replicas(sharding: Sharding, shape: Shape, axis: str | int | None) -> Replicas | None:
+def _replicas(sharding: Sharding, shape: Shape, axis: str | int | None, first: int) -> Replicas | None:
     if axis is None:
         return Replicas.of(spread_of(sharding, shape))
     position = _position(sharding, axis)
@@ -70,6 +78,12 @@ def _replicas(sharding: Sharding, shape: Shape, axis: str | int | None) -> Repli
     assert isinstance(sharding, NamedSharding)
     indices = sharding.devices_indices_map(shape)
     devices = np.moveaxis(sharding.mesh.devices, position, 0)
+    if first >= len(devices):
+        raise InvalidInput(
+            f"the option primary_replica_id is {first}, but the axis {axis!r} has {len(devices)} devices",
+            option="array.loading.load_and_broadcast_options.primary_replica_id",
+        )
+    devices = np.roll(devices, -first, axis=0)
     lines: dict[Box, list[list[int]]] = {}
     for line in devices.reshape(len(devices), -1).T:
         boxes = {box_of_slices(indices[device], shape) for device in line}

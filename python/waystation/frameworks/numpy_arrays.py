@@ -7,7 +7,7 @@ marked mutable; loaded arrays are the very buffers that the loader filled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource, Block, StoredArray, Target
+from waystation.frameworks.storage import Storage, StorageMetadata
 from waystation.tree import register_leaf
 
 
@@ -26,11 +27,13 @@ class AbstractNumpy:
         shape: The shape of the array.
         dtype: Anything that `numpy.dtype` takes; None keeps the saved dtype.
         scalar: Whether a NumPy scalar is wanted instead of an array; the shape is then `()`.
+        storage: Says how the array is stored, in what `metadata` returns.
     """
 
     shape: tuple[int, ...]
     dtype: Any = None
     scalar: bool = False
+    storage: Storage | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(map(int, self.shape)))
@@ -38,6 +41,14 @@ class AbstractNumpy:
             object.__setattr__(self, "dtype", np.dtype(self.dtype))
         if self.scalar and self.shape:
             raise InvalidInput(f"a NumPy scalar has the shape (), not {self.shape}; leave scalar out")
+
+    @property
+    def storage_metadata(self) -> StorageMetadata | None:
+        """How the array is stored; None unless `metadata` says so."""
+        return None if self.storage is None else self.storage()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AbstractNumpy, (self.shape, self.dtype, self.scalar)  # the checkpoint does not come along
 
 
 # A dataclass would be taken apart as a container.
@@ -103,6 +114,10 @@ class NumpyCodec:
         return AbstractNumpy(
             tuple(stored.shape), None if host.category == "key" else host.host, stored.framework == "scalar"
         )
+
+    def with_storage(self, abstract: Any, storage: Storage) -> Any:
+        """The same abstract array, with how it is stored."""
+        return replace(abstract, storage=storage)
 
 
 def stored_scalar(value: np.ndarray[Any, Any]) -> StoredArray:

@@ -17,6 +17,7 @@ import torch
 from waystation._errors import InvalidInput, WaystationError
 from waystation.frameworks import dtypes, torch_memory, torch_pieces, torch_shardings
 from waystation.frameworks.base import ArraySource, Broadcaster, Replicas, StoredArray, Target
+from waystation.frameworks.storage import Storage
 from waystation.frameworks.torch_shards import replicated
 from waystation.grid import Shape, Spread, whole
 
@@ -126,9 +127,11 @@ class TorchCodec:
         """What puts the tensor together on its device; None where it is made of whole boxes only."""
         return torch_pieces.PieceWriter(target) if torch_pieces.goes_in_pieces(target) else None
 
-    def replicas(self, targets: Sequence[Target], axis: str | int | None) -> list[Replicas | None]:
+    def replicas(
+        self, targets: Sequence[Target], axis: str | int | None, first: int
+    ) -> list[Replicas | None]:
         """What several processes need of each tensor: all of plain ones, and what DTensors replicate over
-        any axis of their meshes; `axis` is that of JAX's."""
+        any axis of their meshes; `axis` and `first` are of those of JAX."""
         if _process_count() == 1:
             return [None] * len(targets)
         found: dict[Any, Replicas | None] = {}
@@ -149,6 +152,11 @@ class TorchCodec:
         from waystation.frameworks import torch_broadcast
 
         return torch_broadcast.TorchBroadcaster([target.placement.mesh for target in targets])
+
+    def with_storage(self, abstract: Any, storage: Storage) -> Any:
+        """The same tensor, with how it is stored in an attribute."""
+        abstract.storage_metadata = storage()
+        return abstract
 
     def abstract(self, stored: StoredArray) -> Any:
         """A tensor without data, on the meta device; of a DTensor another, if this program can have its

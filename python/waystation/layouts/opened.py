@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from waystation._options import Options
+from waystation.frameworks.storage import StorageMetadata
 from waystation.layouts.native.read import Allocate, ReadStatistics, Request
 from waystation.layouts.native.tree_file import TreeFile
 
@@ -23,6 +24,10 @@ class Opened(Protocol):
     @property
     def tree(self) -> TreeFile:
         """Its structure, its leaves and what is known of its arrays."""
+        ...
+
+    def storage_metadata(self, number: int) -> StorageMetadata:
+        """How one of its arrays is cut."""
         ...
 
     def read_boxes(

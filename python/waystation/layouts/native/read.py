@@ -20,7 +20,8 @@ from waystation import _native
 from waystation._errors import Corrupt, NotFound, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
-from waystation.layouts.native import boxes, commit, memory, names, places, tables
+from waystation.frameworks.storage import StorageMetadata
+from waystation.layouts.native import boxes, commit, memory, names, places, storage, tables
 from waystation.layouts.native.records import CheckpointableRecord, CheckpointRecord, Digest
 from waystation.layouts.native.tree_file import TreeFile
 
@@ -61,6 +62,10 @@ class OpenCheckpointable:
         rows = self.tables.files[:] if files is None else self.tables.files[np.asarray(files, np.int64)]
         pairs = zip(rows["process"].tolist(), rows["sequence"].tolist(), strict=True)
         return [os.path.join(self.directory, names.data_file(*pair)) for pair in pairs]
+
+    def storage_metadata(self, number: int) -> StorageMetadata:
+        """How one of its arrays is cut."""
+        return storage.storage_metadata(self.tree, self.tables, number)
 
     def read_boxes(
         self,
