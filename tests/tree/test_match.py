@@ -10,6 +10,7 @@ from waystation.tree import (
     ChildKey,
     Mismatch,
     NamedNode,
+    Tolerance,
     describe_difference,
     flatten,
     format_key_path,
@@ -158,3 +159,47 @@ def test_deep_trees_match():
     assert (len(outcome.missing), len(outcome.unexpected)) == (1, 1)
     text = describe_difference(stored, wanted, lambda _: "same", lambda _: "same")
     assert len(text) < 500
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "expected"),
+    [
+        ({"a": 1, "b": 2}, {"a": ..., "b": 0}, [-1, 2]),
+        ({"a": [1, 2], "b": 3}, {"a": ..., "b": 0}, [-1, 3]),
+        ({"a": None}, {"a": ...}, [-1]),
+        ({"b": 3}, {"a": ..., "b": 0}, [-1, 3]),
+        ({"b": 3}, {"a": {"x": ..., "y": [...]}, "b": 0}, [-1, -1, 3]),
+        ({"b": 3}, {"a": {"x": ..., "y": 0}, "b": 0}, None),
+        ({"b": 3}, {"a": {"x": ..., "y": None}, "b": 0}, None),
+        ({"a": 1, "b": 3}, {"a": ...}, None),
+        (1, ..., [-1]),
+    ],
+)
+def test_placeholders_match_whatever_is_there(stored, wanted, expected):
+    leaves, structure = flatten(stored)
+    abstracts, asked = flatten(wanted)
+    absent = frozenset(number for number, leaf in enumerate(abstracts) if leaf is ...)
+    outcome = match(structure, asked, Tolerance(absent))
+    found = None
+    if isinstance(outcome, list):
+        pairs = enumerate(outcome)
+        found = [-1 if number in absent else leaves[place] for number, place in pairs]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "expected"),
+    [
+        ({"a": 1, "b": 2}, {"b": 0}, [2]),
+        ({"a": {"x": 1, "y": 2}, "b": [3]}, {"a": {"y": 0}}, [2]),
+        ([1, 2, 3], [0, 0], [1, 2]),
+        ({"a": 1}, {}, []),
+        ({"a": 1}, {"a": 0, "b": 0}, None),
+        ({"a": {"x": 1}}, {"a": 0}, None),
+        ({"a": 1}, {"a": {"x": 0}}, None),
+    ],
+)
+def test_a_subset_needs_all_that_it_has(stored, wanted, expected):
+    leaves, structure = flatten(stored)
+    outcome = match(structure, flatten(wanted)[1], Tolerance(subset=True))
+    assert ([leaves[place] for place in outcome] if isinstance(outcome, list) else None) == expected

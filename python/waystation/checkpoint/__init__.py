@@ -10,8 +10,10 @@ from waystation.checkpoint.paths import is_checkpoint
 from waystation.checkpoint.save import save, save_async
 from waystation.checkpoint.statistics import LoadStatistics
 from waystation.checkpoint.verify import Damage, Verification, verify
+from waystation.checkpoint.wanted import PLACEHOLDER
 
 __all__ = [
+    "PLACEHOLDER",
     "AsyncResponse",
     "CheckpointMetadata",
     "Context",

@@ -148,6 +148,9 @@ def _sort(opened: Opened, decided: Decided, loading: ArrayLoadingOptions, leaves
     abstracts = decided.abstracts
     arrays = opened.tree.arrays
     for number, leaf in enumerate(decided.stored):
+        if leaf is wanted.PLACEHOLDER:
+            leaves.made[number] = leaf
+            continue
         abstract = None if abstracts is None else abstracts[number]
         if not isinstance(leaf, ArrayLeaf) and (abstract is None or is_scalar(abstract)):
             leaves.made[number] = leaf if abstract is None else _converted(leaf, abstract, decided, number)

@@ -197,10 +197,10 @@ class Loading:
                 path=self.target,
             )
 
-    @staticmethod
-    def _decide(opened: OpenCheckpointable, abstract_state: Any) -> wanted.Decided:
+    def _decide(self, opened: OpenCheckpointable, abstract_state: Any) -> wanted.Decided:
+        loading = self._options.pytree.loading
         if isinstance(abstract_state, CheckpointMetadata):
             abstract_state = abstract_state.metadata
         if abstract_state is None:
-            return wanted.as_saved(opened.tree)
-        return wanted.as_asked(opened.tree, abstract_state)
+            return wanted.as_saved(opened.tree, loading)
+        return wanted.as_asked(opened.tree, abstract_state, loading)

@@ -1,8 +1,9 @@
 """What a load is to produce: for each leaf of the result, the stored leaf it takes and its abstract form.
 
 Everything that can be refused is refused here, before a data file is opened: other structure, other
-shapes, impossible conversions. All differences are collected into one error. Invariant: an abstract array
-has as many axes as the stored one, and the same extents unless `Decided.extents` says otherwise.
+shapes, impossible conversions. All differences are collected into one error. Invariants: an abstract array
+has as many axes as the stored one, and the same extents unless `Decided.extents` says otherwise; a leaf that
+is not to be loaded is `PLACEHOLDER` as stored leaf, as abstract leaf, and in the result.
 """
 
 from __future__ import annotations
@@ -12,13 +13,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from waystation._errors import InvalidInput, StructureMismatch
+from waystation._options import PyTreeLoadingOptions
 from waystation.checkpoint.prepare import SCALARS
 from waystation.frameworks import dtypes, registry
 from waystation.frameworks.base import StoredArray
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, Scalar, TreeFile
-from waystation.tree import Structure, describe_difference, flatten, format_key_path, match
+from waystation.tree import (
+    Mismatch,
+    Structure,
+    Tolerance,
+    describe_difference,
+    flatten,
+    format_key_path,
+    match,
+)
+
+# In the place of a leaf: it is not to be loaded.
+PLACEHOLDER = ...
 
 _NUMBERS = (bool, int, float, complex)
+_SUBSET_ADVICE = "\nto load only what the abstract state has, set the option pytree.loading.partial_load"
+_SUPERSET_ADVICE = (
+    "\nto leave out what the checkpoint lacks, put waystation.PLACEHOLDER (...) there in the abstract state"
+)
 _EXTENTS_ADVICE = (
     "\nto load what arrays of other extents have in common, and zeros beyond, set the option "
     "array.loading.enable_padding_and_truncation"
@@ -31,27 +48,33 @@ class Decided:
 
     Attributes:
         structure: Of the result.
-        stored: The stored leaf of each leaf.
+        stored: The stored leaf of each leaf, or `PLACEHOLDER`.
         abstracts: The abstract leaf of each, None when everything comes back as it was saved.
         extents: The wanted shapes of arrays that were saved with other extents, by leaf.
+        tolerance: What the checkpoint may differ in.
     """
 
     structure: Structure
-    stored: list[Leaf]
+    stored: list[Any]
     abstracts: list[Any] | None
     extents: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    tolerance: Tolerance = field(default_factory=Tolerance)
 
     def key_path(self, number: int) -> str:
         """Key path of a leaf, for messages."""
         return format_key_path(self.structure.key_paths()[number])
 
 
-def as_saved(tree: TreeFile) -> Decided:
-    """Everything as it was saved."""
-    return Decided(tree.structure, tree.leaves, None)
+def as_saved(tree: TreeFile, loading: PyTreeLoadingOptions) -> Decided:
+    """Everything as it was saved, or of it what is selected."""
+    if loading.select is None:
+        return Decided(tree.structure, tree.leaves, None)
+    pairs = zip(tree.leaves, tree.structure.labels(), strict=True)
+    stored = [leaf if loading.selected(label) else PLACEHOLDER for leaf, label in pairs]
+    return Decided(tree.structure, stored, None)
 
 
-def as_asked(tree: TreeFile, abstract_state: Any) -> Decided:
+def as_asked(tree: TreeFile, abstract_state: Any, loading: PyTreeLoadingOptions) -> Decided:
     """What an abstract state asks for. Its shapes are left to `check_shapes`.
 
     Raises:
@@ -59,14 +82,27 @@ def as_asked(tree: TreeFile, abstract_state: Any) -> Decided:
         InvalidInput: An abstract leaf is nothing that a stored leaf could become.
     """
     abstracts, structure = flatten(abstract_state)
-    decided = Decided(structure, [], abstracts)
-    found = match(tree.comparable(tree.structure), tree.comparable(structure))
-    if not isinstance(found, list):
-        raise _mismatch(tree, decided)
-    decided.stored = [tree.leaves[number] for number in found]
+    if loading.select is not None:
+        pairs = zip(abstracts, structure.labels(), strict=True)
+        abstracts = [leaf if loading.selected(label) else PLACEHOLDER for leaf, label in pairs]
+    absent = frozenset(number for number, leaf in enumerate(abstracts) if leaf is PLACEHOLDER)
+    decided = Decided(structure, [], abstracts, tolerance=Tolerance(absent, loading.partial_load))
+    found = match(tree.comparable(tree.structure), tree.comparable(structure), decided.tolerance)
+    if isinstance(found, Mismatch):
+        raise _mismatch(tree, decided, advice=_advice(found))
+    decided.stored = [
+        PLACEHOLDER if number in absent else tree.leaves[place] for number, place in enumerate(found)
+    ]
     _check_kinds(decided)
     decided.extents = _other_extents(tree, decided)
     return decided
+
+
+def _advice(found: Mismatch) -> str:
+    """How to have what was asked for all the same, where that is possible."""
+    if not found.missing:
+        return _SUBSET_ADVICE
+    return "" if found.unexpected else _SUPERSET_ADVICE
 
 
 def check_shapes(tree: TreeFile, decided: Decided, *, extents_may_differ: bool) -> None:
@@ -135,6 +171,7 @@ def _mismatch(
         tree.comparable(decided.structure),
         lambda number: _stored_text(tree, tree.leaves[number]),
         lambda number: None if number in taken else _wanted_text(abstracts[number]),
+        tolerance=decided.tolerance,
     )
     return StructureMismatch(f"the checkpoint and the abstract state differ:\n{difference}{advice}")
 
@@ -160,7 +197,7 @@ def _other_extents(tree: TreeFile, decided: Decided) -> dict[int, tuple[int, ...
 
 def _check_kinds(decided: Decided) -> None:
     for number, abstract in enumerate(decided.abstracts or ()):
-        if is_scalar(abstract) or registry.codec_for(abstract) is not None:
+        if abstract is PLACEHOLDER or is_scalar(abstract) or registry.codec_for(abstract) is not None:
             continue
         raise InvalidInput(
             f"abstract leaf {decided.key_path(number)} is a {type(abstract).__name__}; "

@@ -1,8 +1,8 @@
 """Trees: key paths, structures, and what is a node. Pure Python, no framework.
 
 `flatten` takes a state apart into leaves and a `Structure`; `unflatten` is its inverse; a structure becomes
-JSON and comes back; `match` pairs the leaves of two structures. Which classes are nodes, and when a load
-gives back a class rather than a `NamedNode`, is said in `_registry`.
+JSON and comes back; `match` pairs the leaves of two structures; `merge` makes one tree of several. Which
+classes are nodes, and when a load gives back a class rather than a `NamedNode`, is said in `_registry`.
 """
 
 from waystation.tree._flatten import flatten, unflatten
@@ -17,29 +17,52 @@ from waystation.tree._keys import (
     format_key_path,
     label,
 )
-from waystation.tree._match import Mismatch, describe_difference, match
+from waystation.tree._match import Mismatch, Tolerance, describe_difference, match
+from waystation.tree._merge import merge
 from waystation.tree._named_node import NamedNode
 from waystation.tree._registry import register_fallback, register_leaf, register_node
 from waystation.tree._structure import Structure
+from waystation.tree._types import (
+    AbstractLeaf,
+    JsonType,
+    JsonValue,
+    Leaf,
+    PyTree,
+    PyTreeKey,
+    PyTreeKeyPath,
+    PyTreeOf,
+)
+from waystation.tree._union import union
 
 __all__ = [
+    "AbstractLeaf",
     "AttributeKey",
     "ChildKey",
     "DictKey",
+    "JsonType",
+    "JsonValue",
     "Key",
     "KeyPath",
+    "Leaf",
     "Mismatch",
     "NamedNode",
+    "PyTree",
+    "PyTreeKey",
+    "PyTreeKeyPath",
+    "PyTreeOf",
     "SequenceKey",
     "Structure",
+    "Tolerance",
     "describe_difference",
     "flatten",
     "format_key_path",
     "label",
     "match",
+    "merge",
     "parse_json",
     "register_fallback",
     "register_leaf",
     "register_node",
     "unflatten",
+    "union",
 ]

@@ -2,7 +2,8 @@
 
 Containers of different classes match when their children are named alike: list, tuple and numbered children
 by position; string keys and attributes by name; other keys of mappings by their value (so the key 0 is not
-position 0). None matches None; an empty container matches any empty container.
+position 0). None matches None; an empty container matches any empty container. What may differ all the same
+is a `Tolerance`: wanted leaves that stand for nothing, and what the checkpoint has beyond what is wanted.
 
 Invariants: both structures are walked side by side, in time linear in their nodes; each leaf is matched at
 most once; key paths are made only for differences that are shown.
@@ -11,13 +12,32 @@ most once; key paths are made only for differences that are shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import accumulate, islice
+from dataclasses import dataclass
+from itertools import islice
 
 from waystation.tree._keys import AttributeKey, DictKey, Key, KeyPath, format_key_path
 from waystation.tree._nodes import LEAF, MAPPING_KINDS, NONE, SEQUENCE_KINDS, Node
+from waystation.tree._outline import Outline
 from waystation.tree._structure import Structure
 
 LeafText = Callable[[int], "str | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What may differ between two structures that match.
+
+    Attributes:
+        placeholders: Wanted leaves that take nothing from the checkpoint, whatever it has there: a leaf, a
+            tree, or nothing.
+        subset: Whether the checkpoint may have more than is wanted.
+    """
+
+    placeholders: frozenset[int] = frozenset()
+    subset: bool = False
+
+
+EXACT = Tolerance()
 
 
 class Mismatch:
@@ -57,11 +77,11 @@ class Mismatch:
         return self.stored.paths_of(self.unexpected[:limit])
 
 
-def match(stored: Structure, wanted: Structure) -> list[int] | Mismatch:
-    """Finds the stored leaf of the same path for each wanted leaf."""
+def match(stored: Structure, wanted: Structure, tolerance: Tolerance = EXACT) -> list[int] | Mismatch:
+    """Finds the stored leaf of the same path for each wanted leaf; -1 for a placeholder without one."""
     if stored == wanted:
         return list(range(wanted.leaf_count))
-    walk = _Walk(stored, wanted)
+    walk = _Walk(stored, wanted, tolerance)
     walk.run()
     if not walk.missing and not walk.unexpected:
         return walk.leaves
@@ -71,9 +91,10 @@ def match(stored: Structure, wanted: Structure) -> list[int] | Mismatch:
 class _Walk:
     """The walk over two structures side by side."""
 
-    def __init__(self, stored: Structure, wanted: Structure) -> None:
-        self.stored = _Outline(stored)
-        self.wanted = _Outline(wanted)
+    def __init__(self, stored: Structure, wanted: Structure, tolerance: Tolerance) -> None:
+        self.stored = Outline(stored)
+        self.wanted = Outline(wanted)
+        self.tolerance = tolerance
         self.leaves = [-1] * wanted.leaf_count
         self.missing: list[int] = []
         self.unexpected: list[int] = []
@@ -87,9 +108,16 @@ class _Walk:
                 self.leaves[self.wanted.leaf_numbers[there]] = self.stored.leaf_numbers[here]
             elif _is_container(have) and _is_container(want):
                 self._pair_children(here, there, pairs)
-            elif not (have is NONE and want is NONE):
-                self.missing += self.wanted.ends_in(there)
+            elif not (have is NONE and want is NONE) and not self._is_placeholder(there):
+                self.missing += self._missed(there)
                 self.unexpected += self.stored.ends_in(here)
+
+    def _is_placeholder(self, there: int) -> bool:
+        number = self.wanted.leaf_numbers[there]
+        return self.wanted.nodes[there] is LEAF and number in self.tolerance.placeholders
+
+    def _missed(self, there: int) -> Iterator[int]:
+        return (end for end in self.wanted.ends_in(there) if not self._is_placeholder(end))
 
     def _pair_children(self, here: int, there: int, pairs: list[tuple[int, int]]) -> None:
         have, want = self.stored.nodes[here], self.wanted.nodes[there]
@@ -102,9 +130,10 @@ class _Walk:
             if name in by_name:
                 pairs.append((by_name.pop(name), child))
             else:
-                self.missing += self.wanted.ends_in(child)
-        for child in by_name.values():
-            self.unexpected += self.stored.ends_in(child)
+                self.missing += self._missed(child)
+        if not self.tolerance.subset:
+            for child in by_name.values():
+                self.unexpected += self.stored.ends_in(child)
 
 
 def _is_container(node: Node) -> bool:
@@ -128,44 +157,13 @@ def _name(key: Key) -> Hashable:
     return key.name if isinstance(key, AttributeKey) else key.index
 
 
-class _Outline:
-    """Where the children and the end of each node of a structure are."""
-
-    def __init__(self, structure: Structure) -> None:
-        self.nodes = structure.nodes
-        self.leaf_numbers = list(accumulate((node is LEAF for node in self.nodes), initial=0))
-        self.ends = self._find_ends()
-
-    def _find_ends(self) -> list[int]:
-        """One past the last node below each node."""
-        ends = list(range(1, len(self.nodes) + 1))
-        starts: list[int] = []  # of the subtrees after the current node that have no parent yet
-        for position in range(len(self.nodes) - 1, -1, -1):
-            count = self.nodes[position].count
-            if count:
-                ends[position] = ends[starts[-count]]
-                del starts[-count:]
-            starts.append(position)
-        return ends
-
-    def children(self, position: int) -> list[int]:
-        found, child = [], position + 1
-        for _ in range(self.nodes[position].count):
-            found.append(child)
-            child = self.ends[child]
-        return found
-
-    def ends_in(self, position: int) -> Iterator[int]:
-        """Leaves, Nones and empty containers at or below a node."""
-        return (at for at in range(position, self.ends[position]) if not self.nodes[at].count)
-
-
 def describe_difference(
     stored: Structure,
     wanted: Structure,
     stored_leaf_text: LeafText,
     wanted_leaf_text: LeafText,
     *,
+    tolerance: Tolerance = EXACT,
     limit: int = 20,
 ) -> str:
     """A text of one line per difference, at most `limit` of them; empty if there is none.
@@ -175,9 +173,10 @@ def describe_difference(
         wanted: The structure of the abstract state.
         stored_leaf_text: Describes what has to agree of a leaf, by its number: `shape (3,)`.
         wanted_leaf_text: The same of a wanted leaf; None where anything will do.
+        tolerance: What is no difference.
         limit: The most lines; one more then counts the rest.
     """
-    outcome = match(stored, wanted)
+    outcome = match(stored, wanted, tolerance)
     if isinstance(outcome, list):
         outcome = Mismatch(stored, wanted, outcome, [], [])
     differing = _differing_leaves(outcome.leaves, stored_leaf_text, wanted_leaf_text)
