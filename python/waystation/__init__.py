@@ -6,7 +6,7 @@ Names are imported when they are first used: NumPy and the engine are no part of
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from waystation import errors
+    from waystation import arrays, errors, multihost, options, tree
     from waystation._options import StorageOptions
     from waystation.checkpoint.context import Context
     from waystation.checkpoint.delete import delete
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from waystation.checkpoint.save import save, save_async
     from waystation.checkpoint.statistics import LoadStatistics
     from waystation.checkpoint.verify import verify
+    from waystation.checkpoint.wanted import PLACEHOLDER
     from waystation.tree import register_node
 else:
     # Hidden from type checkers, which would otherwise let any attribute pass.
-    _HOMES = {"checkpoint": None, "errors": None, "register_node": "waystation.tree"}
+    _MODULES = ("arrays", "checkpoint", "errors", "multihost", "options", "tree")
+    _HOMES = {**dict.fromkeys(_MODULES), "register_node": "waystation.tree"}
 
     def __getattr__(name):
         """Imports a public name from its home, `waystation.checkpoint` unless the table says otherwise."""
@@ -41,19 +43,24 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
+    "PLACEHOLDER",
     "AsyncResponse",
     "CheckpointMetadata",
     "Context",
     "LoadStatistics",
     "StorageOptions",
+    "arrays",
     "delete",
     "errors",
     "is_checkpoint",
     "load",
     "load_async",
     "metadata",
+    "multihost",
+    "options",
     "register_node",
     "save",
     "save_async",
+    "tree",
     "verify",
 ]

@@ -1,4 +1,5 @@
-"""Opens one level of a pytree node that is registered with JAX (flax, optax, equinox, the user's own).
+"""Opens one level of a pytree node that is registered with JAX (flax, optax, equinox, the user's own), and
+says key paths as JAX does.
 
 Only public functions of JAX are used. Named tuples are left to the tree package, which knows them better.
 """
@@ -11,7 +12,7 @@ import jax
 
 from waystation._errors import InvalidInput
 from waystation.tree import AttributeKey, ChildKey, DictKey, SequenceKey
-from waystation.tree._keys import Key
+from waystation.tree._keys import Key, KeyPath
 from waystation.tree._nodes import Rebuild
 from waystation.tree._registry import Children
 
@@ -46,3 +47,18 @@ def _key(path: tuple[Any, ...], number: int) -> Key:
     if isinstance(entry, _tree.GetAttrKey):
         return AttributeKey(entry.name)
     return ChildKey(number)
+
+
+def jax_key_path(path: KeyPath) -> tuple[Any, ...]:
+    """A key path in JAX's keys."""
+    return tuple(_jax_key(key) for key in path)
+
+
+def _jax_key(key: Key) -> Any:
+    if isinstance(key, DictKey):
+        return _tree.DictKey(key.key)
+    if isinstance(key, SequenceKey):
+        return _tree.SequenceKey(key.index)
+    if isinstance(key, AttributeKey):
+        return _tree.GetAttrKey(key.name)
+    return _tree.FlattenedIndexKey(key.index)

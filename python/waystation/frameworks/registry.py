@@ -15,11 +15,19 @@ from waystation._errors import InvalidInput, Unsupported
 from waystation.frameworks import numpy_arrays
 from waystation.frameworks.base import Codec
 from waystation.frameworks.numpy_arrays import ANY_NUMPY, AbstractNumpy, stored_scalar
-from waystation.tree import register_fallback
+from waystation.tree import KeyPath, register_fallback
 from waystation.tree._nodes import Rebuild
 from waystation.tree._registry import Children
 
-__all__ = ["ANY_NUMPY", "AbstractNumpy", "available_codec", "codec_by_name", "codec_for", "stored_scalar"]
+__all__ = [
+    "ANY_NUMPY",
+    "AbstractNumpy",
+    "available_codec",
+    "codec_by_name",
+    "codec_for",
+    "keys_of_program",
+    "stored_scalar",
+]
 
 
 class _Framework(NamedTuple):
@@ -76,6 +84,15 @@ def available_codec(framework: str) -> Codec:
     if framework in _FRAMEWORKS and not _installed(framework):
         return numpy_arrays.CODEC
     return codec_by_name(framework)
+
+
+def keys_of_program(path: KeyPath) -> tuple[Any, ...]:
+    """A key path as the program's own functions know it: in JAX's keys if the program uses JAX."""
+    if "jax" not in sys.modules:
+        return path
+    from waystation.frameworks import jax_nodes
+
+    return jax_nodes.jax_key_path(path)
 
 
 def _installed(name: str) -> bool:

@@ -1,0 +1,1 @@
+"""Our names beside those of Orbax."""
