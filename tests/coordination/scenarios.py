@@ -76,6 +76,7 @@ def survivable(place: Place) -> dict[str, Any]:
         error_between_rounds,
         out_of_step,
         out_of_step_primaries,
+        named_sequences,
         deadline,
         slow_decision,
         concurrent_sessions,
@@ -215,6 +216,24 @@ def error_between_rounds(place: Place) -> Any:
 
 def out_of_step(place: Place) -> Any:
     return try_round("save '/a'" if place.index != 1 else "load '/b'", lambda: b"")
+
+
+def named_sequences(place: Place) -> Any:
+    """Two sequences, in another order in every other process."""
+    names = ["first", "other/ß"] if place.index % 2 else ["other/ß", "first"]
+    opened = {name: open_session(f"work of {name}", sequence=name) for name in names}
+    found: dict[str, Any] = {}
+
+    def work(name: str) -> None:
+        found[name] = attempt(lambda: opened[name].round(lambda: b"%d" % place.index, b" ".join))
+        opened[name].close()
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
 
 
 def out_of_step_primaries(place: Place) -> Any:

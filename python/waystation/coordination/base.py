@@ -5,7 +5,8 @@ each round every process does its own part, the primary looks at all parts and d
 gets the decision. That one primitive is barrier, gather, broadcast and error propagation at once:
 whoever fails, in its part or in the decision, makes every process raise the same error.
 
-Invariants: all processes open the same sessions in the same order and take part in every round of each;
+Invariants: all processes open the same sessions of a sequence in the same order (usually there is only one,
+which has no name) and take part in every round of each;
 a session may be used from another thread than the one that opened it, several sessions at a time; no
 round waits longer than its deadline; nothing is carried by devices or by collectives of the program.
 """
@@ -76,7 +77,7 @@ class Coordinator(Protocol):
     process_index: int
     process_count: int
 
-    def open(self, what: str, *, deadline_s: float, primary: int = 0) -> Session:
+    def open(self, what: str, *, deadline_s: float, primary: int = 0, sequence: str = "") -> Session:
         """Opens the next session.
 
         Args:
@@ -85,5 +86,7 @@ class Coordinator(Protocol):
                 shows what each wanted.
             deadline_s: How long a round may wait for the other processes, in seconds.
             primary: The index of the process that decides.
+            sequence: Names the sequence of sessions that this is the next of. Those of one sequence are
+                opened in the same order in all processes; those of different ones need not be.
         """
         ...

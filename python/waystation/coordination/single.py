@@ -40,7 +40,7 @@ class SingleCoordinator:
     process_index = 0
     process_count = 1
 
-    def open(self, what: str, *, deadline_s: float, primary: int = 0) -> SingleSession:
+    def open(self, what: str, *, deadline_s: float, primary: int = 0, sequence: str = "") -> SingleSession:
         """Opens a session; nobody can be late for it."""
         if primary != 0:
             raise InvalidInput(

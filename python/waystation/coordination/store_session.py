@@ -63,19 +63,19 @@ class _Keys:
 
 
 class StoreCoordinator:
-    """Opens sessions over a store, numbered in the order of opening, which is the same in all processes."""
+    """Opens sessions over a store, numbered in the order of opening within their sequence."""
 
     def __init__(self, store: Store, process_index: int, process_count: int) -> None:
         self.process_index = process_index
         self.process_count = process_count
         self._store = store
         self._lock = threading.Lock()
-        self._opened = 0
+        self._opened: dict[str, int] = {}
         generation = store.add(f"waystation/generation/{process_index}", 1)
         self._prefix = f"waystation/{generation}"
         store.join(f"{self._prefix}/liveness", process_index)
 
-    def open(self, what: str, *, deadline_s: float, primary: int = 0) -> StoreSession:
+    def open(self, what: str, *, deadline_s: float, primary: int = 0, sequence: str = "") -> StoreSession:
         """Opens the next session; nothing is asked of the other processes before its first round."""
         if not 0 <= primary < self.process_count:
             raise InvalidInput(
@@ -83,8 +83,11 @@ class StoreCoordinator:
                 f"{self.process_count - 1}; set multiprocessing.primary_host to one of them"
             )
         with self._lock:
-            prefix = f"{self._prefix}/{self._opened}"
-            self._opened += 1
+            number = self._opened.get(sequence, 0)
+            self._opened[sequence] = number + 1
+        # Any text can name a sequence; not any is part of a key.
+        named = f"named/{sequence.encode().hex()}/" if sequence else ""
+        prefix = f"{self._prefix}/{named}{number}"
         return StoreSession(self._store, prefix, what, self, deadline_s, primary)
 
 
