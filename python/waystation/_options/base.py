@@ -69,7 +69,7 @@ class Opposite(Alias[bool]):
         """True where the option is False."""
         return not value
 
-    def written(self, value: bool) -> Any:
+    def written(self, value: Any) -> Any:
         """False for True; what is neither is left to the check of the option."""
         return not value if isinstance(value, bool) else value
 
@@ -159,8 +159,13 @@ class _Names:
     aliases: frozenset[str]
 
 
-@functools.cache
-def _names(group: type[OptionGroup]) -> _Names:
-    every = {entry.name for entry in dataclasses.fields(group)}  # type: ignore[arg-type]
-    aliases = {name for name in every if isinstance(vars(group).get(name), Alias)}
-    return _Names(frozenset(every - aliases), frozenset(aliases))
+_known: dict[type, _Names] = {}
+
+
+def _names(group: type) -> _Names:
+    found = _known.get(group)
+    if found is None:
+        every = {entry.name for entry in dataclasses.fields(group)}
+        aliases = {name for name in every if isinstance(vars(group).get(name), Alias)}
+        found = _known[group] = _Names(frozenset(every - aliases), frozenset(aliases))
+    return found

@@ -74,7 +74,7 @@ class Context:
         safetensors_options: SafetensorsOptions | None = None,
         atomicity_options: AtomicityOptions | None = None,
     ) -> None:
-        options = Options() if context is None else context._options.thawed()
+        options: Options = Options() if context is None else context._options.thawed()
         groups: dict[str, Any] = {
             "pytree": pytree_options,
             "array": array_options,
@@ -93,7 +93,7 @@ class Context:
                 setattr(options, name, group.thawed())
         if checkpoint_layout is not None:
             options.checkpoint_layout = checkpoint_layout  # type: ignore[assignment]  # it is converted
-        self._options = options
+        self._options: Options = options
         self._lock = threading.Lock()
         self._blocks = 0
 
