@@ -23,7 +23,8 @@ class SavedShapeDtypeStruct(jax.ShapeDtypeStruct):
     __slots__ = ("_storage",)
 
     def __init__(self, abstract: Any, storage: Storage) -> None:
-        super().__init__(abstract.shape, abstract.dtype, sharding=abstract.sharding)
+        made: Any = super()  # which JAX has not typed
+        made.__init__(abstract.shape, abstract.dtype, sharding=abstract.sharding)
         self._storage = storage
 
     @property
