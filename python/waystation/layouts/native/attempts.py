@@ -111,7 +111,7 @@ class Attempt:
         if permission_mode is not None:
             os.chmod(self.path, permission_mode)
         with open(os.path.join(self.path, names.OWNER), "x", encoding="utf-8") as file:
-            json.dump(_owner_record(), file)
+            json.dump(owner_record(), file)
 
     def heartbeat(self) -> None:
         """Shows observers on other hosts that the attempt is alive."""
@@ -218,7 +218,7 @@ def describe(
     for candidate in (path, owner_path, *signs):
         with contextlib.suppress(OSError):
             newest = max(newest, os.stat(candidate).st_mtime)
-    dead = _is_dead(attempt_id, path, owner)
+    dead = is_dead(attempt_id, path, owner)
     # An orphan is inside of the checkpoint, an attempt stands beside it.
     place = os.path.dirname(path)
     checkpoint = place if kind == "overwrite" else os.path.join(place, target)
@@ -227,8 +227,14 @@ def describe(
     return Leftover(path, target, kind, attempt_id, dead, age_s, owner, undecided)
 
 
-def _is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
-    """Whether the process that made an attempt provably no longer runs."""
+def is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
+    """Whether the process that made an attempt, or anything else of such an id, provably no longer runs.
+
+    Args:
+        attempt_id: The id.
+        path: What it has made.
+        owner: The owner record, empty if there is none.
+    """
     match = names.ATTEMPT_ID.fullmatch(attempt_id)
     if match is None:
         return False
@@ -270,7 +276,8 @@ def is_of_this_system(attempt_id: str) -> bool:
     return attempt_id.partition("-")[0] == _scope()
 
 
-def _owner_record() -> dict[str, Any]:
+def owner_record() -> dict[str, Any]:
+    """What this process says of itself, for people and for other systems."""
     return {
         "host": socket.gethostname(),
         "boot_id": _boot_id(),
