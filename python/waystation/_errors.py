@@ -143,6 +143,18 @@ class DeletionRecoveryError(Conflict, RuntimeError):
     """A deletion that was interrupted cannot be completed."""
 
 
+class StepAlreadyExistsError(Conflict):
+    """The step has a checkpoint already; the context has `step` and `path`."""
+
+
+class StepNotFoundError(NotFound, ValueError):
+    """The step, or any step at all, has no checkpoint; the context has `step` and `path`."""
+
+
+class WrongType(InvalidInput, TypeError):
+    """An argument is of a type that it cannot be of."""
+
+
 class DiskFull(Unavailable):
     """The file system has no room left."""
 

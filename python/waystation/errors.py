@@ -14,10 +14,13 @@ from waystation._errors import (
     InvalidLayoutError,
     NotFound,
     PermissionDenied,
+    StepAlreadyExistsError,
+    StepNotFoundError,
     StructureMismatch,
     Unavailable,
     Unsupported,
     WaystationError,
+    WrongType,
 )
 
 __all__ = [
@@ -34,8 +37,11 @@ __all__ = [
     "InvalidLayoutError",
     "NotFound",
     "PermissionDenied",
+    "StepAlreadyExistsError",
+    "StepNotFoundError",
     "StructureMismatch",
     "Unavailable",
     "Unsupported",
     "WaystationError",
+    "WrongType",
 ]

@@ -1,0 +1,14 @@
+"""Errors and warnings of a sequence of checkpoints. The errors are `waystation.errors` like all others."""
+
+from waystation._errors import StepAlreadyExistsError, StepNotFoundError
+
+
+class DamagedCheckpointWarning(UserWarning):
+    """Checkpoints were found to be damaged, and passed over for an older one."""
+
+
+__all__ = [
+    "DamagedCheckpointWarning",
+    "StepAlreadyExistsError",
+    "StepNotFoundError",
+]
