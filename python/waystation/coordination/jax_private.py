@@ -116,3 +116,9 @@ def distributed() -> tuple[Any, int, int]:
     if state is None or client is None:
         return None, 0, 1
     return client, state.process_id, state.num_processes
+
+
+def preemption_manager() -> Any:
+    """What of `jax.distributed` listens for notices of preemption; None where nothing does. Loads nothing."""
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    return getattr(state, "preemption_sync_manager", None)

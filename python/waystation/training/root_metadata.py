@@ -1,0 +1,83 @@
+"""`metadata/_ROOT_METADATA`: what a whole sequence of checkpoints says of itself, in a file that Orbax reads.
+
+It is written once, by the first `Checkpointer` that is given something to write, and never changed. It
+appears whole: written aside, made durable, and then given its name, unless another process was faster.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from waystation import _native
+from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_error
+from waystation.layouts.native import names as native_names
+from waystation.layouts.native.attempts import new_attempt_id
+from waystation.layouts.native.records import dump_json
+from waystation.layouts.orbax import names
+from waystation.layouts.orbax.json_files import parse_object
+
+_LEGACY_NAME = "metadata"  # of the file, in what Orbax wrote long ago
+_KNOWN = ("internal_metadata", "custom_metadata")
+
+
+def check(custom_metadata: Any) -> None:
+    """Refuses what cannot be written.
+
+    Raises:
+        InvalidInput: It is no dict of JSON values.
+    """
+    if not isinstance(custom_metadata, dict):
+        raise InvalidInput(f"custom_metadata is a dict, not {type(custom_metadata).__name__}")
+    _encode(custom_metadata)
+
+
+def write_once(root: Path, custom_metadata: dict[str, Any]) -> None:
+    """Writes the file, unless there is one."""
+    directory = root / names.ROOT_METADATA_DIRECTORY
+    path = directory / names.ROOT_METADATA
+    if path.exists():
+        return
+    aside = directory / native_names.attempt(path.name, new_attempt_id())
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _native.write_small_files([(os.fspath(aside), _encode(custom_metadata))])
+        try:
+            _native.rename_new(os.fspath(aside), os.fspath(path))
+        except Conflict:
+            aside.unlink()
+        except Unsupported:
+            os.replace(aside, path)
+    except OSError as error:
+        raise from_os_error(error, "write", os.fspath(path)) from error
+    _native.sync_paths([os.fspath(directory), os.fspath(root)])
+
+
+def read(root: Path) -> dict[str, Any]:
+    """The custom metadata of a sequence of checkpoints; empty if there are none.
+
+    Raises:
+        Corrupt: The file is malformed.
+    """
+    directory = root / names.ROOT_METADATA_DIRECTORY
+    for name in (names.ROOT_METADATA, _LEGACY_NAME):
+        path = directory / name
+        try:
+            data = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise from_os_error(error, "read", os.fspath(path)) from error
+        body = parse_object(data, os.fspath(path))
+        # Orbax takes what it does not know for the caller's own, as it once wrote that.
+        others = {key: value for key, value in body.items() if key not in _KNOWN}
+        return {**(body.get("custom_metadata") or {}), **others}
+    return {}
+
+
+def _encode(custom_metadata: dict[str, Any]) -> bytes:
+    try:
+        return dump_json({"internal_metadata": {}, "custom_metadata": custom_metadata})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"custom_metadata must be a JSON value: {error}") from error
