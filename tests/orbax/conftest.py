@@ -10,3 +10,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.parent.name == "orbax":
             item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:orbax"))
             item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning:orbax"))
+            # Orbax leaves coroutines behind, which are found whenever garbage is collected.
+            for category in ("pytest.PytestUnraisableExceptionWarning", "RuntimeWarning"):
+                item.add_marker(pytest.mark.filterwarnings(f"ignore:.*coroutine.*:{category}"))

@@ -53,12 +53,17 @@ def load(path: Path, abstract_state: Any = None) -> Any:
 
 def assert_same(ours: Any, theirs: Any) -> None:
     """The same containers, the same kinds of leaves, the same shardings, the same bits."""
-    our_leaves, our_structure = flatten(ours)
-    their_leaves, their_structure = flatten(theirs)
+    our_leaves, our_structure = flatten(_ordered(ours))
+    their_leaves, their_structure = flatten(_ordered(theirs))
     assert our_structure == their_structure
     assert our_structure.key_paths() == their_structure.key_paths()
     for path, mine, other in zip(our_structure.key_paths(), our_leaves, their_leaves, strict=True):
         assert_same_leaf(mine, other, path)
+
+
+def _ordered(tree: Any) -> Any:
+    """The same tree with the keys of all dicts in order."""
+    return jax.tree.map(lambda leaf: leaf, tree)
 
 
 def assert_same_leaf(mine: Any, other: Any, path: Any) -> None:

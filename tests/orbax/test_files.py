@@ -283,14 +283,15 @@ def test_an_index_comes_back(has_checksum: bool) -> None:
     array = zarr.ZarrArray(3, (4, 4), "int8", (4, 4), (2, 2), index=zarr.ShardIndex(True, has_checksum))
     absent = shard_index.ABSENT
     data = shard_index.encode([0, 4, absent, 8], [4, 4, absent, 4], has_checksum=has_checksum)
+    nbytes = 12 + len(data)
     assert len(data) == shard_index.index_bytes(array)
-    assert shard_index.decode(data, array, 80, "file").tolist() == [[0, 4], [4, 4], [-1, -1], [8, 4]]
+    assert shard_index.decode(data, array, nbytes, "file").tolist() == [[0, 4], [4, 4], [-1, -1], [8, 4]]
     with pytest.raises(Corrupt, match="outside"):
-        shard_index.decode(data, array, 11, "file")
+        shard_index.decode(data, array, nbytes - 1, "file")
     damaged = bytes([data[0] ^ 1]) + data[1:]
     if has_checksum:
         with pytest.raises(Corrupt, match="checksum"):
-            shard_index.decode(damaged, array, 80, "file")
+            shard_index.decode(damaged, array, nbytes, "file")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The index of a `sharding_indexed` chunk: for every inner chunk where it begins and how long it is.
 
 Pairs of 64-bit integers, little-endian, in the order of the inner grid; both are all ones for an inner chunk
-that is not there. Invariant: what is read lies inside of the file, and its checksum was right if it has one.
+that is not there. Invariant: what is read lies inside of the file and outside of the index, whose checksum
+was right if it has one.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def decode(data: bytes | memoryview, array: ZarrArray, file_bytes: int, path: st
     Args:
         data: The bytes of the index.
         array: Whose chunk it is.
-        file_bytes: Of the chunk.
+        file_bytes: Of the chunk, with its index.
         path: Of the chunk, for messages.
 
     Raises:
@@ -56,8 +57,10 @@ def decode(data: bytes | memoryview, array: ZarrArray, file_bytes: int, path: st
     entries = np.frombuffer(data, "<u8").reshape(-1, 2)
     is_absent = (entries == ABSENT).all(axis=1)
     offsets, lengths = entries[:, 0], entries[:, 1]
-    is_inside = (offsets <= file_bytes) & (lengths <= file_bytes - np.minimum(offsets, file_bytes))
+    own_bytes = index_bytes(array)
+    begin, end = (0, file_bytes - own_bytes) if array.index.is_at_end else (own_bytes, file_bytes)
+    is_inside = (offsets >= begin) & (offsets <= end) & (lengths <= end - np.minimum(offsets, end))
     if not (is_inside | is_absent).all():
         worst = int(np.argmin(is_inside | is_absent))
-        raise Corrupt(f"the index of '{path}' places inner chunk {worst} outside of the file", path=path)
+        raise Corrupt(f"the index of '{path}' places inner chunk {worst} outside of its data", path=path)
     return np.where(is_absent[:, None], -1, entries.astype(np.int64))

@@ -1,0 +1,181 @@
+"""A checkpoint of Orbax's: how one is recognised, and what is in it.
+
+Version 1 has a directory for each checkpointable, and in what its free functions save an empty file
+`orbax.checkpoint`. Step directories and what version 0 saved lack that file. Version 0 could also save a tree
+to the directory of the checkpoint itself (*flat*). `_CHECKPOINT_METADATA` may be missing. Invariants: a
+directory whose name says that it is unfinished is no checkpoint; nothing is read but small files of metadata.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from waystation import _native
+from waystation._errors import (
+    DeletionInProgressError,
+    InvalidLayoutError,
+    NotFound,
+    from_os_error,
+)
+from waystation.layouts.orbax import names
+from waystation.layouts.orbax.checkpoint_metadata import CheckpointMetadata
+from waystation.layouts.orbax.json_files import parse_object, reading, text
+
+STATE = "state"  # what a load means by default; the tree of a flat checkpoint is called so, too
+_MARKERS = (names.INDICATOR, names.CHECKPOINT_METADATA, names.TREE_METADATA)
+_LIMIT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A checkpointable.
+
+    Attributes:
+        directory: Where it is.
+        handler: The class of the handler that wrote it, if the checkpoint says so.
+        is_tree: Whether it is a tree in Orbax's own files.
+    """
+
+    directory: str
+    handler: str | None
+    is_tree: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OrbaxCheckpoint:
+    """What is in a checkpoint.
+
+    Attributes:
+        path: Where it is.
+        items: Its checkpointables by name.
+        metadata: What it says of itself.
+        deleting: The checkpointable whose deletion has begun, which is not among the items.
+    """
+
+    path: str
+    items: Mapping[str, Item]
+    metadata: CheckpointMetadata
+    deleting: str | None = None
+
+    def item(self, name: str) -> Item:
+        """The checkpointable of a name.
+
+        Raises:
+            NotFound: There is none.
+            DeletionInProgressError: It is being deleted.
+        """
+        if name == self.deleting:
+            raise DeletionInProgressError(
+                f"checkpointable '{name}' of '{self.path}' is being deleted; delete it again to end that",
+                path=self.path,
+            )
+        if name not in self.items:
+            raise NotFound(
+                f"checkpoint '{self.path}' has no checkpointable '{name}'; it has: {_shown(self.items)}",
+                path=self.path,
+            )
+        return self.items[name]
+
+    def default_tree(self) -> str:
+        """The name of the tree that is meant where none is said: `state`, or else the first of all trees.
+
+        Raises:
+            NotFound: There is no tree.
+        """
+        trees = sorted(name for name, item in self.items.items() if item.is_tree)
+        if not trees:
+            raise NotFound(
+                f"checkpoint '{self.path}' holds no state; it has: {_shown(self.items)}", path=self.path
+            )
+        return STATE if STATE in trees else trees[0]
+
+
+def _shown(items: Mapping[str, Item]) -> str:
+    return ", ".join(sorted(items)) or "none"
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a checkpoint of Orbax's is at a path, by what is there; nothing of it is verified."""
+    if names.is_temporary(os.path.basename(path)):
+        return False
+    if any(os.path.lexists(os.path.join(path, marker)) for marker in _MARKERS):
+        return True
+    return any(_has(directory, names.TREE_METADATA) and not _is_own(directory) for directory in _below(path))
+
+
+def _is_own(directory: str) -> bool:
+    """Whether a directory is a checkpoint itself, not a checkpointable of one."""
+    return _has(directory, names.CHECKPOINT_METADATA) or _has(directory, names.INDICATOR)
+
+
+def steps_below(path: str) -> list[str]:
+    """The names of directories below a path that are checkpoints: a path of steps is none itself."""
+    return sorted(os.path.basename(directory) for directory in _below(path) if _is_own(directory))
+
+
+def open_checkpoint(path: str) -> OrbaxCheckpoint:
+    """Looks at a checkpoint.
+
+    Raises:
+        InvalidLayoutError: There is none of Orbax's.
+        Corrupt: What it says of itself makes no sense.
+    """
+    if not is_checkpoint(path):
+        raise InvalidLayoutError(f"'{path}' is not a checkpoint of Orbax", path=path)
+    metadata = _read_metadata(path)
+    if isinstance(metadata.item_handlers, str) or _has(path, names.TREE_METADATA):
+        handler = metadata.item_handlers if isinstance(metadata.item_handlers, str) else None
+        return OrbaxCheckpoint(path, {STATE: Item(path, handler, is_tree=True)}, metadata)
+    deleting = _deleting(path)
+    items = {
+        name: Item(directory, metadata.handler_of(name), _has(directory, names.TREE_METADATA))
+        for directory in _below(path)
+        for name in (os.path.basename(directory),)
+        if name not in names.RESERVED and name != deleting
+    }
+    return OrbaxCheckpoint(path, items, metadata, deleting)
+
+
+def _read_metadata(path: str) -> CheckpointMetadata:
+    content = _read(os.path.join(path, names.CHECKPOINT_METADATA))
+    # Orbax does not sync this file, and finds empty ones.
+    if not content:
+        return CheckpointMetadata()
+    return CheckpointMetadata.decode(content, os.path.join(path, names.CHECKPOINT_METADATA))
+
+
+def _deleting(path: str) -> str | None:
+    record = os.path.join(path, names.DELETION)
+    content = _read(record)
+    if content is None:
+        return None
+    with reading(record):
+        return text(parse_object(content, record)["checkpointable_name"])
+
+
+def _read(path: str) -> bytes | None:
+    if not os.path.lexists(path):
+        return None
+    (content,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES)
+    return content
+
+
+def _has(directory: str, name: str) -> bool:
+    return os.path.lexists(os.path.join(directory, name))
+
+
+def _below(path: str) -> Sequence[str]:
+    """The directories below a path that could be checkpointables."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(
+                entry.path
+                for entry in entries
+                if entry.is_dir() and not names.is_temporary(entry.name) and not entry.name.startswith(".")
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise from_os_error(error, "look into", path) from error

@@ -1,0 +1,76 @@
+"""Jobs of the engine over files that have no checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from waystation import _native
+from waystation._errors import Corrupt, NotFound
+from waystation._options import Options
+from waystation.layouts.native.read import ReadStatistics
+from waystation.layouts.orbax.values import Files
+
+
+class Engine:
+    """The jobs of one call.
+
+    Args:
+        options: How to read.
+        on_job: Told of every job.
+        statistics: Where what was read is added.
+
+    Attributes:
+        options: How to read.
+    """
+
+    def __init__(self, options: Options, on_job: Callable[[Any], None], statistics: ReadStatistics) -> None:
+        self.options = options
+        self._on_job = on_job
+        self._statistics = statistics
+
+    def read(self, files: Files, words: NDArray[np.int64], owners: object) -> None:
+        """Does what records of `_native.start_read` say.
+
+        Raises:
+            Corrupt: A file is not there any more, or shorter than it was.
+        """
+        job = self.start(files, words, owners)
+        if job is not None:
+            self.finish(job)
+
+    def start(self, files: Files, words: NDArray[np.int64], owners: object) -> _native.Job | None:
+        """The same in the background, until `finish`; None if there is nothing to do."""
+        listed = files.listed()
+        if not listed:
+            return None
+        engine = self.options.engine
+        job = _native.start_read(
+            listed,
+            words,
+            owners,
+            mode=engine.read_mode,
+            block_bytes=engine.block_bytes,
+            depth=engine.depth,
+            threads=engine.threads,
+            throttle=engine.throttle_path,
+        )
+        self._on_job(job)
+        return job
+
+    def finish(self, job: _native.Job) -> None:
+        """Waits for a job; on an error, too, it then uses no memory any more."""
+        try:
+            job.wait()
+            outcome = job.result()
+        except NotFound as error:
+            raise Corrupt(f"a file of the checkpoint is missing: {error.message}", **error.context) from error
+        finally:
+            if not job.done():
+                job.cancel()
+                job.wait()
+        self._statistics.bytes_read += outcome["bytes_read"]
+        self._statistics.modes.update(outcome["modes"])

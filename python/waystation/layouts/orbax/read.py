@@ -1,0 +1,174 @@
+"""An opened tree of Orbax's, and how boxes of its arrays are read.
+
+There are two ways. Arrays whose chunks are stored as they are, each key in a file of its own, are read by the
+engine (`chunk_reader.py`): only the bytes that are needed, to where they are needed. All others are read by
+TensorStore (`tensor_store.py`). Neither can verify anything: Orbax stores no checksums of data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from waystation._errors import InvalidInput
+from waystation._options import Options
+from waystation.frameworks import dtypes
+from waystation.frameworks.storage import StorageMetadata
+from waystation.grid import Box, volume
+from waystation.layouts.native import memory
+from waystation.layouts.native.read import Allocate, ReadStatistics, Request, as_array
+from waystation.layouts.native.tree_file import TreeFile
+from waystation.layouts.orbax.chunk_places import ChunkPlaces, NamedArray
+from waystation.layouts.orbax.chunk_reader import Destination, read_chunks
+from waystation.layouts.orbax.engine import Engine
+from waystation.layouts.orbax.paths import comparable
+from waystation.layouts.orbax.tensor_store import BoxRead, StoreJob, TensorStore
+from waystation.layouts.orbax.values import Values
+from waystation.tree import Structure
+
+Buffer = np.ndarray[Any, Any]
+
+_IN_FLIGHT_BYTES = 1 << 30  # where no bound is set
+
+
+class OrbaxTree(TreeFile):
+    """The tree of a checkpoint of Orbax's, which says less of containers than one of ours."""
+
+    __slots__ = ()
+
+    def comparable(self, structure: Structure) -> Structure:
+        """What Orbax would store of the structure."""
+        return comparable(structure)
+
+
+class OpenOrbax:
+    """A tree whose metadata has been read.
+
+    Args:
+        directory: Where its files are.
+        tree: Its structure and leaves.
+        arrays: How its arrays are stored, by number.
+        is_ocdbt: Whether they are in an OCDBT database.
+        absent_is_damage: Whether a chunk that is not there is missing, or stands for the fill value.
+        values: Where chunks are; None if only TensorStore can tell.
+
+    Attributes:
+        directory: Where its files are.
+        tree: Its structure and leaves.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        tree: OrbaxTree,
+        arrays: Sequence[NamedArray],
+        *,
+        is_ocdbt: bool,
+        absent_is_damage: bool,
+        values: Values | None,
+    ) -> None:
+        self.directory = directory
+        self.tree = tree
+        self._arrays = arrays
+        self._is_ocdbt = is_ocdbt
+        self._absent_is_damage = absent_is_damage
+        self._places = (
+            None if values is None else ChunkPlaces(arrays, values, absent_is_damage=absent_is_damage)
+        )
+        self._store: TensorStore | None = None
+
+    def storage_metadata(self, number: int) -> StorageMetadata:
+        """How one of its arrays is cut."""
+        stored = self.tree.arrays[number]
+        chunk_shape = self._arrays[number].zarr.read_shape[: len(stored.shape)]
+        return StorageMetadata.of(stored.shape, chunk_shape, stored.sharding)
+
+    def read_boxes(
+        self,
+        requests: Sequence[Request],
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+        allocate: Allocate = memory.allocate,
+    ) -> list[list[Buffer]]:
+        """Reads every requested box into memory of its own, which `allocate` gives.
+
+        Returns:
+            For each request an array per box, C-contiguous, of the stored dtype.
+
+        Raises:
+            InvalidInput: Checksums are to be verified.
+            Corrupt: Something is missing or damaged.
+            Unsupported: It is stored in a way that needs TensorStore, which is not installed.
+        """
+        if options.array.loading.verify:
+            raise InvalidInput(
+                f"'{self.directory}' was saved in Orbax's layout, which has no checksums of data to verify; "
+                "leave the option array.loading.verify at None",
+                path=self.directory,
+            )
+        forms = [dtypes.of_stored(self.tree.arrays[request.array]) for request in requests]
+        flat = [
+            (request.array, _stored_box(box, form), form.host)
+            for request, form in zip(requests, forms, strict=True)
+            for box in request.boxes
+        ]
+        engine = Engine(options, on_job, statistics)
+        own, others = self._divide([(array, box) for array, box, _ in flat])
+        located = []
+        if self._places is not None:  # before anything is allocated for what files claim to have
+            located = self._places.locate([flat[number][:2] for number in own], engine.read)
+        sizes = [volume(box) * host.itemsize for _, box, host in flat]
+        places, _ = allocate(sizes)
+        buffers = [as_array(place, box[1], host) for place, (_, box, host) in zip(places, flat, strict=True)]
+        read_chunks(
+            self._arrays, located, [Destination(*flat[number][:2], buffers[number]) for number in own], engine
+        )
+        if others:
+            reads = [
+                BoxRead(self._arrays[flat[number][0]].name, flat[number][1], buffers[number])
+                for number in others
+            ]
+            self._read_by_store(reads, options, on_job, statistics)
+        statistics.bytes_needed += sum(sizes)
+        remaining = iter(buffers)
+        return [[next(remaining) for _ in request.boxes] for request in requests]
+
+    def _divide(self, boxes: Sequence[tuple[int, Box]]) -> tuple[list[int], list[int]]:
+        """Which boxes this package reads itself, and which TensorStore does."""
+        own: list[int] = []
+        others: list[int] = []
+        for number, (array, box) in enumerate(boxes):
+            if math.prod(box[1]):
+                is_own = self._places is not None and self._arrays[array].zarr.is_known
+                (own if is_own else others).append(number)
+        return own, others
+
+    def _read_by_store(
+        self,
+        reads: Sequence[BoxRead],
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+    ) -> None:
+        if self._store is None:
+            self._store = TensorStore(
+                self.directory,
+                is_ocdbt=self._is_ocdbt,
+                version=self._arrays[0].zarr.version,
+                absent_is_damage=self._absent_is_damage,
+            )
+        job = StoreJob(sum(read.buffer.nbytes for read in reads))
+        on_job(job)
+        self._store.read(reads, options.memory.read_concurrent_bytes or _IN_FLIGHT_BYTES, job)
+        statistics.bytes_read += job.progress()[1]
+        statistics.modes.add("tensorstore")
+
+
+def _stored_box(box: Box, form: dtypes.LogicalDtype) -> Box:
+    """A box in elements of the array as it is stored: PRNG keys have an axis of words more."""
+    trailing = form.host_trailing
+    return box[0] + (0,) * len(trailing), box[1] + trailing

@@ -1,0 +1,98 @@
+"""Where the values of keys are: metadata and chunks of arrays, as extents of files.
+
+Without OCDBT every key is a file of its own. Readers above know only this protocol, so that chunks are read
+alike wherever they lie.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from waystation._errors import from_os_error
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Where the value of a key is.
+
+    Attributes:
+        path: The file.
+        offset: Of the first byte.
+        nbytes: How many.
+        file_bytes: Of the file.
+        content: The value itself, where it is in no file; then there is only this and `nbytes`.
+    """
+
+    path: str
+    offset: int
+    nbytes: int
+    file_bytes: int
+    content: bytes | None = None
+
+    @classmethod
+    def of_content(cls, content: bytes) -> Value:
+        """A value that is in memory."""
+        return cls("", 0, len(content), 0, content)
+
+
+class Files:
+    """The files that the records of a plan name by number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._lengths: list[int] = []
+
+    def number(self, value: Value) -> int:
+        """The number of the file of a value."""
+        number = self._numbers.setdefault(value.path, len(self._lengths))
+        if number == len(self._lengths):
+            self._lengths.append(value.file_bytes)
+        return number
+
+    def listed(self) -> list[tuple[str, int, None]]:
+        """As `_native.start_read` takes them: none has checksums."""
+        return [(path, nbytes, None) for path, nbytes in zip(self._numbers, self._lengths, strict=True)]
+
+
+class Values(Protocol):
+    """The values of a checkpointable."""
+
+    def find(self, keys: Sequence[str]) -> list[Value | None]:
+        """Where the value of each key is; None for one that is not there.
+
+        Raises:
+            Corrupt: What tells that is damaged.
+        """
+        ...
+
+    def where(self, key: str) -> str:
+        """What to call the place of a key in messages."""
+        ...
+
+
+class FileValues:
+    """Every key is a file in the directory of the checkpointable."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def find(self, keys: Sequence[str]) -> list[Value | None]:
+        """Where the files are."""
+        return [_look_at(self.where(key)) for key in keys]
+
+    def where(self, key: str) -> str:
+        """The path of the file."""
+        return os.path.join(self._directory, key)
+
+
+def _look_at(path: str) -> Value | None:
+    try:
+        nbytes = os.stat(path).st_size
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise from_os_error(error, "look at", path) from error
+    return Value(path, 0, nbytes, nbytes)
