@@ -136,6 +136,15 @@ def start_write(
     `Job.wait_gathered`) that are copied out before the rest. `throttle` names the file of one.
     """
 
+def compress_zstd(
+    words: Buffer, owners: object, /, *, level: int, threads: int | None = None
+) -> tuple[Slab, list[tuple[int, int]]]:
+    """Compresses arrays of host memory in parallel, each to one zstd frame with its size and no checksum.
+
+    `words` (int64) are segment records as `start_write` takes them; their file offsets say nothing. Returns
+    memory and `(offset, nbytes)` of each frame in it. Ctrl-C is noticed afterwards.
+    """
+
 def start_read(
     files: Sequence[tuple[str, int, Buffer | None]],
     words: Buffer,

@@ -27,6 +27,14 @@ impl Segment {
         self.nbytes
     }
 
+    /// The address of its bytes, where they lie one after another in memory.
+    pub fn contiguous(&self) -> Option<usize> {
+        match &self.blocks[..] {
+            [block] if block.is_one_run() && block.nbytes() == self.nbytes => Some(block.address()),
+            _ => None,
+        }
+    }
+
     /// The non-empty blocks that may have bytes in a linear range.
     pub fn blocks_in(&self, range: Range<u64>) -> impl Iterator<Item = &BoxCopy> {
         let candidates = self.blocks.partition_point(|block| block.linear_range().start < range.end);

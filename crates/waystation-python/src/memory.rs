@@ -18,7 +18,7 @@ use crate::write::read_words;
 
 /// Host memory from the arena: page-aligned, writable through the buffer protocol.
 #[pyclass(frozen, module = "waystation._native")]
-pub struct Slab(arena::Slab);
+pub struct Slab(pub(crate) arena::Slab);
 
 #[pymethods]
 impl Slab {

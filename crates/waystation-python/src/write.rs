@@ -1,4 +1,5 @@
-//! `start_write`: plans of files to be written become a background [`Job`].
+//! `start_write`: plans of files to be written become a background [`Job`]. `compress_zstd`: what is written
+//! compressed is compressed before.
 
 use std::path::PathBuf;
 
@@ -10,6 +11,7 @@ use waystation_io::write::{self, FileInput, Options, Statistics};
 use crate::error::{guarded, to_py};
 use crate::format::Bytes;
 use crate::job::{IntoDictionary, Job};
+use crate::memory::Slab;
 use crate::throttle::open_throttle;
 
 /// A file as Python gives it: path, header, size, words.
@@ -62,6 +64,25 @@ fn start_write(
     Ok(Job::new(handle, owners))
 }
 
+#[pyfunction]
+#[pyo3(signature = (words, owners, /, *, level, threads=None))]
+fn compress_zstd(
+    py: Python<'_>,
+    words: &Bound<'_, PyAny>,
+    owners: &Bound<'_, PyAny>,
+    level: i32,
+    threads: Option<usize>,
+) -> PyResult<(Slab, Vec<(usize, usize)>)> {
+    let words = read_words(words)?;
+    // SAFETY: only Waystation calls this module; it hands over addresses of memory that the owners keep alive.
+    let compressed = py.detach(|| guarded(|| unsafe { write::compress(&words, level, threads) }));
+    // The caller's reference keeps the memory alive until here.
+    let _ = owners;
+    let compressed = compressed?;
+    let places = compressed.values.iter().map(|value| (value.start, value.len())).collect();
+    Ok((Slab(compressed.memory), places))
+}
+
 fn read_file((path, header, file_bytes, words): &FileTuple<'_>) -> PyResult<FileInput> {
     Ok(FileInput {
         path: path.into(),
@@ -84,5 +105,6 @@ pub fn read_words(buffer: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
 
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(start_write, module)?)
+    module.add_function(wrap_pyfunction!(start_write, module)?)?;
+    module.add_function(wrap_pyfunction!(compress_zstd, module)?)
 }

@@ -29,10 +29,10 @@ pub struct FileInput {
 }
 
 /// An array in a file: its blocks in host memory, and those in each device's.
-struct PlannedSegment {
+pub(super) struct PlannedSegment {
     file_offset: u64,
-    host: Segment,
-    devices: Vec<(u32, Segment)>,
+    pub host: Segment,
+    pub devices: Vec<(u32, Segment)>,
 }
 
 /// One file, checked.
@@ -172,6 +172,18 @@ impl FilePlan {
             },
         )
     }
+}
+
+/// The segments of words that belong to no file: their offsets say nothing.
+pub(super) fn parse_segments(words: &[i64]) -> Result<Vec<PlannedSegment>> {
+    let mut words = Words(words);
+    let mut segments = Vec::new();
+    while !words.0.is_empty() {
+        let index = segments.len();
+        let segment = parse_segment(&mut words);
+        segments.push(segment.map_err(|error| error.with("segment", index.to_string()))?);
+    }
+    Ok(segments)
 }
 
 fn parse_segment(words: &mut Words<'_>) -> Result<PlannedSegment> {

@@ -1,0 +1,62 @@
+//! Arrays compressed before they are written: frames hold exactly the bytes of the arrays.
+
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+use waystation_io::write::compress;
+
+/// Bytes that repeat in part, another sequence for each `seed`.
+fn noise(nbytes: usize, seed: usize) -> Vec<u8> {
+    (0..nbytes).map(|index| ((index ^ seed << 3).wrapping_mul(index | 1) >> 5) as u8).collect()
+}
+
+/// What `compress` makes of arrays given as segment records, decompressed again.
+fn round_trip(words: &[i64], threads: Option<usize>) -> Vec<Vec<u8>> {
+    // SAFETY: callers keep the sources until this returns.
+    let compressed = unsafe { compress(words, 3, threads) }.unwrap();
+    let memory = compressed.memory.address().as_ptr();
+    compressed
+        .values
+        .iter()
+        .map(|value| {
+            // SAFETY: the value lies in the slab, which lives until the end of this function.
+            let frame = unsafe { std::slice::from_raw_parts(memory.add(value.start), value.len()) };
+            assert!(zstd::zstd_safe::get_frame_content_size(frame).unwrap().is_some());
+            zstd::decode_all(frame).unwrap()
+        })
+        .collect()
+}
+
+#[test]
+fn a_strided_array_is_compressed_in_c_order() {
+    // The transpose of a 3 x 2 array of two-byte items, then one array without elements.
+    let source = noise(12, 1);
+    let address = source.as_ptr() as i64;
+    let words = [0, 2, 2, 2, 3, 1, -1, address, 0, 0, 2, 3, 2, 4, 0, 4, 1, 0, 1, -1, address, 0, 0, 1];
+    let expected: Vec<u8> =
+        [0, 2, 4, 1, 3, 5].iter().flat_map(|&item: &usize| source[2 * item..2 * item + 2].to_vec()).collect();
+    assert_eq!(round_trip(&words, None), [expected, Vec::new()]);
+}
+
+#[test]
+fn arrays_of_devices_are_refused() {
+    // SAFETY: refused before anything is read.
+    let refusal = unsafe { compress(&[0, 4, 0, 1, 0, 4096], 3, None) }.err().unwrap();
+    assert_eq!(refusal.kind(), waystation_io::Kind::InvalidInput);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn contents_survive_whatever_the_sizes_and_threads(
+        sizes in prop::collection::vec(0usize..300_000, 0..12),
+        threads in prop::option::of(1usize..5),
+    ) {
+        let sources: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(seed, &size)| noise(size, seed)).collect();
+        let words: Vec<i64> = sources
+            .iter()
+            .flat_map(|source| [0, source.len() as i64, 0, 1, -1, source.as_ptr() as i64])
+            .collect();
+        prop_assert!(round_trip(&words, threads) == sources);
+    }
+}
