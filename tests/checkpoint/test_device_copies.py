@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waystation.checkpoint.device_copies import records
 from waystation.frameworks.base import Block
+from waystation.layouts.native.device_copies import records
 
 
 @st.composite

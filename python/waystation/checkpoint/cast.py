@@ -18,12 +18,12 @@ import numpy as np
 from waystation import _native, grid
 from waystation._errors import WaystationError
 from waystation._options import ArraySavingOptions
-from waystation.checkpoint import device_copies
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource, Block
 from waystation.layouts.native import memory
 from waystation.layouts.native.block_views import view_of
 from waystation.layouts.native.chunks import Chunk, options_by_name
+from waystation.layouts.native.device_copies import copied_to_host
 
 
 def wanted_dtypes(
@@ -97,24 +97,13 @@ def apply(
 def _cast_chunk(chunk: Chunk, source: ArraySource, rank: int, place: np.ndarray[Any, Any]) -> None:
     host = dtypes.of_stored(source).host
     for part in chunk.blocks:
-        block = _on_host(part, source.storage_item_bytes)
+        block = part if part.device < 0 else copied_to_host(part, source.storage_item_bytes)
         values = view_of(block, rank, host)
         box = tuple(
             slice(begin, begin + extent)
             for begin, extent in zip(block.offset[:rank], block.shape[:rank], strict=True)
         )
         dtypes.copy_cast(place[box] if box else place, values)
-
-
-def _on_host(block: Block, item_bytes: int) -> Block:
-    if block.device < 0:
-        return block
-    nbytes = math.prod(block.shape) * item_bytes
-    slab = _native.allocate(nbytes)
-    words = np.array(device_copies.records(block, item_bytes, slab.address), np.int64)
-    _native.copy_from_devices(words, [slab], [block.owner])
-    strides = grid.contiguous_strides(block.shape, item_bytes)
-    return Block(block.offset, block.shape, strides, slab.address, slab)
 
 
 def _replace(

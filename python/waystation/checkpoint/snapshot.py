@@ -18,11 +18,10 @@ import numpy as np
 
 from waystation import _native, grid
 from waystation._options import MemoryOptions
-from waystation.checkpoint import device_copies
 from waystation.checkpoint.buffers import Region, aligned
 from waystation.checkpoint.write_limits import WriteShares
 from waystation.frameworks.base import ArraySource, Block
-from waystation.layouts.native import memory, write_plan
+from waystation.layouts.native import device_copies, memory, write_plan
 from waystation.layouts.native.block_views import view_of
 from waystation.layouts.native.chunks import Chunk, is_contiguous
 

@@ -100,7 +100,7 @@ def cut(
             boxes = _own_boxes(source, nbytes, storage, sharing, writer)
         except WaystationError as error:
             raise error.where(array=label)
-        chunks += [_chunk(number, source, box) for box in boxes]
+        chunks += [chunk_of(number, source, box) for box in boxes]
     return chunks
 
 
@@ -204,7 +204,8 @@ def _subchunks(
     return [grid.box_at(parts, position) for position in range(len(parts))]
 
 
-def _chunk(number: int, source: ArraySource, box: grid.Box) -> Chunk:
+def chunk_of(number: int, source: ArraySource, box: grid.Box) -> Chunk:
+    """A box of an array, in logical elements, with the memory of it that this process has."""
     rank = len(source.shape)
     trailing = source.storage_shape[rank:]
     offset, shape = box[0] + (0,) * len(trailing), box[1] + trailing

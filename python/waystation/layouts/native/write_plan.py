@@ -161,7 +161,7 @@ def _plan_file(
     words: list[int] = []
     for chunk, offset in zip(own, offsets, strict=True):
         if chunk.nbytes:
-            words += _segment(offset, chunk, sources[chunk.array].storage_item_bytes)
+            words += segment_words(offset, chunk, sources[chunk.array].storage_item_bytes)
     places = np.asarray(group, np.int64)
     chunk_entries["file"][places] = sequence
     chunk_entries["offset"][places] = offsets
@@ -175,7 +175,7 @@ def _format_tag(sources: Sequence[ArraySource], chunks: Sequence[Chunk]) -> str:
     return "pt" if "torch" in frameworks else "flax" if "jax" in frameworks else "np"
 
 
-def _segment(file_offset: int, chunk: Chunk, item_bytes: int) -> list[int]:
+def segment_words(file_offset: int, chunk: Chunk, item_bytes: int) -> list[int]:
     """The engine's record of one chunk: see `_native.start_write`."""
     blocks = chunk.blocks
     if len(blocks) == 1 and is_contiguous(blocks[0], item_bytes):

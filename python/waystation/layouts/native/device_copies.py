@@ -8,7 +8,11 @@ in C order; the records of a block fill it in that order.
 from __future__ import annotations
 
 import itertools
+import math
 
+import numpy as np
+
+from waystation import _native, grid
 from waystation.frameworks.base import Block
 
 
@@ -31,3 +35,12 @@ def records(block: Block, item_bytes: int, destination: int) -> list[int]:
         words += (block.device, destination, source, row_bytes, rows, step)
         destination += row_bytes * rows
     return words
+
+
+def copied_to_host(block: Block, item_bytes: int) -> Block:
+    """A block of device memory as one of host memory."""
+    slab = _native.allocate(math.prod(block.shape) * item_bytes)
+    words = np.array(records(block, item_bytes, slab.address), np.int64)
+    _native.copy_from_devices(words, [slab], [block.owner])
+    strides = grid.contiguous_strides(block.shape, item_bytes)
+    return Block(block.offset, block.shape, strides, slab.address, slab)
