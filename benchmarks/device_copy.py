@@ -81,7 +81,6 @@ def measure(driver: CudaDriver, total_bytes: int, rounds: int) -> Results:
     nbytes = sum(sizes)
     results = Results(nbytes, len(sizes))
     options = MemoryOptions(snapshot_bytes=nbytes)
-    shares = WriteShares.of(options, with_snapshot=True)
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(driver.device_memory(nbytes))
         pinned = stack.enter_context(driver.pinned_memory(nbytes))
@@ -94,6 +93,7 @@ def measure(driver: CudaDriver, total_bytes: int, rounds: int) -> Results:
             results.plain_s.append(time.perf_counter() - begin)
             sources = device_sources(device, sizes, driver.ordinal, driver)
             chunks = cut(sources, ["array"] * len(sources), ArraySavingOptions())
+            shares = WriteShares.of(options, with_snapshot=True)
             begin = time.perf_counter()
             waited_for = snapshot.take(chunks, sources, options, shares)
             results.snapshot_s.append(time.perf_counter() - begin)

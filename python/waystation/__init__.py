@@ -6,22 +6,47 @@ Names are imported when they are first used: NumPy and the engine are no part of
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from waystation import arrays, errors, multihost, options, tree
+    from waystation import arrays, errors, handlers, multihost, options, tree
     from waystation._options import StorageOptions
     from waystation.checkpoint.context import Context
-    from waystation.checkpoint.delete import delete
+    from waystation.checkpoint.delete import delete, delete_async
     from waystation.checkpoint.handle import AsyncResponse
-    from waystation.checkpoint.load import load, load_async
-    from waystation.checkpoint.metadata import CheckpointMetadata, metadata
+    from waystation.checkpoint.handlers.types import (
+        AbstractCheckpointable,
+        Checkpointable,
+        CheckpointableHandler,
+        StatefulCheckpointable,
+    )
+    from waystation.checkpoint.load import (
+        load,
+        load_async,
+        load_checkpointables,
+        load_checkpointables_async,
+        load_pytree,
+        load_pytree_async,
+    )
+    from waystation.checkpoint.metadata import (
+        CheckpointMetadata,
+        checkpointables_metadata,
+        metadata,
+        pytree_metadata,
+    )
     from waystation.checkpoint.paths import is_checkpoint
-    from waystation.checkpoint.save import save, save_async
+    from waystation.checkpoint.save import (
+        save,
+        save_async,
+        save_checkpointables,
+        save_checkpointables_async,
+        save_pytree,
+        save_pytree_async,
+    )
     from waystation.checkpoint.statistics import LoadStatistics
     from waystation.checkpoint.verify import verify
     from waystation.checkpoint.wanted import PLACEHOLDER
     from waystation.tree import register_node
 else:
     # Hidden from type checkers, which would otherwise let any attribute pass.
-    _MODULES = ("arrays", "checkpoint", "errors", "multihost", "options", "tree")
+    _MODULES = ("arrays", "checkpoint", "errors", "handlers", "multihost", "options", "tree")
     _HOMES = {**dict.fromkeys(_MODULES), "register_node": "waystation.tree"}
 
     def __getattr__(name):
@@ -44,23 +69,39 @@ __version__ = "0.1.0"
 
 __all__ = [
     "PLACEHOLDER",
+    "AbstractCheckpointable",
     "AsyncResponse",
     "CheckpointMetadata",
+    "Checkpointable",
+    "CheckpointableHandler",
     "Context",
     "LoadStatistics",
+    "StatefulCheckpointable",
     "StorageOptions",
     "arrays",
+    "checkpointables_metadata",
     "delete",
+    "delete_async",
     "errors",
+    "handlers",
     "is_checkpoint",
     "load",
     "load_async",
+    "load_checkpointables",
+    "load_checkpointables_async",
+    "load_pytree",
+    "load_pytree_async",
     "metadata",
     "multihost",
     "options",
+    "pytree_metadata",
     "register_node",
     "save",
     "save_async",
+    "save_checkpointables",
+    "save_checkpointables_async",
+    "save_pytree",
+    "save_pytree_async",
     "tree",
     "verify",
 ]

@@ -155,6 +155,31 @@ class WrongType(InvalidInput, TypeError):
     """An argument is of a type that it cannot be of."""
 
 
+class CheckpointNotFound(NotFound, ValueError):
+    """There is no checkpoint at a path."""
+
+
+class CheckpointableNotFound(NotFound, KeyError, ValueError):
+    """The checkpoint has no checkpointable of that name."""
+
+    def __str__(self) -> str:
+        return WaystationError.__str__(self)
+
+
+class NoHandler(InvalidInput, KeyError):
+    """No handler is registered that can save or load a checkpointable."""
+
+    def __str__(self) -> str:
+        return WaystationError.__str__(self)
+
+
+class HandlerFailed(InvalidInput, KeyError, RuntimeError):
+    """The handler of a checkpointable raised something; that is the cause (`__cause__`)."""
+
+    def __str__(self) -> str:
+        return WaystationError.__str__(self)
+
+
 class DiskFull(Unavailable):
     """The file system has no room left."""
 

@@ -2,6 +2,8 @@
 
 from waystation._errors import (
     Cancelled,
+    CheckpointableNotFound,
+    CheckpointNotFound,
     Conflict,
     ContextInUse,
     Corrupt,
@@ -9,9 +11,11 @@ from waystation._errors import (
     DeletionRecoveryError,
     DiskFull,
     Fenced,
+    HandlerFailed,
     Internal,
     InvalidInput,
     InvalidLayoutError,
+    NoHandler,
     NotFound,
     PermissionDenied,
     StepAlreadyExistsError,
@@ -25,6 +29,8 @@ from waystation._errors import (
 
 __all__ = [
     "Cancelled",
+    "CheckpointNotFound",
+    "CheckpointableNotFound",
     "Conflict",
     "ContextInUse",
     "Corrupt",
@@ -32,9 +38,11 @@ __all__ = [
     "DeletionRecoveryError",
     "DiskFull",
     "Fenced",
+    "HandlerFailed",
     "Internal",
     "InvalidInput",
     "InvalidLayoutError",
+    "NoHandler",
     "NotFound",
     "PermissionDenied",
     "StepAlreadyExistsError",

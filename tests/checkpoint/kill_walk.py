@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tests.support import plain_renames, system_calls
@@ -47,7 +48,22 @@ def present(path: Path) -> int | None:
     loaded = waystation.load(path)
     seed = int(loaded["nested"]["step"])
     assert same(loaded, state(seed)), f"{path} holds a damaged state {seed}"
-    return seed
+    return seed + _others(path)
+
+
+def _others(path: Path) -> int:
+    """100 if another state is beside it, 0 otherwise; either is whole, and so are files of a handler."""
+    names = waystation.metadata(path).checkpointable_names
+    if "dataset" in names:
+        position = Position(0)
+        waystation.load_checkpointables(path, {"dataset": position})
+        assert position.value == 7, f"{path} holds damaged files"
+    if "other" not in names:
+        return 0
+    assert same(waystation.load(path, checkpointable_name="other"), state(9)), (
+        f"{path} holds a damaged other state"
+    )
+    return 100
 
 
 def leftovers(directory: Path) -> list[str]:
@@ -88,6 +104,41 @@ def delete(path: Path) -> None:
     waystation.delete(path)
 
 
+def several(path: Path) -> None:
+    """State 1 beside another checkpointable."""
+    waystation.save_checkpointables(path, {"state": state(1), "other": state(9)})
+
+
+def delete_one(path: Path) -> None:
+    waystation.delete(path, checkpointable_name="other")
+
+
+def save_several(path: Path) -> None:
+    """State 2 beside files of a handler."""
+    waystation.save_checkpointables(path, {"state": state(2), "dataset": Position(7)})
+
+
+class Position:
+    """Saves itself."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    async def save(self, directory: Any) -> Any:
+        async def write() -> None:
+            path = await directory.await_creation()
+            (path / "below").mkdir()
+            (path / "below" / "position.txt").write_text(str(self.value))
+
+        return write()
+
+    async def load(self, directory: Any) -> Any:
+        async def read() -> None:
+            self.value = int((directory / "below" / "position.txt").read_text())
+
+        return read()
+
+
 def save_split(path: Path) -> None:
     """Several data files."""
     context = waystation.Context()
@@ -114,6 +165,7 @@ class Scenario:
 
 
 NEW, OVER, GONE = frozenset({None, 2}), frozenset({1, 2}), frozenset({1, None})
+ONE_GONE = frozenset({101, 1})
 
 SCENARIOS = {
     "new": Scenario(save_new, nothing, NEW),
@@ -121,6 +173,8 @@ SCENARIOS = {
     "async": Scenario(save_async, nothing, NEW),
     "split": Scenario(save_split, nothing, NEW),
     "delete": Scenario(delete, first, GONE),
+    "delete-one": Scenario(delete_one, several, ONE_GONE),
+    "several": Scenario(save_several, nothing, NEW),
     "new-plain": Scenario(save_new, nothing, NEW, plain_renames=True),
     "overwrite-plain": Scenario(save_over, first, OVER, plain_renames=True),
     "overwrite-again-plain": Scenario(save_over, first_in_place, OVER, plain_renames=True),

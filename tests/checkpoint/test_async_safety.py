@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -90,17 +91,31 @@ def _waits(response: waystation.AsyncResponse[None]) -> bool:
 
 
 def test_handle(tmp_path: Path) -> None:
-    calls: list[bool] = []
+    calls: list[bool | None] = []
     response = waystation.save_async(tmp_path / "checkpoint", {"x": np.zeros(1 << 22)})
-    response.on_complete(lambda handle: calls.append(handle.done()))
+    response.on_end(lambda handle: calls.append(handle.done()))
+    response.on_complete(calls.append)
     assert response.result() is None
     done, total = response.progress()
     assert done == total >= 8 << 22
-    response.on_complete(lambda handle: calls.append(handle.done()))
-    response.result()
+    response.on_end(lambda handle: calls.append(handle.done()))
+    response.on_complete(calls.append)
     loading = waystation.load_async(tmp_path / "checkpoint")
     assert loading.result()["x"].shape == (1 << 22,)
-    assert calls == [True, True]
+    assert calls == [True, None, True, None]
+
+
+def test_a_handle_of_what_failed_tells_those_who_want_the_end(tmp_path: Path) -> None:
+    response = waystation.save_async(tmp_path / "checkpoint", {"x": np.zeros(1 << 28, np.uint8)})
+    ended = threading.Event()
+    succeeded: list[None] = []
+    response.on_complete(succeeded.append)
+    response.on_end(lambda _: ended.set())
+    response.cancel()
+    with pytest.raises(waystation.errors.Cancelled):
+        response.result()
+    assert ended.wait(60)
+    assert succeeded == []
 
 
 def test_await(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from waystation.checkpoint import staging
 from waystation.checkpoint.buffers import Region
 from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handle import Progress
-from waystation.checkpoint.load import Loading
+from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.staging import Shares, bound_engine
 from waystation.frameworks import AbstractNumpy
 from waystation.frameworks.jax_arrays import JaxCodec
@@ -291,7 +291,7 @@ def test_a_cancelled_load_reads_no_further_group(tmp_path: Path) -> None:
     waystation.save(path, {"x": np.arange(1 << 20)})
     progress = CancelsItself()
     with limited(1):
-        loading = Loading(str(path), "AUTO", current_options())
+        loading = Loading(str(path), ["AUTO"], current_options())
     with pytest.raises(errors.Cancelled):
         loading.run({"x": AbstractNumpy((1 << 20,), np.float32)}, progress)
     assert progress.jobs <= 4  # one more may have been on its way

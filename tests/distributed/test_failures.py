@@ -67,7 +67,7 @@ def test_disk_that_is_full_for_one_process(seen: list[dict[str, Any]], case: str
 
 
 def test_missing_checkpoint_and_wrong_structure_at_load(seen: list[dict[str, Any]]) -> None:
-    errors(seen, "missing", "NotFound")
+    errors(seen, "missing", "CheckpointNotFound")
     errors(seen, "wrong structure", "StructureMismatch")
 
 

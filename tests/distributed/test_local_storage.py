@@ -43,7 +43,7 @@ def test_each_process_saves_and_loads_all_that_it_holds(tmp_path: Path, count: i
         assert seen["chunks"]
         assert seen["left"] == ["checkpoint"]
         assert (seen["deleted"], seen["deleted again"]) == (True, False)
-        assert seen["missing"].type == "NotFound"
+        assert seen["missing"].type == "CheckpointNotFound"
         assert seen["left at the end"] == [f"named by {index}"]
 
 
@@ -74,7 +74,7 @@ def test_a_failure_in_one_process_leaves_nothing_in_any(refused: list[dict[str, 
 
 
 def test_checkpoints_that_are_not_there_or_not_the_same(refused: list[dict[str, Any]]) -> None:
-    errors(refused, "nowhere", "NotFound")
+    errors(refused, "nowhere", "CheckpointNotFound")
     errors(refused, "exists", "Conflict")
     lacking = errors(refused, "one lacks it", "Corrupt").message
     assert "process 0: a part of save" in lacking

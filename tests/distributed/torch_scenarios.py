@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import waystation
-from waystation.checkpoint.load import Loading
+from waystation.checkpoint.loading import Loading
 
 DEADLINE_S = 60.0
 
@@ -235,12 +235,12 @@ def load_at_once(place: Place) -> list[bool]:
     connect(place)
     decide = Loading._decide
 
-    def late(opened: Any, abstract: Any) -> Any:
+    def late(self: Loading, opened: Any, abstract: Any, progress: Any) -> Any:
         number = list(MESHES).index(Path(opened.directory).parent.name)
         time.sleep(0.3 * ((number + place.index) % len(MESHES)))
-        return decide(opened, abstract)
+        return decide(self, opened, abstract, progress)
 
-    Loading._decide = staticmethod(late)  # type: ignore[method-assign]
+    Loading._decide = late  # type: ignore[method-assign]
     with options():
         loads = [waystation.load_async(place.directory / name) for name in MESHES]
         loaded = [load.result()["a"] for load in reversed(loads)]

@@ -2,31 +2,71 @@
 
 from waystation._options import StorageOptions
 from waystation.checkpoint.context import Context
-from waystation.checkpoint.delete import delete
+from waystation.checkpoint.delete import delete, delete_async
 from waystation.checkpoint.handle import AsyncResponse
-from waystation.checkpoint.load import load, load_async
-from waystation.checkpoint.metadata import CheckpointMetadata, metadata
+from waystation.checkpoint.handlers.types import (
+    AbstractCheckpointable,
+    Checkpointable,
+    CheckpointableHandler,
+    StatefulCheckpointable,
+)
+from waystation.checkpoint.load import (
+    load,
+    load_async,
+    load_checkpointables,
+    load_checkpointables_async,
+    load_pytree,
+    load_pytree_async,
+)
+from waystation.checkpoint.metadata import (
+    CheckpointMetadata,
+    checkpointables_metadata,
+    metadata,
+    pytree_metadata,
+)
 from waystation.checkpoint.paths import is_checkpoint
-from waystation.checkpoint.save import save, save_async
+from waystation.checkpoint.save import (
+    save,
+    save_async,
+    save_checkpointables,
+    save_checkpointables_async,
+    save_pytree,
+    save_pytree_async,
+)
 from waystation.checkpoint.statistics import LoadStatistics
 from waystation.checkpoint.verify import Damage, Verification, verify
 from waystation.checkpoint.wanted import PLACEHOLDER
 
 __all__ = [
     "PLACEHOLDER",
+    "AbstractCheckpointable",
     "AsyncResponse",
     "CheckpointMetadata",
+    "Checkpointable",
+    "CheckpointableHandler",
     "Context",
     "Damage",
     "LoadStatistics",
+    "StatefulCheckpointable",
     "StorageOptions",
     "Verification",
+    "checkpointables_metadata",
     "delete",
+    "delete_async",
     "is_checkpoint",
     "load",
     "load_async",
+    "load_checkpointables",
+    "load_checkpointables_async",
+    "load_pytree",
+    "load_pytree_async",
     "metadata",
+    "pytree_metadata",
     "save",
     "save_async",
+    "save_checkpointables",
+    "save_checkpointables_async",
+    "save_pytree",
+    "save_pytree_async",
     "verify",
 ]

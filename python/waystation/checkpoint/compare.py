@@ -4,7 +4,7 @@ Structures are matched as a load matches them: by the names of leaves, whatever 
 sharding saved them. Containers of another kind and leaves of another kind, shape or dtype are differences
 of structure. Values are read piece by piece, in bounded memory. Without tolerances they have to have the
 same bits, except that arrays of two dtypes are compared as numbers; with tolerances NaN equals NaN and
-numbers may differ as `math.isclose` allows.
+numbers may differ as `math.isclose` allows. Files of handlers are compared by what vouches for them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
 from waystation.checkpoint.pieces import buffer_item_bytes, group_parts, read_ahead, read_parts
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
-from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint, open_checkpointable
-from waystation.layouts.native.records import CheckpointRecord
+from waystation.layouts.native.handler_files import HandlerFiles
+from waystation.layouts.native.open import open_any
+from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint
+from waystation.layouts.native.records import CheckpointRecord, Digest
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
 from waystation.tree import Mismatch, Structure, format_key_path, label, match
 
@@ -105,15 +107,13 @@ def compare(
         require_checkpoint(path)
     records = open_checkpoint(paths[0]), open_checkpoint(paths[1])
     found = Comparison(*paths)
-    common = _compare_names(records, found)
-    pairs = [
-        _Pair(
-            name,
-            open_checkpointable(paths[0], records[0], name),
-            open_checkpointable(paths[1], records[1], name),
-        )
-        for name in common
-    ]
+    pairs: list[_Pair] = []
+    for name in _compare_names(records, found):
+        one, two = (open_any(path, record, name) for path, record in zip(paths, records, strict=True))
+        if isinstance(one, OpenCheckpointable) and isinstance(two, OpenCheckpointable):
+            pairs.append(_Pair(name, one, two))
+        else:
+            _compare_files(name, (one, two), found, structure_only=structure_only)
     for pair in pairs:
         pair.match_leaves()
         found.leaves += len(pair.matched)
@@ -133,8 +133,41 @@ def _compare_names(records: tuple[CheckpointRecord, CheckpointRecord], found: Co
     return sorted(first.keys() & second.keys())
 
 
+def _compare_files(
+    name: str,
+    opened: tuple[OpenCheckpointable | HandlerFiles, OpenCheckpointable | HandlerFiles],
+    found: Comparison,
+    *,
+    structure_only: bool,
+) -> None:
+    """Compares files of handlers by what the checkpoints vouch for."""
+    one, two = opened
+    if not isinstance(one, HandlerFiles) or not isinstance(two, HandlerFiles):
+        found.differences.append(Difference(name, "", "leaf", _saver_text(one), _saver_text(two)))
+        return
+    if one.record.handler != two.record.handler:
+        found.differences.append(Difference(name, "", "leaf", one.record.handler, two.record.handler))
+    ours, theirs = one.record.files, two.record.files
+    for path in sorted(ours.keys() | theirs.keys()):
+        if path not in theirs:
+            found.differences.append(Difference(name, path, "only-in-first", "a file", None))
+        elif path not in ours:
+            found.differences.append(Difference(name, path, "only-in-second", None, "a file"))
+        elif ours[path] != theirs[path] and not structure_only:
+            texts = _content_text(ours[path]), _content_text(theirs[path])
+            found.differences.append(Difference(name, path, "value", *texts))
+
+
+def _content_text(file: Digest) -> str:
+    return f"{file.nbytes} bytes with checksum {file.crc64:016x}"
+
+
+def _saver_text(opened: OpenCheckpointable | HandlerFiles) -> str:
+    return f"files of {opened.record.handler}" if isinstance(opened, HandlerFiles) else "a state"
+
+
 class _Pair:
-    """One checkpointable of both checkpoints.
+    """One state of both checkpoints.
 
     Attributes:
         matched: `(leaf of the first, leaf of the second)` by number.

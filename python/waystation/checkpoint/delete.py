@@ -1,89 +1,152 @@
-"""`delete`: removes a checkpoint in one visible act."""
+"""`delete`: removes a checkpoint, or one checkpointable of it, in one visible act."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
-from waystation import coordination
-from waystation._errors import NotFound
+from waystation._errors import CheckpointableNotFound, CheckpointNotFound, InvalidInput, WrongType
 from waystation.checkpoint import local_storage
 from waystation.checkpoint.context import current_options
+from waystation.checkpoint.handle import AsyncResponse
 from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
-from waystation.coordination import Session
+from waystation.checkpoint.save import check_names
+from waystation.checkpoint.saving import check_name
+from waystation.checkpoint.sessions import open_session
 from waystation.layouts.native import commit
 from waystation.layouts.native.attempts import new_attempt_id
 
 _DELETED, _ABSENT = b"deleted", b"absent"
 
 
-def delete(path: PathLike, *, missing_ok: bool = False) -> bool:
-    """Removes a checkpoint.
+def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
+    """Removes a checkpoint, or one checkpointable of it.
 
     In a program of several processes all call it, and the primary does it; with local storage
     (`multiprocessing.primary_host = None`) each removes its own part.
 
-    It stops being a checkpoint in one atomic step; only then are its files removed, so a crash leaves
-    it whole or gone. Of parts in local storage a crash may leave some, which another call removes.
+    It stops being there in one atomic step; only then are its files removed, so a crash leaves it whole or
+    gone. Of parts in local storage a crash may leave some, which another call removes. The other
+    checkpointables can be loaded all the time; who is loading the one that is deleted gets an error.
 
     Args:
         path: The checkpoint.
-        missing_ok: Return False instead of raising when there is nothing at `path`.
+        checkpointable_name: Which checkpointable; None for the whole checkpoint.
+        missing_ok: Return False instead of raising when it is not there.
 
     Returns:
-        Whether there was a checkpoint (with local storage, in any process).
+        Whether it was there (with local storage, in any process).
 
     Raises:
-        NotFound: There is nothing at `path`.
-        InvalidInput: What is there is not a checkpoint; it is left alone.
+        CheckpointNotFound: There is nothing at `path`.
+        CheckpointableNotFound: The checkpoint has no such checkpointable.
+        InvalidInput: What is there is not a checkpoint; it is left alone. Or the checkpointable is the last
+            one: delete the checkpoint then.
     """
-    target = resolve(path)
-    multiprocessing = current_options().multiprocessing
-    is_local = multiprocessing.primary_host is None
-    session = coordination.current().open(
-        "delete from local storage" if is_local else f"delete '{target}'",
-        deadline_s=multiprocessing.deadline_s,
-        primary=multiprocessing.primary_host or 0,
-    )
-    try:
-        if is_local:
-            return _delete_parts(session, target, missing_ok=missing_ok)
-        return session.round(lambda: b"", lambda _: _delete(target, missing_ok=missing_ok)) == _DELETED
-    finally:
-        session.close()
+    return _Deletion(path, checkpointable_name, missing_ok=missing_ok).run()
 
 
-def _delete(target: str, *, missing_ok: bool) -> bytes:
-    if missing_ok and not os.path.lexists(target):
-        return _ABSENT
-    require_checkpoint(target)
-    commit.withdraw(target, new_attempt_id())
-    return _DELETED
+def delete_async(
+    path: PathLike, *, checkpointable_name: str | None = None, missing_ok: bool = False
+) -> AsyncResponse[bool]:
+    """Removes a checkpoint, or one checkpointable of it, in the background; takes what `delete` takes."""
+    deletion = _Deletion(path, checkpointable_name, missing_ok=missing_ok)
+    return AsyncResponse(f"deleting '{deletion.target}'", lambda _: deletion.run())
 
 
-def _delete_parts(session: Session, target: str, *, missing_ok: bool) -> bool:
-    local_storage.settle(session, target)
+class _Deletion:
+    """One deletion, of all processes.
 
-    def look() -> bytes:
-        if not os.path.lexists(target):
+    Attributes:
+        target: The checkpoint, resolved.
+    """
+
+    def __init__(self, path: PathLike, name: str | None, *, missing_ok: bool) -> None:
+        for value, kind in ((name, str | None), (missing_ok, bool)):
+            if not isinstance(value, kind):
+                raise WrongType(f"{value!r} is a {type(value).__name__} where {kind} is wanted")
+        if name is not None:
+            check_name(name)
+            check_names([name])
+        self.target = resolve(path)
+        self._name = name
+        self._missing_ok = missing_ok
+        options = current_options()
+        self._is_local = options.multiprocessing.primary_host is None
+        what = "" if name is None else f" checkpointable '{name}' of"
+        where = "from local storage" if self._is_local else f"'{self.target}'"
+        self._session = open_session(f"delete{what} {where}", options)
+
+    def run(self) -> bool:
+        """Deletes; returns whether there was something to delete."""
+        try:
+            if self._is_local:
+                return self._delete_parts()
+            return self._session.round(lambda: b"", lambda _: self._delete_one()) == _DELETED
+        finally:
+            self._session.close()
+
+    def _delete_one(self) -> bytes:
+        if self._look() == _ABSENT:
+            if not self._missing_ok:
+                self._raise_absent()
             return _ABSENT
-        require_checkpoint(target)
-        return b""
+        self._withdraw()
+        return _DELETED
 
-    def decide(parts: Sequence[bytes]) -> bytes:
-        if set(parts) != {_ABSENT}:
+    def _delete_parts(self) -> bool:
+        local_storage.settle(self._session, self.target)
+
+        def decide(parts: Sequence[bytes]) -> bytes:
+            if set(parts) != {_ABSENT}:
+                return b""
+            if not self._missing_ok:
+                self._raise_absent()
+            return _ABSENT
+
+        def work() -> bytes:
+            if self._look() != _ABSENT:
+                self._withdraw()
             return b""
-        if not missing_ok:
-            raise NotFound(f"no process has a checkpoint at its path, such as '{target}'", path=target)
-        return _ABSENT
 
-    def work() -> bytes:
-        if os.path.lexists(target):
-            commit.withdraw(target, new_attempt_id())
+        # Nothing is removed before every process has found that it may be.
+        if self._session.round(self._look, decide) == _ABSENT:
+            return False
+        self._session.round(work, local_storage.nothing)
+        return True
+
+    def _look(self) -> bytes:
+        """Finds out whether it is there; refuses what must not be deleted."""
+        if not os.path.lexists(self.target):
+            return _ABSENT
+        require_checkpoint(self.target)
+        if self._name is None:
+            return b""
+        present = commit.read_record(self.target).checkpointables
+        if self._name not in present:
+            return _ABSENT
+        if len(present) == 1:
+            raise InvalidInput(
+                f"'{self._name}' is the last checkpointable of '{self.target}'; delete the checkpoint: "
+                "delete(path)",
+                path=self.target,
+            )
         return b""
 
-    # Nothing is removed before every process has found that it may be.
-    if session.round(look, decide) == _ABSENT:
-        return False
-    session.round(work, local_storage.nothing)
-    return True
+    def _raise_absent(self) -> None:
+        if self._is_local and self._name is None:
+            raise CheckpointNotFound(
+                f"no process has a checkpoint at its path, such as '{self.target}'", path=self.target
+            )
+        require_checkpoint(self.target)
+        present = ", ".join(sorted(commit.read_record(self.target).checkpointables))
+        raise CheckpointableNotFound(
+            f"checkpoint '{self.target}' has no checkpointable '{self._name}'; it has: {present}",
+            path=self.target,
+        )
+
+    def _withdraw(self) -> None:
+        if self._name is None:
+            commit.withdraw(self.target, new_attempt_id())
+        else:
+            commit.withdraw_checkpointable(self.target, self._name, new_attempt_id())

@@ -19,16 +19,15 @@ import numpy as np
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation.checkpoint.context import current_options
 from waystation.checkpoint.export_files import Destination, ExportedArray, Format, PlannedFile, open_writer
-from waystation.checkpoint.metadata import choose_checkpointable
-from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
+from waystation.checkpoint.opening import AUTO, open_checkpoint, require_state
+from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.pieces import buffer_item_bytes, group_parts, read_ahead, read_parts
 from waystation.frameworks import dtypes
-from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint, open_checkpointable
 from waystation.layouts.native.tree_file import ArrayLeaf
+from waystation.layouts.opened import Opened
 
 SHARD_BYTES = 5_000_000_000
 
-_AUTO = "AUTO"
 _LONG_SCALARS = ("str", "bytes")
 
 
@@ -55,7 +54,7 @@ def export(
     *,
     file_format: Format | None = None,
     max_shard_bytes: int = SHARD_BYTES,
-    checkpointable_name: str = _AUTO,
+    checkpointable_name: str = AUTO,
     select: str | None = None,
     casts: Mapping[str, str] | None = None,
     overwrite: bool = False,
@@ -69,7 +68,7 @@ def export(
             `model.safetensors.index.json`; or a name ending in `.safetensors`. For npz the file.
         file_format: By default what the name of `output` ends in, else safetensors.
         max_shard_bytes: The most bytes of arrays in one safetensors file (a larger array has its own).
-        checkpointable_name: Which checkpointable; by default the only one, or `state`.
+        checkpointable_name: Which checkpointable; by default `state`, or the first state by name.
         select: A regular expression; only leaves are exported whose dotted name it is found in.
         casts: Dtypes to convert, from one to another: `{"float32": "bfloat16"}`. That of PRNG keys may be
             cast to `uint32`, which gives their words.
@@ -86,9 +85,8 @@ def export(
     if max_shard_bytes < 1:
         raise InvalidInput(f"max_shard_bytes is {max_shard_bytes}; give at least 1")
     source = resolve(path)
-    require_checkpoint(source)
-    record = open_checkpoint(source)
-    opened = open_checkpointable(source, record, choose_checkpointable(record, checkpointable_name, source))
+    (stored,) = open_checkpoint(source, [checkpointable_name]).stored.values()
+    opened = require_state(stored, source)
     destination = Destination(os.fspath(output), file_format, overwrite=overwrite)
     arrays, left_out = _select(opened, select)
     planned = _plan(opened, arrays, destination.format, dict(casts or {}))
@@ -118,7 +116,7 @@ class _Progress:
 # ---- what is written ---------------------------------------------------------------------------
 
 
-def _select(opened: OpenCheckpointable, select: str | None) -> tuple[list[int], list[str]]:
+def _select(opened: Opened, select: str | None) -> tuple[list[int], list[str]]:
     """The arrays to export, and the labels of selected leaves that are none."""
     try:
         pattern = re.compile(select or "")
@@ -144,7 +142,7 @@ def _why_nothing(labels: Sequence[str], select: str | None) -> str:
 
 
 def _plan(
-    opened: OpenCheckpointable, arrays: Sequence[int], file_format: Format, casts: dict[str, str]
+    opened: Opened, arrays: Sequence[int], file_format: Format, casts: dict[str, str]
 ) -> list[ExportedArray]:
     """How each array is written; refuses what the format cannot hold."""
     present = {opened.tree.arrays[array].dtype for array in arrays}
@@ -209,7 +207,7 @@ def _native_name(logical: dtypes.LogicalDtype) -> str:
 
 
 def _write_file(
-    opened: OpenCheckpointable, file: PlannedFile, path: str, file_format: Format, progress: _Progress
+    opened: Opened, file: PlannedFile, path: str, file_format: Format, progress: _Progress
 ) -> None:
     arrays = [entry.array for entry in file.arrays]
     shapes = [tuple(opened.tree.arrays[array].shape) for array in arrays]

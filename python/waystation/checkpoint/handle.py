@@ -13,9 +13,8 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from waystation import _native
 from waystation._errors import InvalidInput
 
 T = TypeVar("T")
@@ -23,16 +22,28 @@ T = TypeVar("T")
 _log = logging.getLogger("waystation")
 
 
+class Job(Protocol):
+    """A part of an operation that runs by itself: a job of the engine, or calls of handlers."""
+
+    def progress(self) -> tuple[int, int]:
+        """`(done, total)` bytes."""
+        ...
+
+    def cancel(self) -> None:
+        """Asks it to stop."""
+        ...
+
+
 class Progress:
-    """What a background operation tells its handle: engine jobs, and whether to stop."""
+    """What a background operation tells its handle: its jobs, and whether to stop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: list[_native.Job] = []
+        self._jobs: list[Job] = []
         self._finished = (0, 0)
         self.cancelled = False
 
-    def add(self, job: _native.Job) -> None:
+    def add(self, job: Job) -> None:
         """Counts a job into the progress; cancels it at once if cancellation was asked for."""
         with self._lock:
             self._jobs.append(job)
@@ -84,12 +95,12 @@ class AsyncResponse(Generic[T]):
     Also awaitable: `await response` gives what `result()` returns.
     """
 
-    def __init__(self, what: str, work: Callable[[Progress], T]) -> None:
+    def __init__(self, what: str, work: Callable[[Progress], T], progress: Progress | None = None) -> None:
         self._what = what
-        self._progress = Progress()
+        self._progress = Progress() if progress is None else progress
         self._finished = threading.Event()
         self._lock = threading.Lock()
-        self._callbacks: list[Callable[[AsyncResponse[T]], Any]] = []
+        self._callbacks: list[Callable[[], Any]] = []
         self._value: T | None = None
         self._failure: _Failure | None = None
         self._thread = threading.Thread(
@@ -110,9 +121,9 @@ class AsyncResponse(Generic[T]):
         for callback in callbacks:
             self._call(callback)
 
-    def _call(self, callback: Callable[[AsyncResponse[T]], Any]) -> None:
+    def _call(self, callback: Callable[[], Any]) -> None:
         try:
-            callback(self)
+            callback()
         except Exception:
             _log.exception("a callback of %s failed", self._what)
 
@@ -162,8 +173,24 @@ class AsyncResponse(Generic[T]):
         """
         self._progress.cancel()
 
-    def on_complete(self, callback: Callable[[AsyncResponse[T]], Any]) -> None:
-        """Calls `callback(response)` when the operation has ended: in its thread, or now if it has."""
+    def on_complete(self, callback: Callable[[T], Any]) -> None:
+        """Calls `callback(value)` once the operation has succeeded: in its thread, or now if it has.
+
+        It is not called if the operation fails: see `on_end`.
+        """
+
+        def succeeded() -> None:
+            if self._failure is None:
+                callback(self._value)  # type: ignore[arg-type]
+
+        self._when_ended(succeeded)
+
+    def on_end(self, callback: Callable[[AsyncResponse[T]], Any]) -> None:
+        """Calls `callback(response)` when the operation has ended, well or not: in its thread, or now if it
+        has."""
+        self._when_ended(lambda: callback(self))
+
+    def _when_ended(self, callback: Callable[[], Any]) -> None:
         with self._lock:
             if not self._finished.is_set():
                 self._callbacks.append(callback)
@@ -174,12 +201,12 @@ class AsyncResponse(Generic[T]):
         loop = asyncio.get_running_loop()
         finished: asyncio.Future[None] = loop.create_future()
 
-        def wake(_: AsyncResponse[T]) -> None:
+        def wake() -> None:
             # The loop may be closed by the time the work is done.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_settle, finished)
 
-        self.on_complete(wake)
+        self._when_ended(wake)
         yield from finished.__await__()
         return self.result()
 

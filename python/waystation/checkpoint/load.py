@@ -1,36 +1,24 @@
-"""`load` and `load_async`: a checkpoint becomes a state, in the containers and kinds that are wanted.
+"""`load`, `load_checkpointables` and both in the background: a checkpoint becomes what was saved.
 
 First everything is decided: which stored leaf each wanted leaf takes, where its bytes go, what has to
-be cast, and in a program of several processes whether one reads for others. Then one engine job reads all
-that needs no cast; casts follow in bounded pieces. Last the frameworks make their arrays, in batches.
+be cast, and in a program of several processes whether one reads for others. Then one engine job for each
+state reads all that needs no cast; casts follow in bounded pieces. Last the frameworks make their arrays, in
+batches. What handlers have saved they load, from files that have been verified.
 """
 
 from __future__ import annotations
 
-import os
+import warnings
 from typing import Any
 
-from waystation import coordination
 from waystation._errors import InvalidInput
-from waystation._options import Options
-from waystation.checkpoint import broadcast, fill, local_storage, wanted
 from waystation.checkpoint.context import current_options
-from waystation.checkpoint.exchange import Exchange
 from waystation.checkpoint.handle import AsyncResponse, Progress
-from waystation.checkpoint.metadata import CheckpointMetadata, choose_checkpointable
-from waystation.checkpoint.paths import PathLike, naming_checkpoint, require_checkpoint, resolve
-from waystation.checkpoint.turns import Turn
-from waystation.layouts.native.read import (
-    MetadataFiles,
-    OpenCheckpointable,
-    decode_checkpointable,
-    open_checkpoint,
-    read_files,
-)
-from waystation.layouts.native.records import LocalPart
-from waystation.tree import unflatten
-
-AUTO = "AUTO"
+from waystation.checkpoint.loading import Loading
+from waystation.checkpoint.metadata import CheckpointMetadata
+from waystation.checkpoint.opening import AUTO
+from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.save import check_names
 
 
 def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str = AUTO) -> Any:
@@ -43,19 +31,22 @@ def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str
             scalars), or what `metadata` returned. Each leaf comes back as the kind of array that the
             abstract leaf is, with its dtype and sharding, in the given containers. Without it
             everything comes back as it was saved.
-        checkpointable_name: Which checkpointable; by default the only one, or `state`.
+        checkpointable_name: Which checkpointable; by default `state`, or the first state by name where there
+            is none of that name.
 
     Returns:
         The state.
 
     Raises:
-        NotFound: There is no checkpoint, or no such checkpointable.
-        InvalidInput: The path is no checkpoint, or a leaf cannot be had as wanted.
+        CheckpointNotFound: There is no checkpoint.
+        CheckpointableNotFound: It has no such checkpointable.
+        InvalidInput: The path is no checkpoint, the checkpointable no state, or a leaf cannot be had as
+            wanted.
         StructureMismatch: The checkpoint and the abstract state differ; the message shows how.
         Corrupt: Bytes are not what was written; names file and array.
         Unsupported: The checkpoint is of a newer format version.
     """
-    loading = Loading(resolve(path), checkpointable_name, current_options())
+    loading = Loading(resolve(path), [checkpointable_name], current_options())
     return loading.run(abstract_state, Progress())
 
 
@@ -68,139 +59,72 @@ def load_async(
     could come between those of the program. With the option `array.loading.load_and_broadcast = True` there
     are such; let the program have none of its own then until the handle is done.
     """
-    loading = Loading(resolve(path), checkpointable_name, current_options(), is_in_background=True)
+    loading = Loading(resolve(path), [checkpointable_name], current_options(), is_in_background=True)
     loading.require_checkpoint()
     return AsyncResponse(
         f"loading '{loading.target}'", lambda progress: loading.run(abstract_state, progress)
     )
 
 
-class Loading:
-    """A load that all processes of the program make together: the primary reads the metadata (each process
-    those of its own storage, where it has one), every process what it needs of the data; a failure of one is
-    raised by all.
+def load_checkpointables(path: PathLike, abstract_checkpointables: Any = None) -> dict[str, Any]:
+    """Loads several checkpointables of one checkpoint.
 
-    Attributes:
-        target: The checkpoint, resolved.
+    Args:
+        path: The checkpoint.
+        abstract_checkpointables: Names, and what is wanted of each: for a state what `load` takes, for an
+            object that saves itself the object that is to be changed into what was saved, for others what
+            their handler says; None for what was saved, as it was. What is not named is not loaded. What
+            `checkpointables_metadata` returned is such, too. By default everything is loaded as it was saved.
+
+    Returns:
+        What was loaded, by name.
+
+    Raises:
+        CheckpointNotFound: There is no checkpoint.
+        CheckpointableNotFound: It has no checkpointable of a name that is given.
+        NoHandler: No registered handler can load one of them.
+        HandlerFailed: The handler of one of them did.
+        InvalidInput, StructureMismatch, Corrupt, Unsupported: As `load` does.
     """
+    loading, abstracts = _opened(path, abstract_checkpointables, is_in_background=False)
+    loading.begin(abstracts, Progress())
+    return loading.end()
 
-    def __init__(self, target: str, name: str, options: Options, *, is_in_background: bool = False) -> None:
-        self.target = target
-        self._is_in_background = is_in_background
-        self._name = name
-        self._options = options
-        multiprocessing = options.multiprocessing
-        self._is_local = multiprocessing.primary_host is None
-        self._is_settled = False
-        self._session = coordination.current().open(
-            "load from local storage" if self._is_local else f"load '{target}'",
-            deadline_s=multiprocessing.deadline_s,
-            primary=multiprocessing.primary_host or 0,
+
+def load_checkpointables_async(
+    path: PathLike, abstract_checkpointables: Any = None
+) -> AsyncResponse[dict[str, Any]]:
+    """Loads several checkpointables in the background; takes what `load_checkpointables` takes.
+
+    What is wrong with the call or the metadata is raised at once, the rest by the handle. Collectives are as
+    `load_async` says.
+    """
+    loading, abstracts = _opened(path, abstract_checkpointables, is_in_background=True)
+    progress = Progress()
+    loading.begin(abstracts, progress)
+    return AsyncResponse(f"loading '{loading.target}'", lambda _: loading.end(), progress)
+
+
+def load_pytree(*args: Any, **kwargs: Any) -> Any:
+    """Deprecated: use `load`."""
+    warnings.warn("load_pytree is deprecated: use load", DeprecationWarning, stacklevel=2)
+    return load(*args, **kwargs)
+
+
+def load_pytree_async(*args: Any, **kwargs: Any) -> AsyncResponse[Any]:
+    """Deprecated: use `load_async`."""
+    warnings.warn("load_pytree_async is deprecated: use load_async", DeprecationWarning, stacklevel=2)
+    return load_async(*args, **kwargs)
+
+
+def _opened(path: PathLike, asked: Any, *, is_in_background: bool) -> tuple[Loading, dict[str, Any]]:
+    """A load of what is asked for, which is empty where everything is."""
+    abstracts = asked.metadata if isinstance(asked, CheckpointMetadata) else asked
+    if abstracts is not None and not isinstance(abstracts, dict):
+        raise InvalidInput(
+            f"abstract_checkpointables is a dict of names and what is wanted of each, not {abstracts!r:.60}"
         )
-        self._turn = Turn()
-
-    def require_checkpoint(self) -> None:
-        """Refuses a path that holds no checkpoint; ends the load then."""
-        try:
-            if self._is_local:
-                self._settle()
-            else:
-                self._session.broadcast(self._require)
-        except BaseException:
-            self._close()
-            raise
-
-    def _close(self) -> None:
-        self._turn.end()
-        self._session.close()
-
-    def _settle(self) -> None:
-        """Has all processes find parts of the same checkpoint."""
-        if not self._is_settled:
-            local_storage.settle(self._session, self.target, local_storage.require_agreement)
-        self._is_settled = True
-
-    def _require(self) -> bytes:
-        require_checkpoint(self.target)
-        return b""
-
-    def run(self, abstract_state: Any, progress: Progress) -> Any:
-        """Loads."""
-        try:
-            return self._run(abstract_state, progress)
-        finally:
-            self._close()
-
-    def _run(self, abstract_state: Any, progress: Progress) -> Any:
-        opened = self._open()
-        prepared: list[tuple[wanted.Decided, fill.Filling, broadcast.Plan]] = []
-
-        def prepare() -> bytes:
-            self._turn.wait()  # what follows may make device meshes
-            with naming_checkpoint(self.target):
-                decided = self._decide(opened, abstract_state)
-                filling = fill.Filling(opened, decided, self._options, progress)
-                plan = broadcast.Plan.of(filling.resident, self._options.array.loading, self._wish())
-            self._turn.end()
-            prepared.append((decided, filling, plan))
-            return plan.proposal()
-
-        decision = self._session.round(prepare, broadcast.decide)
-        ((decided, filling, plan),) = prepared
-        received = Exchange(self._session, plan, filling.reading, self.target).run(decision)
-        leaves: list[Any] = []
-
-        def finish() -> bytes:
-            with naming_checkpoint(self.target):
-                leaves.append(unflatten(decided.structure, filling.finish(received)))
-            return b""
-
-        if self._is_local:
-            local_storage.tell_holders(self._session, opened, finish)
-        else:
-            self._session.round(finish, lambda _: b"")
-        return leaves[0]
-
-    def _wish(self) -> bool | None:
-        """Whether to broadcast; None: if it is faster."""
-        loading = self._options.array.loading
-        if self._session.process_count == 1 or self._is_local:
-            return False  # nobody is there to send to, or each reads from its own disk
-        if loading.load_and_broadcast is None and (loading.mmap or self._is_in_background):
-            return False  # nothing is read that is mapped; collectives would come at any time
-        return loading.load_and_broadcast
-
-    def _open(self) -> OpenCheckpointable:
-        if self._is_local:
-            self._settle()
-        if self._is_local or self._session.process_count == 1:
-            return decode_checkpointable(self._read())
-        return decode_checkpointable(
-            MetadataFiles.unpack(self._session.broadcast(lambda: self._read().pack()))
-        )
-
-    def _read(self) -> MetadataFiles:
-        require_checkpoint(self.target)
-        record = open_checkpoint(self.target)
-        if record.local is not None and not self._is_local:
-            self._check_readable(record.local)
-        directory, digest = record.checkpointables[choose_checkpointable(record, self._name, self.target)]
-        return read_files(os.path.join(self.target, directory), digest)
-
-    def _check_readable(self, part: LocalPart) -> None:
-        """Refuses to have all processes read what one host holds."""
-        if self._session.process_count > 1 and part.process_count > 1:
-            raise InvalidInput(
-                f"'{self.target}' is the part of process {part.process} of a checkpoint that "
-                f"{part.process_count} processes saved to local storage; load it with "
-                "multiprocessing.primary_host = None, so that each process reads its own part",
-                path=self.target,
-            )
-
-    def _decide(self, opened: OpenCheckpointable, abstract_state: Any) -> wanted.Decided:
-        loading = self._options.pytree.loading
-        if isinstance(abstract_state, CheckpointMetadata):
-            abstract_state = abstract_state.metadata
-        if abstract_state is None:
-            return wanted.as_saved(opened.tree, loading)
-        return wanted.as_asked(opened.tree, abstract_state, loading)
+    check_names(abstracts or {})
+    names = list(abstracts) if abstracts else None
+    loading = Loading(resolve(path), names, current_options(), is_in_background=is_in_background)
+    return loading, dict(abstracts or {})

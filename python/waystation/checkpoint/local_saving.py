@@ -15,17 +15,16 @@ process cannot tell whether others have committed, so its part stays as it is, a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from waystation._errors import Conflict
 from waystation.checkpoint import local_storage
 from waystation.checkpoint.handle import Progress
-from waystation.checkpoint.paths import check_destination
 from waystation.checkpoint.saving import Saving
 from waystation.layouts.native import commit, names, transactions
 from waystation.layouts.native.attempts import Attempt, leftovers
 from waystation.layouts.native.records import LocalPart, dump_json, load_json
-from waystation.layouts.native.write import write_metadata
 
 _IN_DOUBT = (
     "All parts of this save were prepared when this happened. The next load, save or delete there by all "
@@ -39,34 +38,39 @@ class LocalSaving(Saving):
     _transaction = ""
     _part: LocalPart | None = None
 
-    def begin(self, custom_metadata: object) -> None:
+    def begin(
+        self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool = False
+    ) -> None:
         """Settles what earlier saves have left, and refuses what can be refused without the state."""
         local_storage.settle(self._session, self.target)
 
         def work() -> bytes:
-            self._check_call(custom_metadata)
-            check_destination(self.target, overwrite=self._overwrite)
+            self._check_call(checkpointables, custom_metadata, is_state=is_state)
+            self._check_destination()
             return b""
 
         decided = self._session.round(work, lambda _: transactions.new_transaction().encode())
         self._transaction = decided.decode()
 
+    def _close(self) -> None:
+        local_storage.in_progress.discard(self._transaction)
+        super()._close()
+
+    def _start(self) -> None:
+        """Makes the attempt of this process, if that has not been done."""
+        if self._path is not None:
+            return
+        local_storage.in_progress.add(self._transaction)
+        with self._undone_on_error():
+            self._session.round(self._start_attempt, local_storage.nothing)
+            self._session.round(self._attempts_beside, self._refuse_shared_directories)
+        self._path = self._started().path
+
     def finish(self, progress: Progress, on_copied_out: Callable[[], None] = lambda: None) -> None:
         """Prepares this process's part, and commits it once all are prepared."""
-        local_storage.in_progress.add(self._transaction)
-        try:
-            self._finish(progress, on_copied_out)
-        finally:
-            local_storage.in_progress.discard(self._transaction)
-
-    def _finish(self, progress: Progress, on_copied_out: Callable[[], None]) -> None:
-        try:
-            self._session.round(lambda: self._start_attempt(self._transaction), local_storage.nothing)
-            self._session.round(self._attempts_beside, self._refuse_shared_directories)
+        self._start()
+        with self._undone_on_error():
             self._session.round(lambda: self._prepare_part(progress, on_copied_out), local_storage.nothing)
-        except BaseException:
-            self._undo()
-            raise
         try:
             self._session.barrier()  # the decision: whoever is here will not undo its part any more
             self._session.round(self._commit_part, local_storage.nothing)
@@ -99,9 +103,16 @@ class LocalSaving(Saving):
                 )
         return b""
 
+    def _start_attempt(self) -> bytes:
+        self._attempt = self._new_attempt(self._transaction)
+        return b""
+
+    def _write_states(self, path: str, progress: Progress, on_copied_out: Callable[[], None]) -> bytes:
+        self._own_parts = self._write_data(path, progress, on_copied_out)
+        return b""
+
     def _prepare_part(self, progress: Progress, on_copied_out: Callable[[], None]) -> bytes:
-        attempt = self._started()
-        part, unsynced = self._write_data(attempt.path, progress, on_copied_out)
+        self._write(progress, on_copied_out)
         replaced = transactions.look(self.target)
         self._part = LocalPart(
             self._transaction,
@@ -109,7 +120,8 @@ class LocalSaving(Saving):
             self._writer.process_count,
             None if replaced is None else replaced.digest,
         )
-        write_metadata(attempt, [(self._present(), [part])], self._custom_metadata, unsynced, self._part)
+        states = [(entry, [part]) for entry, part in zip(self._prepared(), self._own_parts, strict=True)]
+        self._write_records(states, self._part)
         self._check_cancelled(progress)
         return b""
 
@@ -120,9 +132,12 @@ class LocalSaving(Saving):
 
     def _undo(self) -> None:
         """Nobody else writes to this process's attempt, so that nobody has to be waited for."""
+        if self._calls is not None:
+            self._calls.close()
         if self._attempt is not None:
             self._attempt.discard()
 
     def _started(self) -> Attempt:
-        assert self._attempt is not None, "this process has started its attempt"
-        return self._attempt
+        attempt: Attempt | None = self._attempt
+        assert attempt is not None, "this process has started its attempt"
+        return attempt

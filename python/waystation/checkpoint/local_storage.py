@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from waystation._errors import Corrupt, InvalidInput, NotFound
+from waystation._errors import CheckpointNotFound, Corrupt, InvalidInput
 from waystation.coordination import Session
 from waystation.coordination.round_errors import named
 from waystation.layouts.native import commit, names, transactions
@@ -132,7 +132,7 @@ def require_agreement(reports: Sequence[Report]) -> None:
             "only all processes of that save can tell: start as many again, on the same hosts"
         )
     if identities == {None}:
-        raise NotFound(f"no process has a checkpoint at its path{_shown(reports)}{hint}")
+        raise CheckpointNotFound(f"no process has a checkpoint at its path{_shown(reports)}{hint}")
     raise Corrupt(
         f"the processes do not have parts of the same checkpoint at their paths{_shown(reports)}{hint}\n"
         "load an earlier checkpoint that all of them have, on the hosts that saved it"

@@ -1,119 +1,159 @@
-"""`metadata`: what a checkpoint holds, without reading arrays."""
+"""`metadata` and `checkpointables_metadata`: what a checkpoint holds, without reading arrays."""
 
 from __future__ import annotations
 
-import functools
+import datetime
+import logging
+import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from waystation._errors import NotFound
-from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
-from waystation.frameworks import dtypes, registry
-from waystation.layouts.native.read import open_checkpoint, open_checkpointable
-from waystation.layouts.native.records import CheckpointRecord, LocalPart
-from waystation.layouts.native.tree_file import ArrayLeaf
-from waystation.layouts.opened import Opened
-from waystation.tree import unflatten
+from waystation._errors import WaystationError
+from waystation.checkpoint import opening
+from waystation.checkpoint.context import current_options
+from waystation.checkpoint.handlers import choice
+from waystation.checkpoint.handlers.calls import HandlerCalls
+from waystation.checkpoint.nested_state import abstract_state
+from waystation.checkpoint.opening import AUTO, OpenCheckpoint, Stored
+from waystation.checkpoint.paths import PathLike, resolve
+from waystation.layouts.native.records import LocalPart
 
-_AUTO = "AUTO"
-_DEFAULT_NAME = "state"
+_log = logging.getLogger("waystation")
+
+M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointMetadata:
-    """What a checkpoint says about one of its checkpointables.
+class CheckpointMetadata(Generic[M]):
+    """What a checkpoint says about one of its checkpointables, or about all.
 
     Attributes:
         path: The checkpoint.
-        metadata: The abstract state: the saved tree with an abstract array for each array and the
-            value of each scalar. It can be given to `load` as it is, or changed first.
+        metadata: Of a state the abstract state: the saved tree with an abstract array for each array and the
+            value of each scalar. It can be given to `load` as it is, or changed first. Of all, such by name.
         custom_metadata: What was given to `save`.
-        checkpointable_name: Which one this is.
+        checkpointable_name: Which one this is; None if it is about all.
         checkpointable_names: All that the checkpoint has.
-        commit_timestamp_ns: When it was committed, nanoseconds since 1970.
+        begin_timestamp_ns: When the save began, nanoseconds since 1970; None if that is not known.
+        commit_timestamp_ns: When it was committed.
         format_version: Of the layout.
         local: Which part of which save to local storage this is; None for a checkpoint that is complete.
     """
 
     path: str
-    metadata: Any
-    custom_metadata: Any
-    checkpointable_name: str
-    checkpointable_names: tuple[str, ...]
-    commit_timestamp_ns: int
-    format_version: int
+    metadata: M
+    custom_metadata: Any = None
+    checkpointable_name: str | None = None
+    checkpointable_names: tuple[str, ...] = ()
+    begin_timestamp_ns: int | None = None
+    commit_timestamp_ns: int | None = None
+    format_version: int | None = None
     local: LocalPart | None = None
 
+    @property
+    def init_timestamp_nsecs(self) -> int | None:
+        """`begin_timestamp_ns`, as Orbax calls it."""
+        return self.begin_timestamp_ns
 
-def metadata(path: PathLike, checkpointable_name: str = _AUTO) -> CheckpointMetadata:
-    """Reads what a checkpoint holds; no data file is opened.
+    @property
+    def commit_timestamp_nsecs(self) -> int | None:
+        """`commit_timestamp_ns`, as Orbax calls it."""
+        return self.commit_timestamp_ns
+
+    @property
+    def init_timestamp(self) -> datetime.datetime | None:
+        """When the save began."""
+        return _moment(self.begin_timestamp_ns)
+
+    @property
+    def commit_timestamp(self) -> datetime.datetime | None:
+        """When it was committed."""
+        return _moment(self.commit_timestamp_ns)
+
+
+def metadata(path: PathLike, checkpointable_name: str = AUTO) -> CheckpointMetadata[Any]:
+    """Reads what one checkpointable of a checkpoint holds; no data file is opened.
 
     Args:
         path: The checkpoint.
-        checkpointable_name: Which checkpointable; by default the only one, or `state`.
+        checkpointable_name: Which checkpointable; by default `state`, or the first state by name where there
+            is none of that name.
 
     Raises:
-        NotFound: There is no checkpoint, or no such checkpointable.
+        CheckpointNotFound: There is no checkpoint.
+        CheckpointableNotFound: It has no such checkpointable.
+        InvalidInput: The path is no checkpoint.
+        Corrupt: Its metadata is damaged.
+        Unsupported: It is of a newer format version.
+        NoHandler, HandlerFailed: It is no state, and its handler is not there, or fails.
+    """
+    opened = opening.open_checkpoint(resolve(path), [checkpointable_name])
+    (stored,) = opened.stored.values()
+    return _made(opened, stored.name, _describe(stored))
+
+
+def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, Any]]:
+    """Reads what all checkpointables of a checkpoint hold; no data file of a state is opened.
+
+    What `metadata` of the result has of each, by name, can be given to `load_checkpointables`. It is None
+    where a handler has none to tell, or cannot.
+
+    Args:
+        path: The checkpoint.
+
+    Raises:
+        CheckpointNotFound: There is no checkpoint.
         InvalidInput: The path is no checkpoint.
         Corrupt: Its metadata is damaged.
         Unsupported: It is of a newer format version.
     """
-    target = resolve(path)
-    require_checkpoint(target)
-    record = open_checkpoint(target)
-    name = choose_checkpointable(record, checkpointable_name, target)
-    opened = open_checkpointable(target, record, name)
+    opened = opening.open_checkpoint(resolve(path), None)
+    described: dict[str, Any] = {}
+    for name, stored in opened.stored.items():
+        try:
+            described[name] = _describe(stored)
+        except WaystationError as error:
+            if stored.state is not None:
+                raise
+            _log.warning("the metadata of checkpointable '%s' of '%s' is left out: %s", name, path, error)
+            described[name] = None
+    return _made(opened, None, described)
+
+
+def pytree_metadata(*args: Any, **kwargs: Any) -> CheckpointMetadata[Any]:
+    """Deprecated: use `metadata`."""
+    warnings.warn("pytree_metadata is deprecated: use metadata", DeprecationWarning, stacklevel=2)
+    return metadata(*args, **kwargs)
+
+
+def _describe(stored: Stored) -> Any:
+    options = current_options()
+    handler = choice.loader(options.checkpointables.registry, stored.name, None, stored.handler)
+    if handler is None:
+        return abstract_state(opening.require_state(stored, stored.directory))
+    directory = options.file.path_class(stored.directory)
+    calls = HandlerCalls("read the metadata of")
+    try:
+        return calls.ask({stored.name: lambda: handler.metadata(directory)})[stored.name]
+    finally:
+        calls.close()
+
+
+def _made(opened: OpenCheckpoint, name: str | None, described: Any) -> CheckpointMetadata[Any]:
     return CheckpointMetadata(
-        target,
-        abstract_state(opened),
-        record.custom_metadata,
+        opened.target,
+        described,
+        opened.custom_metadata,
         name,
-        tuple(sorted(record.checkpointables)),
-        record.created_ns,
-        1,
-        record.local,
+        opened.names,
+        opened.begun_ns,
+        opened.committed_ns,
+        opened.format_version,
+        opened.local,
     )
 
 
-def abstract_state(opened: Opened) -> Any:
-    """The saved tree with abstract arrays."""
-    tree = opened.tree
-    return unflatten(tree.structure, [_abstract_leaf(opened, leaf) for leaf in tree.leaves])
-
-
-def _abstract_leaf(opened: Opened, leaf: Any) -> Any:
-    if type(leaf) is not ArrayLeaf:
-        return leaf
-    stored = opened.tree.arrays[leaf.array]
-    if stored.framework in ("bytes", "str"):
-        return bytes if stored.framework == "bytes" else str
-    if stored.framework == "python":
-        return dtypes.of_stored(stored).host.type(0).item()  # as Orbax has it: data is not read here
-    codec = registry.available_codec(stored.framework)
-    storage = functools.partial(opened.storage_metadata, leaf.array)
-    return codec.with_storage(codec.abstract(stored), storage)
-
-
-def choose_checkpointable(record: CheckpointRecord, name: str, path: str) -> str:
-    """The checkpointable that is meant.
-
-    Raises:
-        NotFound: There is none of that name, or it is not clear which one is meant.
-    """
-    present = sorted(record.checkpointables)
-    if name != _AUTO:
-        if name in record.checkpointables:
-            return name
-        raise NotFound(
-            f"checkpoint '{path}' has no checkpointable '{name}'; it has: {', '.join(present) or 'none'}",
-            path=path,
-        )
-    if _DEFAULT_NAME in record.checkpointables:
-        return _DEFAULT_NAME
-    if len(present) == 1:
-        return present[0]
-    raise NotFound(
-        f"checkpoint '{path}' has no checkpointable '{_DEFAULT_NAME}' and several others; give "
-        f"checkpointable_name, one of: {', '.join(present) or 'none'}",
-        path=path,
-    )
+def _moment(nanoseconds: int | None) -> datetime.datetime | None:
+    if nanoseconds is None:
+        return None
+    return datetime.datetime.fromtimestamp(nanoseconds / 1e9, tz=datetime.UTC)

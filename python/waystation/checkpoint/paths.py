@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 
 from waystation._errors import (
+    CheckpointNotFound,
     Conflict,
     Corrupt,
     InvalidInput,
@@ -113,7 +114,7 @@ def require_checkpoint(target: str) -> None:
         )
     if present:
         raise InvalidLayoutError(f"'{target}' is a file, not a checkpoint directory", path=target)
-    raise NotFound(f"there is no checkpoint '{target}'{_beside(target)}", path=target)
+    raise CheckpointNotFound(f"there is no checkpoint '{target}'{_beside(target)}", path=target)
 
 
 def _beside(target: str) -> str:

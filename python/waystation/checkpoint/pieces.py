@@ -18,7 +18,9 @@ import numpy as np
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.grid import Box
-from waystation.layouts.native.read import OpenCheckpointable, ReadStatistics, Request, read_boxes
+from waystation.layouts.native import memory
+from waystation.layouts.native.read import ReadStatistics, Request
+from waystation.layouts.opened import Opened
 
 GROUP_BYTES = 32 << 20
 
@@ -74,18 +76,18 @@ def cut(shape: tuple[int, ...], most_items: int) -> Iterator[Box]:
             yield (*leading, start, *(0,) * len(inner)), (*(1,) * axis, extent, *inner)
 
 
-def buffer_item_bytes(opened: OpenCheckpointable, array: int) -> int:
+def buffer_item_bytes(opened: Opened, array: int) -> int:
     """Bytes of one logical element of an array in the buffers that `read_parts` fills."""
     form = dtypes.of_stored(opened.tree.arrays[array])
     return int(form.host.itemsize) * math.prod(form.host_trailing)
 
 
 def read_parts(
-    opened: OpenCheckpointable, arrays: Sequence[int], parts: Sequence[Part], options: Options
+    opened: Opened, arrays: Sequence[int], parts: Sequence[Part], options: Options
 ) -> list[Values]:
     """Reads a group of parts; `arrays` says which array each index of a part is."""
     requests = [Request(arrays[part.index], [part.box]) for part in parts]
-    read = read_boxes(opened, requests, options, lambda _job: None, ReadStatistics())
+    read = opened.read_boxes(requests, options, lambda _job: None, ReadStatistics(), memory.allocate)
     return [found for (found,) in read]
 
 

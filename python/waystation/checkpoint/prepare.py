@@ -84,6 +84,18 @@ def describe(state: Any) -> Described:
     )
 
 
+def can_save(state: Any) -> bool:
+    """Whether the types of all leaves can be saved; looks at no array."""
+    of_type: dict[type, bool] = {}
+    for value in flatten(state)[0]:
+        kind = type(value)
+        if kind not in of_type:
+            of_type[kind] = kind in SCALARS or registry.codec_for(value) is not None
+        if not of_type[kind]:
+            return False
+    return True
+
+
 @dataclass(slots=True)
 class Taken:
     """What this process writes of a state, and what is said of all of it."""

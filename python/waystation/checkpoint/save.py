@@ -1,29 +1,36 @@
-"""`save` and `save_async`: a state becomes a committed checkpoint, or leaves no trace.
+"""`save`, `save_checkpointables` and both in the background: what is given becomes a committed checkpoint, or
+leaves no trace.
 
-The caller's thread takes the state apart, refuses what can be refused, and makes the state safe from
-later changes. Then one thread writes, makes durable, and commits. Cancelled or failed at any point,
-the attempt's directory is removed and what stood at the destination stays.
+The caller's thread takes states apart, has handlers take what is theirs, refuses what can be refused, and
+makes everything safe from later changes. Then one thread writes, makes durable, and commits. Cancelled or
+failed at any point, the attempt's directory is removed and what stood at the destination stays.
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from waystation._errors import InvalidInput
+from waystation._options import Options
 from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handle import AsyncResponse, Progress
+from waystation.checkpoint.handlers.choice import METRICS, STATE
 from waystation.checkpoint.local_saving import LocalSaving
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.saving import Saving
 
-DEFAULT_NAME = "state"
+# A checkpointable of such a name could not be told from what the library itself means by it.
+RESERVED_NAMES = frozenset({"AUTO", METRICS, "_CHECKPOINT_DELETION"})
 
 
 def save(
     path: PathLike,
     state: Any,
     *,
-    checkpointable_name: str = DEFAULT_NAME,
+    checkpointable_name: str = STATE,
     overwrite: bool = False,
     custom_metadata: Any = None,
 ) -> None:
@@ -44,17 +51,14 @@ def save(
         DiskFull, PermissionDenied, Unavailable: The disk refuses; nothing is left behind. Unavailable as
             well if another process of the program has died or does not come.
     """
-    with _open(path, checkpointable_name, overwrite=overwrite) as saving:
-        saving.begin(custom_metadata)
-        saving.prepare(state)
-        saving.finish(Progress())
+    write(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
 
 
 def save_async(
     path: PathLike,
     state: Any,
     *,
-    checkpointable_name: str = DEFAULT_NAME,
+    checkpointable_name: str = STATE,
     overwrite: bool = False,
     custom_metadata: Any = None,
 ) -> AsyncResponse[None]:
@@ -71,13 +75,99 @@ def save_async(
         Conflict, Unsupported, InvalidInput, PermissionDenied: As `save` does, before it returns. What
             fails later is raised by the handle.
     """
-    saving = _open(path, checkpointable_name, overwrite=overwrite)
+    return write_async(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
+
+
+def save_checkpointables(
+    path: PathLike,
+    checkpointables: dict[str, Any],
+    *,
+    overwrite: bool = False,
+    custom_metadata: Any = None,
+) -> None:
+    """Saves several things as one checkpoint, each of which can be loaded, or deleted, by itself.
+
+    Args:
+        path: The directory that becomes the checkpoint. Missing parents are created.
+        checkpointables: Names and what is saved under them: states, JSON values, messages of protocol
+            buffers, objects that save themselves (`StatefulCheckpointable`), and what registered handlers
+            take (`waystation.handlers`).
+        overwrite: Replace a checkpoint that is there; it stays whole until the new one is.
+        custom_metadata: A JSON value to keep with the checkpoint.
+
+    Raises:
+        NoHandler: No handler can save one of them; the message names it.
+        HandlerFailed: The handler of one of them did; so nothing is saved.
+        Conflict, Unsupported, InvalidInput, DiskFull, PermissionDenied, Unavailable: As `save` does.
+    """
+    _check(checkpointables)
+    write(path, checkpointables, overwrite, custom_metadata)
+
+
+def save_checkpointables_async(
+    path: PathLike,
+    checkpointables: dict[str, Any],
+    *,
+    overwrite: bool = False,
+    custom_metadata: Any = None,
+) -> AsyncResponse[None]:
+    """Saves several things as one checkpoint in the background; takes what `save_checkpointables` takes.
+
+    States are safe from later changes as with `save_async`; each handler has taken what is to be saved when
+    this returns.
+
+    Returns:
+        The handle: `result()` returns once the checkpoint is durable and committed.
+    """
+    _check(checkpointables)
+    return write_async(path, checkpointables, overwrite, custom_metadata)
+
+
+def save_pytree(*args: Any, **kwargs: Any) -> None:
+    """Deprecated: use `save`."""
+    warnings.warn("save_pytree is deprecated: use save", DeprecationWarning, stacklevel=2)
+    save(*args, **kwargs)
+
+
+def save_pytree_async(*args: Any, **kwargs: Any) -> AsyncResponse[None]:
+    """Deprecated: use `save_async`."""
+    warnings.warn("save_pytree_async is deprecated: use save_async", DeprecationWarning, stacklevel=2)
+    return save_async(*args, **kwargs)
+
+
+def write(
+    path: PathLike,
+    checkpointables: Mapping[str, Any],
+    overwrite: bool,
+    custom_metadata: Any,
+    *,
+    is_state: bool = False,
+) -> None:
+    """Saves, without asking whether names are reserved; for callers that know what they mean by them."""
+    with _open(path, overwrite=overwrite) as saving:
+        saving.begin(checkpointables, custom_metadata, is_state=is_state)
+        saving.prepare(checkpointables)
+        saving.finish(Progress())
+
+
+def write_async(
+    path: PathLike,
+    checkpointables: Mapping[str, Any],
+    overwrite: bool,
+    custom_metadata: Any,
+    *,
+    is_state: bool = False,
+) -> AsyncResponse[None]:
+    """Saves in the background, as `write` does."""
+    options = current_options().asynchronous
+    saving = _open(path, overwrite=overwrite, timeout_s=options.timeout_secs)
     with saving.closed_on_error():
-        saving.begin(custom_metadata)
-        drained = saving.prepare(state, snapshot=True)
+        saving.begin(checkpointables, custom_metadata, is_state=is_state)
+        drained = saving.prepare(checkpointables, snapshot=True)
     # The thread must not keep what the caller may want to be freed: leaves that were copied.
-    del state
+    del checkpointables
     copied_out = threading.Event()
+    callback = options.post_finalization_callback
 
     def work(progress: Progress) -> None:
         try:
@@ -85,6 +175,14 @@ def save_async(
                 saving.finish(progress, copied_out.set)
         finally:
             copied_out.set()
+        if callback is not None:
+            try:
+                callback()
+            except Exception as error:
+                error.add_note(
+                    f"raised by asynchronous.post_finalization_callback; '{saving.target}' is whole"
+                )
+                raise
 
     response = AsyncResponse(f"saving '{saving.target}'", work)
     if not drained:
@@ -96,8 +194,30 @@ def save_async(
     return response
 
 
-def _open(path: PathLike, name: str, *, overwrite: bool) -> Saving:
+def _open(path: PathLike, *, overwrite: bool, timeout_s: float | None = None) -> Saving:
     """A save to the kind of storage that the options say."""
     options = current_options()
-    kind = LocalSaving if options.multiprocessing.primary_host is None else Saving
-    return kind(resolve(path), name, options, overwrite=overwrite)
+    deadline_s = options.multiprocessing.deadline_s
+    if timeout_s is not None:
+        deadline_s = min(deadline_s, timeout_s)
+    return _kind(options)(resolve(path), options, overwrite=overwrite, deadline_s=deadline_s)
+
+
+def _kind(options: Options) -> type[Saving]:
+    return LocalSaving if options.multiprocessing.primary_host is None else Saving
+
+
+def _check(checkpointables: object) -> None:
+    """Refuses what is no set of checkpointables, and names that mean something else."""
+    if not isinstance(checkpointables, dict) or not checkpointables:
+        raise InvalidInput(
+            f"checkpointables is a dict of names and what is saved under them, not {checkpointables!r:.60}"
+        )
+    check_names(checkpointables)
+
+
+def check_names(names: Collection[str]) -> None:
+    """Refuses names that mean something else, to save and to load."""
+    reserved = sorted(RESERVED_NAMES.intersection(names))
+    if reserved:
+        raise InvalidInput(f"'{reserved[0]}' cannot be the name of a checkpointable: it is reserved")

@@ -55,6 +55,8 @@ def take(
 ) -> list[tuple[int, int]]:
     """Copies what could change, as far as the limit allows, and repoints the chunks to the copies.
 
+    What is copied is taken off `shares`, so that the states of one save share them.
+
     Args:
         chunks: What is to be written.
         sources: Their arrays, by number.
@@ -83,6 +85,7 @@ def take(
             copies.add(kept, sources[chunk.array].storage_item_bytes)
         if nbytes < chunk.nbytes:
             waited_for.append((end - chunk.nbytes, end - nbytes))
+    shares.snapshot_bytes = room
     _copy(copies, is_bounded=shares.is_bounded)
     return _joined(waited_for[::-1])
 

@@ -16,13 +16,10 @@ import numpy as np
 from waystation import _native
 from waystation._errors import Corrupt, NotFound, WaystationError
 from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
-from waystation.layouts.native import names, tables
-from waystation.layouts.native.read import (
-    OpenCheckpointable,
-    arrays_at,
-    open_checkpoint,
-    open_checkpointable,
-)
+from waystation.layouts.native import handler_files, names, tables
+from waystation.layouts.native.handler_files import HandlerFiles
+from waystation.layouts.native.open import open_any
+from waystation.layouts.native.read import OpenCheckpointable, arrays_at, open_checkpoint
 from waystation.layouts.native.records import LocalPart
 
 _WINDOW_BYTES = 64 << 20
@@ -51,7 +48,7 @@ class Verification:
         path: The checkpoint.
         damages: Everything that is wrong; empty for a whole checkpoint.
         strays: Files that the checkpoint's records do not name; harmless, but not its own.
-        files: Data files that were read.
+        files: Data files, and files of handlers, that were read.
         bytes_read: Bytes of them.
         local: Which part of which save to local storage this is; None for a checkpoint that is complete.
     """
@@ -80,14 +77,27 @@ def verify(
     require_checkpoint(target)
     found = Verification(target)
     opened = list(_open_all(target, found))
-    total = sum(int(entry.tables.files["file_bytes"].sum()) for entry in opened)
+    total = sum(_data_bytes(entry) for entry in opened)
+
+    def on_read() -> None:
+        on_progress(found.bytes_read, total)
+
     for entry in opened:
+        if isinstance(entry, HandlerFiles):
+            _verify_handler_files(entry, found, on_read)
+            continue
         for file, file_path in enumerate(entry.paths()):
-            _verify_file(entry, file, file_path, found, lambda: on_progress(found.bytes_read, total))
+            _verify_file(entry, file, file_path, found, on_read)
     return found
 
 
-def _open_all(target: str, found: Verification) -> Iterator[OpenCheckpointable]:
+def _data_bytes(entry: OpenCheckpointable | HandlerFiles) -> int:
+    if isinstance(entry, HandlerFiles):
+        return sum(digest.nbytes for digest in entry.record.files.values())
+    return int(entry.tables.files["file_bytes"].sum())
+
+
+def _open_all(target: str, found: Verification) -> Iterator[OpenCheckpointable | HandlerFiles]:
     known = {names.RECORD}
     try:
         record = open_checkpoint(target)
@@ -98,15 +108,31 @@ def _open_all(target: str, found: Verification) -> Iterator[OpenCheckpointable]:
     for name, (directory, _) in record.checkpointables.items():
         known.add(directory)
         try:
-            opened = open_checkpointable(target, record, name)
+            opened = open_any(target, record, name)
         except WaystationError as error:
             where = str(error.context.get("path", os.path.join(target, directory)))
             found.damages.append(Damage(where, error.message))
             continue
-        own = {names.CHECKPOINTABLE_RECORD, *opened.record.tables, *map(os.path.basename, opened.paths())}
-        found.strays += _others(opened.directory, own)
+        own = {names.CHECKPOINTABLE_RECORD, *opened.record.tables}
+        if isinstance(opened, HandlerFiles):
+            own.add(names.FILES)
+            found.strays += opened.strays()
+        else:
+            own.update(map(os.path.basename, opened.paths()))
+        found.strays += _others(os.path.join(target, directory), own)
         yield opened
     found.strays += _others(target, known)
+
+
+def _verify_handler_files(opened: HandlerFiles, found: Verification, on_file: Callable[[], None]) -> None:
+    for path, expected in opened.paths():
+        found.files += 1
+        try:
+            handler_files.check(path, expected)
+        except WaystationError as error:
+            found.damages.append(Damage(path, error.message))
+        found.bytes_read += expected.nbytes
+        on_file()
 
 
 def _others(directory: str, known: set[str]) -> list[str]:

@@ -16,9 +16,9 @@ LEAST_BYTES = 1 << 20  # a few blocks of the files, one of which has to be in me
 _STAGING_MOST_BYTES = 64 << 20  # as much as the engine ever takes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WriteShares:
-    """What may be taken for what.
+    """What may still be taken for what.
 
     Attributes:
         staging_bytes: For the engine's blocks; None leaves that to the engine.

@@ -6,7 +6,9 @@ be lost with the power until it is synced, and then there is none). Of an overwr
 swapped in one act, so the old one stands until the new one does. Where a file system cannot swap,
 the new data moves in beside the old and the record, a single file, is replaced by rename: killed
 before that, the new data are orphans inside the old checkpoint; killed after it, the old data are
-inside the new one (`orphans` finds both). Directories move in and out whole, so an orphan is whole.
+inside the new one (`orphans` finds both). Directories move in and out whole, so an orphan is whole. Of the
+removal of one checkpointable: killed before its record, nothing has happened; killed after it, the files are
+inside a checkpoint that says who should have taken them away (`orphans` finds them).
 """
 
 from __future__ import annotations
@@ -14,12 +16,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from waystation import _native
-from waystation._errors import Conflict, Corrupt, Unsupported, WaystationError, from_os_error
+from waystation._errors import (
+    CheckpointableNotFound,
+    Conflict,
+    Corrupt,
+    Unsupported,
+    WaystationError,
+    from_os_error,
+)
 from waystation.layouts.native import names, records
 from waystation.layouts.native.attempts import Attempt, remove_tree
 
@@ -172,6 +182,64 @@ def withdraw(target: str, attempt_id: str) -> None:
         raise from_os_error(error, "delete", target) from error
     _native.sync_paths([parent])
     remove_tree(grave)
+
+
+def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
+    """Removes one of several checkpointables of a checkpoint: a new generation of the record, which does not
+    name it, is the act; it says as well who takes the files away.
+
+    Raises:
+        CheckpointableNotFound: It has gone meanwhile.
+    """
+    with _locked(target):
+        record = read_record(target)
+        remaining = dict(record.checkpointables)
+        if name not in remaining:
+            raise CheckpointableNotFound(
+                f"checkpoint '{target}' has no checkpointable '{name}' any more", path=target
+            )
+        directory, _ = remaining.pop(name)
+        present = {gone: remover for gone, remover in record.removed.items() if _is_in(target, gone)}
+        shrunk = dataclasses.replace(
+            record,
+            generation=record.generation + 1,
+            checkpointables=remaining,
+            removed={**present, directory: attempt_id},
+        )
+        replace_record(target, shrunk, attempt_id)
+    parent, checkpoint = os.path.split(target)
+    grave = os.path.join(parent, names.attempt(checkpoint, attempt_id))
+    try:
+        os.rename(os.path.join(target, directory), grave)
+    except OSError as error:
+        raise from_os_error(error, "remove", os.path.join(target, directory)) from error
+    remove_tree(grave)
+
+
+def _is_in(target: str, directory: str) -> bool:
+    return os.path.lexists(os.path.join(target, directory))
+
+
+@contextlib.contextmanager
+def _locked(target: str) -> Iterator[None]:
+    """Keeps others from replacing the record of a checkpoint between a look at it and its replacement.
+
+    Raises:
+        Conflict: Another checkpoint came to stand at the path meanwhile.
+    """
+    try:
+        directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise from_os_error(error, "open", target) from error
+    try:
+        # Where a file system knows no locks, two writers at a time are the caller's to prevent.
+        with contextlib.suppress(OSError):
+            fcntl.flock(directory, fcntl.LOCK_EX)
+        if not os.path.samestat(os.fstat(directory), os.stat(target)):
+            raise Conflict(f"'{target}' was replaced meanwhile; look at it again", path=target)
+        yield
+    finally:
+        os.close(directory)
 
 
 def read_record(directory: str) -> records.CheckpointRecord:

@@ -12,6 +12,7 @@ CHUNK_TABLE = "chunks.bin"
 CHECKSUM_TABLE = "checksums.bin"
 INDEX = "model.safetensors.index.json"
 OWNER = "owner.json"
+FILES = "files"  # in it, what a handler made of a checkpointable
 
 ATTEMPT_INFIX = ".waystation-tmp-"
 EXPORT_INFIX = ".waystation-export-"

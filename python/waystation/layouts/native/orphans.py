@@ -2,8 +2,9 @@
 
 They are left where file systems cannot swap names (`commit.replace_in_place`): data that were moved in by
 an overwrite that was killed before its commit (their name has the attempt's id), or that were to be moved
-out by one killed right after it (then the record names directories of that attempt). An orphan is dead when
-the process of that attempt is, by the proof that `attempts` asks for.
+out by one killed right after it (then the record names directories of that attempt). And where the removal of
+a checkpointable was killed after its commit (the record has the attempt's id). An orphan is dead when the
+process of that attempt is, by the proof that `attempts` asks for.
 
 Invariants: only a directory that holds a valid sealed record of a checkpointable is ever taken for one. The
 death of an attempt is looked at before the record is read, as it could commit in between. Everything goes
@@ -90,7 +91,9 @@ def _find(target: str, directory: int) -> list[Leftover]:
     for name in candidates:
         if name in named:
             continue
-        if name in deaths:
+        if name in record.removed:
+            found.append(_describe(target, name, record.removed[name]))
+        elif name in deaths:
             found.append(deaths[name])
         elif committers:
             # Whoever put the present data here has not taken these out: dead once all of them are.

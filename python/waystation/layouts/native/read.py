@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from waystation import _native
-from waystation._errors import Corrupt, NotFound, WaystationError
+from waystation._errors import Corrupt, InvalidInput, NotFound, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.storage import StorageMetadata
 from waystation.layouts.native import boxes, commit, memory, names, places, storage, tables
-from waystation.layouts.native.records import CheckpointableRecord, CheckpointRecord, Digest
+from waystation.layouts.native.records import PYTREE, CheckpointableRecord, CheckpointRecord, Digest
+from waystation.layouts.native.strings import join_strings, split_strings
 from waystation.layouts.native.tree_file import TreeFile
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -113,16 +114,12 @@ def open_checkpointable(target: str, record: CheckpointRecord, name: str) -> Ope
     """Reads and verifies the metadata of one checkpointable, all of it.
 
     Raises:
-        NotFound: The checkpoint has no such checkpointable.
+        CheckpointableNotFound: The checkpoint has no such checkpointable.
+        InvalidInput: It is no state.
         Corrupt: A file is missing, damaged or not the one that was committed.
     """
-    entry = record.checkpointables.get(name)
-    if entry is None:
-        present = ", ".join(sorted(record.checkpointables)) or "none"
-        raise NotFound(
-            f"checkpoint '{target}' has no checkpointable '{name}'; it has: {present}", path=target
-        )
-    return decode_checkpointable(read_files(os.path.join(target, entry[0]), entry[1], paged_from_bytes=None))
+    directory, digest = record.entry(target, name)
+    return decode_checkpointable(read_files(directory, digest, paged_from_bytes=None))
 
 
 @dataclass(slots=True)
@@ -140,25 +137,28 @@ class MetadataFiles:
     record: bytes
     contents: list[bytes]
 
+    def decode_record(self) -> CheckpointableRecord:
+        """What the record says."""
+        path = os.path.join(self.directory, names.CHECKPOINTABLE_RECORD)
+        return CheckpointableRecord.decode(self.record, path)
+
     def pack(self) -> bytes:
         """As one string of bytes, for other processes."""
-        parts = [os.fsencode(self.directory), self.record, *self.contents]
-        head = np.array([len(parts), *(len(part) for part in parts)], "<i8")
-        return b"".join([head.tobytes(), *parts])
+        return join_strings([os.fsencode(self.directory), self.record, *self.contents])
 
     @classmethod
     def unpack(cls, data: bytes) -> MetadataFiles:
         """What `pack` made."""
-        count = int.from_bytes(data[:8], "little")
-        parts, begin = [], 8 * (1 + count)
-        for length in np.frombuffer(data[8:begin], "<i8").tolist():
-            parts.append(data[begin : begin + length])
-            begin += length
-        return cls(os.fsdecode(parts[0]), parts[1], parts[2:])
+        directory, record, *contents = split_strings(data)
+        return cls(os.fsdecode(directory), record, contents)
 
 
 def read_files(
-    directory: str, digest: Digest, *, paged_from_bytes: int | None = PAGED_FROM_BYTES
+    directory: str,
+    digest: Digest,
+    *,
+    paged_from_bytes: int | None = PAGED_FROM_BYTES,
+    record_only: bool = False,
 ) -> MetadataFiles:
     """Reads the metadata files of a checkpointable and verifies them against its record, and this against
     the digest that the checkpoint has of it.
@@ -167,6 +167,7 @@ def read_files(
         directory: Where they are.
         digest: Of the record.
         paged_from_bytes: Tables that have more bytes together are not read here, but page by page.
+        record_only: Read no more than the record; of files that a handler made there is no more.
 
     Raises:
         Corrupt: A file is missing, damaged or not the one that was committed.
@@ -175,6 +176,8 @@ def read_files(
     (data,) = _read_committed([record_path])
     digest.check(data, record_path)
     own = CheckpointableRecord.decode(data, record_path)
+    if own.kind != PYTREE or record_only:
+        return MetadataFiles(directory, data, [])
     absent = set(LOADED_FILES) - own.tables.keys()
     if absent:
         raise Corrupt(f"'{record_path}' does not vouch for {', '.join(sorted(absent))}", path=record_path)
@@ -196,13 +199,15 @@ def decode_checkpointable(files: MetadataFiles) -> OpenCheckpointable:
     """Makes sense of verified metadata files.
 
     Raises:
+        InvalidInput: They are not those of a state.
         Corrupt: They contradict each other or the format.
     """
+    record = files.decode_record()
+    if record.kind != PYTREE:
+        raise InvalidInput(f"'{files.directory}' holds no state: {record.handler} has saved it")
     paths = [os.path.join(files.directory, name) for name in LOADED_FILES]
-    record_path = os.path.join(files.directory, names.CHECKPOINTABLE_RECORD)
     tree_content, *encoded = files.contents
     tree = TreeFile.decode(tree_content, paths[0])
-    record = CheckpointableRecord.decode(files.record, record_path)
     if encoded:
         decoded = tables.decode(encoded[0], encoded[1], encoded[2], (paths[1], paths[2], paths[3]))
         _check_arrays(tree, decoded, paths[2])

@@ -2,22 +2,28 @@
 
 `checkpoint.json` names each checkpointable's directory and the checksum of its record; the record
 names each table with its size and checksum. So one small file, once valid, vouches for every byte.
-Readers accept unknown members (later minor additions) and refuse a newer `format_version`.
+Readers accept unknown members (later minor additions) and refuse a newer `format_version`. A checkpointable
+is of a kind, and readers refuse kinds that they do not know: those of another one load all the same.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from waystation import _native
-from waystation._errors import Corrupt, Unsupported, WaystationError
+from waystation._errors import CheckpointableNotFound, Corrupt, Unsupported, WaystationError
 from waystation.layouts.native import names
 from waystation.tree import parse_json
 
 RECORD_LIMIT_BYTES = 256 << 20
+
+# Of a checkpointable: a state in the tables and data files of this layout, or files that a handler made.
+PYTREE, FILES = "pytree", "files"
 
 _TRANSACTION = re.compile("[0-9a-f]{16}")
 
@@ -100,6 +106,9 @@ class CheckpointRecord:
         created_ns: Wall-clock time of the commit's preparation, nanoseconds since 1970.
         custom_metadata: The caller's own JSON value.
         local: Of a part of a save to local storage; None for a checkpoint that is complete in itself.
+        begun_ns: When the save began, in the same clock; None if that was not written down.
+        removed: Directories that this record, or one before it, names no more, with the id of the attempt
+            that takes them away. Readers need not look at it.
     """
 
     generation: int
@@ -107,6 +116,22 @@ class CheckpointRecord:
     created_ns: int
     custom_metadata: Any = None
     local: LocalPart | None = None
+    begun_ns: int | None = None
+    removed: dict[str, str] = field(default_factory=dict)
+
+    def entry(self, target: str, name: str) -> tuple[str, Digest]:
+        """Where a checkpointable of the checkpoint at `target` is, and the digest of its record.
+
+        Raises:
+            CheckpointableNotFound: The checkpoint has no such checkpointable.
+        """
+        entry = self.checkpointables.get(name)
+        if entry is None:
+            present = ", ".join(sorted(self.checkpointables)) or "none"
+            raise CheckpointableNotFound(
+                f"checkpoint '{target}' has no checkpointable '{name}'; it has: {present}", path=target
+            )
+        return os.path.join(target, entry[0]), entry[1]
 
     def encode(self) -> bytes:
         """The bytes of the file."""
@@ -120,7 +145,13 @@ class CheckpointRecord:
             },
             "custom_metadata": self.custom_metadata,
         }
-        return _seal(body if self.local is None else {**body, "local": self.local.to_json()})
+        if self.begun_ns is not None:
+            body["begun_ns"] = self.begun_ns
+        if self.local is not None:
+            body["local"] = self.local.to_json()
+        if self.removed:
+            body["removed"] = self.removed
+        return _seal(body)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> CheckpointRecord:
@@ -140,13 +171,16 @@ class CheckpointRecord:
                 directory = entry["directory"]
                 _require(_is_plain_name(directory))
                 entries[name] = (directory, _digest(entry["record"]))
-            local = body.get("local")
+            local, begun_ns, removed = body.get("local"), body.get("begun_ns"), body.get("removed", {})
+            _require(all(_is_plain_name(name) for pair in removed.items() for name in pair))
             return cls(
                 _natural(body["generation"]),
                 entries,
                 _natural(body["created_ns"]),
                 body["custom_metadata"],
                 None if local is None else LocalPart.from_json(local),
+                None if begun_ns is None else _natural(begun_ns),
+                removed,
             )
 
 
@@ -157,37 +191,47 @@ class CheckpointableRecord:
     Attributes:
         process_count: Processes that wrote data.
         tables: File name to digest, for every metadata file beside the record.
+        kind: What it vouches for: `PYTREE` or `FILES`.
+        handler: Of `FILES`: the name of the type whose files these are.
+        files: Of `FILES`: path to digest, for every file; paths count from the directory `names.FILES` and
+            have their parts divided by slashes.
         extra: Unknown members, kept for display.
     """
 
     process_count: int
     tables: dict[str, Digest]
-    kind: str = "pytree"
+    kind: str = PYTREE
+    handler: str | None = None
+    files: dict[str, Digest] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """The bytes of the file."""
-        tables = {name: digest.to_json() for name, digest in self.tables.items()}
-        return _seal({"kind": self.kind, "process_count": self.process_count, "tables": tables})
+        body = {"kind": self.kind, "process_count": self.process_count, "tables": _digests_json(self.tables)}
+        if self.kind == FILES:
+            body |= {"handler": self.handler, "files": _digests_json(self.files)}
+        return _seal(body)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> CheckpointableRecord:
         """Reads and checks the bytes of the file."""
         body = _unseal(data, path)
         with _Malformed(path):
-            tables = {}
-            for name, entry in body["tables"].items():
-                _require(_is_plain_name(name))
-                tables[name] = _digest(entry)
-            if body["kind"] != "pytree":
+            kind = body["kind"]
+            if kind not in (PYTREE, FILES):
                 raise Unsupported(
-                    f"'{path}' is of kind {body['kind']!r}, which this Waystation does not know: upgrade it",
+                    f"'{path}' is of kind {kind!r}, which this Waystation does not know: upgrade it",
                     path=path,
                 )
-            extra = {
-                key: value for key, value in body.items() if key not in ("kind", "process_count", "tables")
-            }
-            return cls(_natural(body["process_count"]), tables, body["kind"], extra)
+            process_count, tables = _natural(body["process_count"]), _digests(body["tables"], _is_plain_name)
+            known = {"kind", "process_count", "tables"}
+            handler, files = None, {}
+            if kind == FILES:
+                known |= {"handler", "files"}
+                handler, files = body["handler"], _digests(body["files"], _is_plain_path)
+                _require(isinstance(handler, str))
+            extra = {key: value for key, value in body.items() if key not in known}
+            return cls(process_count, tables, kind, handler, files, extra)
 
 
 def load_json(body: bytes, path: str) -> Any:
@@ -211,6 +255,18 @@ def _unseal(data: bytes, path: str) -> dict[str, Any]:
     return body
 
 
+def _digests_json(digests: dict[str, Digest]) -> dict[str, Any]:
+    return {name: digest.to_json() for name, digest in digests.items()}
+
+
+def _digests(entries: Any, is_name: Callable[[Any], bool]) -> dict[str, Digest]:
+    digests = {}
+    for name, entry in entries.items():
+        _require(is_name(name))
+        digests[name] = _digest(entry)
+    return digests
+
+
 def _digest(entry: Any) -> Digest:
     text = entry["crc64"]
     _require(isinstance(text, str) and len(text) == 16)
@@ -225,6 +281,11 @@ def _natural(value: Any) -> int:
 def _is_plain_name(value: Any) -> bool:
     """A single path component that stays inside its directory."""
     return isinstance(value, str) and value not in ("", ".", "..") and not set(value) & {"/", "\\", "\0"}
+
+
+def _is_plain_path(value: Any) -> bool:
+    """Plain names, divided by slashes."""
+    return isinstance(value, str) and all(map(_is_plain_name, value.split("/")))
 
 
 def _require(condition: bool) -> None:

@@ -1,15 +1,16 @@
-"""Writes the files of one checkpointable into a directory, durably, and of a whole checkpoint.
+"""Writes the files of the checkpointables of a save into its attempt, durably, and of a whole checkpoint.
 
-The data files go through the engine; their block checksums come back from the same pass. Then all
-metadata is written in one batch. A small state skips the engine's own syncs: everything is synced
-together at the end, which a journalling file system turns into few commits.
+The data files of all states go through the engine in one job; their block checksums come back from the same
+pass. Then all metadata is written in one batch. Small states skip the engine's own syncs: everything is
+synced together at the end, which a journalling file system turns into few commits. What handlers made is
+there already, and only vouched for here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +19,15 @@ from waystation import _native
 from waystation._errors import WaystationError
 from waystation._options import Options
 from waystation.frameworks.base import ArraySource
-from waystation.layouts.native import merge, names
+from waystation.layouts.native import handler_files, merge, names
 from waystation.layouts.native.attempts import Attempt
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.merge import Part
 from waystation.layouts.native.records import (
+    FILES,
     CheckpointableRecord,
     CheckpointRecord,
     Digest,
-    LocalPart,
     dump_json,
 )
 from waystation.layouts.native.tree_file import TreeFile
@@ -61,83 +62,123 @@ class Prepared:
     plan: WritePlan
 
 
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """A checkpointable that a handler writes.
+
+    Attributes:
+        name: Of the checkpointable.
+        handler: Name of the handler's type.
+        process_count: How many processes have called it.
+    """
+
+    name: str
+    handler: str
+    process_count: int
+
+    def directory(self, attempt_path: str) -> str:
+        """Where the handler puts its files."""
+        return os.path.join(attempt_path, self.name, names.FILES)
+
+
 @dataclass(slots=True)
 class Observer:
     """What a save reports while it runs.
 
     Attributes:
         on_job: Called with each engine job when it starts.
-        on_copied_out: Called with a checkpointable's name once the engine is running and what goes `first`
-            has been copied out.
+        on_copied_out: Called once the engine is running and what goes `first` has been copied out.
         first: Ranges of plan positions per checkpointable that are copied out before the rest, in order.
         heartbeat: Called from time to time while the engine runs.
         alone: Whether no other process writes to the file system for the same save.
     """
 
     on_job: Callable[[_native.Job], None]
-    on_copied_out: Callable[[str], None]
+    on_copied_out: Callable[[], None]
     first: dict[str, Sequence[tuple[int, int]]]
     heartbeat: Callable[[], None] = lambda: None
     alone: bool = True
 
 
 def write_data(
-    attempt_path: str, prepared: Prepared, options: Options, observer: Observer, unsynced: list[str]
-) -> Part:
-    """Writes this process's files of one checkpointable.
+    attempt_path: str,
+    prepared: Sequence[Prepared],
+    options: Options,
+    observer: Observer,
+    unsynced: list[str],
+) -> list[Part]:
+    """Writes this process's files of states.
 
     Returns:
-        What is to be merged. The files are durable, but for those appended to `unsynced`.
+        What is to be merged, of each. The files are durable, but for those appended to `unsynced`.
     """
-    directory = os.path.join(attempt_path, prepared.name)
-    together = prepared.plan.data_bytes <= SYNC_TOGETHER_BYTES
-    checksums = _run(directory, prepared, options, observer, sync=not together)
+    files = [
+        (os.path.join(attempt_path, entry.name, file.name), file.header, file.file_bytes, file.words)
+        for entry in prepared
+        for file in entry.plan.files
+    ]
+    together = sum(entry.plan.data_bytes for entry in prepared) <= SYNC_TOGETHER_BYTES
+    checksums = iter(_run(attempt_path, files, prepared, options, observer, sync=not together))
     if together:
-        unsynced.extend(os.path.join(directory, file.name) for file in prepared.plan.files)
-    return Part.of(prepared.plan, prepared.chunks, checksums)
+        unsynced.extend(file[0] for file in files)
+    return [
+        Part.of(entry.plan, entry.chunks, [next(checksums) for _ in entry.plan.files]) for entry in prepared
+    ]
 
 
 def write_metadata(
     attempt: Attempt,
-    checkpointables: Sequence[tuple[Prepared, Sequence[Part]]],
-    custom_metadata: Any,
-    unsynced: list[str],
-    local: LocalPart | None = None,
+    states: Sequence[tuple[Prepared, Sequence[Part]]],
+    unsynced: Sequence[str],
+    checkpoint: CheckpointRecord,
+    handled: Sequence[Handled] = (),
 ) -> None:
     """Writes what makes an attempt's data a whole checkpoint, and makes every byte of it durable.
 
     Args:
         attempt: The attempt; every process has written its data.
-        checkpointables: Each with the parts of all processes, in their order.
-        custom_metadata: The caller's.
+        states: Each with the parts of all processes, in their order.
         unsynced: Files that are not durable yet.
-        local: Of a part of a save to local storage, which afterwards is prepared: it need not make up the
-            arrays, is not to be lost with its name, and keeps its owner record until it is committed.
+        checkpoint: The record, without its checkpointables. Of a part of a save to local storage, which
+            afterwards is prepared, it says so: such need not make up the arrays, is not to be lost with its
+            name, and keeps its owner record until it is committed.
+        handled: What handlers have written.
 
     Raises:
         InvalidInput: The parts do not make up the arrays.
+        Unsupported: A handler has made what cannot be vouched for.
     """
+    is_part = checkpoint.local is not None
+    files: list[tuple[str, bytes]] = []
     entries: dict[str, tuple[str, Digest]] = {}
-    for prepared, parts in checkpointables:
-        path = os.path.join(attempt.path, prepared.name)
-        contents = _metadata_files(prepared, parts, partial=local is not None)
-        digests = {name: Digest.of(data) for name, data in contents.items()}
-        record = CheckpointableRecord(len(parts), digests).encode()
-        contents[names.CHECKPOINTABLE_RECORD] = record
-        files = [(os.path.join(path, name), data) for name, data in contents.items()]
-        _native.write_small_files(files, sync=False)
-        unsynced = [*unsynced, *(file for file, _ in files), path]
-        entries[prepared.name] = (prepared.name, Digest.of(record))
-    checkpoint = CheckpointRecord(1, entries, time.time_ns(), custom_metadata, local)
-    path = os.path.join(attempt.path, names.RECORD)
-    _native.write_small_files([(path, checkpoint.encode())], sync=False)
-    if local is None:
+    for prepared, parts in states:
+        contents = metadata_files(prepared, parts, partial=is_part)
+        directory = os.path.join(attempt.path, prepared.name)
+        files += [(os.path.join(directory, name), data) for name, data in contents.items()]
+        entries[prepared.name] = (prepared.name, Digest.of(contents[names.CHECKPOINTABLE_RECORD]))
+    for entry in handled:
+        made = handler_files.digests(entry.directory(attempt.path))
+        record = CheckpointableRecord(entry.process_count, {}, FILES, entry.handler, made).encode()
+        files.append((os.path.join(attempt.path, entry.name, names.CHECKPOINTABLE_RECORD), record))
+        entries[entry.name] = (entry.name, Digest.of(record))
+    checkpoint = dataclasses.replace(checkpoint, checkpointables=entries)
+    files.append((os.path.join(attempt.path, names.RECORD), checkpoint.encode()))
+    _native.write_small_files(files, sync=False)
+    if not is_part:
         attempt.seal()
-    above = attempt.directories_to_sync() if local is not None else []
-    _native.sync_paths([*unsynced, path, attempt.path, *above])
+    directories = [os.path.join(attempt.path, name) for name in entries]
+    above = attempt.directories_to_sync() if is_part else []
+    _native.sync_paths([*unsynced, *(path for path, _ in files), *directories, attempt.path, *above])
 
 
-def _metadata_files(prepared: Prepared, parts: Sequence[Part], *, partial: bool) -> dict[str, bytes]:
+def metadata_files(prepared: Prepared, parts: Sequence[Part], *, partial: bool) -> dict[str, bytes]:
+    """The metadata files of a state, its record the last of them.
+
+    Args:
+        prepared: The state.
+        parts: What all processes have written of it, in their order.
+        partial: Whether the parts need not make up the arrays.
+    """
     tree = prepared.tree
     merged = merge.merge(parts, prepared.sources, tree.labels, partial=partial)
     contents = {
@@ -151,28 +192,33 @@ def _metadata_files(prepared: Prepared, parts: Sequence[Part], *, partial: bool)
     if tree.labels and len(index) == len(tree.labels):
         total = int(merged.chunks["length"].sum())
         contents[names.INDEX] = dump_json({"metadata": {"total_size": total}, "weight_map": index})
+    tables = {name: Digest.of(data) for name, data in contents.items()}
+    contents[names.CHECKPOINTABLE_RECORD] = CheckpointableRecord(len(parts), tables).encode()
     return contents
 
 
 def _run(
-    directory: str, prepared: Prepared, options: Options, observer: Observer, *, sync: bool
+    attempt_path: str,
+    files: Sequence[tuple[str, bytes, int, Any]],
+    prepared: Sequence[Prepared],
+    options: Options,
+    observer: Observer,
+    *,
+    sync: bool,
 ) -> list[bytes]:
     """Runs the engine over the data files; returns their block checksums."""
-    files = [
-        (os.path.join(directory, file.name), file.header, file.file_bytes, file.words)
-        for file in prepared.plan.files
-    ]
     if not files:
-        observer.on_copied_out(prepared.name)
+        observer.on_copied_out()
         return []
     engine = options.engine
     is_free = engine.write_mode is None and options.memory.write_limit_bytes() is None
-    if observer.alone and is_free and prepared.plan.data_bytes >= CALIBRATE_BYTES:
-        _calibrate_once(directory)
-    first = observer.first.get(prepared.name, ())
+    data_bytes = sum(entry.plan.data_bytes for entry in prepared)
+    if observer.alone and is_free and data_bytes >= CALIBRATE_BYTES:
+        _calibrate_once(attempt_path)
+    first = _in_job(prepared, observer.first)
     job = _native.start_write(
         files,
-        prepared.chunks,
+        [entry.chunks for entry in prepared],
         sync=sync,
         mode=engine.write_mode,
         block_bytes=engine.block_bytes,
@@ -185,7 +231,7 @@ def _run(
     observer.on_job(job)
     try:
         job.wait_gathered(first[-1][1] if first else 0)
-        observer.on_copied_out(prepared.name)
+        observer.on_copied_out()
         while not job.wait(_HEARTBEAT_S):
             observer.heartbeat()
     except BaseException:
@@ -194,6 +240,18 @@ def _run(
         raise
     checksums: list[bytes] = job.result()["checksums"]
     return checksums
+
+
+def _in_job(
+    prepared: Sequence[Prepared], first: dict[str, Sequence[tuple[int, int]]]
+) -> list[tuple[int, int]]:
+    """The ranges that go first, counted over the plans of all states."""
+    ranges: list[tuple[int, int]] = []
+    position = 0
+    for entry in prepared:
+        ranges += [(begin + position, end + position) for begin, end in first.get(entry.name, ())]
+        position += entry.plan.data_bytes
+    return ranges
 
 
 def _calibrate_once(directory: str) -> None:

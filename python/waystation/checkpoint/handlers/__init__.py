@@ -1,0 +1,1 @@
+"""Handlers of checkpointables; `waystation.handlers` is their public face."""

@@ -1,0 +1,184 @@
+"""Handlers of small things: JSON values, protocol buffers, and objects that save themselves.
+
+What is one for all processes the primary writes, or with local storage every process. The text is made while
+the caller waits, so that what was given may change afterwards. Protocol buffers are not imported here:
+a program that has messages has imported them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+from waystation import coordination
+from waystation._errors import InvalidInput, NotFound
+from waystation.checkpoint.context import current_options
+from waystation.checkpoint.handlers.types import PathAwaitingCreation, StatefulCheckpointable
+
+_JSON_NAME = "data.json"
+_METRICS_NAME = "metrics"
+_PROTO_NAME = "proto.pbtxt"
+
+
+class JsonHandler:
+    """Handles JSON values: what `json.dumps` takes. They come back as JSON has them: tuples as lists.
+
+    Args:
+        filename: Of the file; one of the default name is also found.
+    """
+
+    def __init__(self, filename: str | None = None) -> None:
+        self._name = filename or _JSON_NAME
+
+    async def save(self, directory: PathAwaitingCreation, checkpointable: Any) -> Awaitable[None]:
+        """Writes the value."""
+        return _write(directory, self._name, json.dumps(checkpointable))
+
+    async def load(self, directory: Path, abstract_checkpointable: None = None) -> Awaitable[Any]:
+        """Reads the value."""
+        names = [self._name, _JSON_NAME, "metadata"]  # the last is what older checkpoints of Orbax have
+
+        async def read() -> Any:
+            for name in names:
+                if (directory / name).exists():
+                    return json.loads((directory / name).read_text("utf-8"))
+            raise NotFound(f"'{directory}' has no JSON file; looked for: {', '.join(dict.fromkeys(names))}")
+
+        return read()
+
+    async def metadata(self, directory: Path) -> None:
+        """Nothing: a JSON value has no abstract form."""
+
+    def is_handleable(self, checkpointable: Any) -> bool:
+        """Whether it is a JSON value."""
+        try:
+            json.dumps(checkpointable)
+        except (TypeError, ValueError, RecursionError):
+            return False
+        return True
+
+    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
+        """Nothing tells that JSON is wanted but that JSON was saved."""
+        return None
+
+
+class MetricsHandler(JsonHandler):
+    """Handles the metrics of a step."""
+
+    def __init__(self) -> None:
+        super().__init__(_METRICS_NAME)
+
+
+class ProtoHandler:
+    """Handles messages of protocol buffers, as text.
+
+    Args:
+        filename: Of the file.
+    """
+
+    def __init__(self, filename: str = _PROTO_NAME) -> None:
+        self._name = filename
+
+    async def save(self, directory: PathAwaitingCreation, checkpointable: Any) -> Awaitable[None]:
+        """Writes the message."""
+        from google.protobuf import text_format
+
+        return _write(directory, self._name, text_format.MessageToString(checkpointable))
+
+    async def load(self, directory: Path, abstract_checkpointable: Any = None) -> Awaitable[Any]:
+        """Reads the message; the abstract checkpointable is its class."""
+        from google.protobuf import text_format
+
+        if abstract_checkpointable is None:
+            raise InvalidInput(
+                "the file of a protocol buffer does not say of which type it is; give the class of the "
+                "message: load_checkpointables(path, {name: Message})"
+            )
+
+        async def read() -> Any:
+            return text_format.Parse((directory / self._name).read_text("utf-8"), abstract_checkpointable())
+
+        return read()
+
+    async def metadata(self, directory: Path) -> None:
+        """Nothing: the file does not say of which type the message is."""
+
+    def is_handleable(self, checkpointable: Any) -> bool:
+        """Whether it is a message."""
+        message = _message_class()
+        return message is not None and isinstance(checkpointable, message)
+
+    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool:
+        """Whether it is a class of messages."""
+        message = _message_class()
+        is_class = isinstance(abstract_checkpointable, type)
+        return message is not None and is_class and issubclass(abstract_checkpointable, message)
+
+
+class StatefulCheckpointableHandler:
+    """Handles objects that save and load themselves (`StatefulCheckpointable`)."""
+
+    async def save(
+        self, directory: PathAwaitingCreation, checkpointable: StatefulCheckpointable
+    ) -> Awaitable[None]:
+        """Has the object save itself."""
+        return await checkpointable.save(directory)
+
+    async def load(
+        self, directory: Path, abstract_checkpointable: StatefulCheckpointable | None = None
+    ) -> Awaitable[StatefulCheckpointable]:
+        """Has the object that is given load itself, and returns it."""
+        if abstract_checkpointable is None:
+            raise InvalidInput(
+                "an object that saved itself has to load itself: give one of its kind, "
+                "load_checkpointables(path, {name: object}), or name only the others"
+            )
+        rest = await abstract_checkpointable.load(directory)
+
+        async def load() -> StatefulCheckpointable:
+            await rest
+            return abstract_checkpointable
+
+        return load()
+
+    async def metadata(self, directory: Path) -> None:
+        """Nothing: only the object knows."""
+
+    def is_handleable(self, checkpointable: Any) -> bool:
+        """Whether it saves itself; a class does not, its instances may."""
+        return not isinstance(checkpointable, type) and isinstance(checkpointable, StatefulCheckpointable)
+
+    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool:
+        """Whether it loads itself."""
+        return self.is_handleable(abstract_checkpointable)
+
+
+def writes_here() -> bool:
+    """Whether this process writes what is one for all processes."""
+    primary = current_options().multiprocessing.primary_host
+    return primary is None or coordination.current().process_index == primary
+
+
+async def _nothing() -> None:
+    """What a process does that has nothing to write."""
+
+
+def _write(directory: PathAwaitingCreation, name: str, text: str) -> Awaitable[None]:
+    """Writes a text file, if it is this process that does."""
+
+    async def write() -> None:
+        path = await directory.await_creation()
+        await asyncio.to_thread((path / name).write_text, text, encoding="utf-8")
+
+    return write() if writes_here() else _nothing()
+
+
+def _message_class() -> type | None:
+    """The class of all messages, if the program has imported it."""
+    module = sys.modules.get("google.protobuf.message")
+    found: type | None = getattr(module, "Message", None)
+    return found

@@ -1,0 +1,292 @@
+"""One load, step by step, as every process of the program takes it.
+
+`open` (the primary reads the metadata of all that is wanted, and sends it to the others), `prepare` (decide
+where everything comes from and goes to; verify the files of handlers, and call these), `finish` (read,
+exchange, make arrays). All checkpointables go through the same rounds; a failure of one process is raised by
+all. Where each process has a storage of its own, each reads its own metadata, and only its own data.
+
+Invariant: after `prepare` a state can fail by damage of its data only.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from waystation._errors import InvalidInput
+from waystation._options import Options
+from waystation.checkpoint import broadcast, fill, local_storage, opening, wanted
+from waystation.checkpoint.exchange import Exchange
+from waystation.checkpoint.handle import Progress
+from waystation.checkpoint.handlers import choice
+from waystation.checkpoint.handlers.calls import HandlerCalls
+from waystation.checkpoint.metadata import CheckpointMetadata
+from waystation.checkpoint.opening import OpenCheckpoint, Stored, require_state
+from waystation.checkpoint.paths import naming_checkpoint, require_checkpoint
+from waystation.checkpoint.sessions import open_session
+from waystation.checkpoint.turns import Turn
+from waystation.layouts.native import handler_files
+from waystation.layouts.native.read import OpenCheckpointable
+from waystation.layouts.opened import Opened
+from waystation.tree import unflatten
+
+_DIFFERENT_NAMES = (
+    "the processes of the program load different checkpointables; give all the same names, and abstract "
+    "checkpointables of the same kinds"
+)
+
+
+@dataclass(slots=True)
+class _State:
+    """A state that is loaded: its metadata, what is wanted of it, its leaves in the making."""
+
+    opened: Opened
+    decided: wanted.Decided
+    filling: fill.Filling
+    plan: broadcast.Plan
+
+
+class Loading:
+    """A load that all processes of the program make together.
+
+    Attributes:
+        target: The checkpoint, resolved.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        names: Sequence[str] | None,
+        options: Options,
+        *,
+        is_in_background: bool = False,
+    ) -> None:
+        self.target = target
+        self._is_in_background = is_in_background
+        self._names = names
+        self._options = options
+        self._is_local = options.multiprocessing.primary_host is None
+        self._is_settled = False
+        self._asked: list[str] = []
+        self._states: dict[str, _State] = {}
+        self._decisions: list[bytes] = []
+        self._calls: HandlerCalls | None = None
+        what = "load from local storage" if self._is_local else f"load '{target}'"
+        self._session = open_session(what, options)
+        self._turn = Turn()
+
+    # ---- whole loads ---------------------------------------------------------------------------
+
+    def run(self, abstract_state: Any, progress: Progress) -> Any:
+        """Loads the one checkpointable that was named, which has to be a state."""
+        try:
+            if isinstance(abstract_state, CheckpointMetadata):
+                abstract_state = abstract_state.metadata
+            opened = self._open()
+            (stored,) = opened.stored.values()
+            self._prepare(opened, {stored.name: abstract_state}, progress, are_states=True)
+            return self._finish()[stored.name]
+        finally:
+            self.close()
+
+    def begin(self, abstracts: Mapping[str, Any], progress: Progress) -> None:
+        """Loads any checkpointables: the part that the caller waits for.
+
+        Args:
+            abstracts: What each is wanted as, by name; what is not among them, as it was saved.
+            progress: Of the load.
+        """
+        try:
+            opened = self._open()
+            asked = {name: abstracts.get(name) for name in opened.stored}
+            self._prepare(opened, asked, progress, are_states=False)
+        except BaseException:
+            self.close()
+            raise
+
+    def end(self) -> dict[str, Any]:
+        """The rest of what was begun; returns what was loaded, by name."""
+        try:
+            return self._finish()
+        finally:
+            self.close()
+
+    def require_checkpoint(self) -> None:
+        """Refuses a path that holds no checkpoint; ends the load then."""
+        try:
+            if self._is_local:
+                self._settle()
+            else:
+                self._session.broadcast(self._require)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the load; idempotent."""
+        if self._calls is not None:
+            self._calls.close()
+        self._turn.end()
+        self._session.close()
+
+    # ---- the steps -----------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Has all processes find parts of the same checkpoint."""
+        if not self._is_settled:
+            local_storage.settle(self._session, self.target, local_storage.require_agreement)
+        self._is_settled = True
+
+    def _require(self) -> bytes:
+        require_checkpoint(self.target)
+        return b""
+
+    def _open(self) -> OpenCheckpoint:
+        if self._is_local:
+            self._settle()
+        if self._is_local or self._session.process_count == 1:
+            read = opening.read(self.target, self._names)
+        else:
+            read = self._session.broadcast(lambda: opening.read(self.target, self._names))
+        opened = opening.decode(self.target, read)
+        self._check_readable(opened)
+        return opened
+
+    def _check_readable(self, opened: OpenCheckpoint) -> None:
+        """Refuses to have all processes read what one host holds."""
+        part = opened.local
+        if part is None or self._is_local:
+            return
+        if self._session.process_count > 1 and part.process_count > 1:
+            raise InvalidInput(
+                f"'{self.target}' is the part of process {part.process} of a checkpoint that "
+                f"{part.process_count} processes saved to local storage; load it with "
+                "multiprocessing.primary_host = None, so that each process reads its own part",
+                path=self.target,
+            )
+
+    def _prepare(
+        self, opened: OpenCheckpoint, asked: Mapping[str, Any], progress: Progress, *, are_states: bool
+    ) -> None:
+        """Decides about all states, and has handlers begin."""
+        self._asked = list(asked)
+
+        def work() -> bytes:
+            self._require_same_names(opened)
+            self._turn.wait()  # what follows may make device meshes
+            with naming_checkpoint(self.target):
+                handled = self._sort(opened, asked, progress, are_states=are_states)
+                self._turn.end()
+                self._call_handlers(handled, asked)
+            return json.dumps([state.plan.proposal().decode() for state in self._states.values()]).encode()
+
+        decided = self._session.round(work, _decide_broadcasts)
+        self._decisions = [decision.encode() for decision in json.loads(decided)]
+
+    def _require_same_names(self, opened: OpenCheckpoint) -> None:
+        """Refuses that this process asks for others than the one that has read the metadata."""
+        names = self._names
+        if names is None:
+            names = opening.choose(opened.names, None, self.target, lambda _: False)
+        if opening.AUTO not in names and set(names) != opened.stored.keys():
+            raise InvalidInput(_DIFFERENT_NAMES)
+
+    def _sort(
+        self, opened: OpenCheckpoint, asked: Mapping[str, Any], progress: Progress, *, are_states: bool
+    ) -> dict[str, tuple[Any, Stored]]:
+        """Decides about states; returns what is left to handlers, with these."""
+        handled: dict[str, tuple[Any, Stored]] = {}
+        registry = self._options.checkpointables.registry
+        for name, abstract in asked.items():
+            stored = opened.stored[name]
+            handler = None if are_states else choice.loader(registry, name, abstract, stored.handler)
+            if handler is None:
+                self._states[name] = self._decide(require_state(stored, self.target), abstract, progress)
+            else:
+                handled[name] = handler, stored
+        return handled
+
+    def _decide(self, opened: Opened, abstract: Any, progress: Progress) -> _State:
+        loading = self._options.pytree.loading
+        if abstract is None:
+            decided = wanted.as_saved(opened.tree, loading)
+        else:
+            decided = wanted.as_asked(opened.tree, abstract, loading)
+        filling = fill.Filling(opened, decided, self._options, progress)
+        plan = broadcast.Plan.of(filling.resident, self._options.array.loading, self._wish())
+        return _State(opened, decided, filling, plan)
+
+    def _wish(self) -> bool | None:
+        """Whether to broadcast; None: if it is faster."""
+        loading = self._options.array.loading
+        if self._session.process_count == 1 or self._is_local:
+            return False  # nobody is there to send to, or each reads from its own disk
+        if loading.load_and_broadcast is None and (loading.mmap or self._is_in_background):
+            return False  # nothing is read that is mapped; collectives would come at any time
+        return loading.load_and_broadcast
+
+    def _call_handlers(self, handled: Mapping[str, tuple[Any, Stored]], asked: Mapping[str, Any]) -> None:
+        """Verifies the files of handlers, each file in one process, and has the handlers begin."""
+        if not handled:
+            return
+        if self._options.array.loading.verify is not False:
+            for _, stored in handled.values():
+                handler_files.verify(stored.directory, stored.files, self._own_share(sorted(stored.files)))
+        self._calls = HandlerCalls("load")
+        path_class = self._options.file.path_class
+
+        def call(handler: Any, stored: Stored) -> Callable[[], Any]:
+            return lambda: handler.load(path_class(stored.directory), asked[stored.name])
+
+        self._calls.begin({name: call(*pair) for name, pair in handled.items()})
+
+    def _own_share(self, files: Sequence[str]) -> Sequence[str]:
+        """The files that this process verifies."""
+        if self._is_local:
+            return files
+        return files[self._session.process_index :: self._session.process_count]
+
+    def _finish(self) -> dict[str, Any]:
+        """Reads and makes everything."""
+        received = [
+            Exchange(self._session, state.plan, state.filling.reading, self.target).run(decision)
+            for state, decision in zip(self._states.values(), self._decisions, strict=True)
+        ]
+        received_bytes = dict(zip(self._states, received, strict=True))
+        made: dict[str, Any] = {}
+
+        def make(name: str) -> bytes:
+            state = self._states[name]
+            with naming_checkpoint(self.target):
+                leaves = state.filling.finish(received_bytes[name])
+                made[name] = unflatten(state.decided.structure, leaves)
+            return b""
+
+        def make_rest() -> bytes:
+            for name in self._states:
+                if name not in made:
+                    make(name)
+            if self._calls is not None:
+                made.update(self._calls.finish())
+            return b""
+
+        if self._is_local:
+            for name, state in self._states.items():
+                opened = state.opened
+                assert isinstance(opened, OpenCheckpointable), "parts are of the native layout"
+                local_storage.tell_holders(self._session, opened, functools.partial(make, name))
+        self._session.round(make_rest, local_storage.nothing)
+        return {name: made[name] for name in self._asked}
+
+
+def _decide_broadcasts(parts: Sequence[bytes]) -> bytes:
+    """Whether to broadcast each state, from what all processes propose."""
+    proposals = [json.loads(part) for part in parts]
+    if len({len(proposal) for proposal in proposals}) > 1:
+        raise InvalidInput(_DIFFERENT_NAMES)
+    columns = zip(*proposals, strict=True)
+    decisions = [broadcast.decide([proposal.encode() for proposal in column]) for column in columns]
+    return json.dumps([decision.decode() for decision in decisions]).encode()

@@ -1,0 +1,232 @@
+"""Opening a checkpoint: what stands there, read once, for all processes of a load.
+
+A layout that can be read is a `LayoutReader`: it recognises its checkpoints, reads their metadata in one
+process, and makes sense of them in all. Invariants: what is read is verified as far as the layout can; what
+is sent between processes is bytes; of a checkpointable that the layout does not read as a state, it says
+where the files are, and by what they can be verified.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from waystation._errors import CheckpointableNotFound, InvalidInput
+from waystation.checkpoint.handlers.choice import METRICS, STATE, STATE_HANDLER
+from waystation.checkpoint.paths import require_checkpoint
+from waystation.layouts.native import commit, names
+from waystation.layouts.native.read import (
+    MetadataFiles,
+    decode_checkpointable,
+    read_files,
+)
+from waystation.layouts.native.records import (
+    PYTREE,
+    CheckpointRecord,
+    Digest,
+    LocalPart,
+)
+from waystation.layouts.native.strings import join_strings, split_strings
+from waystation.layouts.opened import Opened
+
+AUTO = "AUTO"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One checkpointable, as its layout sees it.
+
+    Attributes:
+        name: Its name.
+        handler: The type of the handler that saved it, by name; None if the checkpoint does not say.
+        directory: What a handler is given.
+        state: Its metadata, if the layout can read it as a state.
+        files: What vouches for the files that a handler reads, by their paths below the directory.
+    """
+
+    name: str
+    handler: str | None
+    directory: str
+    state: Opened | None
+    files: dict[str, Digest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCheckpoint:
+    """A checkpoint, opened.
+
+    Attributes:
+        target: Where it is.
+        names: The names of all of its checkpointables, in order.
+        stored: Those that were asked for, by name, in the order in which they were.
+        custom_metadata: What the caller of the save gave.
+        begun_ns: When the save began, nanoseconds since 1970; None if that is not known.
+        committed_ns: When it was committed.
+        format_version: Of the layout.
+        local: Which part of which save to local storage this is.
+    """
+
+    target: str
+    names: tuple[str, ...]
+    stored: dict[str, Stored]
+    custom_metadata: Any = None
+    begun_ns: int | None = None
+    committed_ns: int | None = None
+    format_version: int | None = None
+    local: LocalPart | None = None
+
+
+class LayoutReader(Protocol):
+    """Reads the checkpoints of one layout."""
+
+    def recognises(self, target: str) -> bool:
+        """Whether a checkpoint of this layout is at the path."""
+        ...
+
+    def read(self, target: str, wanted: Sequence[str] | None) -> bytes:
+        """Reads the metadata that a load needs, in one process.
+
+        Args:
+            target: The checkpoint.
+            wanted: The names of checkpointables; `AUTO` among them is the state that `choose` chooses. None
+                for all that users have named.
+        """
+        ...
+
+    def decode(self, target: str, data: bytes) -> OpenCheckpoint:
+        """Makes sense of what `read` has read, in any process."""
+        ...
+
+
+class NativeReader:
+    """Reads the native layout."""
+
+    def recognises(self, target: str) -> bool:
+        """Whether the record of a checkpoint is there."""
+        return os.path.lexists(os.path.join(target, names.RECORD))
+
+    def read(self, target: str, wanted: Sequence[str] | None) -> bytes:
+        """Reads the record, and the metadata files of what is wanted."""
+        record = commit.read_record(target)
+        chosen = choose(
+            tuple(record.checkpointables), wanted, target, lambda name: _is_state(target, record, name)
+        )
+        parts = [record.encode()]
+        for name in chosen:
+            directory, digest = record.checkpointables[name]
+            parts += [name.encode(), read_files(os.path.join(target, directory), digest).pack()]
+        return join_strings(parts)
+
+    def decode(self, target: str, data: bytes) -> OpenCheckpoint:
+        """Makes sense of these."""
+        head, *parts = split_strings(data)
+        record = CheckpointRecord.decode(head, os.path.join(target, names.RECORD))
+        stored = {}
+        for name_bytes, packed in zip(parts[::2], parts[1::2], strict=True):
+            name = name_bytes.decode()
+            stored[name] = _stored(name, MetadataFiles.unpack(packed))
+        return OpenCheckpoint(
+            target,
+            tuple(sorted(record.checkpointables)),
+            stored,
+            record.custom_metadata,
+            record.begun_ns,
+            record.created_ns,
+            names.FORMAT_VERSION,
+            record.local,
+        )
+
+
+# The layouts that can be read, in the order in which they are tried.
+READERS: dict[str, LayoutReader] = {"native": NativeReader()}
+
+
+def read(target: str, wanted: Sequence[str] | None) -> bytes:
+    """Reads what a load needs of the checkpoint at a path, whatever its layout.
+
+    Raises:
+        NotFound, InvalidInput: There is no checkpoint.
+        CheckpointableNotFound: It has no such checkpointable.
+        Corrupt: Its metadata is damaged.
+        Unsupported: It is of a newer format version.
+    """
+    require_checkpoint(target)
+    layout = next((name for name, reader in READERS.items() if reader.recognises(target)), "native")
+    return join_strings([layout.encode(), READERS[layout].read(target, wanted)])
+
+
+def decode(target: str, data: bytes) -> OpenCheckpoint:
+    """Makes sense of what `read` has read."""
+    layout, content = split_strings(data)
+    return READERS[layout.decode()].decode(target, content)
+
+
+def open_checkpoint(target: str, wanted: Sequence[str] | None) -> OpenCheckpoint:
+    """Opens a checkpoint in one process."""
+    return decode(target, read(target, wanted))
+
+
+def choose(
+    present: Sequence[str], wanted: Sequence[str] | None, target: str, is_state: Callable[[str], bool]
+) -> list[str]:
+    """Which checkpointables are meant.
+
+    Args:
+        present: The names of all.
+        wanted: As `LayoutReader.read` takes it.
+        target: The checkpoint, for errors.
+        is_state: Says of a name whether it is that of a state; asked only where `state` is not there.
+
+    Raises:
+        CheckpointableNotFound: There is none of that name, or no state.
+    """
+    if wanted is None:
+        return sorted(name for name in present if name != METRICS)
+    shown = ", ".join(sorted(present)) or "none"
+    chosen = []
+    for name in wanted:
+        if name != AUTO and name not in present:
+            raise CheckpointableNotFound(
+                f"checkpoint '{target}' has no checkpointable '{name}'; it has: {shown}", path=target
+            )
+        candidates = [name] if name != AUTO else [STATE] if STATE in present else sorted(present)
+        found = next((candidate for candidate in candidates if name != AUTO or is_state(candidate)), None)
+        if found is None:
+            raise CheckpointableNotFound(
+                f"checkpoint '{target}' holds no state; it has: {shown}; these load_checkpointables loads",
+                path=target,
+            )
+        chosen.append(found)
+    return chosen
+
+
+def require_state(stored: Stored, target: str) -> Opened:
+    """The metadata of a checkpointable that has to be a state.
+
+    Raises:
+        InvalidInput: It is something else.
+    """
+    if stored.state is None:
+        raise InvalidInput(
+            f"checkpointable '{stored.name}' of '{target}' is no state: {stored.handler} has saved it; "
+            f"load it with load_checkpointables(path, {{{stored.name!r}: …}})",
+            path=target,
+        )
+    return stored.state
+
+
+def _is_state(target: str, record: CheckpointRecord, name: str) -> bool:
+    if name == STATE:
+        return True  # or an error says what it is
+    directory, digest = record.checkpointables[name]
+    files = read_files(os.path.join(target, directory), digest, record_only=True)
+    return files.decode_record().kind == PYTREE
+
+
+def _stored(name: str, files: MetadataFiles) -> Stored:
+    own = files.decode_record()
+    if own.kind == PYTREE:
+        return Stored(name, STATE_HANDLER, files.directory, decode_checkpointable(files))
+    return Stored(name, own.handler, os.path.join(files.directory, names.FILES), None, own.files)

@@ -1,0 +1,29 @@
+"""Opens a checkpointable of any kind: a state, or the files that a handler made."""
+
+from __future__ import annotations
+
+import os
+
+from waystation.layouts.native import names
+from waystation.layouts.native.handler_files import HandlerFiles
+from waystation.layouts.native.read import (
+    OpenCheckpointable,
+    decode_checkpointable,
+    read_files,
+)
+from waystation.layouts.native.records import PYTREE, CheckpointRecord
+
+
+def open_any(target: str, record: CheckpointRecord, name: str) -> OpenCheckpointable | HandlerFiles:
+    """Reads and verifies the metadata of one checkpointable; files of a handler are not looked at.
+
+    Raises:
+        CheckpointableNotFound: The checkpoint has no such checkpointable.
+        Corrupt: A metadata file is missing, damaged or not the one that was committed.
+    """
+    directory, digest = record.entry(target, name)
+    files = read_files(directory, digest, paged_from_bytes=None)
+    own = files.decode_record()
+    if own.kind == PYTREE:
+        return decode_checkpointable(files)
+    return HandlerFiles(os.path.join(directory, names.FILES), own)
