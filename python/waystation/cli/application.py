@@ -46,7 +46,7 @@ Checkpointable = Annotated[
     typer.Option(
         "--checkpointable",
         metavar="NAME",
-        help="Which checkpointable; by default the only one, or 'state'.",
+        help="Which checkpointable; by default 'state', or the first state by name.",
     ),
 ]
 

@@ -16,12 +16,16 @@ from waystation.cli.output import Output
 from waystation.cli.sharding_text import sharding_text
 from waystation.frameworks.base import StoredArray
 from waystation.layouts.native import names
-from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint, open_checkpointable
+from waystation.layouts.native.handler_files import HandlerFiles
+from waystation.layouts.native.open import open_any
+from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint
 from waystation.layouts.native.records import CheckpointRecord
 from waystation.layouts.native.tree_file import ArrayLeaf, Scalar
 from waystation.tree import DictKey, Key, format_key_path
 
 _SHOWN_CHARACTERS = 60
+
+Opened = OpenCheckpointable | HandlerFiles
 
 
 def run(output: Output, path: Path, checkpointable: str | None, depth: int | None) -> None:
@@ -30,13 +34,16 @@ def run(output: Output, path: Path, checkpointable: str | None, depth: int | Non
     require_checkpoint(target)
     record = open_checkpoint(target)
     chosen = sorted(record.checkpointables) if checkpointable is None else [checkpointable]
-    opened = {name: open_checkpointable(target, record, name) for name in chosen}
+    opened = {name: open_any(target, record, name) for name in chosen}
     if output.as_json:
         output.document(_document(target, record, opened))
     else:
         _show_checkpoint(output, target, record, opened)
         for name, entry in opened.items():
-            _show_checkpointable(output, name, entry, depth)
+            if isinstance(entry, HandlerFiles):
+                _show_files(output, name, entry)
+            else:
+                _show_checkpointable(output, name, entry, depth)
 
 
 def array_bytes(opened: OpenCheckpointable) -> list[int]:
@@ -49,7 +56,7 @@ def array_bytes(opened: OpenCheckpointable) -> list[int]:
 # ---- for programs ------------------------------------------------------------------------------
 
 
-def _document(target: str, record: CheckpointRecord, opened: dict[str, OpenCheckpointable]) -> dict[str, Any]:
+def _document(target: str, record: CheckpointRecord, opened: dict[str, Opened]) -> dict[str, Any]:
     return {
         "path": target,
         "format_version": names.FORMAT_VERSION,
@@ -61,7 +68,16 @@ def _document(target: str, record: CheckpointRecord, opened: dict[str, OpenCheck
     }
 
 
-def _checkpointable_document(opened: OpenCheckpointable) -> dict[str, Any]:
+def _checkpointable_document(opened: Opened) -> dict[str, Any]:
+    if isinstance(opened, HandlerFiles):
+        files = opened.record.files
+        return {
+            "handler": opened.record.handler,
+            "processes": opened.record.process_count,
+            "files": len(files),
+            "file_bytes": sum(digest.nbytes for digest in files.values()),
+            "paths": sorted(files),
+        }
     sizes = array_bytes(opened)
     tree = opened.tree
     leaves = [
@@ -104,7 +120,7 @@ def _value_text(value: Scalar) -> str:
 
 
 def _show_checkpoint(
-    output: Output, target: str, record: CheckpointRecord, opened: dict[str, OpenCheckpointable]
+    output: Output, target: str, record: CheckpointRecord, opened: dict[str, Opened]
 ) -> None:
     output.line(target, style="bold")
     facts = {
@@ -138,6 +154,23 @@ def _show_checkpointable(output: Output, name: str, opened: OpenCheckpointable, 
     for row in _rows(opened, depth):
         cells = (row.guide + row.name, row.description, row.size, row.placement)
         table.add_row(*(Text(formatting.plain(cell)) for cell in cells), style=None if row.is_leaf else "dim")
+    output.show(table)
+
+
+def _show_files(output: Output, name: str, opened: HandlerFiles) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    files = opened.record.files
+    total = formatting.size(sum(digest.nbytes for digest in files.values()))
+    output.line()
+    output.line(f"{name}: {total} in {formatting.count(len(files), 'file')}", style="bold")
+    output.line(f"  saved by {formatting.plain(opened.record.handler or '')}", style="dim")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_column(justify="right", no_wrap=True)
+    for path, digest in sorted(files.items()):
+        table.add_row(Text(f"  {formatting.plain(path)}"), Text(formatting.size(digest.nbytes)))
     output.show(table)
 
 

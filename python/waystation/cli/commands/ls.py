@@ -16,7 +16,8 @@ from waystation.cli import formatting
 from waystation.cli.attempts_table import attempt_document, show_attempts
 from waystation.cli.output import Output
 from waystation.errors import InvalidInput, WaystationError
-from waystation.layouts.native.read import open_checkpoint, open_checkpointable
+from waystation.layouts.native.open import open_any
+from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint
 
 FOUND_DAMAGE = 1
 
@@ -84,9 +85,8 @@ def _look_at(path: str) -> _Entry:
     nbytes = tree_bytes(path)
     try:
         record = open_checkpoint(path)
-        arrays = sum(
-            len(open_checkpointable(path, record, name).tree.arrays) for name in record.checkpointables
-        )
+        opened = [open_any(path, record, name) for name in record.checkpointables]
+        arrays = sum(len(entry.tree.arrays) for entry in opened if isinstance(entry, OpenCheckpointable))
     except WaystationError as error:
         return _Entry(path, nbytes, problem=error.message)
     return _Entry(path, nbytes, arrays, record.created_ns, record.generation)
