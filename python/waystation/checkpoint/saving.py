@@ -32,6 +32,7 @@ from waystation.checkpoint.handlers.created_path import CreatedPath
 from waystation.checkpoint.handlers.types import type_name
 from waystation.checkpoint.paths import check_destination
 from waystation.checkpoint.prepare import Described, Taken
+from waystation.checkpoint.scoped_options import with_scoped_options
 from waystation.checkpoint.sessions import open_session
 from waystation.checkpoint.write_limits import WriteShares, bound_engine
 from waystation.layouts.native import commit, handler_files, orphans
@@ -170,6 +171,7 @@ class Saving:
         states = {name: state for name, state in checkpointables.items() if name not in self._handlers}
         is_only = len(checkpointables) == 1
         described = {name: self._describe(name, state, is_only=is_only) for name, state in states.items()}
+        self._options = with_scoped_options(self._options, states, described)
         lines: list[str] = []
         if self._writer.process_count > 1:
             handlers = {name: type_name(type(handler)) for name, handler in self._handlers.items()}
