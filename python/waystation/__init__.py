@@ -6,7 +6,7 @@ Names are imported when they are first used: NumPy and the engine are no part of
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from waystation import arrays, errors, handlers, multihost, options, tree
+    from waystation import arrays, errors, handlers, multihost, options, partial, tree
     from waystation._options import StorageOptions
     from waystation.checkpoint.context import Context
     from waystation.checkpoint.delete import delete, delete_async
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     )
     from waystation.checkpoint.metadata import (
         CheckpointMetadata,
+        PyTreeMetadata,
         checkpointables_metadata,
         metadata,
         pytree_metadata,
     )
+    from waystation.checkpoint.opening import is_orbax_checkpoint
     from waystation.checkpoint.paths import is_checkpoint
     from waystation.checkpoint.save import (
         save,
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from waystation.tree import register_node
 else:
     # Hidden from type checkers, which would otherwise let any attribute pass.
-    _MODULES = ("arrays", "checkpoint", "errors", "handlers", "multihost", "options", "tree")
+    _MODULES = ("arrays", "checkpoint", "errors", "handlers", "multihost", "options", "partial", "tree")
     _HOMES = {**dict.fromkeys(_MODULES), "register_node": "waystation.tree"}
 
     def __getattr__(name):
@@ -76,6 +78,7 @@ __all__ = [
     "CheckpointableHandler",
     "Context",
     "LoadStatistics",
+    "PyTreeMetadata",
     "StatefulCheckpointable",
     "StorageOptions",
     "arrays",
@@ -85,6 +88,7 @@ __all__ = [
     "errors",
     "handlers",
     "is_checkpoint",
+    "is_orbax_checkpoint",
     "load",
     "load_async",
     "load_checkpointables",
@@ -94,6 +98,7 @@ __all__ = [
     "metadata",
     "multihost",
     "options",
+    "partial",
     "pytree_metadata",
     "register_node",
     "save",

@@ -20,10 +20,12 @@ from waystation.checkpoint.load import (
 )
 from waystation.checkpoint.metadata import (
     CheckpointMetadata,
+    PyTreeMetadata,
     checkpointables_metadata,
     metadata,
     pytree_metadata,
 )
+from waystation.checkpoint.opening import is_orbax_checkpoint
 from waystation.checkpoint.paths import is_checkpoint
 from waystation.checkpoint.save import (
     save,
@@ -47,6 +49,7 @@ __all__ = [
     "Context",
     "Damage",
     "LoadStatistics",
+    "PyTreeMetadata",
     "StatefulCheckpointable",
     "StorageOptions",
     "Verification",
@@ -54,6 +57,7 @@ __all__ = [
     "delete",
     "delete_async",
     "is_checkpoint",
+    "is_orbax_checkpoint",
     "load",
     "load_async",
     "load_checkpointables",

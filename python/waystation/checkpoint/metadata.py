@@ -6,7 +6,7 @@ import datetime
 import logging
 import warnings
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from waystation._errors import WaystationError
 from waystation.checkpoint import opening
@@ -21,6 +21,9 @@ from waystation.layouts.native.records import LocalPart
 _log = logging.getLogger("waystation")
 
 M = TypeVar("M")
+
+# What metadata show of a state: its tree, with an abstract array for each array.
+PyTreeMetadata: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from waystation._errors import CheckpointableNotFound, InvalidInput
 from waystation.checkpoint.handlers.choice import METRICS, STATE, STATE_HANDLER
-from waystation.checkpoint.paths import require_checkpoint
+from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
 from waystation.layouts.native import commit, names
 from waystation.layouts.native.read import (
     MetadataFiles,
@@ -230,3 +230,14 @@ def _stored(name: str, files: MetadataFiles) -> Stored:
     if own.kind == PYTREE:
         return Stored(name, STATE_HANDLER, files.directory, decode_checkpointable(files))
     return Stored(name, own.handler, os.path.join(files.directory, names.FILES), None, own.files)
+
+
+def is_orbax_checkpoint(path: PathLike) -> bool:
+    """Whether a checkpoint is at a path that can be loaded: one of Orbax's layouts, or a native one.
+
+    Programs ask this of what they have saved, so a checkpoint in the layout that saves write counts.
+    """
+    target = resolve(path)
+    return names.attempt_target(os.path.basename(target)) is None and any(
+        reader.recognises(target) for reader in READERS.values()
+    )

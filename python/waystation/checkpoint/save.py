@@ -159,15 +159,22 @@ def write_async(
     is_state: bool = False,
 ) -> AsyncResponse[None]:
     """Saves in the background, as `write` does."""
-    options = current_options().asynchronous
-    saving = _open(path, overwrite=overwrite, timeout_s=options.timeout_secs)
+    timeout_s = current_options().asynchronous.timeout_secs
+    saving = _open(path, overwrite=overwrite, timeout_s=timeout_s)
+    return in_background(saving, checkpointables, custom_metadata, is_state=is_state)
+
+
+def in_background(
+    saving: Saving, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool = False
+) -> AsyncResponse[None]:
+    """Takes the steps of a save: all that has to be done now at once, the rest in the background."""
     with saving.closed_on_error():
         saving.begin(checkpointables, custom_metadata, is_state=is_state)
         drained = saving.prepare(checkpointables, snapshot=True)
     # The thread must not keep what the caller may want to be freed: leaves that were copied.
     del checkpointables
     copied_out = threading.Event()
-    callback = options.post_finalization_callback
+    callback = current_options().asynchronous.post_finalization_callback
 
     def work(progress: Progress) -> None:
         try:

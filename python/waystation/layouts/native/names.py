@@ -14,6 +14,7 @@ INDEX = "model.safetensors.index.json"
 OWNER = "owner.json"
 FILES = "files"  # in it, what a handler made of a checkpointable
 
+PARTIAL_SUFFIX = ".waystation-partial"
 ATTEMPT_INFIX = ".waystation-tmp-"
 EXPORT_INFIX = ".waystation-export-"
 
@@ -40,6 +41,16 @@ def attempt_target(directory_name: str) -> str | None:
     """The checkpoint name that an attempt's directory belongs to; None for other directories."""
     target, infix, attempt_id = directory_name.rpartition(ATTEMPT_INFIX)
     return target if infix and attempt_id else None
+
+
+def partial(target: str) -> str:
+    """The directory beside a checkpoint in which its parts are, until they become one."""
+    return f"{target}{PARTIAL_SUFFIX}"
+
+
+def whole(path: str) -> str | None:
+    """The checkpoint whose parts are in a directory; None for other directories."""
+    return path.removesuffix(PARTIAL_SUFFIX) if path.endswith(PARTIAL_SUFFIX) else None
 
 
 def transaction(attempt_id: str) -> str | None:

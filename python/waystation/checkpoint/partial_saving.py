@@ -1,0 +1,249 @@
+"""Saves of parts, one after another, that become one checkpoint at the end.
+
+Each part is a checkpoint of its own, committed as any other, in a directory beside the place where the whole
+will be (`<name>.waystation-partial/000000`, …). `finalize` joins them in an attempt at the whole, which has
+the data files of all by further names, and commits that.
+
+What can go wrong, in order: killed while a part is saved: the parts before it are whole, and the program goes
+on from there. Killed while the whole is put together: likewise; the attempt is as dead as its owner, and the
+next save or `finalize` removes it. Killed after the commit, before the parts are gone: the whole is there,
+and the next `finalize` or part sees by their files that they are its own, and removes them. At no time is
+there half of anything at the path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from waystation import _native
+from waystation._errors import InvalidInput, NotFound, Unsupported
+from waystation._options import Options
+from waystation.checkpoint import sessions
+from waystation.checkpoint.context import current_options
+from waystation.checkpoint.handle import AsyncResponse, Progress
+from waystation.checkpoint.handlers.choice import STATE
+from waystation.checkpoint.paths import PathLike, check_destination, is_checkpoint, resolve
+from waystation.checkpoint.save import in_background
+from waystation.checkpoint.saving import Saving
+from waystation.layouts.native import commit, names
+from waystation.layouts.native.assemble import assemble, join_structures
+from waystation.layouts.native.attempts import Attempt, remove_dead, remove_tree
+from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint, open_checkpointable
+from waystation.layouts.native.records import CheckpointRecord
+
+
+def save(path: PathLike, state: Any, *, custom_metadata: Any = None) -> None:
+    """Saves a part of a state, to be joined with others by `finalize`.
+
+    Nothing is at `path` until then. A part adds what the parts before it do not have: two of them may have
+    the same dicts, with other keys.
+
+    Args:
+        path: Where the checkpoint will be.
+        state: The part: dicts with anything in them that `waystation.save` takes.
+        custom_metadata: A JSON object; the whole has the members of all, later ones before earlier.
+
+    Raises:
+        Conflict: There is a checkpoint at `path`, or an earlier part has something of this one.
+        InvalidInput, Unsupported, Unavailable: As `waystation.save`.
+    """
+    with _open(path) as saving:
+        saving.begin({STATE: state}, _checked(custom_metadata), is_state=True)
+        saving.prepare({STATE: state})
+        saving.finish(Progress())
+
+
+def save_async(path: PathLike, state: Any, *, custom_metadata: Any = None) -> AsyncResponse[None]:
+    """Saves a part in the background, as `save` does.
+
+    Parts come one after another: this first waits until an earlier one for the same path has been saved.
+    """
+    saving = _open(path)
+    response = in_background(saving, {STATE: state}, _checked(custom_metadata), is_state=True)
+    _running.add(saving.final, response)
+    return response
+
+
+def finalize(path: PathLike) -> None:
+    """Makes one checkpoint of all parts that have been saved for `path`; all processes call it.
+
+    Raises:
+        NotFound: No part has been saved for it.
+        Conflict: Something is at `path`.
+    """
+    options = _checked_options(current_options())
+    final = _final(resolve(path))
+    _running.wait(final)
+    session = sessions.open_session(f"finalize '{final}'", options)
+    try:
+        session.broadcast(lambda: _finalize(final, options))
+    finally:
+        session.close()
+
+
+def _finalize(final: str, options: Options) -> bytes:
+    """What the primary does."""
+    parent, name = os.path.split(final)
+    remove_dead(parent, name)
+    _check_place(final)
+    parts = _open_parts(final)
+    if not parts:
+        raise NotFound(
+            f"no part has been saved for '{final}': call partial.save with this path first", path=final
+        )
+    attempt = Attempt(final, options.file.path_permission_mode)
+    try:
+        _write_whole(attempt, parts)
+        commit.publish_new(attempt)
+    except BaseException:
+        attempt.discard()
+        raise
+    remove_tree(names.partial(final))
+    return b""
+
+
+def _write_whole(attempt: Attempt, parts: list[tuple[CheckpointRecord, OpenCheckpointable]]) -> None:
+    directory = os.path.join(attempt.path, STATE)
+    os.mkdir(directory)
+    digest, unsynced = assemble(directory, [opened for _, opened in parts])
+    custom_metadata: Any = None
+    for record, _ in parts:
+        if record.custom_metadata is not None:
+            custom_metadata = {**(custom_metadata or {}), **record.custom_metadata}
+    begun_ns = parts[0][0].begun_ns
+    record = CheckpointRecord(1, {STATE: (STATE, digest)}, time.time_ns(), custom_metadata, begun_ns=begun_ns)
+    path = os.path.join(attempt.path, names.RECORD)
+    _native.write_small_files([(path, record.encode())], sync=False)
+    attempt.seal()
+    _native.sync_paths([*unsynced, path, attempt.path])
+
+
+class PartialSaving(Saving):
+    """The save of one part by all processes.
+
+    Attributes:
+        final: Where the whole will be.
+    """
+
+    def __init__(self, final: str, options: Options) -> None:
+        timeout_s = options.asynchronous.timeout_secs
+        deadline_s = min(options.multiprocessing.deadline_s, timeout_s)
+        super().__init__(final, options, overwrite=False, deadline_s=deadline_s)
+        self.final = final
+        self._parts: list[tuple[CheckpointRecord, OpenCheckpointable]] = []
+
+    def begin(
+        self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool = False
+    ) -> None:
+        """Refuses what can be refused without the state, and finds the place of the part."""
+        super().begin(checkpointables, custom_metadata, is_state=is_state)
+        place = self._session.broadcast(lambda: os.fsencode(_place(self.final, len(self._parts))))
+        self.target = os.fsdecode(place)
+
+    def prepare(self, checkpointables: Mapping[str, Any], *, snapshot: bool = False) -> bool:
+        """Takes the state apart, and refuses what earlier parts have."""
+        may_change = super().prepare(checkpointables, snapshot=snapshot)
+        self._session.broadcast(self._check_additions)
+        return may_change
+
+    def _check_destination(self) -> None:
+        """Looks at what is there, in the primary."""
+        _check_place(self.final)
+        self._parts = _open_parts(self.final)
+
+    def _check_additions(self) -> bytes:
+        (own,) = self._prepared()
+        structures = [opened.tree.structure for _, opened in self._parts]
+        join_structures([*structures, own.tree.structure])
+        return b""
+
+
+def _open(path: PathLike) -> PartialSaving:
+    options = _checked_options(current_options())
+    final = _final(resolve(path))
+    _running.wait(final)
+    return PartialSaving(final, options)
+
+
+def _checked_options(options: Options) -> Options:
+    if options.multiprocessing.primary_host is None:
+        raise Unsupported(
+            "parts cannot be saved to local storage (multiprocessing.primary_host = None); save the whole "
+            "state, or set primary_host to a process to save to storage that all share"
+        )
+    if options.array.saving.use_ocdbt is not None:
+        raise Unsupported(
+            "parts are saved in the native layout only; leave array.saving.use_ocdbt as it is (None), or "
+            "save the whole state"
+        )
+    return options
+
+
+def _checked(custom_metadata: Any) -> Any:
+    if custom_metadata is not None and not isinstance(custom_metadata, dict):
+        raise InvalidInput(f"custom_metadata of a part is a JSON object or None, not {custom_metadata!r:.60}")
+    return custom_metadata
+
+
+def _final(path: str) -> str:
+    """The path of the whole, by that or by the directory of the parts."""
+    return names.whole(path) or path
+
+
+def _place(final: str, number: int) -> str:
+    return os.path.join(names.partial(final), f"{number:06}")
+
+
+def _check_place(final: str) -> None:
+    if is_checkpoint(final):
+        _remove_leftover(final)
+    check_destination(final, overwrite=False)
+
+
+def _remove_leftover(final: str) -> None:
+    """Removes the parts of a whole whose process was killed right after the commit: they share files."""
+    directory = os.path.join(final, STATE)
+    with contextlib.suppress(OSError):
+        inodes = {entry.inode() for entry in os.scandir(directory)}
+        paths = [path for _, part in _open_parts(final) for path in part.paths()]
+        if inodes & {os.stat(path).st_ino for path in paths}:
+            remove_tree(names.partial(final))
+
+
+def _open_parts(final: str) -> list[tuple[CheckpointRecord, OpenCheckpointable]]:
+    """The parts that have been saved, in order."""
+    found: list[tuple[CheckpointRecord, OpenCheckpointable]] = []
+    while is_checkpoint(place := _place(final, len(found))):
+        record = open_checkpoint(place)
+        found.append((record, open_checkpointable(place, record, STATE)))
+    return found
+
+
+class _Running:
+    """Parts that are being saved in the background, by the path of the whole."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended: dict[str, threading.Event] = {}
+
+    def add(self, final: str, response: AsyncResponse[None]) -> None:
+        """Remembers one until it has ended."""
+        ended = threading.Event()
+        with self._lock:
+            self._ended[final] = ended
+        response.on_end(lambda _: ended.set())
+
+    def wait(self, final: str) -> None:
+        """Waits until none is running for a path; how they end, their own handles say."""
+        with self._lock:
+            ended = self._ended.pop(final, None)
+        if ended is not None:
+            ended.wait()
+
+
+_running = _Running()
