@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from waystation import arrays, errors, handlers, multihost, options, partial, tree
     from waystation._options import StorageOptions
+    from waystation.checkpoint.adding import add_checkpointables
     from waystation.checkpoint.context import Context
     from waystation.checkpoint.delete import delete, delete_async
     from waystation.checkpoint.handle import AsyncResponse
@@ -81,6 +82,7 @@ __all__ = [
     "PyTreeMetadata",
     "StatefulCheckpointable",
     "StorageOptions",
+    "add_checkpointables",
     "arrays",
     "checkpointables_metadata",
     "delete",

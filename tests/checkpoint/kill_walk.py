@@ -118,6 +118,10 @@ def save_several(path: Path) -> None:
     waystation.save_checkpointables(path, {"state": state(2), "dataset": Position(7)})
 
 
+def add(path: Path) -> None:
+    waystation.add_checkpointables(path, {"other": state(9)})
+
+
 class Position:
     """Saves itself."""
 
@@ -174,6 +178,7 @@ SCENARIOS = {
     "split": Scenario(save_split, nothing, NEW),
     "delete": Scenario(delete, first, GONE),
     "delete-one": Scenario(delete_one, several, ONE_GONE),
+    "add": Scenario(add, first, ONE_GONE),
     "several": Scenario(save_several, nothing, NEW),
     "new-plain": Scenario(save_new, nothing, NEW, plain_renames=True),
     "overwrite-plain": Scenario(save_over, first, OVER, plain_renames=True),

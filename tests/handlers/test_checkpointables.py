@@ -83,6 +83,33 @@ def test_the_last_checkpointable_goes_with_the_checkpoint(saved: Path) -> None:
     assert waystation.delete(saved)
 
 
+def test_adding(saved: Path) -> None:
+    with with_handlers(SubdirectoryHandler):
+        waystation.add_checkpointables(saved, {"c": state(5), "more": Counter(6)})
+        loaded = waystation.load_checkpointables(saved)
+    assert sorted(loaded) == ["a", "b", "c", "counter", "more"]
+    assert same(loaded["a"], state(1))
+    assert same(loaded["c"], state(5))
+    assert (loaded["counter"], loaded["more"]) == (Counter(3), Counter(6))
+    found = waystation.checkpoint.verify(saved)
+    assert (found.damages, found.strays) == ([], [])
+    assert os.listdir(saved.parent) == ["checkpoint"]
+    assert waystation.delete(saved, checkpointable_name="c")
+    waystation.add_checkpointables(saved, {"c": state(7)})
+    assert same(waystation.load(saved, checkpointable_name="c"), state(7))
+
+
+def test_adding_refuses_what_is_there_and_where_nothing_is(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(errors.Conflict, match="has a checkpointable 'b' already"):
+        waystation.add_checkpointables(saved, {"c": state(5), "b": state(6)})
+    with pytest.raises(errors.CheckpointNotFound):
+        waystation.add_checkpointables(tmp_path / "nothing", {"c": state(5)})
+    with pytest.raises(errors.Unsupported):
+        waystation.add_checkpointables(saved, {"c": {"x": object()}})
+    assert waystation.metadata(saved, "a").checkpointable_names == ("a", "b", "counter")
+    assert os.listdir(saved.parent) == ["checkpoint"]
+
+
 def test_deleting_by_two_threads_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     waystation.save_checkpointables(path, {f"c{number}": {"x": number} for number in range(9)})

@@ -1,6 +1,7 @@
 """Checkpoints: save, load, metadata, delete, and the options in effect."""
 
 from waystation._options import StorageOptions
+from waystation.checkpoint.adding import add_checkpointables
 from waystation.checkpoint.context import Context
 from waystation.checkpoint.delete import delete, delete_async
 from waystation.checkpoint.handle import AsyncResponse
@@ -53,6 +54,7 @@ __all__ = [
     "StatefulCheckpointable",
     "StorageOptions",
     "Verification",
+    "add_checkpointables",
     "checkpointables_metadata",
     "delete",
     "delete_async",

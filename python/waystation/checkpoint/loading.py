@@ -202,7 +202,10 @@ class Loading:
         registry = self._options.checkpointables.registry
         for name, abstract in asked.items():
             stored = opened.stored[name]
-            handler = None if are_states else choice.loader(registry, name, abstract, stored.handler)
+            handler = None
+            if not are_states:
+                is_state = stored.state is not None
+                handler = choice.loader(registry, name, abstract, stored.handler, is_state=is_state)
             if handler is None:
                 self._states[name] = self._decide(require_state(stored, self.target), abstract, progress)
             else:

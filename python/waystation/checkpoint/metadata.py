@@ -131,7 +131,8 @@ def pytree_metadata(*args: Any, **kwargs: Any) -> CheckpointMetadata[Any]:
 
 def _describe(stored: Stored) -> Any:
     options = current_options()
-    handler = choice.loader(options.checkpointables.registry, stored.name, None, stored.handler)
+    registry, is_state = options.checkpointables.registry, stored.state is not None
+    handler = choice.loader(registry, stored.name, None, stored.handler, is_state=is_state)
     if handler is None:
         return abstract_state(opening.require_state(stored, stored.directory))
     directory = options.file.path_class(stored.directory)

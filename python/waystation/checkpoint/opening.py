@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from waystation._errors import CheckpointableNotFound, InvalidInput
+from waystation._errors import CheckpointableNotFound, NoHandler
 from waystation.checkpoint.handlers.choice import METRICS, STATE, STATE_HANDLER
 from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
 from waystation.layouts.native import commit, names
@@ -206,12 +206,12 @@ def require_state(stored: Stored, target: str) -> Opened:
     """The metadata of a checkpointable that has to be a state.
 
     Raises:
-        InvalidInput: It is something else.
+        NoHandler: It is something else.
     """
     if stored.state is None:
-        raise InvalidInput(
-            f"checkpointable '{stored.name}' of '{target}' is no state: {stored.handler} has saved it; "
-            f"load it with load_checkpointables(path, {{{stored.name!r}: …}})",
+        raise NoHandler(
+            f"checkpointable '{stored.name}' of '{target}' is no state: {stored.handler} has saved it, and "
+            "loads it with load_checkpointables, where that is registered and can load what is asked for",
             path=target,
         )
     return stored.state

@@ -100,7 +100,7 @@ def save_checkpointables(
         HandlerFailed: The handler of one of them did; so nothing is saved.
         Conflict, Unsupported, InvalidInput, DiskFull, PermissionDenied, Unavailable: As `save` does.
     """
-    _check(checkpointables)
+    check_checkpointables(checkpointables)
     write(path, checkpointables, overwrite, custom_metadata)
 
 
@@ -119,7 +119,7 @@ def save_checkpointables_async(
     Returns:
         The handle: `result()` returns once the checkpoint is durable and committed.
     """
-    _check(checkpointables)
+    check_checkpointables(checkpointables)
     return write_async(path, checkpointables, overwrite, custom_metadata)
 
 
@@ -214,7 +214,7 @@ def _kind(options: Options) -> type[Saving]:
     return LocalSaving if options.multiprocessing.primary_host is None else Saving
 
 
-def _check(checkpointables: object) -> None:
+def check_checkpointables(checkpointables: object) -> None:
     """Refuses what is no set of checkpointables, and names that mean something else."""
     if not isinstance(checkpointables, dict) or not checkpointables:
         raise InvalidInput(

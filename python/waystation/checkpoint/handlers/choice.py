@@ -88,7 +88,12 @@ def saver(
 
 
 def loader(
-    registry: CheckpointableHandlerRegistry | None, name: str, abstract: Any, remembered: str | None
+    registry: CheckpointableHandlerRegistry | None,
+    name: str,
+    abstract: Any,
+    remembered: str | None,
+    *,
+    is_state: bool,
 ) -> Any | None:
     """The handler that is called to load a checkpointable; None if it is loaded as a state.
 
@@ -97,12 +102,19 @@ def loader(
         name: Of the checkpointable.
         abstract: What is asked for.
         remembered: What the checkpoint calls the type of the handler that saved it.
+        is_state: Whether what is stored is a state: it is loaded as one if no handler is known for it, and
+            states are not left out of the registry.
 
     Raises:
         NoHandler: None is known that could.
     """
     known = registry if registry is not None else registries.global_registry()
-    handler = resolution.for_load(known, name, abstract, remembered)
+    try:
+        handler = resolution.for_load(known, name, abstract, remembered)
+    except NoHandler:
+        if is_state and known.has(STATE):
+            return None
+        raise
     return None if type(handler) is PyTreeHandler else handler
 
 

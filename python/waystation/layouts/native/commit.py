@@ -19,7 +19,7 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from waystation import _native
 from waystation._errors import (
@@ -69,14 +69,45 @@ def replace_in_place(attempt: Attempt) -> None:
 
     What a process has moved that was killed, one that goes on with its attempt finds moved.
     """
-    target = attempt.target
-    generation, replaced = _present(target)
+    generation, replaced = _present(attempt.target)
     prepared = read_record(attempt.path)
+    record = dataclasses.replace(prepared, generation=generation + 1)
+    _move_in(attempt, prepared, record, {})
+    _take_out(attempt, zip(replaced, replaced, strict=True))
+
+
+def add_in_place(attempt: Attempt) -> None:
+    """Adds an attempt's checkpointables to the checkpoint at its target, whose others stay as they are: a new
+    generation of the record, which names them too, is the act.
+
+    Raises:
+        Conflict: The checkpoint has one of them meanwhile.
+    """
+    with _locked(attempt.target):
+        present, prepared = read_record(attempt.target), read_record(attempt.path)
+        both = sorted(present.checkpointables.keys() & prepared.checkpointables.keys())
+        if both:
+            raise Conflict(
+                f"'{attempt.target}' has a checkpointable '{both[0]}' already; it was left alone",
+                path=attempt.target,
+            )
+        record = dataclasses.replace(present, generation=present.generation + 1)
+        _move_in(attempt, prepared, record, present.checkpointables)
+
+
+def _move_in(
+    attempt: Attempt,
+    prepared: records.CheckpointRecord,
+    record: records.CheckpointRecord,
+    kept: Mapping[str, tuple[str, records.Digest]],
+) -> None:
+    """Moves an attempt's data in beside what is at its target, and then publishes a record that names both
+    them and what is kept; what cannot be published is moved out again."""
+    target = attempt.target
     moved = {
         name: (names.moved_in(directory, attempt.id), digest)
         for name, (directory, digest) in prepared.checkpointables.items()
     }
-    record = dataclasses.replace(prepared, generation=generation + 1, checkpointables=moved)
     own = [directory for directory, _ in prepared.checkpointables.values()]
     places = [directory for directory, _ in moved.values()]
     try:
@@ -84,11 +115,11 @@ def replace_in_place(attempt: Attempt) -> None:
             if not os.path.lexists(os.path.join(target, place)):
                 _rename_directory(os.path.join(attempt.path, directory), os.path.join(target, place))
         _native.sync_paths([target])
-        replace_record(target, record, attempt.id)
+        named = dataclasses.replace(record, checkpointables={**kept, **moved})
+        replace_record(target, named, attempt.id)
     except BaseException:
         _take_out(attempt, zip(places, own, strict=True))
         raise
-    _take_out(attempt, zip(replaced, replaced, strict=True))
 
 
 def _present(target: str) -> tuple[int, list[str]]:

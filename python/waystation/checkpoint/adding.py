@@ -1,0 +1,82 @@
+"""`add_checkpointables`: more checkpointables for a checkpoint that is there.
+
+What it has stays where it is. The new ones are written like a checkpoint of their own, in an attempt beside
+it; then they move in, and a new generation of the record names them too. That is the act: killed before it,
+the checkpoint is what it was, and data that have moved in are removed like those of any dead overwrite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from waystation._errors import Conflict, Unsupported
+from waystation.checkpoint.context import current_options
+from waystation.checkpoint.handle import Progress
+from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
+from waystation.checkpoint.save import check_checkpointables
+from waystation.checkpoint.saving import Saving
+from waystation.layouts.native import commit, orphans
+
+
+class AddingSaving(Saving):
+    """A save that all processes of the program make together, into a checkpoint that is there."""
+
+    _names: frozenset[str] = frozenset()
+
+    def begin(
+        self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool = False
+    ) -> None:
+        """Refuses what can be refused without taking anything apart."""
+        self._names = frozenset(checkpointables)
+        super().begin(checkpointables, custom_metadata, is_state=is_state)
+
+    def _check_destination(self) -> None:
+        require_checkpoint(self.target)
+        orphans.remove_dead(self.target)
+        record = commit.read_record(self.target)
+        if record.local is not None:
+            raise Unsupported(
+                f"'{self.target}' is a part of a save to local storage, to which nothing can be added",
+                path=self.target,
+            )
+        both = sorted(record.checkpointables.keys() & self._names)
+        if both:
+            raise Conflict(
+                f"checkpoint '{self.target}' has a checkpointable '{both[0]}' already; delete that first, or "
+                "give another name",
+                path=self.target,
+            )
+
+    def _publish(self) -> None:
+        commit.add_in_place(self._attempt)
+        commit.remove_replaced(self._attempt)
+
+
+def add_checkpointables(path: PathLike, checkpointables: dict[str, Any]) -> None:
+    """Adds checkpointables to a checkpoint, in one visible act; those that it has are not touched.
+
+    In a program of several processes all call it. What loads the checkpoint meanwhile sees all of them, or
+    none.
+
+    Args:
+        path: The checkpoint.
+        checkpointables: Names that it does not have yet, and what is saved under them, as
+            `save_checkpointables` takes it.
+
+    Raises:
+        CheckpointNotFound: There is nothing at `path`.
+        Conflict: It has a checkpointable of such a name.
+        Unsupported: It is a part of a save to local storage, or a leaf cannot be saved.
+        NoHandler, HandlerFailed, InvalidInput, DiskFull, PermissionDenied, Unavailable: As
+            `save_checkpointables` does; the checkpoint stays as it was.
+    """
+    check_checkpointables(checkpointables)
+    options = current_options()
+    if options.multiprocessing.primary_host is None:
+        raise Unsupported("nothing can be added to checkpoints in local storage; save all at once")
+    deadline_s = options.multiprocessing.deadline_s
+    with AddingSaving(resolve(path), options, overwrite=True, deadline_s=deadline_s) as saving:
+        saving.begin(checkpointables, None)
+        saving.prepare(checkpointables)
+        saving.finish(Progress())
