@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+from typing_extensions import TypeVar
 
 from waystation._errors import InvalidInput
 from waystation._options import Options
@@ -21,6 +23,8 @@ from waystation.checkpoint.handlers.choice import METRICS, STATE
 from waystation.checkpoint.local_saving import LocalSaving
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.saving import Saving
+
+R = TypeVar("R", bound=AsyncResponse[Any], default=AsyncResponse[None])
 
 # A checkpointable of such a name could not be told from what the library itself means by it.
 RESERVED_NAMES = frozenset({"AUTO", METRICS, "_CHECKPOINT_DELETION"})
@@ -144,7 +148,7 @@ def write(
     is_state: bool = False,
 ) -> None:
     """Saves, without asking whether names are reserved; for callers that know what they mean by them."""
-    with _open(path, overwrite=overwrite) as saving:
+    with open_saving(path, overwrite=overwrite) as saving:
         saving.begin(checkpointables, custom_metadata, is_state=is_state)
         saving.prepare(checkpointables)
         saving.finish(Progress())
@@ -160,14 +164,29 @@ def write_async(
 ) -> AsyncResponse[None]:
     """Saves in the background, as `write` does."""
     timeout_s = current_options().asynchronous.timeout_secs
-    saving = _open(path, overwrite=overwrite, timeout_s=timeout_s)
+    saving = open_saving(path, overwrite=overwrite, timeout_s=timeout_s)
     return in_background(saving, checkpointables, custom_metadata, is_state=is_state)
 
 
 def in_background(
-    saving: Saving, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool = False
-) -> AsyncResponse[None]:
-    """Takes the steps of a save: all that has to be done now at once, the rest in the background."""
+    saving: Saving,
+    checkpointables: Mapping[str, Any],
+    custom_metadata: Any,
+    *,
+    is_state: bool = False,
+    respond: Callable[[str, Callable[[Progress], None]], R] = AsyncResponse,  # type: ignore[assignment]
+    on_committed: Callable[[], object] = lambda: None,
+) -> R:
+    """Takes the steps of a save: all that has to be done now at once, the rest in the background.
+
+    Args:
+        saving: The save.
+        checkpointables: What is saved, by name.
+        custom_metadata: A JSON value.
+        is_state: Whether the caller says that it is a state, whatever handlers there are.
+        respond: Makes the response, which runs what it is given in the background.
+        on_committed: Called there once the checkpoint is committed, before the program hears of it.
+    """
     with saving.closed_on_error():
         saving.begin(checkpointables, custom_metadata, is_state=is_state)
         drained = saving.prepare(checkpointables, snapshot=True)
@@ -182,6 +201,7 @@ def in_background(
                 saving.finish(progress, copied_out.set)
         finally:
             copied_out.set()
+        on_committed()
         if callback is not None:
             try:
                 callback()
@@ -191,7 +211,7 @@ def in_background(
                 )
                 raise
 
-    response = AsyncResponse(f"saving '{saving.target}'", work)
+    response = respond(f"saving '{saving.target}'", work)
     if not drained:
         try:
             copied_out.wait()
@@ -201,7 +221,7 @@ def in_background(
     return response
 
 
-def _open(path: PathLike, *, overwrite: bool, timeout_s: float | None = None) -> Saving:
+def open_saving(path: PathLike, *, overwrite: bool, timeout_s: float | None = None) -> Saving:
     """A save to the kind of storage that the options say."""
     options = current_options()
     deadline_s = options.multiprocessing.deadline_s
