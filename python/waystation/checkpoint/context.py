@@ -203,3 +203,15 @@ class Context:
 def current_options() -> Options:
     """The frozen options in effect here."""
     return _current.get().options
+
+
+def in_block() -> bool:
+    """Whether the call comes from a block of a context, so that its options are in effect."""
+    return _current.get() is not _DEFAULTS
+
+
+def copy_of_current() -> Context:
+    """A context of its own with the options in effect here."""
+    context = Context()
+    context._options = current_options().thawed()
+    return context
