@@ -6,7 +6,7 @@ Names are imported when they are first used: NumPy and the engine are no part of
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from waystation import arrays, errors, handlers, multihost, options, partial, tree
+    from waystation import arrays, errors, handlers, multihost, options, partial, path, training, tree
     from waystation._options import StorageOptions
     from waystation.checkpoint.adding import add_checkpointables
     from waystation.checkpoint.context import Context
@@ -49,7 +49,10 @@ if TYPE_CHECKING:
     from waystation.tree import register_node
 else:
     # Hidden from type checkers, which would otherwise let any attribute pass.
-    _MODULES = ("arrays", "checkpoint", "errors", "handlers", "multihost", "options", "partial", "tree")
+    _MODULES = (
+        *("arrays", "checkpoint", "errors", "handlers", "multihost"),
+        *("options", "partial", "path", "training", "tree"),
+    )
     _HOMES = {**dict.fromkeys(_MODULES), "register_node": "waystation.tree"}
 
     def __getattr__(name):
@@ -101,6 +104,7 @@ __all__ = [
     "multihost",
     "options",
     "partial",
+    "path",
     "pytree_metadata",
     "register_node",
     "save",
@@ -109,6 +113,7 @@ __all__ = [
     "save_checkpointables_async",
     "save_pytree",
     "save_pytree_async",
+    "training",
     "tree",
     "verify",
 ]

@@ -1,1 +1,17 @@
-"""A sequence of checkpoints, and the policies by which it saves and keeps them."""
+"""A sequence of checkpoints: `Checkpointer`, and the policies by which it saves and keeps them."""
+
+from waystation.training import errors, preservation_policies, save_decision_policies
+from waystation.training.checkpointer import Checkpointer
+from waystation.training.preemption import SigtermHandler, handle_sigterm
+from waystation.training.step_metadata import CheckpointMetadata, RootMetadata
+
+__all__ = [
+    "CheckpointMetadata",
+    "Checkpointer",
+    "RootMetadata",
+    "SigtermHandler",
+    "errors",
+    "handle_sigterm",
+    "preservation_policies",
+    "save_decision_policies",
+]

@@ -1,0 +1,218 @@
+"""Which steps have a checkpoint, as this process knows: committed, being saved, or found to be damaged.
+
+`committed` never has a step whose commit is not there, nor one that is known to be damaged. In a program of
+several processes the primary finds out what is there and tells the others, so that all have the same list,
+though not all learn of a commit in the background at the same instant. Safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from waystation._errors import Corrupt, WaystationError
+from waystation.training import step_records
+from waystation.training.step_metadata import CheckpointMetadata
+from waystation.training.step_names import NameFormat, steps_in
+
+Info = CheckpointMetadata[None]
+
+
+class Catalogue:
+    """The checkpoints of one directory."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._committed: dict[int, Info] = {}
+        self._in_flight: dict[int, Info] = {}
+        self._damaged: dict[int, Info] = {}
+        self._own: set[int] = set()
+        self._gone: set[int] = set()
+
+    def committed(self) -> list[Info]:
+        """The committed checkpoints, ascending."""
+        with self._lock:
+            return _ascending(self._committed.values())
+
+    def known(self) -> list[Info]:
+        """Those, and the ones that are being saved, ascending."""
+        with self._lock:
+            return _ascending((self._committed | self._in_flight).values())
+
+    def damaged(self) -> list[Info]:
+        """Those that are known to be damaged, ascending."""
+        with self._lock:
+            return _ascending(self._damaged.values())
+
+    def find(self, step: int) -> Info | None:
+        """The committed checkpoint of a step; or the damaged one."""
+        with self._lock:
+            return self._committed.get(step) or self._damaged.get(step)
+
+    def is_known(self, step: int) -> bool:
+        """Whether a step has a checkpoint, or is being saved."""
+        with self._lock:
+            return step in self._committed or step in self._in_flight
+
+    def is_own(self, step: int) -> bool:
+        """Whether this program has committed the checkpoint of a step itself."""
+        with self._lock:
+            return step in self._own
+
+    def replace(self, listing: Listing) -> None:
+        """Takes over what was found in the directory; what is being saved stays so."""
+        with self._lock:
+            self._committed = {info.step: info for info in listing.committed}
+            self._damaged = {info.step: info for info in listing.damaged}
+            self._own &= self._committed.keys()
+
+    def begin(self, info: Info) -> None:
+        """A step is being saved."""
+        with self._lock:
+            self._in_flight[info.step] = info
+
+    def abandon(self, step: int) -> None:
+        """It is not being saved any more, and was not committed."""
+        with self._lock:
+            self._in_flight.pop(step, None)
+
+    def in_flight(self) -> set[int]:
+        """The steps that are being saved."""
+        with self._lock:
+            return set(self._in_flight)
+
+    def commit(self, info: Info) -> None:
+        """A step has been committed by this program."""
+        with self._lock:
+            self._in_flight.pop(info.step, None)
+            if info.step in self._gone:  # its removal came to be known before its commit
+                self._gone.remove(info.step)
+                return
+            self._damaged.pop(info.step, None)
+            self._committed[info.step] = info
+            self._own.add(info.step)
+
+    def drop(self, steps: Iterable[int]) -> None:
+        """Steps have no checkpoint any more."""
+        with self._lock:
+            for step in steps:
+                if step not in self._committed and step in self._in_flight:
+                    self._gone.add(step)
+                self._committed.pop(step, None)
+                self._damaged.pop(step, None)
+                self._own.discard(step)
+
+    def mark_damaged(self, step: int) -> None:
+        """The checkpoint of a step is not whole."""
+        with self._lock:
+            info = self._committed.pop(step, None)
+            if info is not None:
+                self._damaged[step] = info
+                self._own.discard(step)
+
+    def describe(self, infos: Iterable[Info]) -> None:
+        """More is known of checkpoints than before."""
+        with self._lock:
+            for info in infos:
+                if info.step in self._committed:
+                    self._committed[info.step] = info
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Listing:
+    """What was found in a directory.
+
+    Attributes:
+        committed: The checkpoints.
+        damaged: Those of which not even their own record can be read.
+    """
+
+    committed: list[Info]
+    damaged: list[Info]
+
+    @classmethod
+    def read(cls, root: Path, name_format: NameFormat, *, with_records: bool) -> Listing:
+        """Looks into a directory; of a step that has two directories the first counts."""
+        paths: dict[int, Path] = {}
+        for step, path in steps_in(root, name_format):
+            paths.setdefault(step, path)
+        committed, damaged = [], []
+        for step, path in sorted(paths.items()):
+            info = CheckpointMetadata(step, path, metadata=None)
+            try:
+                committed.append(described(info) if with_records else info)
+            except Corrupt:
+                damaged.append(info)
+        return cls(committed, damaged)
+
+    def encode(self) -> bytes:
+        """For the other processes."""
+        found = [[to_json(info) for info in infos] for infos in (self.committed, self.damaged)]
+        return json.dumps(found).encode()  # metrics may be NaN
+
+    @classmethod
+    def decode(cls, data: bytes) -> Listing:
+        """What another process has found."""
+        committed, damaged = ([from_json(entry) for entry in entries] for entries in json.loads(data))
+        return cls(committed, damaged)
+
+
+def described(info: Info) -> Info:
+    """A checkpoint with what its record says.
+
+    Raises:
+        Corrupt: The record is damaged.
+    """
+    try:
+        record = step_records.read(info.path)
+    except WaystationError as error:
+        if step_records.is_damage(error, info.path):
+            raise Corrupt(error.message, path=os.fspath(info.path)) from error
+        return info
+    return dataclasses.replace(
+        info,
+        init_timestamp_nsecs=record.init_ns,
+        commit_timestamp_nsecs=record.commit_ns,
+        custom_metadata=record.custom_metadata,
+        metrics=record.metrics,
+    )
+
+
+def relocated(info: Info, root: Path) -> Info:
+    """The same checkpoint in this process's own storage."""
+    return dataclasses.replace(info, path=root / info.path.name)
+
+
+def to_json(info: Info) -> list[Any]:
+    """A checkpoint for the other processes."""
+    return [
+        info.step,
+        os.fspath(info.path),
+        info.init_timestamp_nsecs,
+        info.commit_timestamp_nsecs,
+        info.custom_metadata,
+        info.metrics,
+    ]
+
+
+def from_json(entry: list[Any]) -> Info:
+    """What another process knows of a checkpoint."""
+    step, path, init_ns, commit_ns, custom_metadata, metrics = entry
+    return CheckpointMetadata(
+        step,
+        Path(path),
+        metadata=None,
+        init_timestamp_nsecs=init_ns,
+        commit_timestamp_nsecs=commit_ns,
+        custom_metadata=custom_metadata,
+        metrics=metrics,
+    )
+
+
+def _ascending(infos: Iterable[Info]) -> list[Info]:
+    return sorted(infos, key=lambda info: info.step)

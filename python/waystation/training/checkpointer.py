@@ -1,0 +1,395 @@
+"""`Checkpointer`: a sequence of checkpoints in one directory, one for each step that is saved.
+
+It decides when to save (`decisions`), saves (`saving`), removes what is not wanted any more (`collection`),
+and loads the newest checkpoint that is whole (`restoring`). This file is its surface, and adds what holds for
+calls of all kinds: the options in effect, that nothing is begun after `close`, and that a failure in the
+background is told once.
+
+In a program of several processes all of them make every call, in the same order. Calls from several threads
+of a process are safe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from typing_extensions import deprecated
+
+from waystation._errors import InvalidInput
+from waystation._options import Options
+from waystation.checkpoint.context import Context, copy_of_current
+from waystation.checkpoint.handle import AsyncResponse
+from waystation.checkpoint.handlers.choice import STATE
+from waystation.checkpoint.save import check_checkpointables
+from waystation.training import deleting, opening
+from waystation.training.collection import Collector
+from waystation.training.costs import SaveCosts
+from waystation.training.decisions import Decisions
+from waystation.training.errors import StepAlreadyExistsError
+from waystation.training.flights import Flights
+from waystation.training.logger import Logger, StandardLogger
+from waystation.training.place import Place
+from waystation.training.preservation_policies import PreservationPolicy, PreserveAll
+from waystation.training.reading import ReadingCheckpointer, Step, root_of
+from waystation.training.save_decision_policies import SaveDecisionPolicy, default_policy
+from waystation.training.saving import Request, Saver
+from waystation.training.step_metadata import as_step
+from waystation.training.step_names import NameFormat, PathLike, standard_name_format
+
+
+class Checkpointer(ReadingCheckpointer):
+    """Saves a sequence of checkpoints, keeps those that are wanted, and loads them again.
+
+    Example:
+        ```python
+        with Checkpointer("run", preservation_policy=preservation_policies.LatestN(3)) as checkpointer:
+            start = 0
+            if checkpointer.latest is not None:
+                start, state = checkpointer.latest.step + 1, checkpointer.load(None, abstract_state)
+            for step in range(start, steps):
+                state = train_step(state)
+                checkpointer.save_async(step, state)
+        ```
+
+    Args:
+        directory: Where the checkpoints are, each in a directory named for its step. It is made.
+        context: The options of all calls that do not come from a context's block; by default those in effect
+            here.
+        save_decision_policy: When to save. By default as often as that does not make the program wait for
+            an earlier save, and when it was told that it will be ended.
+        preservation_policy: Which checkpoints to keep; by default all.
+        step_name_format: How directories are named; by default by the number alone.
+        custom_metadata: A dict of JSON values to keep with the whole sequence. What the directory has
+            already stays.
+        cleanup_tmp_directories: Remove what saves have left there that did not end: of Waystation's what is
+            certain not to be written any more, of Orbax's everything.
+        lightweight_initialize: Read nothing of the checkpoints at first, so that their times and metrics
+            are unknown until they are needed.
+        logger: Is told of each save and load.
+        max_saves_in_flight: How many saves there may be in the background at a time. Another one waits
+            until there are fewer.
+    """
+
+    def __init__(
+        self,
+        directory: PathLike,
+        *,
+        context: Context | None = None,
+        save_decision_policy: SaveDecisionPolicy | None = None,
+        preservation_policy: PreservationPolicy | None = None,
+        step_name_format: NameFormat | None = None,
+        custom_metadata: dict[str, Any] | None = None,
+        cleanup_tmp_directories: bool = False,
+        lightweight_initialize: bool = False,
+        logger: Logger | None = None,
+        max_saves_in_flight: int = 1,
+    ) -> None:
+        if max_saves_in_flight < 1:
+            raise InvalidInput(f"max_saves_in_flight is 1 or more, not {max_saves_in_flight}")
+        own = copy_of_current() if context is None else Context(context)
+        place = Place(root_of(directory), step_name_format or standard_name_format(), own)
+        super().__init__(place, logger or StandardLogger())
+        costs = SaveCosts()
+        policy = preservation_policy or PreserveAll()
+        self._with_records = not lightweight_initialize
+        self._flights = Flights(max_saves_in_flight)
+        self._saver = Saver(place, Collector(place.root, place.catalogue, place.leases, policy), costs)
+        self._decisions = Decisions(place, self._flights, costs, save_decision_policy or default_policy())
+        self._deleter = deleting.Deleter(place)
+        self._beginning = threading.RLock()  # one save or deletion begins at a time
+        self._is_closed = False
+        with place.options() as options:
+            opening.open_directory(
+                place,
+                options,
+                custom_metadata,
+                clean_up=cleanup_tmp_directories,
+                with_records=self._with_records,
+            )
+
+    # ---- when ----------------------------------------------------------------------------------
+
+    def should_save(self, step: Step) -> bool:
+        """Whether `save` would save this step: it comes after all that have a checkpoint, and the policy
+        says so."""
+        number = as_step(step)
+        with self._place.options() as options, self._beginning:
+            return self._decisions.should_save(number, options)
+
+    @property
+    def is_preempted(self) -> bool:
+        """Whether the program was told that it will be ended, as the last save or `should_save` has found."""
+        return self._decisions.is_preempted
+
+    # ---- saving --------------------------------------------------------------------------------
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        checkpointable_name: str = STATE,
+        force: bool = False,
+        overwrite: bool = False,
+        metrics: Any = None,
+        custom_metadata: Any = None,
+    ) -> bool:
+        """Saves a state as the checkpoint of a step, if the policy says so.
+
+        Waits first until there are fewer saves in the background than there may be.
+
+        Args:
+            step: The step.
+            state: What `waystation.save` takes.
+            checkpointable_name: Under which name the state stands in the checkpoint.
+            force: Save whatever the policy says.
+            overwrite: Replace a checkpoint of this step. It stays whole until the new one is, also if the
+                policy says not to save.
+            metrics: A JSON value that tells good checkpoints from bad ones (`preservation_policies.BestN`).
+            custom_metadata: A JSON value to keep with the checkpoint.
+
+        Returns:
+            Whether it was saved.
+
+        Raises:
+            StepAlreadyExistsError: The step has a checkpoint, and `overwrite` is False.
+            WaystationError: What `waystation.save` raises; or what an earlier save in the background failed
+                with, if nobody has heard of that.
+        """
+        return self.save_checkpointables(
+            step,
+            {checkpointable_name: state},
+            force=force,
+            overwrite=overwrite,
+            metrics=metrics,
+            custom_metadata=custom_metadata,
+        )
+
+    def save_async(
+        self,
+        step: int,
+        state: Any,
+        *,
+        checkpointable_name: str = STATE,
+        force: bool = False,
+        overwrite: bool = False,
+        metrics: Any = None,
+        custom_metadata: Any = None,
+    ) -> AsyncResponse[bool] | None:
+        """Saves a state in the background; takes what `save` takes.
+
+        Returns:
+            The handle, whose `result()` is True once the step is committed and what is not wanted any more
+            is removed; None if the policy says not to save. If it fails and is not asked for its result, the
+            next save, `wait` or `close` raises the error.
+        """
+        return self.save_checkpointables_async(
+            step,
+            {checkpointable_name: state},
+            force=force,
+            overwrite=overwrite,
+            metrics=metrics,
+            custom_metadata=custom_metadata,
+        )
+
+    def save_checkpointables(
+        self,
+        step: int,
+        checkpointables: dict[str, Any],
+        *,
+        force: bool = False,
+        overwrite: bool = False,
+        metrics: Any = None,
+        custom_metadata: Any = None,
+    ) -> bool:
+        """Saves several things as the checkpoint of a step, if the policy says so.
+
+        Takes and returns what `save` does, with what `waystation.save_checkpointables` takes.
+        """
+        request = _request(step, checkpointables, overwrite, metrics, custom_metadata)
+        begun = time.monotonic()
+        with self._place.options() as options, self._beginning:
+            if not self._is_to_be_saved(request, options, force=force):
+                return False
+            self._saver.save(self._over_damaged(request), options)
+            self._decisions.has_saved()
+        self._log("save", request.step, begun, is_asynchronous=False)
+        return True
+
+    def save_checkpointables_async(
+        self,
+        step: int,
+        checkpointables: dict[str, Any],
+        *,
+        force: bool = False,
+        overwrite: bool = False,
+        metrics: Any = None,
+        custom_metadata: Any = None,
+    ) -> AsyncResponse[bool] | None:
+        """Saves several things in the background; takes what `save_checkpointables` takes.
+
+        Returns:
+            What `save_async` returns.
+        """
+        request = _request(step, checkpointables, overwrite, metrics, custom_metadata)
+        begun = time.monotonic()
+        with self._place.options() as options, self._beginning:
+            if not self._is_to_be_saved(request, options, force=force):
+                return None
+            response = self._saver.save_async(self._over_damaged(request), options)
+            self._flights.add(response)
+            self._decisions.has_saved()
+        self._log("save", request.step, begun, is_asynchronous=True)
+        return response
+
+    def _is_to_be_saved(self, request: Request, options: Options, *, force: bool) -> bool:
+        """Decides; if so, there is room for another save when this returns."""
+        self._require_open()
+        self._flights.raise_failure()
+        if request.overwrite:
+            self._flights.wait_for_step(request.step)
+        elif self._place.catalogue.is_known(request.step):
+            path = self._place.path_of(request.step)
+            raise StepAlreadyExistsError(
+                f"step {request.step} has a checkpoint already: '{path}'; give overwrite=True to replace it",
+                step=request.step,
+                path=str(path),
+            )
+        if force:
+            self._decisions.reached_preemption(request.step, options)
+        elif not self._decisions.should_save(request.step, options, replaced=request.overwrite):
+            return False
+        self._flights.wait_for_room()
+        return True
+
+    def _over_damaged(self, request: Request) -> Request:
+        """A damaged checkpoint of the step gives way."""
+        is_damaged = any(info.step == request.step for info in self._place.catalogue.damaged())
+        return dataclasses.replace(request, overwrite=True) if is_damaged else request
+
+    def is_saving_in_progress(self) -> bool:
+        """Whether a save has not ended."""
+        return bool(self._place.catalogue.in_flight() or self._flights.running(deletions=False))
+
+    @deprecated("use save")
+    def save_pytree(self, *args: Any, **kwargs: Any) -> bool:
+        """`save`."""
+        return self.save(*args, **kwargs)
+
+    @deprecated("use save_async")
+    def save_pytree_async(self, *args: Any, **kwargs: Any) -> AsyncResponse[bool] | None:
+        """`save_async`."""
+        return self.save_async(*args, **kwargs)
+
+    # ---- deleting ------------------------------------------------------------------------------
+
+    def delete(self, step: Step, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
+        """Deletes the checkpoint of a step, or one of its checkpointables, whatever the policy says.
+
+        Waits first for every save and deletion in the background.
+
+        Args:
+            step: The step.
+            checkpointable_name: Delete this one only; the others stay.
+            missing_ok: Return False instead of raising if it is not there.
+
+        Returns:
+            Whether something was deleted.
+
+        Raises:
+            StepNotFoundError: The step has no checkpoint.
+            NotFound: The checkpoint has no such checkpointable.
+            InvalidInput: It has no other one: delete the checkpoint instead.
+        """
+        return self.delete_async(
+            step, checkpointable_name=checkpointable_name, missing_ok=missing_ok
+        ).result()
+
+    def delete_async(
+        self, step: Step, *, checkpointable_name: str | None = None, missing_ok: bool = False
+    ) -> AsyncResponse[bool]:
+        """Deletes in the background; takes what `delete` takes, and its handle has what that returns.
+
+        Later saves and deletions wait for it.
+        """
+        number = as_step(step)
+        deleting.check_arguments(checkpointable_name, missing_ok)
+        with self._place.options() as options, self._beginning:
+            self._require_open()
+            self._flights.wait()
+            response = self._deleter.begin(number, checkpointable_name, options, missing_ok=missing_ok)
+            self._flights.add(response)
+        return response
+
+    def cancel(self, step: Step | None = None) -> None:
+        """Stops saves in the background, and deletes the checkpoint of a step.
+
+        Args:
+            step: The step; None stops all saves, and deletes nothing that is committed.
+        """
+        number = None if step is None else as_step(step)
+        with self._place.options(), self._beginning:
+            stopped = self._flights.running(deletions=False)
+            for response in stopped:
+                response.cancel()
+            for response in stopped:
+                response.wait()
+                response.exception()  # which is that it was cancelled
+        if number is not None and self._place.catalogue.find(number) is not None:
+            self.delete(number, missing_ok=True)
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Looks into the directory again, for what other programs have changed there."""
+        with self._place.options() as options, self._beginning:
+            self._flights.wait()
+            opening.look_again(self._place, options, with_records=self._with_records)
+
+    def wait(self) -> None:
+        """Waits for everything in the background.
+
+        Raises:
+            WaystationError: What something failed with, if nobody has heard of that.
+        """
+        self._flights.wait()
+
+    def close(self) -> None:
+        """Waits for everything in the background, and begins nothing any more; idempotent.
+
+        Raises:
+            WaystationError: What something failed with, if nobody has heard of that.
+        """
+        with self._beginning:
+            self._is_closed = True
+        self._flights.wait()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise InvalidInput(f"the checkpointer of '{self.directory}' was closed; make another one")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(
+                f"A save in the background has failed, too: {failure}"
+            )  # it is not to hide the first
+
+
+def _request(
+    step: object, checkpointables: dict[str, Any], overwrite: bool, metrics: Any, custom_metadata: Any
+) -> Request:
+    check_checkpointables(checkpointables)
+    return Request(as_step(step), checkpointables, overwrite, metrics, custom_metadata)

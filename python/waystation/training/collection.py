@@ -1,0 +1,127 @@
+"""Garbage collection: removes the checkpoints that the policy does not keep.
+
+Three kinds stay whatever the policy says: those that somebody reads (`leases`), the only good one, and those
+that are being overwritten. Good is a checkpoint that this program has committed, or whose records are whole.
+
+The primary decides and removes; with local storage it decides, and every process removes its own part. What
+is removed stops being a checkpoint in one rename, before any of its files goes. Killed in between, it leaves
+a directory that no list takes for a checkpoint, and that the next collection removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from waystation._errors import Corrupt, InvalidInput, WaystationError
+from waystation.layouts.native import attempts, commit
+from waystation.training import step_records
+from waystation.training.catalogue import Catalogue, Info, described
+from waystation.training.leases import Leases
+from waystation.training.preservation_policies import PreservationContext, PreservationPolicy
+
+_log = logging.getLogger("waystation")
+
+
+class Collector:
+    """Decides what goes, and removes it."""
+
+    def __init__(self, root: Path, catalogue: Catalogue, leases: Leases, policy: PreservationPolicy) -> None:
+        self._root = root
+        self._catalogue = catalogue
+        self._leases = leases
+        self._policy = policy
+        self._deciding = threading.Lock()
+
+    @contextlib.contextmanager
+    def chosen(self) -> Iterator[list[Info]]:
+        """Within the block, what is to be removed: it is off the list, and nobody begins to read it."""
+        with contextlib.ExitStack() as marks:
+            with self._deciding:
+                going = [info for info in self._unwanted() if self._condemn(info, marks)]
+                self._catalogue.drop(info.step for info in going)
+            yield going
+
+    def _condemn(self, info: Info, until: contextlib.ExitStack) -> bool:
+        """Marks a checkpoint as one that goes, unless somebody reads it."""
+        name = info.path.name
+        if self._leases.is_held(name):
+            return False  # without a mark, which other readers would give way to
+        with contextlib.ExitStack() as mark:
+            may_go = mark.enter_context(self._leases.condemned(name))
+            if may_go:
+                until.push(mark.pop_all())
+        return may_go
+
+    def _unwanted(self) -> list[Info]:
+        """What the policy does not keep and nothing else protects."""
+        infos = self._with_records()
+        flags = self._policy.should_preserve(infos, context=PreservationContext())
+        if len(flags) != len(infos):
+            raise InvalidInput(
+                f"preservation policy {self._policy!r} was asked about {len(infos)} checkpoints and answered "
+                f"for {len(flags)}; it has to say of each whether to keep it"
+            )
+        kept = [info for info, flag in zip(infos, flags, strict=True) if flag]
+        going = [info for info, flag in zip(infos, flags, strict=True) if not flag]
+        in_flight = self._catalogue.in_flight()
+        spared = self._spared(kept, going)
+        return [info for info in going if info.step not in in_flight and info is not spared]
+
+    def _with_records(self) -> list[Info]:
+        """The committed checkpoints with their times and metrics, which a light list lacks."""
+        infos = self._catalogue.committed()
+        lacking = [info for info in infos if info.commit_timestamp_nsecs is None]
+        if not lacking:
+            return infos
+        found = []
+        for info in lacking:
+            try:
+                found.append(described(info))
+            except Corrupt as error:
+                _log.warning("checkpoint '%s' is damaged: %s", info.path, error)
+                self._catalogue.mark_damaged(info.step)
+        self._catalogue.describe(found)
+        return self._catalogue.committed()
+
+    def _spared(self, kept: Sequence[Info], going: Sequence[Info]) -> Info | None:
+        """The newest good one of those that would go, if none that stays is good."""
+        if not going or any(map(self._is_good, reversed(kept))):
+            return None
+        return next(filter(self._is_good, reversed(going)), going[-1])
+
+    def _is_good(self, info: Info) -> bool:
+        if self._catalogue.is_own(info.step):
+            return True
+        try:
+            step_records.check(info.path)
+        except WaystationError:
+            return False
+        return True
+
+    def remove(self, infos: Sequence[Info]) -> None:
+        """Removes checkpoints, and what earlier removals have not finished.
+
+        What cannot be removed stays, and is told in the log: no save fails by it.
+        """
+        for info in infos:
+            try:
+                commit.withdraw(os.fspath(info.path), attempts.new_attempt_id())
+            except WaystationError as error:
+                _log.warning("checkpoint '%s' could not be removed: %s", info.path, error)
+        if infos:
+            remove_remains(self._root)
+
+
+def remove_remains(root: Path) -> None:
+    """Removes what saves and removals of processes that are gone have left in a directory."""
+    try:
+        for leftover in attempts.leftovers(os.fspath(root)):
+            if leftover.is_over:
+                attempts.remove_tree(leftover.path)
+    except WaystationError as error:
+        _log.warning("what earlier saves have left in '%s' could not be removed: %s", root, error)

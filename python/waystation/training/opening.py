@@ -1,0 +1,88 @@
+"""Opens a directory of checkpoints: makes it, finds what is there, and cleans up if that is asked for.
+
+The primary does it and tells the others; with local storage each process has a directory of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from waystation._errors import from_os_error
+from waystation._options import Options
+from waystation.checkpoint.collect import find_leftovers, remove_leftovers
+from waystation.coordination import Session
+from waystation.layouts.native.attempts import remove_tree
+from waystation.layouts.orbax import names as orbax_names
+from waystation.training import root_metadata
+from waystation.training.errors import DamagedCheckpointWarning
+from waystation.training.listing import take_stock
+from waystation.training.place import Place
+
+_ABOVE = 4  # frames of this package between a warning and the program's own call
+
+
+def open_directory(
+    place: Place, options: Options, custom_metadata: Any, *, clean_up: bool, with_records: bool
+) -> None:
+    """Makes the directory ready, and reads what is there into the catalogue."""
+    session = place.session("open the checkpoints", options)
+    is_mine = session.is_primary or options.multiprocessing.primary_host is None
+
+    def prepare() -> bytes:
+        if custom_metadata is not None:
+            root_metadata.check(custom_metadata)
+        if is_mine:
+            _make(place, options)
+            if custom_metadata is not None:
+                root_metadata.write_once(place.root, custom_metadata)
+            if clean_up:
+                _clean_up(place)
+        return b""
+
+    try:
+        session.round(prepare, lambda _: b"")
+        _read(session, place, options, with_records=with_records)
+    finally:
+        session.close()
+
+
+def look_again(place: Place, options: Options, *, with_records: bool) -> None:
+    """Reads what is there now into the catalogue."""
+    session = place.session("look for checkpoints again", options)
+    try:
+        _read(session, place, options, with_records=with_records)
+    finally:
+        session.close()
+
+
+def _read(session: Session, place: Place, options: Options, *, with_records: bool) -> None:
+    listing = take_stock(session, place, options, with_records=with_records)
+    place.catalogue.replace(listing)
+    if listing.damaged:
+        named = ", ".join(f"step {info.step} ('{info.path.name}')" for info in listing.damaged)
+        warnings.warn(
+            f"the records of checkpoints in '{place.root}' are damaged: {named}; they count as if they were "
+            "not there. 'waystation verify' tells what is wrong with them",
+            DamagedCheckpointWarning,
+            stacklevel=_ABOVE,
+        )
+
+
+def _make(place: Place, options: Options) -> None:
+    try:
+        existed = place.root.is_dir()
+        place.root.mkdir(parents=True, exist_ok=True)
+        if not existed and options.file.path_permission_mode is not None:
+            place.root.chmod(options.file.path_permission_mode)
+    except OSError as error:
+        raise from_os_error(error, "create", os.fspath(place.root)) from error
+
+
+def _clean_up(place: Place) -> None:
+    """Removes what unended saves have left: ours if that is certain, Orbax's because it was asked for."""
+    remove_leftovers(find_leftovers(place.root))
+    for name in os.listdir(place.root):
+        if orbax_names.is_temporary(name):
+            remove_tree(os.path.join(place.root, name))

@@ -1,0 +1,57 @@
+"""Where a sequence of checkpoints is, and what all parts of a `Checkpointer` share about it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from waystation._options import Options
+from waystation.checkpoint.context import Context, current_options, in_block
+from waystation.checkpoint.sessions import open_session
+from waystation.coordination import Session
+from waystation.training.catalogue import Catalogue
+from waystation.training.leases import Leases
+from waystation.training.step_names import NameFormat
+
+
+@dataclass
+class Place:
+    """One directory of checkpoints.
+
+    Attributes:
+        root: The directory.
+        name_format: How its steps are named.
+        context: The options of calls that come from no context's block.
+        catalogue: Which steps are there.
+        leases: Which of them somebody reads.
+    """
+
+    root: Path
+    name_format: NameFormat
+    context: Context
+    catalogue: Catalogue = field(default_factory=Catalogue)
+    leases: Leases = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.leases = Leases(self.root)
+
+    @contextlib.contextmanager
+    def options(self) -> Iterator[Options]:
+        """The options in effect within the block: those of the context around the call, else its own."""
+        if in_block():
+            yield current_options()
+            return
+        with self.context:
+            yield current_options()
+
+    def path_of(self, step: int) -> Path:
+        """The directory of a step: the one that it has, or else the one that it is to have."""
+        found = self.catalogue.find(step)
+        return self.root / self.name_format.build_name(step) if found is None else found.path
+
+    def session(self, what: str, options: Options) -> Session:
+        """Opens a session of all processes."""
+        where = "" if options.multiprocessing.primary_host is None else f" in '{self.root}'"
+        return open_session(f"{what}{where}", options)

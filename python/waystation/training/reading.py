@@ -1,0 +1,275 @@
+"""`ReadingCheckpointer`: the part of a `Checkpointer` that looks and loads.
+
+What is asked of a step by number is asked of that step. What is asked of no step in particular is asked of
+the newest that is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from typing_extensions import deprecated
+
+from waystation import coordination
+from waystation._options import Options
+from waystation.checkpoint.handle import AsyncResponse
+from waystation.checkpoint.handlers.choice import STATE
+from waystation.checkpoint.load import (
+    load,
+    load_async,
+    load_checkpointables,
+    load_checkpointables_async,
+)
+from waystation.checkpoint.metadata import checkpointables_metadata, metadata
+from waystation.checkpoint.paths import resolve
+from waystation.training import root_metadata
+from waystation.training.logger import Logger
+from waystation.training.place import Place
+from waystation.training.restoring import Restorer
+from waystation.training.step_metadata import CheckpointMetadata, RootMetadata, as_step
+from waystation.training.step_names import PathLike
+
+T = TypeVar("T")
+Step = int | CheckpointMetadata[Any]
+
+
+class ReadingCheckpointer:
+    """See `Checkpointer`."""
+
+    def __init__(self, place: Place, logger: Logger) -> None:
+        self._place = place
+        self._restorer = Restorer(place)
+        self._logger = logger
+
+    @property
+    def directory(self) -> Path:
+        """Where the checkpoints are."""
+        return self._place.root
+
+    @property
+    def latest(self) -> CheckpointMetadata[None] | None:
+        """The committed checkpoint of the greatest step; None if there is none."""
+        committed = self._place.catalogue.committed()
+        return committed[-1] if committed else None
+
+    @property
+    def checkpoints(self) -> Sequence[CheckpointMetadata[None]]:
+        """The committed checkpoints, ascending, as far as this `Checkpointer` knows without looking again
+        (`reload`); those that are known to be damaged are not among them."""
+        return self._place.catalogue.committed()
+
+    @property
+    def damaged(self) -> Sequence[CheckpointMetadata[None]]:
+        """The checkpoints that are known to be damaged, ascending. A save of such a step replaces it."""
+        return self._place.catalogue.damaged()
+
+    # ---- loading -------------------------------------------------------------------------------
+
+    def load(
+        self, step: Step | None = None, abstract_state: Any = None, *, checkpointable_name: str = STATE
+    ) -> Any:
+        """Loads the state of a step.
+
+        Args:
+            step: The step; None for the newest that is whole. Where newer ones turn out to be damaged, a
+                `DamagedCheckpointWarning` names them, and they are not listed any more.
+            abstract_state: As `waystation.load` takes it.
+            checkpointable_name: Which checkpointable the state is.
+
+        Returns:
+            The state.
+
+        Raises:
+            StepNotFoundError: The step has no checkpoint, or there is none at all.
+            Corrupt: It is damaged; with no step given, all are.
+            WaystationError: What `waystation.load` raises.
+        """
+        return self._load(step, _Wanted.state(abstract_state, checkpointable_name))
+
+    def load_checkpointables(
+        self, step: Step | None = None, abstract_checkpointables: Any = None
+    ) -> dict[str, Any]:
+        """Loads several things of a step; takes a step as `load` does, and raises what it raises.
+
+        Args:
+            step: The step; None for the newest that is whole.
+            abstract_checkpointables: As `waystation.load_checkpointables` takes them.
+        """
+        return self._load(step, _Wanted.checkpointables(abstract_checkpointables))
+
+    def load_async(
+        self, step: Step | None = None, abstract_state: Any = None, *, checkpointable_name: str = STATE
+    ) -> AsyncResponse[Any]:
+        """Loads the state of a step in the background; takes what `load` takes, and its handle raises what
+        that raises.
+
+        In a program of several processes damage in the data of the newest step is an error: load again then.
+        """
+        return self._load_async(step, _Wanted.state(abstract_state, checkpointable_name))
+
+    def load_checkpointables_async(
+        self, step: Step | None = None, abstract_checkpointables: Any = None
+    ) -> AsyncResponse[dict[str, Any]]:
+        """Loads several things of a step in the background, as `load_async` does."""
+        return self._load_async(step, _Wanted.checkpointables(abstract_checkpointables))
+
+    def _load(self, step: Step | None, wanted: _Wanted[T]) -> T:
+        number = None if step is None else as_step(step)
+        begun = time.monotonic()
+        with self._place.options() as options:
+            info, loaded = self._restorer.run(number, options, wanted.now)
+        self._log("restore", info.step, begun, is_asynchronous=False)
+        return loaded
+
+    def _load_async(self, step: Step | None, wanted: _Wanted[T]) -> AsyncResponse[T]:
+        number = None if step is None else as_step(step)
+        with self._place.options() as options, contextlib.ExitStack() as stack:
+            if coordination.current().process_count == 1:
+                self._restorer.existing(number)
+                load = functools.partial(self._load, step, wanted)
+                # The thread is to see the options of this call.
+                run = functools.partial(contextvars.copy_context().run, load)
+            else:
+                # Sessions come in the same order in all processes only if this thread opens them.
+                info = stack.enter_context(self._restorer.held(number, options))
+                loading = wanted.in_background(info.path)
+                run = functools.partial(_finish, loading, stack.pop_all())
+        what = "the newest step" if number is None else f"step {number}"
+        return AsyncResponse(f"loading {what} of '{self.directory}'", lambda _: run())
+
+    # ---- looking -------------------------------------------------------------------------------
+
+    def metadata(self, step: Step | None = None) -> CheckpointMetadata[Any]:
+        """What is known of a step, with the abstract state of its state as `metadata`.
+
+        Args:
+            step: The step; None for the newest.
+
+        Raises:
+            StepNotFoundError: The step has no checkpoint.
+            WaystationError: What `waystation.metadata` raises.
+        """
+        return self._metadata(step, metadata)
+
+    def checkpointables_metadata(self, step: Step | None = None) -> CheckpointMetadata[dict[str, Any]]:
+        """What is known of a step, with a dict of what is known of its checkpointables as `metadata`.
+
+        Takes and raises what `metadata` does.
+        """
+        return self._metadata(step, checkpointables_metadata)
+
+    def _metadata(self, step: Step | None, read: Callable[[Path], Any]) -> CheckpointMetadata[Any]:
+        number = None if step is None else as_step(step)
+        with self._place.options() as options:
+            info, found = self._restorer.run(number, options, self._together(read, options))
+        return CheckpointMetadata(
+            info.step,
+            info.path,
+            metadata=found.metadata,
+            init_timestamp_nsecs=found.init_timestamp_nsecs,
+            commit_timestamp_nsecs=found.commit_timestamp_nsecs,
+            custom_metadata=found.custom_metadata,
+            metrics=info.metrics,
+        )
+
+    def _together(self, read: Callable[[Path], T], options: Options) -> Callable[[Path], T]:
+        """Has all processes read the same, and fail if one does."""
+
+        def run(path: Path) -> T:
+            found: list[T] = []
+
+            def work() -> bytes:
+                found.append(read(path))
+                return b""
+
+            session = self._place.session(f"look at '{path.name}'", options)
+            try:
+                session.round(work, lambda _: b"")
+            finally:
+                session.close()
+            return found[0]
+
+        return run
+
+    def root_metadata(self) -> RootMetadata:
+        """What is known of the whole sequence.
+
+        Raises:
+            Corrupt: It cannot be read.
+        """
+        return RootMetadata(directory=self.directory, custom_metadata=root_metadata.read(self.directory))
+
+    def _log(self, event: str, step: int, begun: float, *, is_asynchronous: bool) -> None:
+        self._logger.log_entry(
+            {
+                "event_type": event,
+                "step": step,
+                "directory": str(self.directory),
+                "synchronous": not is_asynchronous,
+                "blocking_s": time.monotonic() - begun,
+            }
+        )
+
+    # ---- older names ---------------------------------------------------------------------------
+
+    @deprecated("use load")
+    def load_pytree(self, *args: Any, **kwargs: Any) -> Any:
+        """`load`."""
+        return self.load(*args, **kwargs)
+
+    @deprecated("use load_async")
+    def load_pytree_async(self, *args: Any, **kwargs: Any) -> AsyncResponse[Any]:
+        """`load_async`."""
+        return self.load_async(*args, **kwargs)
+
+    @deprecated("use metadata")
+    def pytree_metadata(self, *args: Any, **kwargs: Any) -> CheckpointMetadata[Any]:
+        """`metadata`."""
+        return self.metadata(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted(Generic[T]):
+    """What is to be loaded of a step: how to, and how to in the background."""
+
+    now: Callable[[Path], T]
+    in_background: Callable[[Path], AsyncResponse[T]]
+
+    @classmethod
+    def state(cls, abstract: Any, name: str) -> _Wanted[Any]:
+        wanted = abstract.metadata if isinstance(abstract, CheckpointMetadata) else abstract
+        return _Wanted(
+            lambda path: load(path, wanted, checkpointable_name=name),
+            lambda path: load_async(path, wanted, checkpointable_name=name),
+        )
+
+    @classmethod
+    def checkpointables(cls, abstract: Any) -> _Wanted[dict[str, Any]]:
+        wanted = abstract.metadata if isinstance(abstract, CheckpointMetadata) else abstract
+        return _Wanted(
+            lambda path: load_checkpointables(path, wanted),
+            lambda path: load_checkpointables_async(path, wanted),
+        )
+
+
+def _finish(loading: AsyncResponse[T], until: contextlib.ExitStack) -> T:
+    with until:
+        return loading.result()
+
+
+def root_of(directory: PathLike) -> Path:
+    """The directory in which checkpoints are to be.
+
+    Raises:
+        InvalidInput: It cannot be one.
+    """
+    resolve(directory)
+    return Path(os.path.abspath(os.path.expanduser(directory)))

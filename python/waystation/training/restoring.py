@@ -1,0 +1,156 @@
+"""Loads a step, by default the newest that is whole.
+
+The primary chooses a step, holds a lease on it, and tells the others; then all load it together. If that
+shows that the checkpoint is damaged, and no step was asked for by number, the next older one is tried, and a
+warning names what was passed over. Damage is found where it is: in the records when a checkpoint is opened,
+in the data by their checksums while they are loaded.
+
+Invariant: all processes try the same steps, or raise. Whether an error means damage is agreed upon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from waystation._errors import Corrupt, WaystationError
+from waystation._options import Options
+from waystation.training import step_records
+from waystation.training.catalogue import Info, from_json, relocated, to_json
+from waystation.training.errors import DamagedCheckpointWarning, StepNotFoundError
+from waystation.training.place import Place
+
+T = TypeVar("T")
+
+# How often, and after how long, it is looked again whether a checkpoint is to be removed.
+_LOOKS, _LOOK_AGAIN_S = 200, 0.01
+
+_ABOVE = 5  # frames of this package between a warning and the program's own call
+
+
+class Restorer:
+    """Loads the steps of one `Checkpointer`."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def existing(self, step: int | None) -> Info:
+        """The checkpoint of a step, or the newest.
+
+        Raises:
+            StepNotFoundError: There is none.
+        """
+        catalogue = self._place.catalogue
+        committed = catalogue.committed()
+        if step is not None:
+            found = catalogue.find(step)
+            if found is not None:
+                return found
+            if step in catalogue.in_flight():
+                raise StepNotFoundError(
+                    f"step {step} is being saved and has no checkpoint yet; call wait() before",
+                    step=step,
+                    path=os.fspath(self._place.path_of(step)),
+                )
+            present = ", ".join(str(info.step) for info in committed[-5:]) or "none"
+            raise StepNotFoundError(
+                f"there is no checkpoint of step {step} in '{self._place.root}'; the last ones are: "
+                f"{present}",
+                step=step,
+                path=os.fspath(self._place.path_of(step)),
+            )
+        if committed:
+            return committed[-1]
+        damaged = catalogue.damaged()
+        if damaged:
+            raise Corrupt(
+                f"every checkpoint in '{self._place.root}' is damaged: {_named(damaged)}; "
+                "'waystation verify' tells what is wrong with each",
+                path=os.fspath(self._place.root),
+            )
+        raise StepNotFoundError(
+            f"there is no checkpoint in '{self._place.root}' yet", path=os.fspath(self._place.root)
+        )
+
+    def run(self, step: int | None, options: Options, load: Callable[[Path], T]) -> tuple[Info, T]:
+        """Loads a step, or the newest that is whole; returns what is known of it, and what `load` gave."""
+        passed: list[Info] = []
+        while True:
+            with self.held(step, options) as info:
+                failure: WaystationError | None = None
+                try:
+                    loaded = load(info.path)
+                except WaystationError as error:
+                    failure = error
+                if failure is None:
+                    self._warn(passed)
+                    return info, loaded
+                if step is not None or not self._is_damaged(info, failure, options):
+                    raise failure
+            self._place.catalogue.mark_damaged(info.step)
+            passed.append(info)
+
+    @contextlib.contextmanager
+    def held(self, step: int | None, options: Options) -> Iterator[Info]:
+        """A checkpoint that is not collected within the block: that of a step, or the newest."""
+        session = self._place.session("choose a step to load", options)
+        with contextlib.ExitStack() as stack:
+            try:
+
+                def choose() -> bytes:
+                    return json.dumps(to_json(self._hold(step, stack))).encode()
+
+                info = from_json(json.loads(session.broadcast(choose)))
+            finally:
+                session.close()
+            yield info if session.is_primary else self._own(info)
+
+    def _own(self, info: Info) -> Info:
+        """What this process has of a checkpoint that the primary has chosen."""
+        return self._place.catalogue.find(info.step) or relocated(info, self._place.root)
+
+    def _hold(self, step: int | None, until: contextlib.ExitStack) -> Info:
+        while True:
+            info = self.existing(step)
+            for _ in range(_LOOKS):
+                with contextlib.ExitStack() as lease:
+                    may_read = lease.enter_context(self._place.leases.hold(info.path.name))
+                    if not step_records.is_committed(info.path):
+                        break  # another program has removed it
+                    if may_read:
+                        until.push(lease.pop_all())
+                        return info
+                time.sleep(_LOOK_AGAIN_S)  # a collector removes it, or gives way to a reader
+            self._place.catalogue.drop([info.step])
+
+    def _is_damaged(self, info: Info, error: WaystationError, options: Options) -> bool:
+        """Whether what all processes have met, each its own, means that a checkpoint is damaged."""
+        session = self._place.session(f"find out whether step {info.step} is damaged", options)
+        try:
+            means_damage = step_records.is_damage(error, info.path)
+            part = b"damage" if means_damage else b"other"
+            decision = session.round(
+                lambda: part, lambda parts: b"damage" if b"damage" in parts else b"other"
+            )
+            return decision == b"damage"
+        finally:
+            session.close()
+
+    def _warn(self, passed: list[Info]) -> None:
+        if passed:
+            warnings.warn(
+                f"passed over damaged checkpoints in '{self._place.root}': {_named(passed)}; an older one "
+                "was loaded. 'waystation verify' tells what is wrong with them",
+                DamagedCheckpointWarning,
+                stacklevel=_ABOVE,
+            )
+
+
+def _named(infos: list[Info]) -> str:
+    return ", ".join(f"step {info.step} ('{info.path.name}')" for info in infos)

@@ -1,0 +1,169 @@
+"""Saves the checkpoint of a step, then tells everybody, and collects what is not wanted any more.
+
+What can go wrong, in order: the state is refused, or the save fails or is killed: the step is as it was.
+Killed after the commit: the step is there, and the next collection makes up for what was not removed. The
+policy that says what to keep fails: the step is there, and the save raises that error.
+
+Several saves may run at once. Each has a session for what comes after its commit, which is opened with those
+of the save itself: so sessions come in the same order in all processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from waystation._errors import InvalidInput
+from waystation._options import Options
+from waystation.checkpoint.handle import Progress
+from waystation.checkpoint.handlers.choice import METRICS
+from waystation.checkpoint.save import in_background, open_saving, write
+from waystation.coordination import Session
+from waystation.training.catalogue import Info, described, from_json, relocated, to_json
+from waystation.training.collection import Collector
+from waystation.training.costs import SaveCost, SaveCosts
+from waystation.training.flights import StepResponse
+from waystation.training.place import Place
+from waystation.training.step_metadata import CheckpointMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be saved.
+
+    Attributes:
+        step: The step.
+        checkpointables: What is saved, by name.
+        overwrite: Whether to replace a checkpoint of the step.
+        metrics: Of the step; None for none.
+        custom_metadata: The caller's own.
+    """
+
+    step: int
+    checkpointables: Mapping[str, Any]
+    overwrite: bool
+    metrics: Any
+    custom_metadata: Any
+
+    def parts(self) -> dict[str, Any]:
+        """All that the checkpoint is to hold."""
+        if self.metrics is None:
+            return dict(self.checkpointables)
+        try:
+            json.dumps(self.metrics)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidInput(f"metrics must be a JSON value: {error}") from error
+        return {**self.checkpointables, METRICS: self.metrics}
+
+
+class Saver:
+    """Saves the steps of one `Checkpointer`."""
+
+    def __init__(self, place: Place, collector: Collector, costs: SaveCosts) -> None:
+        self._place = place
+        self._collector = collector
+        self._costs = costs
+
+    def save(self, request: Request, options: Options) -> None:
+        """Saves, and returns when that is done."""
+        begun = time.monotonic()
+        info = self._described(request)
+        with self._telling(info, options) as session:
+            write(info.path, request.parts(), request.overwrite, request.custom_metadata)
+            self._costs.record(SaveCost(time.monotonic() - begun, 0.0))
+            self._tell(info, session, options)
+
+    def save_async(self, request: Request, options: Options) -> StepResponse:
+        """Saves in the background; returns once the state may change."""
+        begun = time.monotonic()
+        unblocked: list[float] = []  # when that was
+        step, info = request.step, self._described(request)
+
+        # What goes on in the background must not hold the request, or the state could not be freed.
+        with contextlib.ExitStack() as stack:
+            session = stack.enter_context(self._telling(info, options))
+            until_told = contextlib.ExitStack()
+
+            def on_committed() -> None:
+                now = time.monotonic()
+                blocking_s = (unblocked[0] if unblocked else now) - begun
+                self._costs.record(SaveCost(blocking_s, now - begun - blocking_s))
+                self._tell(info, session, options)
+
+            def respond(what: str, work: Callable[[Progress], None]) -> StepResponse:
+                until_told.push(stack.pop_all())
+
+                def run(progress: Progress) -> bool:
+                    with until_told:
+                        work(progress)
+                    return True
+
+                return StepResponse(step, what, run, is_save=True)
+
+            saving = open_saving(
+                info.path, overwrite=request.overwrite, timeout_s=options.asynchronous.timeout_secs
+            )
+            response = in_background(
+                saving,
+                request.parts(),
+                request.custom_metadata,
+                respond=respond,
+                on_committed=on_committed,
+            )
+        unblocked.append(time.monotonic())
+        return response
+
+    def _described(self, request: Request) -> Info:
+        return CheckpointMetadata(
+            request.step,
+            self._place.path_of(request.step),
+            metadata=None,
+            init_timestamp_nsecs=time.time_ns(),
+            custom_metadata=request.custom_metadata,
+            metrics=request.metrics,
+        )
+
+    @contextlib.contextmanager
+    def _telling(self, info: Info, options: Options) -> Iterator[Session]:
+        """Lists a step as one that is being saved, and has a session to tell the others how that ended."""
+        session = self._place.session(f"tell of step {info.step}", options)
+        self._place.catalogue.begin(info)
+        try:
+            yield session
+        finally:
+            self._place.catalogue.abandon(info.step)
+            session.close()
+
+    def _tell(self, info: Info, session: Session, options: Options) -> None:
+        """Tells all processes that a step is committed, and removes what is not wanted any more."""
+        catalogue = self._place.catalogue
+        with contextlib.ExitStack() as until_removed:
+            decide = partial(self._decide, info, until_removed)
+            try:
+                decision = session.round(lambda: b"", decide)
+            except BaseException:
+                if info.step in catalogue.in_flight():
+                    catalogue.commit(info)  # it is there all the same
+                raise
+            committed, *going = [
+                relocated(from_json(entry), self._place.root) for entry in json.loads(decision)
+            ]
+            if not session.is_primary:
+                catalogue.commit(committed)
+                catalogue.drop(other.step for other in going)
+            if session.is_primary or options.multiprocessing.primary_host is None:
+                self._collector.remove(going)
+        if going:
+            session.barrier()
+
+    def _decide(self, info: Info, until_removed: contextlib.ExitStack, _: Sequence[bytes]) -> bytes:
+        """What the primary says: the checkpoint that is there now, and those that go."""
+        committed = described(info)
+        self._place.catalogue.commit(committed)
+        going = until_removed.enter_context(self._collector.chosen())
+        return json.dumps([to_json(committed), *map(to_json, going)]).encode()

@@ -1,0 +1,114 @@
+"""What the checkpoint of one step says of itself, in whatever layout it is.
+
+It counts as one if it has been committed. That its data are whole is not looked at here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from waystation import _native
+from waystation._errors import Corrupt, NotFound, WaystationError, from_os_error
+from waystation.checkpoint import opening
+from waystation.checkpoint.handlers.choice import METRICS
+from waystation.checkpoint.paths import is_checkpoint
+from waystation.layouts.native import commit
+from waystation.layouts.native import names as native_names
+from waystation.layouts.native.records import RECORD_LIMIT_BYTES
+from waystation.tree import parse_json
+
+_METRICS_LIMIT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What is written down about one checkpoint.
+
+    Attributes:
+        init_ns: When its save began, nanoseconds since 1970; None if that is not known.
+        commit_ns: When it was committed.
+        custom_metadata: What was given to the save.
+        metrics: Likewise; None if nothing was.
+    """
+
+    init_ns: int | None
+    commit_ns: int
+    custom_metadata: Any
+    metrics: Any
+
+
+def is_committed(path: Path) -> bool:
+    """Whether a committed checkpoint is at `path`."""
+    return is_checkpoint(path)
+
+
+def read(path: Path) -> StepRecord:
+    """Reads what the checkpoint at `path` says of itself.
+
+    Raises:
+        Corrupt: That is damaged.
+        NotFound, InvalidInput: There is none.
+        Unsupported: It is of a newer format version.
+    """
+    target = os.fspath(path)
+    opened = opening.open_checkpoint(target, ())
+    commit_ns = opened.committed_ns
+    if commit_ns is None:
+        commit_ns = _modified_ns(target)
+    return StepRecord(opened.begun_ns, commit_ns, opened.custom_metadata, _metrics(path, opened.names))
+
+
+def _metrics(path: Path, names: tuple[str, ...]) -> Any:
+    """The metrics: a checkpointable of their own in every layout, which is in one small file."""
+    file = path / METRICS / METRICS
+    digest = None
+    if METRICS in names:
+        stored = opening.open_checkpoint(os.fspath(path), (METRICS,)).stored[METRICS]
+        file = Path(stored.directory) / METRICS
+        digest = stored.files.get(METRICS)
+    elif not file.is_file():
+        return None
+    (content,) = _native.read_small_files([os.fspath(file)], limit_bytes=_METRICS_LIMIT_BYTES)
+    if digest is not None:
+        digest.check(content, os.fspath(file))
+    return parse_json(content, os.fspath(file), allow_nan=True)
+
+
+def check(path: Path) -> None:
+    """Looks whether the records of the checkpoint at `path` are whole, those of its parts too.
+
+    Raises:
+        Corrupt: They are not.
+        NotFound, InvalidInput: There is none.
+        Unsupported: It is of a newer format version.
+    """
+    if not (path / native_names.RECORD).is_file():
+        read(path)
+        return
+    record = commit.read_record(os.fspath(path))
+    digests = {
+        os.path.join(path, directory, native_names.CHECKPOINTABLE_RECORD): digest
+        for directory, digest in record.checkpointables.values()
+    }
+    contents = _native.read_small_files(list(digests), limit_bytes=RECORD_LIMIT_BYTES)
+    for (name, digest), content in zip(digests.items(), contents, strict=True):
+        digest.check(content, name)
+
+
+def is_damage(error: WaystationError, path: Path) -> bool:
+    """Whether an error says that the checkpoint at `path` is not whole, rather than that a call was wrong."""
+    if isinstance(error, Corrupt):
+        return True
+    # A file that the checkpoint vouches for is not there; the checkpoint itself would have another path.
+    where = str(error.context.get("path", ""))
+    return isinstance(error, NotFound) and where.startswith(os.path.join(path, ""))
+
+
+def _modified_ns(target: str) -> int:
+    try:
+        return os.stat(target).st_mtime_ns
+    except OSError as error:
+        raise from_os_error(error, "look at", target) from error

@@ -1,0 +1,163 @@
+"""Damaged steps are passed over for the newest whole one, and named."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import waystation
+from waystation import errors
+from waystation.training import Checkpointer, preservation_policies, save_decision_policies
+from waystation.training.errors import DamagedCheckpointWarning
+
+EVERY_STEP = save_decision_policies.FixedIntervalPolicy(1)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"a": np.full(100_000, step, np.int32), "step": step}
+
+
+def save_steps(root: Path, *steps: int) -> None:
+    with Checkpointer(root, save_decision_policy=EVERY_STEP) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, state(step))
+
+
+def flip(path: Path, offset: int) -> None:
+    """Flips a bit, as a failing disk might."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+def damage_data(step: Path) -> None:
+    (file,) = (step / "state").glob("*.safetensors")
+    flip(file, -1000)
+
+
+def lose_data(step: Path) -> None:
+    (file,) = (step / "state").glob("*.safetensors")
+    file.unlink()
+
+
+def cut_data(step: Path) -> None:
+    (file,) = (step / "state").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:5000])
+
+
+def damage_tree(step: Path) -> None:
+    flip(step / "state" / "tree.json", 20)
+
+
+def lose_tables(step: Path) -> None:
+    (step / "state" / "chunks.bin").unlink()
+
+
+def lose_record(step: Path) -> None:
+    (step / "state" / "record.json").unlink()
+
+
+DAMAGES = [damage_data, lose_data, cut_data, damage_tree, lose_tables, lose_record]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_the_newest_whole_step_is_loaded(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    save_steps(tmp_path, 1, 2, 3, 4)
+    for step in (3, 4):
+        damage(tmp_path / str(step))
+    with Checkpointer(tmp_path, save_decision_policy=EVERY_STEP) as checkpointer:
+        with pytest.warns(DamagedCheckpointWarning, match=r"step 4 \('4'\), step 3 \('3'\)"):
+            loaded = checkpointer.load()
+        assert loaded["step"] == 2
+        assert (loaded["a"] == 2).all()
+        assert checkpointer.latest is not None
+        assert checkpointer.latest.step == 2
+        assert [info.step for info in checkpointer.damaged] == [3, 4]
+        assert checkpointer.load()["step"] == 2, "it is known now, so that nothing is warned of again"
+        with pytest.raises(errors.WaystationError):
+            checkpointer.load(4)
+        # The program goes on from step 2, and saves again what was damaged.
+        assert checkpointer.should_save(3)
+        assert checkpointer.save(3, state(3))
+        assert checkpointer.save(4, state(4))
+        assert checkpointer.damaged == []
+        assert (checkpointer.load()["a"] == 4).all()
+    assert waystation.verify(tmp_path / "4").damages == []
+
+
+def test_a_damaged_record_is_found_on_opening(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    flip(tmp_path / "2" / "checkpoint.json", 30)
+    with pytest.warns(DamagedCheckpointWarning, match=r"step 2 \('2'\)") as caught:
+        checkpointer = Checkpointer(tmp_path, save_decision_policy=EVERY_STEP)
+    assert caught[0].filename == __file__
+    with checkpointer:
+        assert checkpointer.latest is not None
+        assert checkpointer.latest.step == 1
+        assert checkpointer.load()["step"] == 1
+        assert checkpointer.save(2, state(2))
+        assert checkpointer.load()["step"] == 2
+
+
+def test_damage_is_found_in_the_background_too(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    damage_data(tmp_path / "2")
+    with Checkpointer(tmp_path) as checkpointer, pytest.warns(DamagedCheckpointWarning, match="step 2"):
+        assert checkpointer.load_async().result()["step"] == 1
+
+
+def test_the_warning_points_at_the_program(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    damage_data(tmp_path / "2")
+    with Checkpointer(tmp_path) as checkpointer, pytest.warns(DamagedCheckpointWarning) as caught:
+        checkpointer.load()
+    assert caught[0].filename == __file__
+
+
+def test_metadata_passes_over_what_cannot_be_opened(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    damage_tree(tmp_path / "2")
+    with Checkpointer(tmp_path) as checkpointer:
+        with pytest.warns(DamagedCheckpointWarning, match="step 2"):
+            assert checkpointer.metadata().step == 1
+        with pytest.raises(errors.Corrupt):
+            checkpointer.metadata(2)
+
+
+def test_where_nothing_is_whole_that_is_said(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    for step in (1, 2):
+        damage_data(tmp_path / str(step))
+    with Checkpointer(tmp_path) as checkpointer:
+        for _ in range(2):
+            with pytest.raises(errors.Corrupt, match=r"every checkpoint .* is damaged: step 1 .*, step 2 "):
+                checkpointer.load()
+
+
+def test_a_wrong_call_is_no_damage(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    with Checkpointer(tmp_path) as checkpointer, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(errors.StructureMismatch):
+            checkpointer.load(None, {"b": np.zeros(3)})
+        with pytest.raises(errors.NotFound):
+            checkpointer.load(checkpointable_name="other")
+        assert checkpointer.latest is not None
+        assert checkpointer.latest.step == 2
+
+
+def test_the_only_good_step_is_not_collected(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2, 3)
+    lose_record(tmp_path / "3")
+    policy = preservation_policies.CustomSteps([3])
+    with Checkpointer(tmp_path, preservation_policy=policy, save_decision_policy=EVERY_STEP) as checkpointer:
+        assert [info.step for info in checkpointer.checkpoints] == [1, 2, 3], "nothing has looked into it yet"
+        checkpointer.save(4, state(4))
+        assert [info.step for info in checkpointer.checkpoints] == [3, 4], "what the policy keeps is damaged"
+        checkpointer.save(5, state(5))
+        assert [info.step for info in checkpointer.checkpoints] == [3, 5]

@@ -1,0 +1,104 @@
+"""Programs of several processes decide, save, collect and load steps as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.programs import running
+from tests.training import sequences
+
+import waystation
+
+FRAMEWORKS = ["jax", "torch"]
+COUNT = 2
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_primary_decides_for_all(tmp_path: Path, framework: str) -> None:
+    root = tmp_path / "run"
+    with running(
+        sequences.save_and_collect, root, count=COUNT, framework=framework, directory=tmp_path
+    ) as programs:
+        first, second = programs.values()
+    assert first == second, "though each asks a policy that says something else"
+    assert [step for step, saved in enumerate(first["saved"]) if saved] == [0, 3, 6, 9, 12]
+    assert first["steps"] == first["again"] == [3, 9, 12]
+    assert (first["loaded"], first["in the background"]) == (12, 3)
+    assert first["metrics"] == [{"score": 0}, {"score": -6}, {"score": -9}]
+    assert all(time is not None for time in first["times"])
+    assert sorted(path.name for path in root.iterdir() if path.name.isdigit()) == ["12", "3", "9"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_saves_in_flight_may_end_in_any_order(tmp_path: Path, framework: str) -> None:
+    root = tmp_path / "run"
+    with running(
+        sequences.save_several_at_once, root, count=COUNT, framework=framework, directory=tmp_path
+    ) as programs:
+        assert programs.values() == [[1, 2]] * COUNT
+    assert sorted(path.name for path in root.iterdir() if path.name.isdigit()) == ["1", "2"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("of", [0, 1], ids=["file-of-the-primary", "file-of-the-other"])
+def test_all_pass_over_what_one_finds_damaged(tmp_path: Path, framework: str, of: int) -> None:
+    root = tmp_path / "run"
+    with running(
+        sequences.save_several_at_once, root, count=COUNT, framework=framework, directory=tmp_path
+    ) as programs:
+        programs.values()
+    (file,) = (root / "2" / "state").glob(f"p0000{of}-*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+    with running(
+        sequences.load_past_damage, root, count=COUNT, framework=framework, directory=tmp_path
+    ) as programs:
+        first, second = programs.values()
+    assert first == second
+    assert (first["step"], first["damaged"], first["latest"], first["then"]) == (1, [2], 1, 2)
+    assert len(first["warned"]) == 1
+    assert "step 2 ('2')" in first["warned"][0]
+    assert waystation.verify(root / "2").damages == []
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_errors_are_the_same_in_all_processes(tmp_path: Path, framework: str) -> None:
+    with running(
+        sequences.raise_the_same, tmp_path / "run", count=COUNT, framework=framework, directory=tmp_path
+    ) as programs:
+        first, second = programs.values()
+    assert first == second
+    assert first == [
+        "StepNotFoundError",
+        "StepAlreadyExistsError",
+        "StepNotFoundError",
+        "StepNotFoundError",
+        "StructureMismatch",
+        "[]",
+    ]
+
+
+def test_each_process_may_have_a_disk_of_its_own(tmp_path: Path) -> None:
+    for steps, before in (([1, 2, 3], []), ([4], [2, 3])):
+        with running(
+            sequences.train_on_own_disks, tmp_path, steps, count=COUNT, framework="torch", directory=tmp_path
+        ) as programs:
+            first, second = programs.values()
+        assert first == second
+        assert first["before"] == before
+        assert first["steps"] == [steps[-1] - 1, steps[-1]]
+        assert first["metrics"] == [{"score": step} for step in first["steps"]]
+        assert first["loaded"] == steps[-1]
+        assert first["there"] == [str(step) for step in first["steps"]]
+
+
+def test_a_step_that_one_disk_has_lost_does_not_count(tmp_path: Path) -> None:
+    for steps, expected in (([1, 2], 2), ([], 1)):
+        with running(
+            sequences.train_on_own_disks, tmp_path, steps, count=COUNT, framework="torch", directory=tmp_path
+        ) as programs:
+            found = programs.values()
+        assert [entry["loaded"] for entry in found] == [expected] * COUNT
+        waystation.delete(tmp_path / "disk 1" / str(expected))
