@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import waystation
+from waystation.path.step import standard_name_format
+from waystation.training import Checkpointer, preservation_policies, save_decision_policies
 
 WIDTH = 256
 BATCH = 64
@@ -74,17 +75,11 @@ def train_step(state: State) -> tuple[State, jax.Array]:
     return {"parameters": parameters, "optimizer": moments, "step": state["step"] + 1, "key": key}, loss
 
 
-def checkpoints(directory: Path) -> list[Path]:
-    """The committed checkpoints, oldest first. What a killed save has left is not among them."""
-    return sorted(path for path in directory.glob("step_*") if waystation.is_checkpoint(path))
-
-
-def start_or_resume(directory: Path, seed: int, mesh: Mesh) -> State:
+def start_or_resume(checkpointer: Checkpointer, seed: int, mesh: Mesh) -> State:
     wanted = abstract_state(seed, mesh)
-    found = checkpoints(directory)
-    if found:
-        print(f"resuming from {found[-1]} on {mesh.size} devices")
-        return waystation.load(found[-1], wanted)
+    if checkpointer.latest is not None:
+        print(f"resuming from {checkpointer.latest.path} on {mesh.size} devices")
+        return checkpointer.load(None, wanted)
     print(f"starting on {mesh.size} devices")
     shardings = jax.tree.map(lambda leaf: leaf.sharding, wanted)
     return jax.jit(partial(initial_state, seed), out_shardings=shardings)()
@@ -94,21 +89,20 @@ def train(directory: Path, steps: int, save_every: int, seed: int) -> None:
     # The most devices that the width can be split over evenly.
     devices = jax.devices()[: 1 << (jax.device_count().bit_length() - 1)]
     mesh = jax.make_mesh((len(devices),), ("model",), (jax.sharding.AxisType.Auto,), devices=devices)
-    state = start_or_resume(directory, seed, mesh)
-    saving = None
-    for step in range(int(state["step"]) + 1, steps + 1):
-        state, loss = train_step(state)
-        if step % save_every and step != steps:
-            continue
-        print(f"step {step} loss {float(loss):.9f}")
-        if saving is not None:
-            saving.result()  # one save at a time; raises if that one failed
-        # The next step donates the state, which is safe as soon as this returns.
-        saving = waystation.save_async(directory / f"step_{step:08}", state)
-        for old in checkpoints(directory)[:-KEPT_CHECKPOINTS]:
-            waystation.delete(old)
-    if saving is not None:
-        saving.result()
+    # When the block ends, the last save has; one that has failed raises at the next, or there.
+    with Checkpointer(
+        directory,
+        save_decision_policy=save_decision_policies.FixedIntervalPolicy(save_every),
+        preservation_policy=preservation_policies.LatestN(KEPT_CHECKPOINTS),
+        step_name_format=standard_name_format(step_prefix="step", step_format_fixed_length=8),
+    ) as checkpointer:
+        state = start_or_resume(checkpointer, seed, mesh)
+        for step in range(int(state["step"]) + 1, steps + 1):
+            state, loss = train_step(state)
+            # The next step donates the state, which is safe as soon as this returns.
+            saving = checkpointer.save_async(step, state, force=step == steps)
+            if saving is not None:
+                print(f"step {step} loss {float(loss):.9f}")
 
 
 def main() -> None:
