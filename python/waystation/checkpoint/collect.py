@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from waystation._errors import InvalidInput, NotFound, from_os_error
-from waystation.checkpoint.paths import PathLike, is_checkpoint
+from waystation.checkpoint.paths import PathLike, is_native_checkpoint
 from waystation.layouts.native import names, orphans
 from waystation.layouts.native.attempts import (
     Leftover,
@@ -120,7 +120,7 @@ def _places(parent: str) -> Iterator[str]:
         raise from_os_error(error, "list", parent) from error
     yield parent
     for child in children:
-        if names.attempt_target(os.path.basename(child)) is None and is_checkpoint(child):
+        if names.attempt_target(os.path.basename(child)) is None and is_native_checkpoint(child):
             yield child
 
 

@@ -19,9 +19,10 @@ import numpy as np
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation.checkpoint.context import current_options
 from waystation.checkpoint.export_files import Destination, ExportedArray, Format, PlannedFile, open_writer
-from waystation.checkpoint.opening import AUTO, open_checkpoint, require_state
+from waystation.checkpoint.opening import open_checkpoint, require_state
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.pieces import buffer_item_bytes, group_parts, read_ahead, read_parts
+from waystation.checkpoint.stored import AUTO
 from waystation.frameworks import dtypes
 from waystation.layouts.native.tree_file import ArrayLeaf
 from waystation.layouts.opened import Opened
@@ -85,7 +86,7 @@ def export(
     if max_shard_bytes < 1:
         raise InvalidInput(f"max_shard_bytes is {max_shard_bytes}; give at least 1")
     source = resolve(path)
-    (stored,) = open_checkpoint(source, [checkpointable_name]).stored.values()
+    (stored,) = open_checkpoint(source, [checkpointable_name], current_options()).stored.values()
     opened = require_state(stored, source)
     destination = Destination(os.fspath(output), file_format, overwrite=overwrite)
     arrays, left_out = _select(opened, select)

@@ -16,12 +16,12 @@ from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handle import AsyncResponse, Progress
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import CheckpointMetadata
-from waystation.checkpoint.opening import AUTO
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.save import check_names
+from waystation.checkpoint.stored import AUTO
 
 
-def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str = AUTO) -> Any:
+def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO) -> Any:
     """Loads a state.
 
     Args:
@@ -46,12 +46,12 @@ def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str
         Corrupt: Bytes are not what was written; names file and array.
         Unsupported: The checkpoint is of a newer format version.
     """
-    loading = Loading(resolve(path), [checkpointable_name], current_options())
+    loading = Loading(resolve(path), [checkpointable_name or AUTO], current_options())
     return loading.run(abstract_state, Progress())
 
 
 def load_async(
-    path: PathLike, abstract_state: Any = None, *, checkpointable_name: str = AUTO
+    path: PathLike, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO
 ) -> AsyncResponse[Any]:
     """Loads a state in the background; takes what `load` takes, and its handle raises what it raises.
 
@@ -59,7 +59,7 @@ def load_async(
     could come between those of the program. With the option `array.loading.load_and_broadcast = True` there
     are such; let the program have none of its own then until the handle is done.
     """
-    loading = Loading(resolve(path), [checkpointable_name], current_options(), is_in_background=True)
+    loading = Loading(resolve(path), [checkpointable_name or AUTO], current_options(), is_in_background=True)
     loading.require_checkpoint()
     return AsyncResponse(
         f"loading '{loading.target}'", lambda progress: loading.run(abstract_state, progress)

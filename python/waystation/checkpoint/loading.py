@@ -24,9 +24,10 @@ from waystation.checkpoint.handle import Progress
 from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.metadata import CheckpointMetadata
-from waystation.checkpoint.opening import OpenCheckpoint, Stored, require_state
-from waystation.checkpoint.paths import naming_checkpoint, require_checkpoint
+from waystation.checkpoint.opening import require_state
+from waystation.checkpoint.paths import naming_checkpoint
 from waystation.checkpoint.sessions import open_session
+from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.checkpoint.turns import Turn
 from waystation.layouts.native import handler_files
 from waystation.layouts.native.read import OpenCheckpointable
@@ -141,17 +142,17 @@ class Loading:
         self._is_settled = True
 
     def _require(self) -> bytes:
-        require_checkpoint(self.target)
+        opening.recognise(self.target)
         return b""
 
     def _open(self) -> OpenCheckpoint:
         if self._is_local:
             self._settle()
         if self._is_local or self._session.process_count == 1:
-            read = opening.read(self.target, self._names)
+            read = opening.read(self.target, self._names, self._options)
         else:
-            read = self._session.broadcast(lambda: opening.read(self.target, self._names))
-        opened = opening.decode(self.target, read)
+            read = self._session.broadcast(lambda: opening.read(self.target, self._names, self._options))
+        opened = opening.decode(self.target, read, self._options)
         self._check_readable(opened)
         return opened
 
@@ -191,7 +192,7 @@ class Loading:
         names = self._names
         if names is None:
             names = opening.choose(opened.names, None, self.target, lambda _: False)
-        if opening.AUTO not in names and set(names) != opened.stored.keys():
+        if AUTO not in names and set(names) != opened.stored.keys():
             raise InvalidInput(_DIFFERENT_NAMES)
 
     def _sort(

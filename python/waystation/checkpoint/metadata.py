@@ -14,8 +14,8 @@ from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.nested_state import abstract_state
-from waystation.checkpoint.opening import AUTO, OpenCheckpoint, Stored
 from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.layouts.native.records import LocalPart
 
 _log = logging.getLogger("waystation")
@@ -74,7 +74,7 @@ class CheckpointMetadata(Generic[M]):
         return _moment(self.commit_timestamp_ns)
 
 
-def metadata(path: PathLike, checkpointable_name: str = AUTO) -> CheckpointMetadata[Any]:
+def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> CheckpointMetadata[Any]:
     """Reads what one checkpointable of a checkpoint holds; no data file is opened.
 
     Args:
@@ -90,7 +90,7 @@ def metadata(path: PathLike, checkpointable_name: str = AUTO) -> CheckpointMetad
         Unsupported: It is of a newer format version.
         NoHandler, HandlerFailed: It is no state, and its handler is not there, or fails.
     """
-    opened = opening.open_checkpoint(resolve(path), [checkpointable_name])
+    opened = opening.open_checkpoint(resolve(path), [checkpointable_name or AUTO], current_options())
     (stored,) = opened.stored.values()
     return _made(opened, stored.name, _describe(stored))
 
@@ -110,7 +110,7 @@ def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, Any
         Corrupt: Its metadata is damaged.
         Unsupported: It is of a newer format version.
     """
-    opened = opening.open_checkpoint(resolve(path), None)
+    opened = opening.open_checkpoint(resolve(path), None, current_options())
     described: dict[str, Any] = {}
     for name, stored in opened.stored.items():
         try:

@@ -1,103 +1,25 @@
-"""Opening a checkpoint: what stands there, read once, for all processes of a load.
-
-A layout that can be read is a `LayoutReader`: it recognises its checkpoints, reads their metadata in one
-process, and makes sense of them in all. Invariants: what is read is verified as far as the layout can; what
-is sent between processes is bytes; of a checkpointable that the layout does not read as a state, it says
-where the files are, and by what they can be verified.
-"""
+"""Opening a checkpoint of any layout: what stands there, read once, for all processes of a load."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from waystation._errors import CheckpointableNotFound, NoHandler
+from waystation._options import Options
 from waystation.checkpoint.handlers.choice import METRICS, STATE, STATE_HANDLER
+from waystation.checkpoint.orbax_reading import OrbaxReader
 from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
+from waystation.checkpoint.stored import AUTO, LayoutReader, OpenCheckpoint, Stored
 from waystation.layouts.native import commit, names
 from waystation.layouts.native.read import (
     MetadataFiles,
     decode_checkpointable,
     read_files,
 )
-from waystation.layouts.native.records import (
-    PYTREE,
-    CheckpointRecord,
-    Digest,
-    LocalPart,
-)
+from waystation.layouts.native.records import PYTREE, CheckpointRecord
 from waystation.layouts.native.strings import join_strings, split_strings
 from waystation.layouts.opened import Opened
-
-AUTO = "AUTO"
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """One checkpointable, as its layout sees it.
-
-    Attributes:
-        name: Its name.
-        handler: The type of the handler that saved it, by name; None if the checkpoint does not say.
-        directory: What a handler is given.
-        state: Its metadata, if the layout can read it as a state.
-        files: What vouches for the files that a handler reads, by their paths below the directory.
-    """
-
-    name: str
-    handler: str | None
-    directory: str
-    state: Opened | None
-    files: dict[str, Digest] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenCheckpoint:
-    """A checkpoint, opened.
-
-    Attributes:
-        target: Where it is.
-        names: The names of all of its checkpointables, in order.
-        stored: Those that were asked for, by name, in the order in which they were.
-        custom_metadata: What the caller of the save gave.
-        begun_ns: When the save began, nanoseconds since 1970; None if that is not known.
-        committed_ns: When it was committed.
-        format_version: Of the layout.
-        local: Which part of which save to local storage this is.
-    """
-
-    target: str
-    names: tuple[str, ...]
-    stored: dict[str, Stored]
-    custom_metadata: Any = None
-    begun_ns: int | None = None
-    committed_ns: int | None = None
-    format_version: int | None = None
-    local: LocalPart | None = None
-
-
-class LayoutReader(Protocol):
-    """Reads the checkpoints of one layout."""
-
-    def recognises(self, target: str) -> bool:
-        """Whether a checkpoint of this layout is at the path."""
-        ...
-
-    def read(self, target: str, wanted: Sequence[str] | None) -> bytes:
-        """Reads the metadata that a load needs, in one process.
-
-        Args:
-            target: The checkpoint.
-            wanted: The names of checkpointables; `AUTO` among them is the state that `choose` chooses. None
-                for all that users have named.
-        """
-        ...
-
-    def decode(self, target: str, data: bytes) -> OpenCheckpoint:
-        """Makes sense of what `read` has read, in any process."""
-        ...
 
 
 class NativeReader:
@@ -107,7 +29,7 @@ class NativeReader:
         """Whether the record of a checkpoint is there."""
         return os.path.lexists(os.path.join(target, names.RECORD))
 
-    def read(self, target: str, wanted: Sequence[str] | None) -> bytes:
+    def read(self, target: str, wanted: Sequence[str] | None, options: Options) -> bytes:
         """Reads the record, and the metadata files of what is wanted."""
         record = commit.read_record(target)
         chosen = choose(
@@ -119,7 +41,7 @@ class NativeReader:
             parts += [name.encode(), read_files(os.path.join(target, directory), digest).pack()]
         return join_strings(parts)
 
-    def decode(self, target: str, data: bytes) -> OpenCheckpoint:
+    def decode(self, target: str, data: bytes, options: Options) -> OpenCheckpoint:
         """Makes sense of these."""
         head, *parts = split_strings(data)
         record = CheckpointRecord.decode(head, os.path.join(target, names.RECORD))
@@ -140,10 +62,22 @@ class NativeReader:
 
 
 # The layouts that can be read, in the order in which they are tried.
-READERS: dict[str, LayoutReader] = {"native": NativeReader()}
+READERS: dict[str, LayoutReader] = {"native": NativeReader(), "orbax": OrbaxReader()}
 
 
-def read(target: str, wanted: Sequence[str] | None) -> bytes:
+def recognise(target: str) -> str:
+    """The layout of the checkpoint at a path, as `READERS` calls it.
+
+    Raises:
+        NotFound, InvalidInput: There is no checkpoint.
+    """
+    found = next((name for name, reader in READERS.items() if reader.recognises(target)), None)
+    if found is None or names.attempt_target(os.path.basename(target)) is not None:
+        require_checkpoint(target)  # which tells best what is there instead
+    return found or "native"
+
+
+def read(target: str, wanted: Sequence[str] | None, options: Options) -> bytes:
     """Reads what a load needs of the checkpoint at a path, whatever its layout.
 
     Raises:
@@ -152,20 +86,19 @@ def read(target: str, wanted: Sequence[str] | None) -> bytes:
         Corrupt: Its metadata is damaged.
         Unsupported: It is of a newer format version.
     """
-    require_checkpoint(target)
-    layout = next((name for name, reader in READERS.items() if reader.recognises(target)), "native")
-    return join_strings([layout.encode(), READERS[layout].read(target, wanted)])
+    layout = recognise(target)
+    return join_strings([layout.encode(), READERS[layout].read(target, wanted, options)])
 
 
-def decode(target: str, data: bytes) -> OpenCheckpoint:
+def decode(target: str, data: bytes, options: Options) -> OpenCheckpoint:
     """Makes sense of what `read` has read."""
     layout, content = split_strings(data)
-    return READERS[layout.decode()].decode(target, content)
+    return READERS[layout.decode()].decode(target, content, options)
 
 
-def open_checkpoint(target: str, wanted: Sequence[str] | None) -> OpenCheckpoint:
+def open_checkpoint(target: str, wanted: Sequence[str] | None, options: Options) -> OpenCheckpoint:
     """Opens a checkpoint in one process."""
-    return decode(target, read(target, wanted))
+    return decode(target, read(target, wanted, options), options)
 
 
 def choose(

@@ -18,6 +18,8 @@ from waystation._errors import (
 )
 from waystation.layouts.native import names
 from waystation.layouts.native.attempts import leftovers
+from waystation.layouts.orbax import checkpoint as orbax
+from waystation.layouts.orbax import names as orbax_names
 
 PathLike = str | os.PathLike[str]
 
@@ -53,8 +55,14 @@ def naming_checkpoint(target: str) -> Iterator[None]:
 
 
 def is_checkpoint(path: PathLike) -> bool:
-    """Whether a committed checkpoint is at `path` (its record is there; its data is not verified)."""
+    """Whether a committed checkpoint is at `path`, of ours or of Orbax (its record or metadata are there; its
+    data is not verified)."""
     target = resolve(path)
+    return is_native_checkpoint(target) or orbax.is_checkpoint(target)
+
+
+def is_native_checkpoint(target: str) -> bool:
+    """Whether a committed checkpoint of the native layout is at a path."""
     return names.attempt_target(os.path.basename(target)) is None and os.path.isfile(
         os.path.join(target, names.RECORD)
     )
@@ -71,7 +79,7 @@ def check_destination(target: str, *, overwrite: bool) -> None:
         raise Conflict(
             f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
         )
-    if not is_checkpoint(target):
+    if not is_native_checkpoint(target):
         raise Conflict(
             f"'{target}' exists and is not a checkpoint, so overwrite=True leaves it alone; "
             "remove it yourself, or give another path",
@@ -108,6 +116,13 @@ def require_checkpoint(target: str) -> None:
         )
     if committed:
         return
+    if orbax_names.is_temporary(os.path.basename(target)):
+        raise InvalidInput(f"'{target}' is an unfinished checkpoint of Orbax", path=target)
+    steps = orbax.steps_below(target)
+    if steps:
+        raise InvalidInput(
+            f"'{target}' is not a checkpoint, but a directory of them: {', '.join(steps[-5:])}", path=target
+        )
     if is_directory:
         raise InvalidLayoutError(
             f"'{target}' is not a checkpoint: it has no {names.RECORD}{_beside(target)}", path=target
@@ -123,7 +138,7 @@ def _beside(target: str) -> str:
     try:
         attempts = len(leftovers(parent, name))
         near = sorted(
-            entry.name for entry in os.scandir(parent) if entry.is_dir() and is_checkpoint(entry.path)
+            entry.name for entry in os.scandir(parent) if entry.is_dir() and is_native_checkpoint(entry.path)
         )
     except (OSError, NotFound, PermissionDenied):
         return ""

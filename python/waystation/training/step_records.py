@@ -13,6 +13,7 @@ from typing import Any
 from waystation import _native
 from waystation._errors import Corrupt, NotFound, WaystationError, from_os_error
 from waystation.checkpoint import opening
+from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.paths import is_checkpoint
 from waystation.layouts.native import commit
@@ -54,7 +55,7 @@ def read(path: Path) -> StepRecord:
         Unsupported: It is of a newer format version.
     """
     target = os.fspath(path)
-    opened = opening.open_checkpoint(target, ())
+    opened = opening.open_checkpoint(target, (), current_options())
     commit_ns = opened.committed_ns
     if commit_ns is None:
         commit_ns = _modified_ns(target)
@@ -66,7 +67,7 @@ def _metrics(path: Path, names: tuple[str, ...]) -> Any:
     file = path / METRICS / METRICS
     digest = None
     if METRICS in names:
-        stored = opening.open_checkpoint(os.fspath(path), (METRICS,)).stored[METRICS]
+        stored = opening.open_checkpoint(os.fspath(path), (METRICS,), current_options()).stored[METRICS]
         file = Path(stored.directory) / METRICS
         digest = stored.files.get(METRICS)
     elif not file.is_file():

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from waystation.checkpoint.collect import FoundLeftover, find_leftovers, tree_bytes
-from waystation.checkpoint.paths import is_checkpoint
+from waystation.checkpoint.paths import is_native_checkpoint
 from waystation.cli import formatting
 from waystation.cli.attempts_table import attempt_document, show_attempts
 from waystation.cli.output import Output
@@ -46,7 +46,7 @@ class _Entry:
 def run(output: Output, directory: Path) -> None:
     """Prints the list."""
     parent = os.path.realpath(directory.expanduser())
-    if os.path.isdir(parent) and os.path.basename(parent) and is_checkpoint(parent):
+    if os.path.isdir(parent) and os.path.basename(parent) and is_native_checkpoint(parent):
         raise InvalidInput(f"'{parent}' is a checkpoint itself; 'waystation inspect {parent}' shows it")
     leftovers = find_leftovers(parent)
     entries = _entries(output, parent)
@@ -61,7 +61,7 @@ def run(output: Output, directory: Path) -> None:
 def checkpoints_in(parent: str) -> list[str]:
     """Paths of the checkpoints in a directory, those that end in numbers in the order of these."""
     with os.scandir(parent) as entries:
-        paths = [entry.path for entry in entries if entry.is_dir() and is_checkpoint(entry.path)]
+        paths = [entry.path for entry in entries if entry.is_dir() and is_native_checkpoint(entry.path)]
     return sorted(paths, key=_natural)
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from waystation import _native
 from waystation._errors import (
+    CheckpointableNotFound,
     DeletionInProgressError,
     InvalidLayoutError,
-    NotFound,
     from_os_error,
 )
 from waystation.layouts.orbax import names
@@ -63,7 +63,7 @@ class OrbaxCheckpoint:
         """The checkpointable of a name.
 
         Raises:
-            NotFound: There is none.
+            CheckpointableNotFound: There is none.
             DeletionInProgressError: It is being deleted.
         """
         if name == self.deleting:
@@ -72,7 +72,7 @@ class OrbaxCheckpoint:
                 path=self.path,
             )
         if name not in self.items:
-            raise NotFound(
+            raise CheckpointableNotFound(
                 f"checkpoint '{self.path}' has no checkpointable '{name}'; it has: {_shown(self.items)}",
                 path=self.path,
             )
@@ -82,11 +82,11 @@ class OrbaxCheckpoint:
         """The name of the tree that is meant where none is said: `state`, or else the first of all trees.
 
         Raises:
-            NotFound: There is no tree.
+            CheckpointableNotFound: There is no tree.
         """
         trees = sorted(name for name, item in self.items.items() if item.is_tree)
         if not trees:
-            raise NotFound(
+            raise CheckpointableNotFound(
                 f"checkpoint '{self.path}' holds no state; it has: {_shown(self.items)}", path=self.path
             )
         return STATE if STATE in trees else trees[0]

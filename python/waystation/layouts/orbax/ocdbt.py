@@ -46,7 +46,8 @@ class _Extent(NamedTuple):
     nbytes: int
 
 
-_NO_FILE = _DataFile("", "")
+_NO_FILE = _DataFile("", "")  # where the root of an empty tree is
+_NOWHERE = (1 << 64) - 1  # its offset and length, or nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class OcdbtValues:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._nodes: dict[tuple[_Extent, bytes], _Leaf | _Interior] = {}
+        self._nodes: dict[tuple[_Extent, bytes, int], _Leaf | _Interior] = {}
         self._files: dict[str, int] = {}
         path = os.path.join(directory, MANIFEST)
         try:
@@ -143,13 +144,13 @@ class OcdbtValues:
             start = end
 
     def _node(self, extent: _Extent, prefix: bytes, height: int) -> _Leaf | _Interior:
-        known = self._nodes.get((extent, prefix))
+        known = self._nodes.get((extent, prefix, height))
         if known is None:
             path = os.path.join(self._directory, extent.file.path)
             data = self._read(extent)
             with reading(path):
                 known = _decode_node(data, extent.file.base, prefix, height, path)
-            self._nodes[extent, prefix] = known
+            self._nodes[extent, prefix, height] = known
         return known
 
     # ---- files ---------------------------------------------------------------------------------
@@ -161,6 +162,8 @@ class OcdbtValues:
         return Value(path, value.offset, value.nbytes, file_bytes)
 
     def _file(self, extent: _Extent) -> tuple[str, int]:
+        if extent.file == _NO_FILE:
+            raise Corrupt(f"'{self._directory}' is damaged: a part of it is in no file", path=self._directory)
         path = os.path.join(self._directory, extent.file.path)
         if path not in self._files:
             try:
@@ -217,7 +220,7 @@ class _Bytes:
                 break
             shift += 7
             require(shift < 64, "a number is too long")
-        require(value < 1 << 63, "a number is too large")
+        require(value <= _NOWHERE, "a number is too large")
         return value
 
     def numbers(self, count: int) -> list[int]:
@@ -270,7 +273,7 @@ def _decode_manifest(data: bytes, path: str) -> tuple[_Extent, int] | None:
     extents = _extents(body, count, files)
     # What follows counts keys and bytes, says when versions were made, and where older ones are.
     require(heights[-1] <= _HIGHEST_TREE, "its tree is too high")
-    return None if extents[-1].nbytes == 0 else (extents[-1], heights[-1])
+    return None if extents[-1].nbytes in (0, _NOWHERE) else (extents[-1], heights[-1])
 
 
 def _decode_node(data: bytes, base: str, prefix: bytes, height: int, path: str) -> _Leaf | _Interior:
@@ -330,7 +333,7 @@ def _made_extents(
     numbers: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], files: Sequence[_DataFile]
 ) -> Iterator[_Extent]:
     for number, offset, length in zip(numbers, offsets, lengths, strict=True):
-        # An empty tree has a root without bytes, in no file.
+        # The root of an empty tree is in no file, and may be without bytes.
         require(number < len(files) or length == 0, "it names a data file that it does not list")
         yield _Extent(files[number] if number < len(files) else _NO_FILE, offset, length)
 
@@ -346,6 +349,9 @@ def _file_table(body: _Bytes, base: str) -> list[_DataFile]:
     found = []
     for path, length in zip(paths, bases, strict=True):
         require(length <= len(path), "the base of a path is longer than the path")
+        if not path:
+            found.append(_NO_FILE)
+            continue
         text = base + path.decode()
         require("\0" not in text, "a data file is elsewhere")
         require(all(part not in ("", ".", "..") for part in text.split("/")), "a data file is elsewhere")

@@ -1,0 +1,86 @@
+"""What a load is told of a checkpoint that was opened, and by whom.
+
+A layout that can be read is a `LayoutReader`: it recognises its checkpoints, reads their metadata in one
+process, and makes sense of them in all. Invariants: what is read is verified as far as the layout can; what
+is sent between processes is bytes; of a checkpointable that the layout does not read as a state, it says
+where the files are, and by what they can be verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from waystation._options import Options
+from waystation.layouts.native.records import Digest, LocalPart
+from waystation.layouts.opened import Opened
+
+AUTO = "AUTO"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One checkpointable, as its layout sees it.
+
+    Attributes:
+        name: Its name.
+        handler: The type of the handler that saved it, by name; None if the checkpoint does not say.
+        directory: What a handler is given.
+        state: Its metadata, if the layout can read it as a state.
+        files: What vouches for the files that a handler reads, by their paths below the directory.
+    """
+
+    name: str
+    handler: str | None
+    directory: str
+    state: Opened | None
+    files: dict[str, Digest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCheckpoint:
+    """A checkpoint, opened.
+
+    Attributes:
+        target: Where it is.
+        names: The names of all of its checkpointables, in order.
+        stored: Those that were asked for, by name, in the order in which they were.
+        custom_metadata: What the caller of the save gave.
+        begun_ns: When the save began, nanoseconds since 1970; None if that is not known.
+        committed_ns: When it was committed.
+        format_version: Of the layout.
+        local: Which part of which save to local storage this is.
+    """
+
+    target: str
+    names: tuple[str, ...]
+    stored: dict[str, Stored]
+    custom_metadata: Any = None
+    begun_ns: int | None = None
+    committed_ns: int | None = None
+    format_version: int | None = None
+    local: LocalPart | None = None
+
+
+class LayoutReader(Protocol):
+    """Reads the checkpoints of one layout."""
+
+    def recognises(self, target: str) -> bool:
+        """Whether a checkpoint of this layout is at the path."""
+        ...
+
+    def read(self, target: str, wanted: Sequence[str] | None, options: Options) -> bytes:
+        """Reads the metadata that a load needs, in one process.
+
+        Args:
+            target: The checkpoint.
+            wanted: The names of checkpointables; `AUTO` among them is the state that is meant by default.
+                None for all that users have named.
+            options: How to load.
+        """
+        ...
+
+    def decode(self, target: str, data: bytes, options: Options) -> OpenCheckpoint:
+        """Makes sense of what `read` has read, in any process."""
+        ...
