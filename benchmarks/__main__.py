@@ -17,7 +17,7 @@ from benchmarks.plan import DEFAULT_STATES, Case, Selection, all_cases
 from benchmarks.report import show
 from benchmarks.session import ROOT, SCHEMA, Session, build_ring_program, default_directory
 from benchmarks.states import STATES
-from benchmarks.systems import SYSTEMS
+from benchmarks.systems import SYSTEMS, USUAL_SYSTEMS
 from benchmarks.worker import OPERATIONS
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -49,7 +49,7 @@ def wide_console() -> Console:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--states", nargs="+", choices=STATES, default=DEFAULT_STATES, metavar="STATE")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="SYSTEM")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=USUAL_SYSTEMS, metavar="SYSTEM")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="NAME")
     parser.add_argument("--repetitions", type=int, help="rounds (default: 5, with --quick 2)")
     parser.add_argument("--quick", action="store_true", help="small states: does everything work?")

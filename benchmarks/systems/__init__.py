@@ -3,6 +3,7 @@
 from benchmarks.systems.base import System
 from benchmarks.systems.limit import Limit
 from benchmarks.systems.orbax import Orbax, OrbaxPlain
+from benchmarks.systems.orbax_readers import WaystationOfOrbax, WaystationOfOrbaxPlain
 from benchmarks.systems.safetensors import SafetensorsJax, SafetensorsTorch
 from benchmarks.systems.streamers import Fastsafetensors, RunaiStreamer
 from benchmarks.systems.torch_dcp import TorchDcp
@@ -16,6 +17,8 @@ SYSTEMS: dict[str, type[System]] = {
         WaystationTorch,
         Orbax,
         OrbaxPlain,
+        WaystationOfOrbax,
+        WaystationOfOrbaxPlain,
         TorchDcp,
         SafetensorsJax,
         SafetensorsTorch,
@@ -24,4 +27,6 @@ SYSTEMS: dict[str, type[System]] = {
     )
 }
 
-__all__ = ["SYSTEMS", "System"]
+USUAL_SYSTEMS = [name for name, system in SYSTEMS.items() if system.is_usual]
+
+__all__ = ["SYSTEMS", "USUAL_SYSTEMS", "System"]

@@ -33,6 +33,7 @@ class System:
         mapped_ways: Those of `load_ways` after which the bytes are not in memory yet.
         saves_async: Whether it has an asynchronous save.
         syncs: Whether what it has written is durable when its save returns, as far as it says.
+        is_usual: Whether it is measured where nobody names systems.
     """
 
     name: ClassVar[str]
@@ -44,6 +45,7 @@ class System:
     mapped_ways: ClassVar[frozenset[str]] = frozenset()
     saves_async: ClassVar[bool] = False
     syncs: ClassVar[bool] = True
+    is_usual: ClassVar[bool] = True
 
     def prepare(self, way: str) -> None:
         """Imports the library and sets what `way` needs."""

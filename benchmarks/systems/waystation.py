@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.measure import available_bytes
 from benchmarks.states import Leaf
@@ -13,8 +13,8 @@ from benchmarks.systems.base import JaxSystem, System, TorchSystem, Wait
 
 class _Waystation(System):
     distribution = "waystation"
-    load_ways = ("read", "mmap")
-    mapped_ways = frozenset({"mmap"})
+    load_ways: ClassVar[tuple[str, ...]] = ("read", "mmap")
+    mapped_ways: ClassVar[frozenset[str]] = frozenset({"mmap"})
     saves_async = True
 
     _library: Any
