@@ -9,7 +9,7 @@ import pytest
 
 import waystation
 from waystation import _native
-from waystation.layouts.native import write
+from waystation.layouts.native import engine_job
 
 
 def test_the_first_large_save_calibrates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_the_first_large_save_calibrates(tmp_path: Path, monkeypatch: pytest.Mon
     waystation.save(tmp_path / "small", {"x": np.arange(10)})
     assert not (tmp_path / "cache").exists()
     # Only the size from which a save counts as large is brought down to what a test can write.
-    monkeypatch.setattr(write, "CALIBRATE_BYTES", 1 << 20)
+    monkeypatch.setattr(engine_job, "CALIBRATE_BYTES", 1 << 20)
     waystation.save(tmp_path / "large", {"x": np.zeros(1 << 20, np.uint8)})
     remembered = _native.calibration(str(tmp_path))
     assert remembered is not None

@@ -24,6 +24,7 @@ from waystation.checkpoint.write_limits import WriteShares, bound_engine
 from waystation.frameworks import dtypes, registry
 from waystation.layouts.native import names
 from waystation.layouts.native.chunks import Writer
+from waystation.layouts.native.merge import Part
 from waystation.layouts.native.read import OpenCheckpointable, decode_checkpointable, read_files
 from waystation.layouts.native.records import Digest, dump_json
 from waystation.layouts.native.tree_file import ArrayLeaf
@@ -87,11 +88,11 @@ class NestedSaving:
             if self._is_local:
                 self._write_metadata(parts, is_partial=True)
                 return b""
-            return state_parts.write(self._parent, prepared, parts, self._writer.process)
+            return state_parts.write(self._parent, [prepared[0].name], parts, self._writer.process)
 
         def decide(told: Sequence[bytes]) -> bytes:
             if not self._is_local:
-                (parts,) = state_parts.collect(self._parent, prepared, told)
+                (parts,) = state_parts.collect(self._parent, [prepared[0].name], told, Part.decode)
                 self._write_metadata(parts, is_partial=False)
             return b""
 

@@ -191,11 +191,11 @@ class Saving:
         return lines
 
     def _describe(self, name: str, state: Any, *, is_only: bool) -> Described:
-        with _naming(None if is_only else name):
+        with naming(None if is_only else name):
             return prepare.describe(state)
 
     def _take(self, name: str, described: Described, *, is_only: bool) -> Taken:
-        with _naming(None if is_only else name):
+        with naming(None if is_only else name):
             return prepare.take(described, self._options, self._writer)
 
     def _call_handlers(self, checkpointables: Mapping[str, Any]) -> bytes:
@@ -328,7 +328,7 @@ class Saving:
         if self._writer.process_count == 1:
             self._own_parts = parts
             return b""
-        return state_parts.write(path, self._prepared(), parts, self._writer.process)
+        return state_parts.write(path, list(self._states), parts, self._writer.process)
 
     def _write_data(self, path: str, progress: Progress, on_copied_out: Callable[[], None]) -> list[Part]:
         observer = Observer(
@@ -346,7 +346,7 @@ class Saving:
         if self._writer.process_count == 1:
             parts = [[part] for part in self._own_parts]
         else:
-            parts = state_parts.collect(self._attempt.path, prepared, told)
+            parts = state_parts.collect(self._attempt.path, list(self._states), told, Part.decode)
         self._write_records(list(zip(prepared, parts, strict=True)))
 
     def _write_records(
@@ -383,7 +383,7 @@ def check_name(name: object) -> None:
 
 
 @contextlib.contextmanager
-def _naming(name: str | None) -> Iterator[None]:
+def naming(name: str | None) -> Iterator[None]:
     """Says in an error which checkpointable it is about, where there are several."""
     try:
         yield

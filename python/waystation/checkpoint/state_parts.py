@@ -8,41 +8,52 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from waystation import _native
-from waystation.layouts.native.merge import Part
 from waystation.layouts.native.records import Digest, dump_json
-from waystation.layouts.native.write import Prepared
 
 _PART_LIMIT_BYTES = 16 << 30
 
+_Decoded = TypeVar("_Decoded")
 
-def write(path: str, prepared: Sequence[Prepared], parts: Sequence[Part], process: int) -> bytes:
+
+class _Part(Protocol):
+    """What a process says of a state."""
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        ...
+
+
+def write(path: str, names: Sequence[str], parts: Sequence[_Part], process: int) -> bytes:
     """Writes what this process says of each state; returns what the primary needs to read it."""
     encoded = [part.encode() for part in parts]
-    paths = [_path(path, entry, process) for entry in prepared]
+    paths = [_path(path, name, process) for name in names]
     _native.write_small_files(list(zip(paths, encoded, strict=True)), sync=False)
     return dump_json([Digest.of(content).to_json() for content in encoded])
 
 
-def collect(path: str, prepared: Sequence[Prepared], told: Sequence[bytes]) -> list[list[Part]]:
+def collect(
+    path: str, names: Sequence[str], told: Sequence[bytes], decode: Callable[[bytes], _Decoded]
+) -> list[list[_Decoded]]:
     """Reads and removes what the processes have written: of each state the parts in their order."""
     digests = [json.loads(part) for part in told]
     collected = []
-    for number, entry in enumerate(prepared):
-        paths = [_path(path, entry, process) for process in range(len(told))]
+    for number, name in enumerate(names):
+        paths = [_path(path, name, process) for process in range(len(told))]
         contents = _native.read_small_files(paths, limit_bytes=_PART_LIMIT_BYTES)
         parts = []
         for process, content in enumerate(contents):
             digest = Digest.from_json(dump_json(digests[process][number]), paths[process])
             digest.check(content, paths[process])
-            parts.append(Part.decode(content))
+            parts.append(decode(content))
         for part_path in paths:
             os.unlink(part_path)
         collected.append(parts)
     return collected
 
 
-def _path(path: str, prepared: Prepared, process: int) -> str:
-    return os.path.join(path, prepared.name, f"p{process:05}.part")
+def _path(path: str, name: str, process: int) -> str:
+    return os.path.join(path, name, f"p{process:05}.part")

@@ -9,17 +9,15 @@ there already, and only vouched for here.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from waystation import _native
-from waystation._errors import WaystationError
 from waystation._options import Options
 from waystation.frameworks.base import ArraySource
-from waystation.layouts.native import handler_files, merge, names
+from waystation.layouts.native import engine_job, handler_files, merge, names
 from waystation.layouts.native.attempts import Attempt
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.merge import Part
@@ -34,13 +32,6 @@ from waystation.layouts.native.tree_file import TreeFile
 from waystation.layouts.native.write_plan import WritePlan
 
 SYNC_TOGETHER_BYTES = 8 << 20
-
-# From this size on it pays to measure a file system that is not known yet: about a second, once.
-CALIBRATE_BYTES = 1 << 30
-_PROBE_BYTES = 128 << 20
-_HEARTBEAT_S = 10.0
-
-_log = logging.getLogger("waystation")
 
 
 @dataclass(slots=True)
@@ -210,36 +201,19 @@ def _run(
     if not files:
         observer.on_copied_out()
         return []
-    engine = options.engine
-    is_free = engine.write_mode is None and options.memory.write_limit_bytes() is None
     data_bytes = sum(entry.plan.data_bytes for entry in prepared)
-    if observer.alone and is_free and data_bytes >= CALIBRATE_BYTES:
-        _calibrate_once(attempt_path)
-    first = _in_job(prepared, observer.first)
-    job = _native.start_write(
+    if observer.alone:
+        engine_job.calibrate_once(attempt_path, options, data_bytes)
+    return engine_job.run(
         files,
         [entry.chunks for entry in prepared],
+        options,
+        _in_job(prepared, observer.first),
+        observer.on_job,
+        observer.on_copied_out,
+        observer.heartbeat,
         sync=sync,
-        mode=engine.write_mode,
-        block_bytes=engine.block_bytes,
-        depth=engine.depth,
-        threads=engine.threads,
-        staging_bytes=engine.staging_bytes,
-        first=first,
-        throttle=engine.throttle_path,
     )
-    observer.on_job(job)
-    try:
-        job.wait_gathered(first[-1][1] if first else 0)
-        observer.on_copied_out()
-        while not job.wait(_HEARTBEAT_S):
-            observer.heartbeat()
-    except BaseException:
-        job.cancel()
-        job.wait()
-        raise
-    checksums: list[bytes] = job.result()["checksums"]
-    return checksums
 
 
 def _in_job(
@@ -252,13 +226,3 @@ def _in_job(
         ranges += [(begin + position, end + position) for begin, end in first.get(entry.name, ())]
         position += entry.plan.data_bytes
     return ranges
-
-
-def _calibrate_once(directory: str) -> None:
-    """Finds out how this file system is best written and read, unless that is remembered."""
-    try:
-        if _native.calibration(directory) is None:
-            _native.calibrate(directory, probe_bytes=_PROBE_BYTES)
-    except WaystationError as error:
-        # What is in its way (no room, no cache directory) will stop the save itself, or does not matter.
-        _log.info("the file system of '%s' could not be calibrated: %s", directory, error)
