@@ -79,7 +79,7 @@ def check_destination(target: str, *, overwrite: bool) -> None:
         raise Conflict(
             f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
         )
-    if not is_native_checkpoint(target):
+    if not is_checkpoint(target):
         raise Conflict(
             f"'{target}' exists and is not a checkpoint, so overwrite=True leaves it alone; "
             "remove it yourself, or give another path",

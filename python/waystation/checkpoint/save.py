@@ -21,6 +21,7 @@ from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handle import AsyncResponse, Progress
 from waystation.checkpoint.handlers.choice import METRICS, STATE
 from waystation.checkpoint.local_saving import LocalSaving
+from waystation.checkpoint.orbax_saving import OrbaxSaving
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.saving import Saving
 
@@ -231,6 +232,8 @@ def open_saving(path: PathLike, *, overwrite: bool, timeout_s: float | None = No
 
 
 def _kind(options: Options) -> type[Saving]:
+    if options.array.saving.use_ocdbt is not None:
+        return OrbaxSaving
     return LocalSaving if options.multiprocessing.primary_host is None else Saving
 
 

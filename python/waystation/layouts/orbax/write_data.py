@@ -1,0 +1,245 @@
+"""Writes the chunks of one process in one of Orbax's layouts, through the engine.
+
+Chunks that are stored as they are go out in one job, as in our own layout. Those that are compressed go
+batch after batch: while the engine writes the frames of one, the next is compressed, so that memory is taken
+for two of them and no more. Invariants: a failed or cancelled save leaves no job behind; files are durable in
+the end, but for those that are said not to be; what is reported of chunks is where they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from waystation import _native
+from waystation._options import Options
+from waystation.frameworks.base import Block
+from waystation.layouts.native import engine_job, write_plan
+from waystation.layouts.native.device_copies import copied_to_host
+from waystation.layouts.native.write import SYNC_TOGETHER_BYTES, Observer
+from waystation.layouts.orbax import names
+from waystation.layouts.orbax.write_ocdbt import DataFile, new_data_file
+from waystation.layouts.orbax.write_parts import Part
+from waystation.layouts.orbax.write_plan import Arrays, Planned, Value
+
+_BATCH_BYTES = 64 << 20
+_BATCH_VALUES = 4096
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A checkpointable whose arrays are ready to be written.
+
+    Attributes:
+        name: Of the checkpointable.
+        arrays: Its arrays.
+        planned: Where their chunks go; None where they are compressed, and that comes out only then.
+        waited_for: Where in the files of the plan memory is that the caller waits for.
+        is_waited_for: Whether the caller waits for any memory.
+    """
+
+    name: str
+    arrays: Arrays
+    planned: Planned | None
+    waited_for: list[tuple[int, int]]
+    is_waited_for: bool
+
+
+def write(
+    attempt_path: str,
+    prepared: Sequence[Prepared],
+    process: int,
+    options: Options,
+    observer: Observer,
+    is_cancelled: Callable[[], bool],
+    unsynced: list[str],
+) -> list[Part]:
+    """Writes what this process has of states, all of one kind.
+
+    Args:
+        attempt_path: The directory of the attempt, with one for each state and array.
+        prepared: The states.
+        process: This one.
+        options: Of the save.
+        observer: What it reports to.
+        is_cancelled: Whether to stop between batches.
+        unsynced: Gets the files that are not durable yet.
+
+    Returns:
+        Of each state what has been written where.
+    """
+    data_bytes = sum(value.chunk.nbytes for entry in prepared for value in entry.arrays.values)
+    if observer.alone:
+        engine_job.calibrate_once(attempt_path, options, data_bytes)
+    writing = _Writing(attempt_path, options, observer, data_bytes > SYNC_TOGETHER_BYTES, unsynced)
+    if all(entry.planned is not None for entry in prepared):
+        return writing.write_plans(prepared)
+    return writing.write_frames(prepared, process, is_cancelled)
+
+
+@dataclass(slots=True)
+class _Writing:
+    path: str
+    options: Options
+    observer: Observer
+    sync: bool
+    unsynced: list[str]
+
+    def write_plans(self, prepared: Sequence[Prepared]) -> list[Part]:
+        files, first, parts = [], [], []
+        position = 0
+        for entry in prepared:
+            planned = entry.planned
+            assert planned is not None, "the chunks of this state are stored as they are"
+            files += [
+                (os.path.join(self.path, entry.name, file.name), file.header, file.file_bytes, file.words)
+                for file in planned.files
+            ]
+            first += [(begin + position, end + position) for begin, end in entry.waited_for]
+            position += planned.data_bytes
+            parts.append(Part.of(entry.arrays.values, planned.data_files, planned.places))
+        if not files:
+            self.observer.on_copied_out()
+            return parts
+        self._note(files)
+        engine_job.run(
+            files,
+            [(entry.arrays, entry.planned) for entry in prepared],
+            self.options,
+            first,
+            self.observer.on_job,
+            self.observer.on_copied_out,
+            self.observer.heartbeat,
+            sync=self.sync,
+        )
+        return parts
+
+    def write_frames(
+        self, prepared: Sequence[Prepared], process: int, is_cancelled: Callable[[], bool]
+    ) -> list[Part]:
+        if not any(entry.is_waited_for for entry in prepared):
+            self.observer.on_copied_out()
+        jobs = _Jobs(self.observer.heartbeat)
+        parts = []
+        with jobs:
+            for entry in prepared:
+                frames = _Frames(os.path.join(self.path, entry.name), entry.arrays, process)
+                for batch in _batches(entry.arrays.values, self.options.memory.write_limit_bytes()):
+                    if is_cancelled():
+                        break
+                    memory, files = frames.compress(batch)
+                    jobs.finish()
+                    self._note(files)
+                    jobs.begin(engine_job.start(files, memory, self.options, sync=self.sync), self.observer)
+                parts.append(frames.part())
+            if any(entry.is_waited_for for entry in prepared):
+                self.observer.on_copied_out()
+            jobs.finish()
+        return parts
+
+    def _note(self, files: Sequence[engine_job.FileRecord]) -> None:
+        if not self.sync:
+            self.unsynced.extend(file[0] for file in files)
+
+
+class _Jobs:
+    """One job at a time; none is left when an error ends it."""
+
+    def __init__(self, heartbeat: Callable[[], None]) -> None:
+        self._heartbeat = heartbeat
+        self._job: _native.Job | None = None
+
+    def __enter__(self) -> _Jobs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._job is not None:
+            engine_job.stop(self._job)
+
+    def begin(self, job: _native.Job, observer: Observer) -> None:
+        self._job = job
+        observer.on_job(job)
+
+    def finish(self) -> None:
+        """Waits for the job, if there is one."""
+        if self._job is not None:
+            engine_job.finish(self._job, self._heartbeat)
+            self._job = None
+
+
+class _Frames:
+    """The chunks of a state on their way through the compressor."""
+
+    def __init__(self, directory: str, arrays: Arrays, process: int) -> None:
+        self._directory = directory
+        self._arrays = arrays
+        self._process = process
+        self._values: list[Value] = []
+        self._data_files: list[DataFile] = []
+        self._places: list[tuple[int, int, int]] = []
+
+    def compress(self, batch: Sequence[Value]) -> tuple[object, list[engine_job.FileRecord]]:
+        """Compresses values; returns what keeps the frames, and the files that they make."""
+        sources, level = self._arrays.sources, self._arrays.storage.level
+        assert level is not None, "these arrays are to be compressed"
+        words: list[int] = []
+        owners: list[object] = []
+        for value in batch:
+            item_bytes = sources[value.chunk.array].storage_item_bytes
+            chunk = dataclasses.replace(value.chunk, blocks=_on_host(value.chunk.blocks, item_bytes))
+            words += write_plan.segment_words(0, chunk, item_bytes)
+            owners.append(chunk)
+        memory, frames = _native.compress_zstd(np.asarray(words, np.int64), owners, level=level)
+        self._values += batch
+        return memory, self._files(batch, memory.address, frames)
+
+    def _files(
+        self, batch: Sequence[Value], address: int, frames: Sequence[tuple[int, int]]
+    ) -> list[engine_job.FileRecord]:
+        if not self._arrays.storage.use_ocdbt:
+            keys = [self._arrays.key(value.chunk.array, value.number) for value in batch]
+            self._places += [(0, 0, nbytes) for _, nbytes in frames]
+            return [self._file(key, address, [frame]) for key, frame in zip(keys, frames, strict=True)]
+        number = len(self._data_files)
+        self._data_files.append(new_data_file(names.ocdbt_process(self._process) + "/"))
+        end = 0
+        for _, nbytes in frames:
+            self._places.append((number, end, nbytes))
+            end += nbytes
+        return [self._file("".join(self._data_files[-1]), address, frames)]
+
+    def _file(self, name: str, address: int, frames: Sequence[tuple[int, int]]) -> engine_job.FileRecord:
+        words: list[int] = []
+        end = 0
+        for offset, nbytes in frames:
+            words += (end, nbytes, 0, 1, -1, address + offset)
+            end += nbytes
+        return os.path.join(self._directory, name), b"", end, np.asarray(words, np.int64)
+
+    def part(self) -> Part:
+        """What has been written where."""
+        return Part.of(self._values, self._data_files, np.array(self._places, np.int64).reshape(-1, 3))
+
+
+def _batches(values: Sequence[Value], limit_bytes: int | None) -> Iterator[Sequence[Value]]:
+    """Values in batches of about so many bytes that two of them, with their frames, keep to a limit."""
+    most = _BATCH_BYTES if limit_bytes is None else min(_BATCH_BYTES, limit_bytes // 4)
+    start = held = 0
+    for number, value in enumerate(values):
+        if number > start and (held + value.chunk.nbytes > most or number - start == _BATCH_VALUES):
+            yield values[start:number]
+            start, held = number, 0
+        held += value.chunk.nbytes
+    if values:
+        yield values[start:]
+
+
+def _on_host(blocks: list[Block], item_bytes: int) -> list[Block]:
+    """The blocks, with copies in place of those in the memory of devices."""
+    if all(block.device < 0 for block in blocks):
+        return blocks
+    return [block if block.device < 0 else copied_to_host(block, item_bytes) for block in blocks]
