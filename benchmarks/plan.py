@@ -38,11 +38,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What was asked for on the command line."""
+    """What was asked for.
+
+    Attributes:
+        states, systems, operations: By their names.
+        limit_ways: The ways of the limit that are tried; None for all.
+    """
 
     states: Sequence[str]
     systems: Sequence[str]
     operations: Sequence[str]
+    limit_ways: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,8 @@ def cases_of(selection: Selection, state: str, system_name: str) -> list[Case]:
             ways = system.load_ways
         elif operation == "copy" and issubclass(system, Limit):
             ways = system.copy_ways
+        if issubclass(system, Limit) and selection.limit_ways is not None:
+            ways = tuple(way for way in ways if way in selection.limit_ways)
         found += [Case(state, system_name, operation, way) for way in ways]
     return found
 

@@ -7,7 +7,13 @@ from benchmarks.systems.orbax_readers import WaystationOfOrbax, WaystationOfOrba
 from benchmarks.systems.safetensors import SafetensorsJax, SafetensorsTorch
 from benchmarks.systems.streamers import Fastsafetensors, RunaiStreamer
 from benchmarks.systems.torch_dcp import TorchDcp
-from benchmarks.systems.waystation import WaystationJax, WaystationTorch
+from benchmarks.systems.waystation import (
+    WaystationFiles,
+    WaystationJax,
+    WaystationOcdbt,
+    WaystationOcdbtPlain,
+    WaystationTorch,
+)
 
 SYSTEMS: dict[str, type[System]] = {
     system.name: system
@@ -15,6 +21,9 @@ SYSTEMS: dict[str, type[System]] = {
         Limit,
         WaystationJax,
         WaystationTorch,
+        WaystationFiles,
+        WaystationOcdbt,
+        WaystationOcdbtPlain,
         Orbax,
         OrbaxPlain,
         WaystationOfOrbax,

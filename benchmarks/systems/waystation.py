@@ -1,4 +1,4 @@
-"""Waystation's native layout: read into memory it owns, or mapped."""
+"""Waystation: its own layout, read into memory it owns or mapped, and what it writes for Orbax to load."""
 
 from __future__ import annotations
 
@@ -67,3 +67,54 @@ class WaystationTorch(_Waystation, TorchSystem):
 
     def template(self, leaves: list[Leaf]) -> None:
         del leaves
+
+
+class _ForOrbax(WaystationJax):
+    """Writes a layout of Orbax, which genuine Orbax loads."""
+
+    load_ways = ("read",)
+    mapped_ways = frozenset()
+    is_usual = False
+
+    use_ocdbt: ClassVar[bool]
+    use_compression: ClassVar[bool]
+
+    def prepare(self, way: str) -> None:
+        super().prepare(way)
+        self._context.array.saving.use_ocdbt = self.use_ocdbt  # type: ignore[attr-defined]
+        self._context.array.saving.use_compression = self.use_compression  # type: ignore[attr-defined]
+
+    def save(self, path: Path, state: Any) -> None:
+        with self._context:
+            super().save(path, state)
+
+    def save_async(self, path: Path, state: Any) -> Wait:
+        with self._context:
+            return super().save_async(path, state)
+
+
+class WaystationFiles(_ForOrbax):
+    """Files for each array, without compression."""
+
+    name = "waystation-files"
+    writer = "waystation-files"
+    use_ocdbt = False
+    use_compression = False
+
+
+class WaystationOcdbt(_ForOrbax):
+    """OCDBT with zstd, as Orbax writes it."""
+
+    name = "waystation-ocdbt"
+    writer = "waystation-ocdbt"
+    use_ocdbt = True
+    use_compression = True
+
+
+class WaystationOcdbtPlain(_ForOrbax):
+    """OCDBT without compression."""
+
+    name = "waystation-ocdbt-plain"
+    writer = "waystation-ocdbt-plain"
+    use_ocdbt = True
+    use_compression = False
