@@ -56,13 +56,13 @@ def check(case: Case, array: Any, placed: Placed) -> None:
         assert np.asarray(shard.data).tobytes() == np.ascontiguousarray(values[shard.index]).tobytes(), case
 
 
-def save(place: Place, path: Path, state: State) -> None:
+def save(place: Place, path: Path, state: State, storage: waystation.Context | None = None) -> None:
     """Saves a state, with leaves of which only the primary's are kept."""
     tree: dict[str, Any] = {str(number): make(case) for number, case in enumerate(state.cases)}
     tree["step"] = state.step + place.index
     tree["host"] = np.arange(10) + place.index
     tree["local"] = jnp.float32(state.step)
-    context = waystation.Context()
+    context = waystation.Context(storage)
     saving = context.array.saving
     saving.min_slice_bytes_for_replica_parallel = state.options.min_slice_bytes
     saving.use_replica_parallel = state.options.use_replica_parallel
@@ -114,8 +114,7 @@ def load_as_saved(place: Place, path: Path, state: State) -> None:
 
 def save_to_disk(place: Place, path: Path, state: State) -> None:
     """Saves a state to a disk that only this process sees."""
-    with local_storage():
-        save(place, path / f"disk {place.index}", state)
+    save(place, path / f"disk {place.index}", state, local_storage())
 
 
 def load_from_disk(place: Place, path: Path, state: State) -> None:

@@ -28,15 +28,15 @@ DEADLINE_S = 60.0
 
 
 @contextlib.contextmanager
-def local_storage(**saving: Any) -> Iterator[None]:
-    """Each process has a storage of its own."""
+def local_storage(**saving: Any) -> Iterator[waystation.Context]:
+    """Each process has a storage of its own. Gives the context, for others to begin with."""
     context = waystation.Context()
     context.multiprocessing.primary_host = None
     context.multiprocessing.deadline_s = DEADLINE_S
     for name, value in saving.items():
         setattr(context.array.saving.storage_options, name, value)
     with context:
-        yield
+        yield context
 
 
 def disk(place: Place, number: int | None = None) -> Path:
@@ -174,8 +174,8 @@ def one_cannot_commit(place: Place) -> dict[str, Any]:
     if place.index == 1:
         memory.release()
     seen: dict[str, Any] = {}
-    with local_storage():
-        context = waystation.Context()
+    with local_storage() as storage:
+        context = waystation.Context(storage)
         context.memory.caller_keeps = True
         with context:
             response = waystation.save_async(path, {"data": data, "rank": place.index})
