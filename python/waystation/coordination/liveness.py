@@ -18,12 +18,14 @@ its beat has been read, so that a pause of this process looks like no pause of a
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
 import socket
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -105,6 +107,7 @@ class Liveness:
         self._registered = False
         self._registrations: dict[int, Registration] = {}
         self._silent: set[int] = set()
+        _living.add(self)
 
     def begin(self, watched: Sequence[int]) -> bool:
         """A session begins that depends on these processes; returns whether it is the only one."""
@@ -129,12 +132,15 @@ class Liveness:
             self._sessions -= 1
             if self._sessions:
                 return False
-            self._stop.set()
-            thread = self._thread
-        # Usually at once. A thread must not be left inside the store when the interpreter ends.
+        self.stop()
+        return True
+
+    def stop(self) -> None:
+        """Stops the thread; returns once it is out of the store, which is usually at once."""
+        self._stop.set()
+        thread = self._thread
         if thread is not None:
             thread.join(_JOIN_S)
-        return True
 
     def dead(self, processes: Sequence[int]) -> dict[int, str]:
         """Those of the watched processes that have died, each with how that is known."""
@@ -211,6 +217,17 @@ class Liveness:
         if not processes:
             return []
         return self._board.read(f"{self._prefix}/{kind}", [str(index) for index in processes])
+
+
+_living: weakref.WeakSet[Liveness] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stops the threads of sessions that a failing program never closed: one that is in the store when the
+    interpreter ends would abort the process."""
+    for liveness in list(_living):
+        liveness.stop()
 
 
 class Watching:

@@ -12,6 +12,10 @@ killed) or is not answered (its machine is gone), which is given up after `ANSWE
 `liveness` make sure that there is such a call every second. Unavailable names process 0. Other processes
 are watched by `liveness`, and their death is Unavailable that names them.
 
+Nothing of this process may be inside the store when the interpreter ends: torch's calls cannot end then, and
+abort the process. So a wait that is given up is released, by an empty value for its key, which stands for
+none.
+
 Neither the group nor its server is kept alive here (a clone is only a client), so that a program may destroy
 the group and make another, with the same address. Connections are kept from one session to the next, as
 making one takes a look-up of names, which can take seconds.
@@ -19,14 +23,17 @@ making one takes a look-up of names, which can take seconds.
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import queue
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import InitVar, dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from waystation._errors import Unavailable
@@ -37,6 +44,7 @@ T = TypeVar("T")
 
 ANSWER_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
+_RELEASE_S = 2.0
 _NO_LIMIT = timedelta(days=1)
 _NEXT_TO_NO_TIME = timedelta(milliseconds=100)
 
@@ -87,13 +95,14 @@ class TorchStore(Watching):
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
         weakref.finalize(self, _close, self._idle)
-        self._waits: dict[str, tuple[_Connection, concurrent.futures.Future[bytes]]] = {}
+        self._waits: dict[str, _Wait] = {}
         self._lost: str | None = None
         store = find_store()
         # Only that of TCP lives in a process, which is the first unless a launcher keeps it.
         self.host = 0 if _is_tcp(store) else None
         # Whether a wait inside the store keeps nobody else waiting.
         self._can_wait = self.host is not None and hasattr(store, "clone")
+        _stores.add(self)
 
     def set(self, key: str, value: bytes) -> None:
         """Puts a value."""
@@ -134,11 +143,27 @@ class TorchStore(Watching):
         """A session has ended."""
         if not super().end(watched):
             return False
-        with self._lock:
-            abandoned, self._waits = self._waits, {}
-        for connection, _ in abandoned.values():
-            connection.close()
+        self.give_up_waits()
         return True
+
+    def give_up_waits(self) -> None:
+        """Gets the threads that still wait for keys out of the store."""
+        with self._lock:
+            given_up, self._waits = self._waits, {}
+        for wait in given_up.values():
+            wait.is_given_up.set()
+            wait.connection.close()
+        self._release_from(given_up)
+        for wait in given_up.values():
+            wait.connection.thread.join(_RELEASE_S)
+
+    def _release_from(self, keys: Iterable[str]) -> None:
+        try:
+            for key in keys:
+                # Changes no value that is there.
+                self._call(partial(_put_nothing, key))
+        except Unavailable:
+            pass  # with the store, all waits inside of it have ended
 
     def _call(self, function: Callable[[_Client], T], waiting_s: float = 0.0) -> T:
         connection = self._connect()
@@ -161,13 +186,11 @@ class TorchStore(Watching):
         with self._lock:
             begun = self._waits.pop(key, None)
         if begun is None:
-            connection = self._connect()
-            begun = (connection, connection.call(lambda client: client.wait(key)))
-        waiting, future = begun
+            begun = _Wait(self._connect(), key)
         try:
-            value = future.result(timeout_s)
+            value = begun.future.result(timeout_s)
         except RuntimeError as error:
-            waiting.close()
+            begun.connection.close()
             raise self._lose(_first_line(error)) from error
         except BaseException as error:
             with self._lock:
@@ -175,7 +198,7 @@ class TorchStore(Watching):
             if isinstance(error, TimeoutError):
                 return None
             raise
-        self._release(waiting)
+        self._release(begun.connection)
         return value
 
     def _connect(self) -> _Connection:
@@ -211,11 +234,12 @@ class _Client:
         self._timed_out: type[Exception] = sys.modules["torch.distributed"].DistStoreError
         self._reads_together = hasattr(store, "multi_get") and self.store.has_extended_api()
 
-    def wait(self, key: str) -> bytes:
-        """The value, however long it takes."""
+    def wait(self, key: str, is_given_up: threading.Event) -> bytes:
+        """The value, however long it takes, unless it is given up."""
         self.store.set_timeout(_NO_LIMIT)
-        while not (value := bytes(self.store.get(key))):
-            pass  # removed between torch's wait and its get, which then is empty
+        while not (value := bytes(self.store.get(key))) and not is_given_up.is_set():
+            # Removed between torch's wait and its get, which then is empty; or somebody else has given up.
+            time.sleep(_FIRST_PAUSE_S)
         return value
 
     def poll(self, key: str, timeout_s: float) -> bytes | None:
@@ -259,9 +283,10 @@ class _Connection:
 
     def __init__(self, find_store: Callable[[], Any]) -> None:
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(
+        self.thread = threading.Thread(
             target=_serve, args=(find_store, self._calls), name="waystation-store", daemon=True
-        ).start()
+        )
+        self.thread.start()
 
     def call(self, function: Callable[[_Client], T]) -> concurrent.futures.Future[T]:
         """Begins a call."""
@@ -272,6 +297,33 @@ class _Connection:
     def close(self) -> None:
         """The thread ends, and with it the connection, after the call that is under way."""
         self._calls.put(None)
+
+
+@dataclass(slots=True)
+class _Wait:
+    """A wait for a key, inside the store."""
+
+    connection: _Connection
+    key: InitVar[str]
+    is_given_up: threading.Event = field(default_factory=threading.Event)
+    future: concurrent.futures.Future[bytes] = field(init=False)
+
+    def __post_init__(self, key: str) -> None:
+        is_given_up = self.is_given_up
+        self.future = self.connection.call(lambda client: client.wait(key, is_given_up))
+
+
+def _put_nothing(key: str, client: _Client) -> None:
+    client.store.compare_set(key, "", "")
+
+
+_stores: weakref.WeakSet[TorchStore] = weakref.WeakSet()
+
+
+@atexit.register
+def _give_up_all_waits() -> None:
+    for store in list(_stores):
+        store.give_up_waits()
 
 
 def _serve(find_store: Callable[[], Any], calls: queue.SimpleQueue[Any]) -> None:
