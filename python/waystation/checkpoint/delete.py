@@ -9,7 +9,7 @@ from waystation._errors import CheckpointableNotFound, CheckpointNotFound, Inval
 from waystation.checkpoint import local_storage
 from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handle import AsyncResponse
-from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
+from waystation.checkpoint.paths import PathLike, is_checkpoint, require_checkpoint, resolve
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.saving import check_name
 from waystation.checkpoint.sessions import open_session
@@ -119,6 +119,8 @@ class _Deletion:
         """Finds out whether it is there; refuses what must not be deleted."""
         if not os.path.lexists(self.target):
             return _ABSENT
+        if self._name is None and is_checkpoint(self.target):
+            return b""  # whole, of whatever layout
         require_checkpoint(self.target)
         if self._name is None:
             return b""
