@@ -13,8 +13,8 @@ killed) or is not answered (its machine is gone), which is given up after `ANSWE
 are watched by `liveness`, and their death is Unavailable that names them.
 
 Nothing of this process may be inside the store when the interpreter ends: torch's calls cannot end then, and
-abort the process. So a wait that is given up is released, by an empty value for its key, which stands for
-none.
+abort the process. So waits that were given up are released at exit, by an empty value for their keys, which
+stands for none.
 
 Neither the group nor its server is kept alive here (a clone is only a client), so that a program may destroy
 the group and make another, with the same address. Connections are kept from one session to the next, as
@@ -31,7 +31,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -96,6 +96,7 @@ class TorchStore(Watching):
         self._idle: list[_Connection] = []
         weakref.finalize(self, _close, self._idle)
         self._waits: dict[str, _Wait] = {}
+        self._given_up: list[_Wait] = []  # inside the store all the same, until it has what they wait for
         self._lost: str | None = None
         store = find_store()
         # Only that of TCP lives in a process, which is the first unless a launcher keeps it.
@@ -143,18 +144,24 @@ class TorchStore(Watching):
         """A session has ended."""
         if not super().end(watched):
             return False
-        self.give_up_waits()
-        return True
-
-    def give_up_waits(self) -> None:
-        """Gets the threads that still wait for keys out of the store."""
         with self._lock:
             given_up, self._waits = self._waits, {}
+            still_inside = [wait for wait in self._given_up if wait.connection.thread.is_alive()]
+            self._given_up = [*still_inside, *given_up.values()]
         for wait in given_up.values():
+            wait.connection.close()
+        return True
+
+    def leave(self) -> None:
+        """Gets the threads that still wait for keys out of the store: this process ends."""
+        with self._lock:
+            waits = [*self._given_up, *self._waits.values()]
+        inside = [wait for wait in waits if wait.connection.thread.is_alive()]
+        for wait in inside:
             wait.is_given_up.set()
             wait.connection.close()
-        self._release_from(given_up)
-        for wait in given_up.values():
+        self._release_from([wait.key for wait in inside])
+        for wait in inside:
             wait.connection.thread.join(_RELEASE_S)
 
     def _release_from(self, keys: Iterable[str]) -> None:
@@ -304,12 +311,12 @@ class _Wait:
     """A wait for a key, inside the store."""
 
     connection: _Connection
-    key: InitVar[str]
+    key: str
     is_given_up: threading.Event = field(default_factory=threading.Event)
     future: concurrent.futures.Future[bytes] = field(init=False)
 
-    def __post_init__(self, key: str) -> None:
-        is_given_up = self.is_given_up
+    def __post_init__(self) -> None:
+        key, is_given_up = self.key, self.is_given_up
         self.future = self.connection.call(lambda client: client.wait(key, is_given_up))
 
 
@@ -321,9 +328,9 @@ _stores: weakref.WeakSet[TorchStore] = weakref.WeakSet()
 
 
 @atexit.register
-def _give_up_all_waits() -> None:
+def _leave_all() -> None:
     for store in list(_stores):
-        store.give_up_waits()
+        store.leave()
 
 
 def _serve(find_store: Callable[[], Any], calls: queue.SimpleQueue[Any]) -> None:
