@@ -95,7 +95,7 @@ def test_killed_before_each_change_of_the_disk(
     steps = set(range(len(changes)))
     if not os.environ.get("WALK_EVERY_STEP"):
         steps = {*range(0, commit, 7), *range(commit - 1, min(commit + 6, len(changes)))}
-    before = "NotFound" if kind == "new" else 1
+    before = "CheckpointNotFound" if kind == "new" else 1
     for step in sorted(steps):
         directory = tmp_path / str(step)
         killed, done, ended = save_and_kill(others, directory, kind, victim, step)
