@@ -94,8 +94,8 @@ class TorchStore(Watching):
         self._find_store = find_store
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
-        weakref.finalize(self, _close, self._idle)
         self._waits: dict[str, _Wait] = {}
+        weakref.finalize(self, _close, self._idle, self._waits)
         self._given_up: list[_Wait] = []  # inside the store all the same, until it has what they wait for
         self._lost: str | None = None
         store = find_store()
@@ -145,7 +145,8 @@ class TorchStore(Watching):
         if not super().end(watched):
             return False
         with self._lock:
-            given_up, self._waits = self._waits, {}
+            given_up = dict(self._waits)
+            self._waits.clear()
             still_inside = [wait for wait in self._given_up if wait.connection.thread.is_alive()]
             self._given_up = [*still_inside, *given_up.values()]
         for wait in given_up.values():
@@ -345,8 +346,8 @@ def _serve(find_store: Callable[[], Any], calls: queue.SimpleQueue[Any]) -> None
         del call, function, future
 
 
-def _close(connections: list[_Connection]) -> None:
-    for connection in connections:
+def _close(idle: list[_Connection], waits: dict[str, _Wait]) -> None:
+    for connection in [*idle, *(wait.connection for wait in waits.values())]:
         connection.close()
 
 
