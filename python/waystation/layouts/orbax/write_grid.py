@@ -74,19 +74,23 @@ class Cutter:
         spread = source.spread if self.writer.process_count > 1 and all(source.shape) else None
         if spread is not None:
             return self._cut_shared(spread, element_bytes, storage)
-        chunks = self._grid(source.shape, self._shard_of(source, element_bytes), element_bytes, storage)
+        chunks = self._grid(
+            source.shape, self._shard_of(source, element_bytes, storage), element_bytes, storage
+        )
         is_own = self.writer.process == self.writer.primary
         return Cut(chunks, list(range(chunks.chunk_count)) if is_own else [], is_alone=True)
 
-    def _shard_of(self, source: ArraySource, element_bytes: int) -> grid.Shape:
-        """The shape of the shards of an array that this process holds whole, if they are worth a chunk."""
+    def _shard_of(self, source: ArraySource, element_bytes: int, storage: StorageOptions) -> grid.Shape:
+        """The shape of the shards of an array that this process holds whole, if they are worth a chunk, or
+        are to be divided as the caller says."""
         rank = len(source.shape)
         boxes = [(block.offset[:rank], block.shape[:rank]) for block in source.blocks]
         found = grid.find_grid(source.shape, boxes) if len(boxes) > 1 else None
         if found is None:
             return source.shape
         shard = found[0].chunk_shape
-        is_small = math.prod(shard) * element_bytes < LEAST_CHUNK_BYTES
+        is_asked_for = storage.chunk_bytes is not None or storage.chunk_axes is not None
+        is_small = math.prod(shard) * element_bytes < LEAST_CHUNK_BYTES and not is_asked_for
         return source.shape if is_small or not _divides(shard, source.shape) else shard
 
     def _cut_shared(self, spread: grid.Spread, element_bytes: int, storage: StorageOptions) -> Cut:

@@ -1,0 +1,1 @@
+"""Guides of other libraries, run with Waystation."""
