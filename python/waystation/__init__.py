@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from waystation.checkpoint.adding import add_checkpointables
     from waystation.checkpoint.context import Context
     from waystation.checkpoint.delete import delete, delete_async
-    from waystation.checkpoint.handle import AsyncResponse
     from waystation.checkpoint.handlers.types import (
         AbstractCheckpointable,
         Checkpointable,
@@ -43,9 +42,10 @@ if TYPE_CHECKING:
         save_pytree,
         save_pytree_async,
     )
-    from waystation.checkpoint.statistics import LoadStatistics
     from waystation.checkpoint.verify import verify
     from waystation.checkpoint.wanted import PLACEHOLDER
+    from waystation.transfers.handle import AsyncResponse
+    from waystation.transfers.statistics import LoadStatistics
     from waystation.tree import register_node
 else:
     # Hidden from type checkers, which would otherwise let any attribute pass.

@@ -15,7 +15,7 @@ import torch
 
 import waystation
 from waystation import errors
-from waystation.checkpoint import staging
+from waystation.transfers import staging
 
 
 @pytest.mark.parametrize("wanted", ["float16", "bfloat16", "float64", "int32", "float8_e4m3fn", "complex64"])

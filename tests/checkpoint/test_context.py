@@ -13,7 +13,7 @@ import pytest
 import waystation
 from waystation import errors
 from waystation._options import MemoryOptions, StorageOptions
-from waystation.checkpoint.context import current_options
+from waystation._options.in_effect import current_options
 
 
 def test_both_names_of_an_option_are_one_value() -> None:

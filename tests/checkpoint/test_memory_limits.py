@@ -29,15 +29,15 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import waystation
 from waystation import _native, errors
-from waystation.checkpoint import staging
-from waystation.checkpoint.buffers import Region
-from waystation.checkpoint.context import current_options
-from waystation.checkpoint.handle import Progress
+from waystation._options.in_effect import current_options
 from waystation.checkpoint.loading import Loading
-from waystation.checkpoint.staging import Shares, bound_engine
 from waystation.frameworks import AbstractNumpy
 from waystation.frameworks.jax_arrays import JaxCodec
 from waystation.frameworks.torch_tensors import TorchCodec
+from waystation.transfers import staging
+from waystation.transfers.buffers import Region
+from waystation.transfers.handle import Progress
+from waystation.transfers.staging import Shares, bound_engine
 
 MIB = 1 << 20
 # What an interpreter and its libraries allocate beside: lists, tables of the checkpoint, threads' stacks.

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 from waystation.checkpoint import differing_values
 from waystation.checkpoint.differing_values import Tally, Tolerance, same_scalar
-from waystation.checkpoint.pieces import cut, group_parts, read_ahead
+from waystation.transfers.pieces import cut, group_parts, read_ahead
 
 SHAPES = st.lists(st.integers(0, 7), max_size=5).map(tuple)
 

@@ -23,7 +23,7 @@ from tests.handlers.states import same, state, with_handlers
 
 import waystation
 from waystation import errors
-from waystation.checkpoint.context import current_options
+from waystation._options.in_effect import current_options
 from waystation.handlers import PyTreeHandler
 
 # ---- handlers ----------------------------------------------------------------------------------

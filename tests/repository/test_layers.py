@@ -24,6 +24,7 @@ LAYERS: list[set[str]] = [
     {"checkpoint"},
     {"compat"},
     {"safetensors"},
+    {"transfers"},
     {"layouts"},
     {"frameworks"},
     {"coordination"},

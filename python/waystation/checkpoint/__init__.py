@@ -4,7 +4,6 @@ from waystation._options import StorageOptions
 from waystation.checkpoint.adding import add_checkpointables
 from waystation.checkpoint.context import Context
 from waystation.checkpoint.delete import delete, delete_async
-from waystation.checkpoint.handle import AsyncResponse
 from waystation.checkpoint.handlers.types import (
     AbstractCheckpointable,
     Checkpointable,
@@ -36,9 +35,10 @@ from waystation.checkpoint.save import (
     save_pytree,
     save_pytree_async,
 )
-from waystation.checkpoint.statistics import LoadStatistics
 from waystation.checkpoint.verify import Damage, Verification, verify
 from waystation.checkpoint.wanted import PLACEHOLDER
+from waystation.transfers.handle import AsyncResponse
+from waystation.transfers.statistics import LoadStatistics
 
 __all__ = [
     "PLACEHOLDER",

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from waystation._errors import Conflict, Unsupported
-from waystation.checkpoint.context import current_options
-from waystation.checkpoint.handle import Progress
+from waystation._options.in_effect import current_options
 from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
 from waystation.checkpoint.save import check_checkpointables
 from waystation.checkpoint.saving import Saving
 from waystation.layouts.native import commit, orphans
+from waystation.transfers.handle import Progress
 
 
 class AddingSaving(Saving):

@@ -24,9 +24,9 @@ from typing import Any
 
 from waystation._errors import InvalidInput
 from waystation._options import ArrayLoadingOptions
-from waystation.checkpoint.buffers import Incoming
 from waystation.frameworks.base import Broadcaster, Codec, Group, Replicas
 from waystation.grid import Box, volume
+from waystation.transfers.buffers import Incoming
 
 EVERYONE, BROADCAST, TRY = b"everyone reads", b"broadcast", b"try"
 

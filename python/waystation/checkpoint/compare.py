@@ -16,10 +16,9 @@ from typing import Literal
 
 from waystation._errors import InvalidInput
 from waystation._options import Options
-from waystation.checkpoint.context import current_options
+from waystation._options.in_effect import current_options
 from waystation.checkpoint.differing_values import Tally, Tolerance, ValueDifference, same_scalar
 from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
-from waystation.checkpoint.pieces import buffer_item_bytes, group_parts, read_ahead, read_parts
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
 from waystation.layouts.native.handler_files import HandlerFiles
@@ -27,6 +26,7 @@ from waystation.layouts.native.open import open_any
 from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint
 from waystation.layouts.native.records import CheckpointRecord, Digest
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
+from waystation.transfers.pieces import buffer_item_bytes, group_parts, read_ahead, read_parts
 from waystation.tree import Mismatch, Structure, format_key_path, label, match
 
 Kind = Literal["only-in-first", "only-in-second", "container", "leaf", "shape", "dtype", "value"]

@@ -7,10 +7,9 @@ ends the context itself refuses changes, which would not be seen in it.
 
 from __future__ import annotations
 
-import contextvars
 import threading
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from waystation._errors import InvalidInput
 from waystation._options import (
@@ -28,16 +27,8 @@ from waystation._options import (
     PathwaysOptions,
     PyTreeOptions,
     SafetensorsOptions,
+    in_effect,
 )
-
-
-class _InEffect(NamedTuple):
-    options: Options
-    before: _InEffect | None
-
-
-_DEFAULTS = _InEffect(Options().frozen(), None)
-_current: contextvars.ContextVar[_InEffect] = contextvars.ContextVar("waystation_options", default=_DEFAULTS)
 
 
 class Context:
@@ -185,7 +176,7 @@ class Context:
 
     def __enter__(self) -> Self:
         with self._lock:
-            _current.set(_InEffect(self._options.frozen(), _current.get()))
+            in_effect.enter(self._options.frozen())
             self._blocks += 1
             self._options.freeze()
         return self
@@ -194,24 +185,14 @@ class Context:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._lock:
-            _current.set(_current.get().before or _DEFAULTS)
+            in_effect.leave()
             self._blocks -= 1
             if not self._blocks:
                 self._options.thaw()
 
 
-def current_options() -> Options:
-    """The frozen options in effect here."""
-    return _current.get().options
-
-
-def in_block() -> bool:
-    """Whether the call comes from a block of a context, so that its options are in effect."""
-    return _current.get() is not _DEFAULTS
-
-
 def copy_of_current() -> Context:
     """A context of its own with the options in effect here."""
     context = Context()
-    context._options = current_options().thawed()
+    context._options = in_effect.current_options().thawed()
     return context

@@ -6,15 +6,15 @@ import os
 from collections.abc import Sequence
 
 from waystation._errors import CheckpointableNotFound, CheckpointNotFound, InvalidInput, WrongType
+from waystation._options.in_effect import current_options
 from waystation.checkpoint import local_storage
-from waystation.checkpoint.context import current_options
-from waystation.checkpoint.handle import AsyncResponse
 from waystation.checkpoint.paths import PathLike, is_checkpoint, require_checkpoint, resolve
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.saving import check_name
 from waystation.checkpoint.sessions import open_session
 from waystation.layouts.native import commit
 from waystation.layouts.native.attempts import new_attempt_id
+from waystation.transfers.handle import AsyncResponse
 
 _DELETED, _ABSENT = b"deleted", b"absent"
 

@@ -28,10 +28,10 @@ from waystation.checkpoint.broadcast import (
     SharedArray,
     needed_bytes,
 )
-from waystation.checkpoint.buffers import Buffer, Incoming, Reading, allocate_boxes, fill_buffers
 from waystation.checkpoint.paths import naming_checkpoint
 from waystation.coordination import Session
 from waystation.frameworks.base import Broadcaster, Group
+from waystation.transfers.buffers import Buffer, Incoming, Reading, allocate_boxes, fill_buffers
 
 Bytes = NDArray[np.uint8]
 

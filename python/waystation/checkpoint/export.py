@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from waystation._errors import InvalidInput, Unsupported, WaystationError
-from waystation.checkpoint.context import current_options
+from waystation._options.in_effect import current_options
 from waystation.checkpoint.export_files import Destination, ExportedArray, Format, PlannedFile, open_writer
 from waystation.checkpoint.opening import open_checkpoint, require_state
 from waystation.checkpoint.paths import PathLike, resolve
-from waystation.checkpoint.pieces import buffer_item_bytes, group_parts, read_ahead, read_parts
 from waystation.checkpoint.stored import AUTO
 from waystation.frameworks import dtypes
 from waystation.layouts.native.tree_file import ArrayLeaf
 from waystation.layouts.opened import Opened
+from waystation.transfers.pieces import buffer_item_bytes, group_parts, read_ahead, read_parts
 
 SHARD_BYTES = 5_000_000_000
 

@@ -1,15 +1,13 @@
 """Reads what was decided and makes the leaves.
 
 Leaves are sorted by the codec that makes them, each codec says where its arrays go, and the memory for them
-is filled (`checkpoint/buffers.py`), where other processes have not sent it (`checkpoint/exchange.py`). Each
-framework then makes all of its arrays in one batch; with a bound on memory, those that do not stay in host
-memory are made group by group (`checkpoint/staging.py`).
+is filled and the leaves are made (`transfers/filling.py`), where other processes have not sent it
+(`checkpoint/exchange.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,20 +18,18 @@ import numpy as np
 from waystation._collection import paused_collection
 from waystation._errors import WaystationError
 from waystation._options import ArrayLoadingOptions, Options
-from waystation.checkpoint import fit, staging, wanted
-from waystation.checkpoint.buffers import Buffer, Incoming, Reading, fill_buffers
-from waystation.checkpoint.handle import Progress
-from waystation.checkpoint.statistics import LoadStatistics
+from waystation.checkpoint import wanted
 from waystation.checkpoint.wanted import Decided, convert, is_scalar, scalar_type
 from waystation.frameworks import dtypes, registry
 from waystation.frameworks.base import Codec, StoredArray, Target
 from waystation.layouts.native.mapped import Mappings
-from waystation.layouts.native.read import OpenCheckpointable, ReadStatistics
+from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.native.tree_file import ArrayLeaf, Scalar
 from waystation.layouts.opened import Opened
-
-# Stored as arrays, but none: long texts, and in Orbax's layouts the numbers of Python.
-_NO_ARRAYS = ("bytes", "str", "python")
+from waystation.transfers import filling, fit, staging
+from waystation.transfers.buffers import Buffer, Incoming
+from waystation.transfers.handle import Progress
+from waystation.transfers.statistics import LoadStatistics
 
 
 class Filling:
@@ -51,29 +47,12 @@ class Filling:
         wanted.check_shapes(opened.tree, decided, extents_may_differ=loading.enable_padding_and_truncation)
         self._leaves = _Leaves(decided)
         batches = _sort(opened, decided, loading, self._leaves)
-        self.resident = [(batch.codec, _incoming(batch, decided, loading)) for batch in batches]
         mappings = None
         if loading.mmap and not loading.verify and isinstance(opened, OpenCheckpointable):
             mappings = Mappings(opened)
-        self.reading = Reading(
-            opened, options, progress, ReadStatistics(), mappings, staging.CAST_GROUP_BYTES, is_bounded=False
-        )
-        self._staged: list[tuple[Codec, Incoming]] = []
-        self._group_bytes = 0
-        if options.memory.read_concurrent_bytes is not None:
-            self._bound(options.memory.read_concurrent_bytes)
-
-    def _bound(self, limit_bytes: int) -> None:
-        """Stays within the bound that the options set."""
-        self.resident, self._staged = _divide(self.resident)
-        shares = staging.Shares.of(limit_bytes, are_staged=bool(self._staged))
-        self._group_bytes = shares.group_bytes
-        self.reading = dataclasses.replace(
-            self.reading,
-            options=staging.bound_engine(self.reading.options, shares.engine_bytes),
-            cast_bytes=shares.cast_bytes,
-            is_bounded=True,
-        )
+        arrays = [(batch.codec, _incoming(batch, decided, loading)) for batch in batches]
+        self._filling = filling.Filling(opened, options, progress, mappings, arrays)
+        self.resident, self.reading = self._filling.resident, self._filling.reading
 
     def finish(self, received_bytes: int) -> list[Any]:
         """Reads what has no buffers yet, and makes the leaves, in order.
@@ -81,20 +60,10 @@ class Filling:
         Args:
             received_bytes: What other processes have sent, for the statistics.
         """
-        reading, leaves = self.reading, self._leaves
-        fill_buffers(
-            reading,
-            [incoming for _, batch in self.resident for incoming in batch if not incoming.buffers],
-        )
-        for codec, batch in self.resident:
-            leaves.make(codec, batch)
-        if self._staged:
-            # Read, not mapped: the pages of a mapping would stay until all of it is let go of.
-            reading = dataclasses.replace(reading, mappings=None)
-            staging.load_staged(reading, self._staged, self._group_bytes, leaves)
-        leaves.scalars_from_arrays()
+        self._filling.finish(self._leaves)
+        self._leaves.scalars_from_arrays()
         self._report(received_bytes)
-        return leaves.made
+        return self._leaves.made
 
     def _report(self, received_bytes: int) -> None:
         read, loading = self.reading.statistics, self.reading.options.array.loading
@@ -108,23 +77,6 @@ class Filling:
         statistics.log()
         if loading.on_statistics is not None:
             loading.on_statistics(statistics)
-
-
-def _divide(
-    arrays: Sequence[tuple[Codec, list[Incoming]]],
-) -> tuple[list[tuple[Codec, list[Incoming]]], list[tuple[Codec, Incoming]]]:
-    """Arrays that stay in the memory that they are read to, and those that do not."""
-    resident: list[tuple[Codec, list[Incoming]]] = []
-    staged: list[tuple[Codec, Incoming]] = []
-    for codec, batch in arrays:
-        staying: list[Incoming] = []
-        for incoming in batch:
-            if incoming.stored.framework not in _NO_ARRAYS and staging.stays_on_host(codec, incoming.target):
-                staying.append(incoming)
-            else:
-                staged.append((codec, incoming))
-        resident.append((codec, staying))
-    return resident, staged
 
 
 # ---- deciding ----------------------------------------------------------------------------------
@@ -269,7 +221,7 @@ class _Leaves:
             if wait:
                 staging.wait(codec, made)
         for incoming, leaf in zip(arrays, made, strict=True):
-            is_no_array = incoming.stored.framework in _NO_ARRAYS and codec.name == "numpy"
+            is_no_array = incoming.stored.framework in filling.NO_ARRAYS and codec.name == "numpy"
             self.made[incoming.leaf] = self._as_saved(leaf, incoming.stored) if is_no_array else leaf
 
     def _as_saved(self, leaf: Buffer, stored: StoredArray) -> Any:

@@ -12,13 +12,13 @@ import warnings
 from typing import Any
 
 from waystation._errors import InvalidInput
-from waystation.checkpoint.context import current_options
-from waystation.checkpoint.handle import AsyncResponse, Progress
+from waystation._options.in_effect import current_options
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import CheckpointMetadata
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.stored import AUTO
+from waystation.transfers.handle import AsyncResponse, Progress
 
 
 def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO) -> Any:

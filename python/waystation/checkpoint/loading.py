@@ -20,7 +20,6 @@ from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation.checkpoint import broadcast, fill, local_storage, opening, wanted
 from waystation.checkpoint.exchange import Exchange
-from waystation.checkpoint.handle import Progress
 from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.metadata import CheckpointMetadata
@@ -32,6 +31,7 @@ from waystation.checkpoint.turns import Turn
 from waystation.layouts.native import handler_files
 from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.opened import Opened
+from waystation.transfers.handle import Progress
 from waystation.tree import unflatten
 
 _DIFFERENT_NAMES = (

@@ -20,11 +20,11 @@ from typing import Any
 
 from waystation._errors import Conflict
 from waystation.checkpoint import local_storage
-from waystation.checkpoint.handle import Progress
 from waystation.checkpoint.saving import Saving
 from waystation.layouts.native import commit, names, transactions
 from waystation.layouts.native.attempts import Attempt, leftovers
 from waystation.layouts.native.records import LocalPart, dump_json, load_json
+from waystation.transfers.handle import Progress
 
 _IN_DOUBT = (
     "All parts of this save were prepared when this happened. The next load, save or delete there by all "

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from waystation._errors import WaystationError
+from waystation._options.in_effect import current_options
 from waystation.checkpoint import opening
-from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.nested_state import abstract_state

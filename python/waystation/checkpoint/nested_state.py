@@ -16,9 +16,8 @@ from typing import Any
 
 from waystation import _native
 from waystation._errors import InvalidInput, WaystationError
+from waystation._options.in_effect import current_options
 from waystation.checkpoint import fill, fingerprints, prepare, snapshot, state_parts, wanted
-from waystation.checkpoint.context import current_options
-from waystation.checkpoint.handle import Progress
 from waystation.checkpoint.sessions import open_session
 from waystation.checkpoint.write_limits import WriteShares, bound_engine
 from waystation.frameworks import dtypes, registry
@@ -30,6 +29,7 @@ from waystation.layouts.native.records import Digest, dump_json
 from waystation.layouts.native.tree_file import ArrayLeaf
 from waystation.layouts.native.write import Observer, Prepared, metadata_files, write_data
 from waystation.layouts.opened import Opened
+from waystation.transfers.handle import Progress
 from waystation.tree import unflatten
 
 _RECORD_LIMIT_BYTES = 256 << 20

@@ -21,7 +21,6 @@ from waystation import _native
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, Unsupported, from_os_error
 from waystation.checkpoint import cast, prepare, state_parts
-from waystation.checkpoint.handle import Progress
 from waystation.checkpoint.handlers import registry as registries
 from waystation.checkpoint.handlers.types import type_name
 from waystation.checkpoint.saving import Saving, naming
@@ -35,6 +34,7 @@ from waystation.layouts.orbax import names, write_data, write_metadata, write_pl
 from waystation.layouts.orbax.checkpoint_metadata import PYTREE_HANDLER, CheckpointMetadata
 from waystation.layouts.orbax.write_data import Prepared
 from waystation.layouts.orbax.write_parts import Part, check_complete
+from waystation.transfers.handle import Progress
 
 
 @dataclass(slots=True)

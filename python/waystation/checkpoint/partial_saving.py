@@ -23,9 +23,8 @@ from typing import Any
 from waystation import _native
 from waystation._errors import InvalidInput, NotFound, Unsupported
 from waystation._options import Options
+from waystation._options.in_effect import current_options
 from waystation.checkpoint import sessions
-from waystation.checkpoint.context import current_options
-from waystation.checkpoint.handle import AsyncResponse, Progress
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.paths import PathLike, check_destination, is_checkpoint, resolve
 from waystation.checkpoint.save import in_background
@@ -35,6 +34,7 @@ from waystation.layouts.native.assemble import assemble, join_structures
 from waystation.layouts.native.attempts import Attempt, remove_dead, remove_tree
 from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint, open_checkpointable
 from waystation.layouts.native.records import CheckpointRecord
+from waystation.transfers.handle import AsyncResponse, Progress
 
 
 def save(path: PathLike, state: Any, *, custom_metadata: Any = None) -> None:

@@ -17,13 +17,13 @@ from typing_extensions import TypeVar
 
 from waystation._errors import InvalidInput
 from waystation._options import Options
-from waystation.checkpoint.context import current_options
-from waystation.checkpoint.handle import AsyncResponse, Progress
+from waystation._options.in_effect import current_options
 from waystation.checkpoint.handlers.choice import METRICS, STATE
 from waystation.checkpoint.local_saving import LocalSaving
 from waystation.checkpoint.orbax_saving import OrbaxSaving
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.saving import Saving
+from waystation.transfers.handle import AsyncResponse, Progress
 
 R = TypeVar("R", bound=AsyncResponse[Any], default=AsyncResponse[None])
 

@@ -25,7 +25,6 @@ from waystation import _native
 from waystation._errors import Cancelled, InvalidInput, WaystationError, from_os_error
 from waystation._options import Options
 from waystation.checkpoint import fingerprints, prepare, snapshot, state_parts
-from waystation.checkpoint.handle import Progress
 from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.handlers.created_path import CreatedPath
@@ -41,6 +40,7 @@ from waystation.layouts.native.chunks import Writer
 from waystation.layouts.native.merge import Part
 from waystation.layouts.native.records import CheckpointRecord, LocalPart, dump_json
 from waystation.layouts.native.write import Handled, Observer, Prepared, write_data, write_metadata
+from waystation.transfers.handle import Progress
 
 
 class Saving:

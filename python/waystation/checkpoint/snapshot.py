@@ -18,12 +18,12 @@ import numpy as np
 
 from waystation import _native, grid
 from waystation._options import MemoryOptions
-from waystation.checkpoint.buffers import Region, aligned
 from waystation.checkpoint.write_limits import WriteShares
 from waystation.frameworks.base import ArraySource, Block
 from waystation.layouts.native import device_copies, memory, write_plan
 from waystation.layouts.native.block_views import view_of
 from waystation.layouts.native.chunks import Chunk, is_contiguous
+from waystation.transfers.buffers import Region, aligned
 
 # Cutting an array for less would cost more than it saves.
 LEAST_PART_BYTES = 256 << 10

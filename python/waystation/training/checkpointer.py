@@ -22,7 +22,6 @@ from typing_extensions import deprecated
 from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation.checkpoint.context import Context, copy_of_current
-from waystation.checkpoint.handle import AsyncResponse
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.save import check_checkpointables
 from waystation.training import deleting, opening
@@ -39,6 +38,7 @@ from waystation.training.save_decision_policies import SaveDecisionPolicy, defau
 from waystation.training.saving import Request, Saver
 from waystation.training.step_metadata import as_step
 from waystation.training.step_names import NameFormat, PathLike, standard_name_format
+from waystation.transfers.handle import AsyncResponse
 
 
 class Checkpointer(ReadingCheckpointer):

@@ -11,10 +11,10 @@ import os
 from waystation._errors import WrongType
 from waystation._options import Options
 from waystation.checkpoint.delete import delete_async
-from waystation.checkpoint.handle import Progress
 from waystation.training.errors import StepNotFoundError
 from waystation.training.flights import StepResponse
 from waystation.training.place import Place
+from waystation.transfers.handle import Progress
 
 
 class Deleter:

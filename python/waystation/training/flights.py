@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from waystation.checkpoint.handle import AsyncResponse, Progress
+from waystation.transfers.handle import AsyncResponse, Progress
 
 
 class StepResponse(AsyncResponse[bool]):

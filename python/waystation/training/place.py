@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from waystation._options import Options
-from waystation.checkpoint.context import Context, current_options, in_block
+from waystation._options.in_effect import current_options, in_block
+from waystation.checkpoint.context import Context
 from waystation.checkpoint.sessions import open_session
 from waystation.coordination import Session
 from waystation.training.catalogue import Catalogue

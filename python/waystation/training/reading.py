@@ -20,7 +20,6 @@ from typing_extensions import deprecated
 
 from waystation import coordination
 from waystation._options import Options
-from waystation.checkpoint.handle import AsyncResponse
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.load import (
     load,
@@ -36,6 +35,7 @@ from waystation.training.place import Place
 from waystation.training.restoring import Restorer
 from waystation.training.step_metadata import CheckpointMetadata, RootMetadata, as_step
 from waystation.training.step_names import PathLike
+from waystation.transfers.handle import AsyncResponse
 
 T = TypeVar("T")
 Step = int | CheckpointMetadata[Any]

@@ -20,7 +20,6 @@ from typing import Any
 
 from waystation._errors import InvalidInput
 from waystation._options import Options
-from waystation.checkpoint.handle import Progress
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.save import in_background, open_saving, write
 from waystation.coordination import Session
@@ -30,6 +29,7 @@ from waystation.training.costs import SaveCost, SaveCosts
 from waystation.training.flights import StepResponse
 from waystation.training.place import Place
 from waystation.training.step_metadata import CheckpointMetadata
+from waystation.transfers.handle import Progress
 
 
 @dataclass(frozen=True, slots=True)

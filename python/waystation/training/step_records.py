@@ -12,8 +12,8 @@ from typing import Any
 
 from waystation import _native
 from waystation._errors import Corrupt, NotFound, WaystationError, from_os_error
+from waystation._options.in_effect import current_options
 from waystation.checkpoint import opening
-from waystation.checkpoint.context import current_options
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.paths import is_checkpoint
 from waystation.layouts.native import commit

@@ -16,7 +16,7 @@ from typing import Any
 
 from waystation import coordination
 from waystation._errors import InvalidInput, NotFound
-from waystation.checkpoint.context import current_options
+from waystation._options.in_effect import current_options
 from waystation.checkpoint.handlers.types import PathAwaitingCreation, StatefulCheckpointable
 
 _JSON_NAME = "data.json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -92,9 +92,11 @@ def read_parts(
 
 
 def read_ahead(
-    groups: Iterable[Group], read: Callable[[Group], Loaded]
+    groups: Iterable[Group],
+    read: Callable[[Group], Loaded],
+    may_overlap: Callable[[Group], bool] = lambda _: True,
 ) -> Generator[tuple[Group, Loaded], None, None]:
-    """Each group with what `read` makes of it, while the next one is read in the background.
+    """Each group with what `read` makes of it, while the next one is read in the background, if it may be.
 
     At most two groups are in memory if the caller lets go of one before it asks for the next.
     """
@@ -104,10 +106,12 @@ def read_ahead(
         yield group, read(group)  # nothing to overlap with: no thread
         return
     with ThreadPoolExecutor(1, thread_name_prefix="waystation: read ahead") as reader:
-        pending = None if group is None else reader.submit(read, group)
-        while group is not None and pending is not None:
-            loaded = pending.result()
-            pending = None if following is None else reader.submit(read, following)
+        pending: Future[Loaded] | None = None
+        while group is not None:
+            loaded = (pending or reader.submit(read, group)).result()
+            pending = None
+            if following is not None and may_overlap(following):
+                pending = reader.submit(read, following)
             yield group, loaded
             del loaded
             group, following = following, next(remaining, None)

@@ -4,7 +4,7 @@ What makes up the bound: arrays whose final place is not the host memory that th
 *staged*: read in groups, each made into arrays of its framework and let go of before the next but one is
 read. A staged array larger than a group goes in pieces where its codec can put an array together on its
 device; where it cannot, the array is read alone, whatever its size. Pieces that are cast
-(`checkpoint/buffers.py`) and the engine's own memory have shares of their own. A bound never makes a load
+(`transfers/buffers.py`) and the engine's own memory have shares of their own. A bound never makes a load
 fail.
 """
 
@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 from waystation import _native
 from waystation._options import Options
-from waystation.checkpoint.buffers import Buffer, Incoming, Reading, Region, aligned, fill_buffers
-from waystation.checkpoint.pieces import cut, read_ahead
 from waystation.frameworks.base import Codec, Target
 from waystation.grid import volume
+from waystation.transfers.buffers import Buffer, Incoming, Reading, Region, aligned, fill_buffers
+from waystation.transfers.pieces import cut, read_ahead
 
 LEAST_BYTES = 2 << 20  # a few blocks of the files, which are read whole
 CAST_GROUP_BYTES = 32 << 20  # also where memory has no bound
@@ -84,9 +84,12 @@ class Shares:
     engine_bytes: int
 
     @classmethod
-    def of(cls, limit_bytes: int, *, are_staged: bool) -> Shares:
-        """Divides a bound; where no array is staged, casts have that share too."""
+    def of(cls, limit_bytes: int, *, are_staged: bool, are_cast: bool = True) -> Shares:
+        """Divides a bound. Where no array is staged, casts have that share too; without them the engine has
+        all."""
         eighth = max(limit_bytes, LEAST_BYTES) // 8 // 4096 * 4096
+        if not are_staged and not are_cast:
+            return cls(0, 0, 8 * eighth)
         cast_bytes = eighth if are_staged else 3 * eighth
         return cls(min(2 * eighth, _GROUP_MOST_BYTES), min(cast_bytes, CAST_GROUP_BYTES), 2 * eighth)
 
@@ -245,5 +248,4 @@ def _parts(staged: Staged, group_bytes: int) -> Iterator[Part]:
 
 
 def _staged_bytes(incoming: Incoming) -> int:
-    item_bytes = incoming.item_bytes
-    return sum(aligned(volume(box) * item_bytes) for box in incoming.target.boxes)
+    return sum(aligned(nbytes) for nbytes in incoming.box_bytes())

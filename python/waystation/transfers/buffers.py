@@ -13,21 +13,17 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from waystation import _native
 from waystation._errors import Cancelled, WaystationError
 from waystation._options import Options
-from waystation.checkpoint import fit
-from waystation.checkpoint.handle import Progress
-from waystation.checkpoint.pieces import cut, read_ahead
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray, Target
-from waystation.grid import Box, relative_to, slices_of_box
+from waystation.grid import Box, relative_to, slices_of_box, volume
 from waystation.layouts.native import memory
-from waystation.layouts.native.mapped import Mappings
 from waystation.layouts.native.read import (
     Allocate,
     Places,
@@ -35,6 +31,9 @@ from waystation.layouts.native.read import (
     Request,
 )
 from waystation.layouts.opened import Opened
+from waystation.transfers import fit
+from waystation.transfers.handle import Progress
+from waystation.transfers.pieces import cut, read_ahead
 
 Buffer = np.ndarray[Any, Any]
 
@@ -79,10 +78,23 @@ class Incoming:
         form = self.form
         return form.host.itemsize * math.prod(form.host_trailing)
 
+    def box_bytes(self) -> list[int]:
+        """Bytes of each of its buffers."""
+        item_bytes = self.item_bytes
+        return [volume(box) * item_bytes for box in self.target.boxes]
+
     def only(self, numbers: Sequence[int]) -> Incoming:
         """The same array with some of its boxes, whose buffers are still to be filled."""
         boxes = [self.target.boxes[number] for number in numbers]
         return replace(self, target=replace(self.target, boxes=boxes), buffers=[])
+
+
+class Mapped(Protocol):
+    """Arrays that alias files instead of being read."""
+
+    def array(self, request: Request) -> Buffer | None:
+        """The requested array over its file, None where it has to be read."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +115,7 @@ class Reading:
     options: Options
     progress: Progress
     statistics: ReadStatistics
-    mappings: Mappings | None
+    mappings: Mapped | None
     cast_bytes: int
     is_bounded: bool
 

@@ -1,0 +1,104 @@
+"""The arrays of one load, from where they are stored to leaves.
+
+Arrays that stay in the host memory that they are read to are *resident*: all of them are read in one engine
+job, and made in one batch for each framework. With a bound on memory the others are *staged*
+(`transfers/staging.py`): read and made group by group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from waystation._options import Options
+from waystation.frameworks.base import Codec
+from waystation.layouts.native.read import ReadStatistics
+from waystation.layouts.opened import Opened
+from waystation.transfers import staging
+from waystation.transfers.buffers import Incoming, Mapped, Reading, fill_buffers
+from waystation.transfers.handle import Progress
+
+# Stored as arrays, but none: long texts, and in Orbax's layouts the numbers of Python.
+NO_ARRAYS = ("bytes", "str", "python")
+
+Batch = tuple[Codec, list[Incoming]]
+
+
+class Filling:
+    """What is to be filled, and how.
+
+    Args:
+        opened: What is read.
+        options: How; they bound the memory.
+        progress: Whom to tell about jobs, and who may cancel.
+        mappings: What is mapped instead of being read, if anything is.
+        batches: The arrays, by the codec that makes them.
+        in_groups: Whether resident arrays, too, are read in groups, by the caller.
+
+    Attributes:
+        resident: The arrays that are made of the memory that they are read to, with their codecs. Their
+            buffers may be filled by somebody else before `finish`.
+        staged: The others, with theirs.
+        reading: How arrays are read.
+        group_bytes: What a group of arrays may take.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        options: Options,
+        progress: Progress,
+        mappings: Mapped | None,
+        batches: Sequence[Batch],
+        *,
+        in_groups: bool = False,
+    ) -> None:
+        self.resident = list(batches)
+        self.staged: list[tuple[Codec, Incoming]] = []
+        self.reading = Reading(
+            opened, options, progress, ReadStatistics(), mappings, staging.CAST_GROUP_BYTES, is_bounded=False
+        )
+        self.group_bytes = 0
+        if options.memory.read_concurrent_bytes is not None:
+            self._bound(options.memory.read_concurrent_bytes, in_groups=in_groups)
+
+    def _bound(self, limit_bytes: int, *, in_groups: bool) -> None:
+        """Stays within the bound that the options set."""
+        self.resident, self.staged = _divide(self.resident)
+        are_cast = any(not incoming.is_plain for _, batch in self.resident for incoming in batch)
+        shares = staging.Shares.of(limit_bytes, are_staged=in_groups or bool(self.staged), are_cast=are_cast)
+        self.group_bytes = shares.group_bytes
+        self.reading = dataclasses.replace(
+            self.reading,
+            options=staging.bound_engine(self.reading.options, shares.engine_bytes),
+            cast_bytes=shares.cast_bytes,
+            is_bounded=True,
+        )
+
+    def finish(self, maker: staging.Maker) -> None:
+        """Reads what has no buffers yet, and has all leaves made."""
+        fill_buffers(
+            self.reading,
+            [incoming for _, batch in self.resident for incoming in batch if not incoming.buffers],
+        )
+        for codec, batch in self.resident:
+            maker.make(codec, batch, wait=False)
+        if self.staged:
+            # Read, not mapped: the pages of a mapping would stay until all of it is let go of.
+            reading = dataclasses.replace(self.reading, mappings=None)
+            staging.load_staged(reading, self.staged, self.group_bytes, maker)
+
+
+def _divide(batches: Sequence[Batch]) -> tuple[list[Batch], list[tuple[Codec, Incoming]]]:
+    """Arrays that stay in the memory that they are read to, and those that do not."""
+    resident: list[Batch] = []
+    staged: list[tuple[Codec, Incoming]] = []
+    for codec, batch in batches:
+        staying: list[Incoming] = []
+        for incoming in batch:
+            if incoming.stored.framework not in NO_ARRAYS and staging.stays_on_host(codec, incoming.target):
+                staying.append(incoming)
+            else:
+                staged.append((codec, incoming))
+        resident.append((codec, staying))
+    return resident, staged
