@@ -6,7 +6,18 @@ Names are imported when they are first used: NumPy and the engine are no part of
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from waystation import arrays, errors, handlers, multihost, options, partial, path, training, tree
+    from waystation import (
+        arrays,
+        errors,
+        handlers,
+        multihost,
+        options,
+        partial,
+        path,
+        safetensors,
+        training,
+        tree,
+    )
     from waystation._options import StorageOptions
     from waystation.checkpoint.adding import add_checkpointables
     from waystation.checkpoint.context import Context
@@ -51,7 +62,7 @@ else:
     # Hidden from type checkers, which would otherwise let any attribute pass.
     _MODULES = (
         *("arrays", "checkpoint", "errors", "handlers", "multihost"),
-        *("options", "partial", "path", "training", "tree"),
+        *("options", "partial", "path", "safetensors", "training", "tree"),
     )
     _HOMES = {**dict.fromkeys(_MODULES), "register_node": "waystation.tree"}
 
@@ -107,6 +118,7 @@ __all__ = [
     "path",
     "pytree_metadata",
     "register_node",
+    "safetensors",
     "save",
     "save_async",
     "save_checkpointables",

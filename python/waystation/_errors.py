@@ -166,6 +166,13 @@ class CheckpointableNotFound(NotFound, KeyError, ValueError):
         return WaystationError.__str__(self)
 
 
+class TensorNotFound(NotFound, KeyError):
+    """There is no tensor of that name."""
+
+    def __str__(self) -> str:
+        return WaystationError.__str__(self)
+
+
 class NoHandler(InvalidInput, KeyError):
     """No handler is registered that can save or load a checkpointable."""
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import waystation
-from waystation.checkpoint.export_files import Destination
 from waystation.layouts.native.attempts import Attempt
+from waystation.safetensors.destination import Destination
 
 from .conftest import SCRIPT
 

@@ -2,7 +2,7 @@
 
 What can be refused is refused before a byte is written: an array that the format has no dtype for, a cast
 that is impossible, files that are there already. Arrays are then read and written piece by piece, in
-bounded memory; `export_files` says how the files come to stand under their names.
+bounded memory; `safetensors/destination.py` says how the files come to stand under their names.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import numpy as np
 
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
-from waystation.checkpoint.export_files import Destination, ExportedArray, Format, PlannedFile, open_writer
+from waystation.checkpoint.export_files import ExportedArray, open_writer
 from waystation.checkpoint.opening import open_checkpoint, require_state
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.stored import AUTO
 from waystation.frameworks import dtypes
 from waystation.layouts.native.tree_file import ArrayLeaf
 from waystation.layouts.opened import Opened
+from waystation.safetensors.destination import Destination, Format, PlannedFile
 from waystation.transfers.pieces import buffer_item_bytes, group_parts, read_ahead, read_parts
 
 SHARD_BYTES = 5_000_000_000
@@ -208,7 +209,7 @@ def _native_name(logical: dtypes.LogicalDtype) -> str:
 
 
 def _write_file(
-    opened: Opened, file: PlannedFile, path: str, file_format: Format, progress: _Progress
+    opened: Opened, file: PlannedFile[ExportedArray], path: str, file_format: Format, progress: _Progress
 ) -> None:
     arrays = [entry.array for entry in file.arrays]
     shapes = [tuple(opened.tree.arrays[array].shape) for array in arrays]

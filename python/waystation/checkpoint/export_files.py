@@ -1,35 +1,25 @@
-"""The files of an export: their names, how they are written, and how they come to stand under their names.
+"""The files of an export as they are written: safetensors by pieces of arrays, or npz.
 
-Everything is written into a hidden directory beside its place and made durable; then it moves. A directory
-that did not exist appears whole, in one act. Failure sequence: killed while writing, the hidden directory is
-left and the destination is as it was; killed while files move into a directory that was there before, that
-holds no index, neither the old nor the new, so that no reader takes a mixture for a model. The name of the
-hidden directory says which process it is of, so that `collect` can remove what a dead one left.
+`safetensors/destination.py` says how they come to stand under their names.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
-import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any, Literal, Protocol, Self
+from typing import IO, Any, Protocol, Self
 
 import numpy as np
 
 from waystation import _native
-from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_error
-from waystation.checkpoint.paths import is_checkpoint
-from waystation.layouts.native import names
-from waystation.layouts.native.attempts import new_attempt_id, remove_tree
-
-Format = Literal["safetensors", "npz"]
+from waystation._errors import from_os_error
+from waystation.safetensors.destination import Format
 
 _HEADER_ALIGN_BYTES = 4096
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same arrays make the same file, whenever they are exported
@@ -58,175 +48,10 @@ class ExportedArray:
         """Bytes of its elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-
-@dataclass(frozen=True, slots=True)
-class PlannedFile:
-    """A file to be written, and what is in it, in order."""
-
-    name: str
-    arrays: list[ExportedArray]
-
-
-# ---- where -------------------------------------------------------------------------------------
-
-
-class Destination:
-    """Where an export goes, by the path that a user gave.
-
-    Attributes:
-        format: What is written.
-        directory: Where the files will be.
-        stem: What their names begin with.
-
-    Raises (on creation):
-        InvalidInput: The path cannot be written to, or does not fit the format.
-        Conflict: An export is there already.
-    """
-
-    def __init__(self, output: str, file_format: Format | None, *, overwrite: bool) -> None:
-        absolute = os.path.abspath(os.path.expanduser(output))
-        suffix = os.path.splitext(absolute)[1]
-        self.format: Format = file_format or ("npz" if suffix == ".npz" else "safetensors")
-        if self.format == "npz" and suffix != ".npz":
-            raise InvalidInput(f"'{output}' does not end in .npz; NumPy would not find it", path=absolute)
-        if self.format == "safetensors" and suffix == ".npz":
-            raise InvalidInput(f"'{output}' ends in .npz, but safetensors is asked for", path=absolute)
-        if suffix == f".{self.format}" and not os.path.isdir(absolute):
-            self.directory, name = os.path.split(absolute)
-            self.stem = os.path.splitext(name)[0]
-        else:
-            self.directory, self.stem = absolute, "model"
-        self._overwrite = overwrite
-        self._check()
-
-    def _check(self) -> None:
-        if os.path.lexists(self.directory) and not os.path.isdir(self.directory):
-            raise InvalidInput(f"'{self.directory}' is not a directory", path=self.directory)
-        if is_checkpoint(self.directory) or is_checkpoint(os.path.dirname(self.directory)):
-            raise InvalidInput(
-                f"'{self.directory}' is (in) a checkpoint; export to elsewhere", path=self.directory
-            )
-        present = self._present()
-        if present and not self._overwrite:
-            raise Conflict(
-                f"'{os.path.join(self.directory, present[0])}' exists already; overwrite it (--overwrite), "
-                "or choose another place",
-                path=self.directory,
-            )
-
-    def _present(self) -> list[str]:
-        """Names of an earlier export of this name, the index first."""
-        pattern = re.compile(rf"{re.escape(self.stem)}(-\d{{5}}-of-\d{{5}})?\.{self.format}")
-        try:
-            entries = sorted(os.listdir(self.directory))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise from_os_error(error, "list", self.directory) from error
-        index = [name for name in entries if name == self._index_name]
-        return index + [name for name in entries if pattern.fullmatch(name)]
-
     @property
-    def _index_name(self) -> str:
-        return f"{self.stem}.safetensors.index.json"
-
-    def plan(self, arrays: Sequence[ExportedArray], max_shard_bytes: int) -> list[PlannedFile]:
-        """Deals the arrays out to files, in order, each file full before the next is begun."""
-        if self.format == "npz":
-            return [PlannedFile(f"{self.stem}.npz", list(arrays))]
-        groups: list[list[ExportedArray]] = [[]]
-        held = 0
-        for entry in arrays:
-            if groups[-1] and held + entry.nbytes > max_shard_bytes:
-                groups.append([])
-                held = 0
-            groups[-1].append(entry)
-            held += entry.nbytes
-        return [
-            PlannedFile(self._file_name(number, len(groups)), sorted(group, key=_alignment_rank))
-            for number, group in enumerate(groups, 1)
-        ]
-
-    def _file_name(self, number: int, count: int) -> str:
-        part = f"-{number:05}-of-{count:05}" if count > 1 else ""
-        return f"{self.stem}{part}.safetensors"
-
-    @contextmanager
-    def staged(self) -> Iterator[str]:
-        """Makes the hidden directory; what is in it at the end is removed."""
-        exists = os.path.isdir(self.directory)
-        parent = self.directory if exists else os.path.dirname(self.directory)
-        stage = os.path.join(parent, names.export_stage(self.stem, new_attempt_id()))
-        try:
-            os.makedirs(stage)
-        except OSError as error:
-            raise from_os_error(error, "create", stage) from error
-        try:
-            yield stage
-        finally:
-            remove_tree(stage)
-
-    def publish(self, stage: str, files: Sequence[PlannedFile]) -> list[str]:
-        """Gives durable files their names; returns their paths, that of the index last."""
-        file_names = [file.name for file in files]
-        if len(files) > 1:
-            _write_index(os.path.join(stage, self._index_name), files)
-            file_names.append(self._index_name)
-        _native.sync_paths([stage])
-        if os.path.isdir(self.directory):
-            self._move_into(stage, file_names)
-        else:
-            _rename_new(stage, self.directory)
-            _native.sync_paths([os.path.dirname(self.directory)])
-        return [os.path.join(self.directory, name) for name in file_names]
-
-    def _move_into(self, stage: str, file_names: Sequence[str]) -> None:
-        old = self._present() if self._overwrite else []
-        try:
-            for name in old:  # the index goes first
-                if len(file_names) > 1 or name not in file_names:
-                    os.unlink(os.path.join(self.directory, name))
-            for name in file_names:
-                source, target = os.path.join(stage, name), os.path.join(self.directory, name)
-                if self._overwrite:
-                    os.replace(source, target)
-                else:
-                    _rename_new(source, target)
-        except OSError as error:
-            raise from_os_error(error, "replace files in", self.directory) from error
-        _native.sync_paths([self.directory])
-
-
-def _rename_new(source: str, target: str) -> None:
-    try:
-        _native.rename_new(source, target)
-    except Conflict as error:
-        raise Conflict(f"'{target}' appeared during the export; it was left alone", path=target) from error
-    except Unsupported:
-        if os.path.lexists(target):
-            raise Conflict(f"'{target}' appeared during the export; it was left alone", path=target) from None
-        try:
-            os.rename(source, target)
-        except OSError as error:
-            raise from_os_error(error, "rename to", target) from error
-
-
-def _alignment_rank(entry: ExportedArray) -> int:
-    """Arrays whose sizes keep the next one aligned come first, so that readers can map most of them."""
-    if entry.nbytes == 0:
-        return 4
-    return next((rank for rank, step in enumerate((4096, 256, 64)) if entry.nbytes % step == 0), 3)
-
-
-def _write_index(path: str, files: Sequence[PlannedFile]) -> None:
-    """The index by which tools of Hugging Face find the file of each tensor."""
-    entries = sorted((entry.label, file.name) for file in files for entry in file.arrays)
-    total = sum(entry.nbytes for file in files for entry in file.arrays)
-    content = {"metadata": {"total_size": total}, "weight_map": dict(entries)}
-    _native.write_small_files([(path, json.dumps(content, indent=2).encode() + b"\n")])
-
-
-# ---- how ---------------------------------------------------------------------------------------
+    def item_bytes(self) -> int:
+        """Bytes of one of them."""
+        return int(self.dtype.itemsize)
 
 
 class FileWriter(Protocol):

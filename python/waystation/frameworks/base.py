@@ -157,6 +157,17 @@ class Codec(Protocol):
         present devices, else InvalidInput that says how to give a sharding."""
         ...
 
+    def place_of(self, place: Any) -> Any:
+        """What `placed` takes for what a user gives as the place of arrays: a device, its name, a sharding,
+        or None for the default. Raises InvalidInput if it is no place of this framework, or not here."""
+        ...
+
+    def placed(
+        self, stored: Sequence[StoredArray], dtypes: Sequence[str], places: Sequence[Any]
+    ) -> list[Target]:
+        """Where the arrays go by dtypes and places alone."""
+        ...
+
     def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
         """Makes the leaves of filled host arrays, in batches, without copying where the framework
         can alias (the arrays stay alive as long as the leaves)."""

@@ -213,6 +213,13 @@ def numpy_dtype(name: str) -> np.dtype[Any] | None:
     return None if found.category == "key" else found.host
 
 
+def name_of_storage(storage_dtype: str) -> str | None:
+    """The logical dtype whose elements are stored as the elements of a safetensors dtype; None if there is
+    none (of elements that fill no bytes)."""
+    name = _NAME_OF_STORAGE.get(storage_dtype)
+    return name if name in TABLE else None
+
+
 def storage_numpy_dtype(storage_dtype: str) -> np.dtype[Any]:
     """The NumPy dtype of one storage element."""
     name = _NAME_OF_STORAGE.get(storage_dtype)

@@ -58,6 +58,16 @@ class JaxCodec:
         """The shards that this process needs by the shardings at save."""
         return jax_targets.default_targets(stored)
 
+    def place_of(self, place: Any) -> Any:
+        """A sharding; None for the default device."""
+        return jax_targets.place_of(place)
+
+    def placed(
+        self, stored: Sequence[StoredArray], dtypes: Sequence[str], places: Sequence[Any]
+    ) -> list[Target]:
+        """The shards that this process needs by given shardings."""
+        return jax_targets.placed(stored, dtypes, places)
+
     def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
         """Makes the arrays; on CPU they alias the buffers."""
         return jax_targets.assemble(targets, boxes)

@@ -144,6 +144,42 @@ def default_targets(stored: Sequence[StoredArray]) -> list[Target]:
     return [_indexed(index, _saved, chooser, array) for index, array in enumerate(stored)]
 
 
+def place_of(place: Any) -> Sharding | None:
+    """A sharding for what a user gives, see `Codec.place_of`."""
+    if place is None or isinstance(place, Sharding):
+        return place
+    if isinstance(place, str):
+        try:
+            place = jax.local_devices(backend=place)[0]
+        except RuntimeError as error:
+            raise InvalidInput(f"JAX has no devices {place!r} here: {error}") from error
+    if not isinstance(place, jax.Device):
+        raise InvalidInput(
+            f"{place!r:.200} is no place for JAX arrays; give a jax.sharding.Sharding, a jax.Device or the "
+            "name of a platform"
+        )
+    return SingleDeviceSharding(place)
+
+
+def placed(
+    stored: Sequence[StoredArray], dtype_names: Sequence[str], places: Sequence[Sharding | None]
+) -> list[Target]:
+    """Where the arrays go by dtypes and shardings alone, see `Codec.placed`."""
+    chooser = _Chooser()
+    return [
+        _indexed(index, _placed, chooser, array, dtype, place, index)
+        for index, (array, dtype, place) in enumerate(zip(stored, dtype_names, places, strict=True))
+    ]
+
+
+def _placed(
+    chooser: _Chooser, stored: StoredArray, dtype: str, sharding: Sharding | None, index: int
+) -> Target:
+    if dtype != stored.dtype:
+        dtypes.check_request(stored.shape, dtype, stored, index)
+    return chooser.target(stored.shape, dtype, sharding, committed=True)
+
+
 def _indexed(index: int, choose: Any, *arguments: Any) -> Target:
     try:
         target: Target = choose(*arguments)

@@ -98,6 +98,23 @@ class NumpyCodec:
         """Each array whole, in host memory, as it was saved."""
         return [_whole(array, array.dtype, array.framework == "scalar") for array in stored]
 
+    def place_of(self, place: Any) -> None:
+        """Nothing: NumPy arrays are in host memory."""
+        if place not in (None, "cpu"):
+            raise InvalidInput(
+                f"NumPy arrays are in host memory, not on {place!r:.200}; leave device and sharding out, or "
+                "load for another framework"
+            )
+
+    def placed(
+        self, stored: Sequence[StoredArray], dtypes: Sequence[str], places: Sequence[Any]
+    ) -> list[Target]:
+        """Each array whole, in host memory."""
+        return [
+            _placed(array, dtype, index)
+            for index, (array, dtype) in enumerate(zip(stored, dtypes, strict=True))
+        ]
+
     def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
         """The filled buffers themselves; scalars taken out of theirs."""
         return [
@@ -167,6 +184,12 @@ def _target(abstract: Any, stored: StoredArray, index: int) -> Target:
         dtype = stored.dtype  # packed values are held as the bytes that they are
     dtypes.check_request(abstract.shape, dtype, stored, index)
     return _whole(stored, dtype, scalar)
+
+
+def _placed(stored: StoredArray, dtype: str, index: int) -> Target:
+    if dtype != stored.dtype:
+        dtypes.check_request(stored.shape, dtype, stored, index)
+    return _whole(stored, dtype, scalar=False)
 
 
 def _whole(stored: StoredArray, dtype: str, scalar: bool) -> Target:

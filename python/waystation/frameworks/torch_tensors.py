@@ -100,6 +100,26 @@ class TorchCodec:
                 raise error.where(index=index)
         return found
 
+    def place_of(self, place: Any) -> Placement:
+        """A device; None for the CPU."""
+        try:
+            device = torch.device("cpu" if place is None else place)
+        except (RuntimeError, TypeError) as error:
+            raise InvalidInput(f"{place!r:.200} is no torch device: {error}") from error
+        if device.type == "meta":
+            raise InvalidInput("tensors on the meta device have no data; give a device that has memory")
+        device = _present(device)
+        return _ON_CPU[False] if device.type == "cpu" else Placement(device, requires_grad=False)
+
+    def placed(
+        self, stored: Sequence[StoredArray], dtypes: Sequence[str], places: Sequence[Any]
+    ) -> list[Target]:
+        """Each tensor whole, on a given device."""
+        return [
+            _placed(array, dtype, place, index)
+            for index, (array, dtype, place) in enumerate(zip(stored, dtypes, places, strict=True))
+        ]
+
     def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
         """Tensors over the buffers, or copies of them on other devices."""
         made = []
@@ -220,6 +240,15 @@ def _target(stored: StoredArray, dtype: str, place: Placement) -> Target:
     return Target(shape, dtype, [whole(shape)] if place.form is None else place.form.boxes, place)
 
 
+def _placed(stored: StoredArray, dtype: str, place: Placement, index: int) -> Target:
+    try:
+        if dtype != stored.dtype:
+            dtypes.check_request(stored.shape, dtype, stored, index)
+        return _target(stored, dtype, place)
+    except WaystationError as error:
+        raise error.where(index=index)
+
+
 def _asked(abstract: torch.Tensor) -> Placement:
     requires_grad = bool(abstract.requires_grad)
     if not _is_distributed(type(abstract)):
@@ -267,8 +296,8 @@ def _present(device: torch.device) -> torch.device:
         return torch.device("cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InvalidInput(
-            f"the abstract tensor is on {device}, this process has {torch.cuda.device_count()} CUDA devices; "
-            "give one on a device that is here, or on the meta device for the CPU"
+            f"a tensor is wanted on {device}, this process has {torch.cuda.device_count()} CUDA devices; "
+            "give a device that is here (an abstract tensor on the meta device is loaded to the CPU)"
         )
     return device
 

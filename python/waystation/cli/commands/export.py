@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import cast
 
 from waystation.checkpoint.export import export
-from waystation.checkpoint.export_files import Format
 from waystation.cli import formatting
 from waystation.cli.output import Output
 from waystation.errors import InvalidInput
+from waystation.safetensors.destination import Format
 
 _SHOWN = 5
 

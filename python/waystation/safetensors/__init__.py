@@ -1,0 +1,20 @@
+"""Published models in safetensors files: opened and checked, loaded, streamed and saved."""
+
+from waystation.safetensors.checksums import DamagedFile, verify_files, write_checksums
+from waystation.safetensors.handle import Tensors, TensorSlice, open  # noqa: A004
+from waystation.safetensors.load import load, load_async
+from waystation.safetensors.save import save
+from waystation.safetensors.stream import stream
+
+__all__ = [
+    "DamagedFile",
+    "TensorSlice",
+    "Tensors",
+    "load",
+    "load_async",
+    "open",
+    "save",
+    "stream",
+    "verify_files",
+    "write_checksums",
+]

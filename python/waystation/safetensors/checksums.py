@@ -1,0 +1,251 @@
+"""Checksums of published files, in one small file beside them: what `safetensors` itself has none of.
+
+`checksums.waystation.json` holds, for each file of its directory that was summed, the length and the
+CRC-64/NVME of every block of 256 KiB, headers included; it is sealed by a checksum of its own. Loads verify
+the blocks that they read against it. It protects against damage, not against those who could change it too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from waystation import _native
+from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound, Unsupported, from_os_error
+from waystation.layouts.native.records import dump_json, load_json
+from waystation.safetensors.headers import Header
+from waystation.safetensors.sources import Files, find
+
+FILE_NAME = "checksums.waystation.json"
+
+_VERSION = 1
+_LIMIT_BYTES = 1 << 30
+_CHUNK_BYTES = 16 * _native.BLOCK_BYTES
+_THREADS = 8
+
+OnProgress = Callable[[int, int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class FileChecksums:
+    """What is known of one file.
+
+    Attributes:
+        nbytes: Its length.
+        blocks: The checksum of each of its blocks, as little-endian 64-bit integers.
+    """
+
+    nbytes: int
+    blocks: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedFile:
+    """A file that is not what was summed.
+
+    Attributes:
+        path: The file.
+        problem: What is wrong with it.
+        tensors: The names of tensors that have bytes in a damaged block.
+    """
+
+    path: str
+    problem: str
+    tensors: tuple[str, ...]
+
+
+# ---- the file ----------------------------------------------------------------------------------
+
+
+def read_checksums(directory: str) -> dict[str, FileChecksums]:
+    """What the file in a directory says, by names of files; nothing where there is none.
+
+    Raises:
+        Corrupt: It is damaged.
+        Unsupported: It is of a newer version.
+    """
+    path = os.path.join(directory, FILE_NAME)
+    try:
+        (content,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES)
+    except NotFound:
+        return {}
+    body = load_json(_native.open_sealed_json(content, path), path)
+    known = {"version": _VERSION, "block_bytes": _native.BLOCK_BYTES}
+    if not isinstance(body, dict) or not known.items() <= body.items():
+        raise Unsupported(
+            f"'{path}' is of a version that this one does not know; update waystation", path=path
+        )
+    try:
+        return {name: _decode(entry) for name, entry in body["files"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+        raise Corrupt(f"'{path}' is malformed: {error}", path=path) from error
+
+
+def _decode(entry: dict[str, Any]) -> FileChecksums:
+    nbytes, blocks = entry["nbytes"], base64.b64decode(entry["crc64"], validate=True)
+    if type(nbytes) is not int or nbytes < 0 or len(blocks) != 8 * -(-nbytes // _native.BLOCK_BYTES):
+        raise ValueError("the number of checksums does not fit the length of a file")
+    return FileChecksums(nbytes, blocks)
+
+
+def _write(directory: str, files: dict[str, FileChecksums]) -> str:
+    body = {
+        "version": _VERSION,
+        "block_bytes": _native.BLOCK_BYTES,
+        "files": {
+            name: {"nbytes": found.nbytes, "crc64": base64.b64encode(found.blocks).decode()}
+            for name, found in sorted(files.items())
+        },
+    }
+    path = os.path.join(directory, FILE_NAME)
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        _native.write_small_files([(temporary, _native.seal_json(dump_json(body)))])
+        os.replace(temporary, path)
+    except Conflict as error:
+        raise Conflict(f"'{temporary}' is in the way; remove it", path=temporary) from error
+    except OSError as error:
+        raise from_os_error(error, "write", path) from error
+    _native.sync_paths([directory])
+    return path
+
+
+# ---- summing and verifying ---------------------------------------------------------------------
+
+
+def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _total: None) -> list[str]:
+    """Sums the files of a model, and writes `checksums.waystation.json` beside them. Loads then verify them.
+
+    What that file says of other files stays.
+
+    Args:
+        files: What `load` takes.
+        on_progress: Called with the bytes that have been summed, and those to sum.
+
+    Returns:
+        The paths of what was written: one, unless the files are in several directories.
+
+    Raises:
+        NotFound, InvalidInput, Corrupt: As `open` does.
+        Conflict: A file changed meanwhile.
+    """
+    headers = find(files)
+    summed = _sum(headers, on_progress)
+    by_directory: dict[str, dict[str, FileChecksums]] = {}
+    for header, found in zip(headers, summed, strict=True):
+        directory, name = os.path.split(header.path)
+        by_directory.setdefault(directory, read_checksums(directory))[name] = found
+    return [_write(directory, found) for directory, found in by_directory.items()]
+
+
+def verify_files(files: Files, *, on_progress: OnProgress = lambda _done, _total: None) -> list[DamagedFile]:
+    """Compares every byte of the files of a model with `checksums.waystation.json` beside them.
+
+    Args:
+        files: What `load` takes.
+        on_progress: Called with the bytes that have been read, and those to read.
+
+    Returns:
+        The files that are damaged.
+
+    Raises:
+        InvalidInput: There are no checksums of a file.
+        NotFound, Corrupt, Conflict: As `write_checksums` does.
+    """
+    headers = find(files)
+    expected = require_checksums(headers, checksums_of(headers))
+    damaged = []
+    for header, wanted, found in zip(headers, expected, _sum(headers, on_progress), strict=True):
+        damage = _compare(header, wanted, found)
+        if damage is not None:
+            damaged.append(damage)
+    return damaged
+
+
+def checksums_of(headers: Sequence[Header]) -> list[FileChecksums | None]:
+    """The checksums of files, None for those that have none."""
+    known: dict[str, dict[str, FileChecksums]] = {}
+    found = []
+    for header in headers:
+        directory, name = os.path.split(header.path)
+        if directory not in known:
+            known[directory] = read_checksums(directory)
+        found.append(known[directory].get(name))
+    return found
+
+
+def require_checksums(
+    headers: Sequence[Header], found: Sequence[FileChecksums | None]
+) -> list[FileChecksums]:
+    """The checksums of files that all have some.
+
+    Raises:
+        InvalidInput: One has none.
+    """
+    for header, own in zip(headers, found, strict=True):
+        if own is None:
+            raise InvalidInput(
+                "there are no checksums of the file; run 'waystation sum' where it is known to be whole",
+                path=header.path,
+            )
+    return [own for own in found if own is not None]
+
+
+def _compare(header: Header, wanted: FileChecksums, found: FileChecksums) -> DamagedFile | None:
+    if wanted.nbytes != found.nbytes:
+        problem = f"{found.nbytes} bytes are there, {wanted.nbytes} were summed"
+        return DamagedFile(header.path, problem, ())
+    before, now = (np.frombuffer(one.blocks, "<u8") for one in (wanted, found))
+    blocks = np.flatnonzero(before != now)
+    if not len(blocks):
+        return None
+    step = _native.BLOCK_BYTES
+    problem = f"{len(blocks)} of {len(now)} blocks differ, the first at {int(blocks[0]) * step}"
+    return DamagedFile(header.path, problem, tuple(_tensors_in(header, set(blocks.tolist()))))
+
+
+def _tensors_in(header: Header, blocks: set[int]) -> Iterable[str]:
+    step = _native.BLOCK_BYTES
+    for name, _, _, begin, end in header.tensors:
+        if end > begin and not blocks.isdisjoint(range(begin // step, (end - 1) // step + 1)):
+            yield name
+
+
+def _sum(headers: Sequence[Header], on_progress: OnProgress) -> list[FileChecksums]:
+    """The checksums of files, several at a time; none of them changes meanwhile."""
+    total = sum(header.identity.nbytes for header in headers)
+    done = 0
+    found: list[list[bytes]] = [[] for _ in headers]
+    tasks = [
+        (place, begin)
+        for place, header in enumerate(headers)
+        for begin in range(0, header.identity.nbytes, _CHUNK_BYTES)
+    ]
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="waystation: sum") as workers:
+        parts = workers.map(lambda task: _sum_part(headers[task[0]], task[1]), tasks)
+        for (place, begin), part in zip(tasks, parts, strict=True):
+            found[place].append(part)
+            done += min(_CHUNK_BYTES, headers[place].identity.nbytes - begin)
+            on_progress(done, total)
+    for header in headers:
+        header.check_unchanged()
+    return [
+        FileChecksums(header.identity.nbytes, b"".join(parts))
+        for header, parts in zip(headers, found, strict=True)
+    ]
+
+
+def _sum_part(header: Header, begin: int) -> bytes:
+    """The checksums of the blocks of one part of a file."""
+    data = header.read(begin, min(_CHUNK_BYTES, header.identity.nbytes - begin))
+    step = _native.BLOCK_BYTES
+    view = memoryview(data)
+    sums = [_native.crc64(view[at : at + step]) for at in range(0, len(data), step)]
+    return np.array(sums, "<u8").tobytes()

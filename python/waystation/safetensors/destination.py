@@ -1,0 +1,215 @@
+"""Where published files come to stand, and under which names: `model.safetensors`, or several and an index.
+
+Everything is written into a hidden directory beside its place and made durable; then it moves. A directory
+that did not exist appears whole, in one act. Failure sequence: killed while writing, the hidden directory is
+left and the destination is as it was; killed while files move into a directory that was there before, that
+holds no index, neither the old nor the new, so that no reader takes a mixture for a model. The name of the
+hidden directory says which process it is of, so that `waystation gc` can remove what a dead one left.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from waystation import _native
+from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_error
+from waystation.layouts.native import names
+from waystation.layouts.native.attempts import new_attempt_id, remove_tree
+from waystation.layouts.orbax import checkpoint as orbax
+from waystation.safetensors.index import encode_index
+
+Format = Literal["safetensors", "npz"]
+
+
+class Entry(Protocol):
+    """An array that is to be written."""
+
+    @property
+    def label(self) -> str:
+        """Its name in the file."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        ...
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one of them."""
+        ...
+
+
+T = TypeVar("T", bound=Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile(Generic[T]):
+    """A file to be written, and what is in it, in order."""
+
+    name: str
+    arrays: list[T]
+
+
+class Destination:
+    """Where files go, by the path that a user gave.
+
+    Attributes:
+        format: What is written.
+        directory: Where the files will be.
+        stem: What their names begin with.
+
+    Raises (on creation):
+        InvalidInput: The path cannot be written to, or does not fit the format.
+        Conflict: Files of that name are there already.
+    """
+
+    def __init__(self, output: str, file_format: Format | None, *, overwrite: bool) -> None:
+        absolute = os.path.abspath(os.path.expanduser(output))
+        suffix = os.path.splitext(absolute)[1]
+        self.format: Format = file_format or ("npz" if suffix == ".npz" else "safetensors")
+        if self.format == "npz" and suffix != ".npz":
+            raise InvalidInput(f"'{output}' does not end in .npz; NumPy would not find it", path=absolute)
+        if self.format == "safetensors" and suffix == ".npz":
+            raise InvalidInput(f"'{output}' ends in .npz, but safetensors is asked for", path=absolute)
+        if suffix == f".{self.format}" and not os.path.isdir(absolute):
+            self.directory, name = os.path.split(absolute)
+            self.stem = os.path.splitext(name)[0]
+        else:
+            self.directory, self.stem = absolute, "model"
+        self._overwrite = overwrite
+        self._check()
+
+    def _check(self) -> None:
+        if os.path.lexists(self.directory) and not os.path.isdir(self.directory):
+            raise InvalidInput(f"'{self.directory}' is not a directory", path=self.directory)
+        if _is_checkpoint(self.directory) or _is_checkpoint(os.path.dirname(self.directory)):
+            raise InvalidInput(
+                f"'{self.directory}' is (in) a checkpoint; write to elsewhere", path=self.directory
+            )
+        present = self._present()
+        if present and not self._overwrite:
+            raise Conflict(
+                f"'{os.path.join(self.directory, present[0])}' exists already; overwrite it (--overwrite, "
+                "overwrite=True), or choose another place",
+                path=self.directory,
+            )
+
+    def _present(self) -> list[str]:
+        """Names of earlier files of this name, the index first."""
+        pattern = re.compile(rf"{re.escape(self.stem)}(-\d{{5}}-of-\d{{5}})?\.{self.format}")
+        try:
+            entries = sorted(os.listdir(self.directory))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise from_os_error(error, "list", self.directory) from error
+        index = [name for name in entries if name == self._index_name]
+        return index + [name for name in entries if pattern.fullmatch(name)]
+
+    @property
+    def _index_name(self) -> str:
+        return f"{self.stem}.safetensors.index.json"
+
+    def plan(self, arrays: Sequence[T], max_file_bytes: int) -> list[PlannedFile[T]]:
+        """Deals the arrays out to files, in order, each file full before the next is begun."""
+        if self.format == "npz":
+            return [PlannedFile(f"{self.stem}.npz", list(arrays))]
+        groups: list[list[T]] = [[]]
+        held = 0
+        for entry in arrays:
+            if groups[-1] and held + entry.nbytes > max_file_bytes:
+                groups.append([])
+                held = 0
+            groups[-1].append(entry)
+            held += entry.nbytes
+        return [
+            PlannedFile(self._file_name(number, len(groups)), sorted(group, key=_alignment_rank))
+            for number, group in enumerate(groups, 1)
+        ]
+
+    def _file_name(self, number: int, count: int) -> str:
+        part = f"-{number:05}-of-{count:05}" if count > 1 else ""
+        return f"{self.stem}{part}.safetensors"
+
+    @contextmanager
+    def staged(self) -> Iterator[str]:
+        """Makes the hidden directory; what is in it at the end is removed."""
+        exists = os.path.isdir(self.directory)
+        parent = self.directory if exists else os.path.dirname(self.directory)
+        stage = os.path.join(parent, names.export_stage(self.stem, new_attempt_id()))
+        try:
+            os.makedirs(stage)
+        except OSError as error:
+            raise from_os_error(error, "create", stage) from error
+        try:
+            yield stage
+        finally:
+            remove_tree(stage)
+
+    def publish(self, stage: str, files: Sequence[PlannedFile[Any]]) -> list[str]:
+        """Gives durable files their names; returns their paths, that of the index last."""
+        file_names = [file.name for file in files]
+        if len(files) > 1:
+            index = encode_index(
+                [(file.name, [entry.label for entry in file.arrays]) for file in files],
+                sum(entry.nbytes for file in files for entry in file.arrays),
+            )
+            _native.write_small_files([(os.path.join(stage, self._index_name), index)])
+            file_names.append(self._index_name)
+        _native.sync_paths([stage])
+        if os.path.isdir(self.directory):
+            self._move_into(stage, file_names)
+        else:
+            _rename_new(stage, self.directory)
+            _native.sync_paths([os.path.dirname(self.directory)])
+        return [os.path.join(self.directory, name) for name in file_names]
+
+    def _move_into(self, stage: str, file_names: Sequence[str]) -> None:
+        old = self._present() if self._overwrite else []
+        try:
+            for name in old:  # the index goes first
+                if len(file_names) > 1 or name not in file_names:
+                    os.unlink(os.path.join(self.directory, name))
+            for name in file_names:
+                source, target = os.path.join(stage, name), os.path.join(self.directory, name)
+                if self._overwrite:
+                    os.replace(source, target)
+                else:
+                    _rename_new(source, target)
+        except OSError as error:
+            raise from_os_error(error, "replace files in", self.directory) from error
+        _native.sync_paths([self.directory])
+
+
+def _rename_new(source: str, target: str) -> None:
+    try:
+        _native.rename_new(source, target)
+    except Conflict as error:
+        raise Conflict(f"'{target}' appeared meanwhile; it was left alone", path=target) from error
+    except Unsupported:
+        if os.path.lexists(target):
+            raise Conflict(f"'{target}' appeared meanwhile; it was left alone", path=target) from None
+        try:
+            os.rename(source, target)
+        except OSError as error:
+            raise from_os_error(error, "rename to", target) from error
+
+
+def _alignment_rank(entry: Entry) -> tuple[int, int]:
+    """Arrays whose sizes keep the next one aligned come first, so that readers can map most of them; of the
+    rest those of wide elements, so that each begins at a multiple of its own."""
+    if entry.nbytes == 0:
+        return 4, 0
+    rank = next((rank for rank, step in enumerate((4096, 256, 64)) if entry.nbytes % step == 0), 3)
+    return rank, -entry.item_bytes
+
+
+def _is_checkpoint(directory: str) -> bool:
+    """Whether a directory is a checkpoint, of ours or of Orbax."""
+    return os.path.isfile(os.path.join(directory, names.RECORD)) or orbax.is_checkpoint(directory)

@@ -1,0 +1,239 @@
+"""`open`: the tensors of some files, looked at and read one by one.
+
+Opening reads and checks every header, and no data. Each read is a job of its own: for many tensors `load` and
+`stream` are quicker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Iterator, KeysView, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from waystation._errors import InvalidInput, TensorNotFound
+from waystation._options.in_effect import current_options
+from waystation.grid import Box, whole
+from waystation.layouts.native import memory
+from waystation.layouts.native.read import ReadStatistics, Request
+from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensors
+from waystation.safetensors.open_files import OpenFiles, describe
+from waystation.safetensors.sources import Files, find
+from waystation.transfers import staging
+
+
+def open(  # noqa: A001
+    files: Files, *, framework: Framework = "numpy", device: Any = None
+) -> Tensors:
+    """Opens a published model: reads and checks the headers of its files, and no data.
+
+    Args:
+        files: A file, several files, an index (`model.safetensors.index.json`), or a directory that holds
+            one of these, which may be one of a cache of Hugging Face.
+        framework: What tensors are read as: `"numpy"`, `"torch"` or `"jax"`.
+        device: Where they go: a device of the framework or its name, for JAX also a sharding. By default
+            the CPU for torch, the default device for JAX.
+
+    Raises:
+        NotFound: There is nothing there.
+        InvalidInput: It cannot be told what is meant.
+        Corrupt: A file is damaged, missing, or not what its index says; the error names file and tensor.
+    """
+    return Tensors(OpenFiles(find(files)), framework, device)
+
+
+class Tensors:
+    """The tensors of a published model, by name. `open` makes it; usable as a context manager."""
+
+    def __init__(self, opened: OpenFiles, framework: str, device: Any) -> None:
+        self._codec = codec_of(framework)
+        self._place = self._codec.place_of(device)
+        self._open: OpenFiles | None = opened
+
+    @property
+    def opened(self) -> OpenFiles:
+        """What is read. Internal.
+
+        Raises:
+            InvalidInput: It was closed.
+        """
+        if self._open is None:
+            raise InvalidInput("the files were closed; open them again")
+        return self._open
+
+    # ---- what is there -------------------------------------------------------------------------
+
+    @property
+    def files(self) -> list[str]:
+        """The paths of the files."""
+        return [header.path for header in self.opened.headers]
+
+    def keys(self) -> KeysView[str]:
+        """The names of the tensors, in the order of the files and of the data in them."""
+        return self.opened.numbers.keys()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.opened.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.opened.numbers
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each array, by name. Of packed 4-bit floats (F4) the last extent counts bytes."""
+        return {tensor[0]: describe(tensor)[0] for tensor in self.opened.tensors}
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtype of each array, by name: `float32`, `bfloat16`, and so on."""
+        return {tensor[0]: describe(tensor)[1] for tensor in self.opened.tensors}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor[4] - tensor[3] for tensor in self.opened.tensors)
+
+    def metadata(self) -> dict[str, str]:
+        """The text that files hold for people (`__metadata__`); where they differ, that of the first."""
+        found: dict[str, str] = {}
+        for header in self.opened.headers:
+            found = (header.metadata or {}) | found
+        return found
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    def tensor(self, name: str) -> Any:
+        """Reads one tensor.
+
+        Raises:
+            TensorNotFound: There is no tensor of that name.
+            Conflict: The file changed since it was opened.
+            Corrupt, Unavailable: It cannot be read.
+            Unsupported: The framework has no such dtype.
+        """
+        number = self._number(name)
+        shape = self.opened.array(number).shape
+        return self._read(number, whole(shape), range(len(shape)))
+
+    def slice(self, name: str) -> TensorSlice:
+        """A tensor of which parts can be read: `tensors.slice(name)[:8, ..., 3]`.
+
+        Raises:
+            TensorNotFound: There is no tensor of that name.
+        """
+        return TensorSlice(self, name, self.opened.array(self._number(name)).shape)
+
+    def _number(self, name: str) -> int:
+        number = self.opened.numbers.get(name)
+        if number is None:
+            raise TensorNotFound(f"there is no tensor {name!r}; {_some(self.opened.numbers)}")
+        return number
+
+    def _read(self, number: int, box: Box, kept: Sequence[int]) -> Any:
+        """Reads a box of a tensor, and makes an array of it that has the axes `kept`."""
+        opened, codec = self.opened, self._codec
+        stored = as_held_by(opened.array(number), codec.name)
+        shape = tuple([box[1][axis] for axis in kept])
+        trailing = stored.storage_shape[len(stored.shape) :]
+        part = dataclasses.replace(stored, shape=shape, storage_shape=shape + trailing)
+        with naming_tensors(opened, [number]):
+            targets = codec.placed([part], [part.dtype], [self._place])
+            wanted = targets[0].boxes
+            request = Request(number, [_within(box, kept, inner) for inner in wanted])
+            (found,) = opened.read_boxes(
+                [request], current_options(), lambda _: None, ReadStatistics(), memory.allocate
+            )
+            buffers = [buffer.reshape(inner[1]) for buffer, inner in zip(found, wanted, strict=True)]
+            made = codec.assemble(targets, [buffers])
+            staging.wait(codec, made)
+        return made[0]
+
+    # ---- closing -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Lets go of the headers; what was read stays. Idempotent."""
+        self._open = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class TensorSlice:
+    """A tensor of which parts can be read, by integers, slices of step 1, and `...`.
+
+    Attributes:
+        name: Of the tensor.
+        shape: Its shape.
+    """
+
+    def __init__(self, tensors: Tensors, name: str, shape: tuple[int, ...]) -> None:
+        self._tensors = tensors
+        self.name = name
+        self.shape = shape
+
+    def __getitem__(self, index: Any) -> Any:
+        """Reads a part: as much of the file as it takes.
+
+        Raises:
+            InvalidInput: The index is none of these, or outside of the tensor.
+        """
+        box, kept = _box_of(index, self.shape, self.name)
+        return self._tensors._read(self._tensors._number(self.name), box, kept)
+
+
+def _within(box: Box, kept: Sequence[int], inner: Box) -> Box:
+    """The box of the tensor that is a box of the array that has the axes `kept` of another box of it."""
+    offset, shape = list(box[0]), list(box[1])
+    for axis, begin, extent in zip(kept, *inner, strict=True):
+        offset[axis] += begin
+        shape[axis] = extent
+    return tuple(offset), tuple(shape)
+
+
+def _box_of(index: Any, shape: tuple[int, ...], name: str) -> tuple[Box, list[int]]:
+    """What an index selects of a tensor, and which axes stay."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    gaps = [place for place, part in enumerate(parts) if part is Ellipsis]
+    given = len(parts) - len(gaps)
+    if len(gaps) > 1 or given > len(shape):
+        raise InvalidInput(f"{index!r} is no index of a tensor with the shape {shape}", tensor=name)
+    gap = gaps[0] if gaps else len(parts)
+    parts[gap : gap + 1] = [slice(None)] * (len(shape) - given)
+    offset, extents, kept = [], [], []
+    for axis, (part, extent) in enumerate(zip(parts, shape, strict=True)):
+        if isinstance(part, slice):
+            begin, end, step = part.indices(extent)
+            if step != 1:
+                raise InvalidInput(
+                    f"slices have a step of 1, not {step}; step over what was read", tensor=name
+                )
+            offset.append(begin)
+            extents.append(max(0, end - begin))
+            kept.append(axis)
+            continue
+        try:
+            at = operator.index(part)
+        except TypeError:
+            raise InvalidInput(
+                f"{part!r:.60} is no index; give integers, slices and '...'", tensor=name
+            ) from None
+        if not -extent <= at < extent:
+            raise InvalidInput(f"{at} is outside of axis {axis}, which has {extent} elements", tensor=name)
+        offset.append(at % extent)
+        extents.append(1)
+    return (tuple(offset), tuple(extents)), kept
+
+
+def _some(names: Mapping[str, int]) -> str:
+    """A few of the names that there are."""
+    shown = ", ".join(repr(name) for name, _ in zip(names, range(3), strict=False))
+    return f"there are {len(names)}: {shown}, …" if len(names) > 3 else f"there are: {shown or 'none'}"

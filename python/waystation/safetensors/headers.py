@@ -1,0 +1,173 @@
+"""The headers of safetensors files, read and checked before anything is allocated for what they claim.
+
+Invariants: no more of a file is read than its own length allows, however long its header says it is; a
+header that is returned has been checked whole (spans without hole or overlap, sizes that fit shapes, names
+that occur once); what identifies the file is taken before its first byte is read, so that any later change
+shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from waystation import _native
+from waystation._collection import paused_collection
+from waystation._errors import Conflict, Corrupt, WaystationError, from_os_error
+
+LENGTH_BYTES = 8
+LIMIT_BYTES = 100_000_000  # of the text of a header, as in the reference implementation
+
+# Name, safetensors dtype, shape, and where in the file the data begin and end.
+Tensor = tuple[str, str, tuple[int, ...], int, int]
+
+# A small header comes with the first request; on a network file system each waits for an answer.
+_FIRST_BYTES = 64 << 10
+_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells whether a file is still the same, with the same content.
+
+    Attributes:
+        device: The device that it is on.
+        inode: Its number there.
+        nbytes: Its length.
+        modified_ns: When its content changed last.
+        changed_ns: When anything about it changed last; no program can set that.
+    """
+
+    device: int
+    inode: int
+    nbytes: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Identity:
+        """That of a file by its status."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of one file.
+
+    Attributes:
+        path: The file.
+        identity: Of the file as it was when its header was read.
+        metadata: Text for people, if there is any.
+        tensors: What it holds, in the order of the data.
+        data_start: Where the data begin.
+    """
+
+    path: str
+    identity: Identity
+    metadata: dict[str, str] | None
+    tensors: list[Tensor]
+    data_start: int
+
+    def read(self, begin: int, nbytes: int) -> bytes:
+        """Reads a part of the file.
+
+        Raises:
+            Conflict: The file has become shorter.
+        """
+        with _opened(self.path) as descriptor:
+            return _read_range(descriptor, self.path, begin, nbytes)
+
+    def check_unchanged(self) -> None:
+        """Raises Conflict if the file is not what it was when its header was read."""
+        try:
+            present = Identity.of(os.stat(self.path))
+        except FileNotFoundError as error:
+            raise Conflict("the file was removed while it was in use", path=self.path) from error
+        except OSError as error:
+            raise from_os_error(error, "examine", self.path) from error
+        if present == self.identity:
+            return
+        if (present.device, present.inode) != (self.identity.device, self.identity.inode):
+            how = "another file has taken its place"
+        elif present.nbytes != self.identity.nbytes:
+            how = f"it had {self.identity.nbytes} bytes, and has {present.nbytes}"
+        else:
+            how = "it was written to"
+        raise Conflict(
+            f"the file changed while it was in use: {how}; what was read of it is not used. Open it again",
+            path=self.path,
+        )
+
+
+def read_headers(paths: Sequence[str]) -> list[Header]:
+    """Reads the headers of files, several at a time.
+
+    Raises:
+        NotFound: A file is not there.
+        Corrupt: A file is no safetensors file, damaged or cut off; names the tensor where it is one's fault.
+    """
+    if len(paths) < 2:
+        return [read_header(path) for path in paths]
+    with ThreadPoolExecutor(min(_THREADS, len(paths)), thread_name_prefix="waystation: headers") as readers:
+        return list(readers.map(read_header, paths))
+
+
+def read_header(path: str) -> Header:
+    """Reads the header of one file, see `read_headers`."""
+    with _opened(path) as descriptor:
+        return _read(descriptor, path)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    try:
+        # Without O_NONBLOCK, opening a named pipe that somebody put there would wait for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise from_os_error(error, "open", path) from error
+    try:
+        yield descriptor
+    except OSError as error:
+        if isinstance(error, WaystationError):
+            raise
+        raise from_os_error(error, "read", path) from error
+    finally:
+        os.close(descriptor)
+
+
+@paused_collection()
+def _read(descriptor: int, path: str) -> Header:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise Corrupt("a regular file was expected here", path=path)
+    identity = Identity.of(status)
+    data = _read_range(descriptor, path, 0, min(_FIRST_BYTES, identity.nbytes))
+    if len(data) >= LENGTH_BYTES:
+        end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
+        # What is too long for the file or the format is refused by the parser, from the length alone.
+        if len(data) < end <= min(identity.nbytes, LENGTH_BYTES + LIMIT_BYTES):
+            data += _read_range(descriptor, path, len(data), end - len(data))
+    metadata, tensors, data_start = _native.parse_safetensors_header(data, identity.nbytes, path)
+    return Header(path, identity, metadata, tensors, data_start)
+
+
+def _read_range(descriptor: int, path: str, begin: int, nbytes: int) -> bytes:
+    parts: list[bytes] = []
+    position = begin
+    while position < begin + nbytes:
+        part = os.pread(descriptor, begin + nbytes - position, position)
+        if not part:
+            raise Conflict("the file became shorter while it was read; open it again", path=path)
+        parts.append(part)
+        position += len(part)
+    return b"".join(parts)
+
+
+def check_unchanged(headers: Iterable[Header]) -> None:
+    """Raises Conflict if one of the files is not what it was when its header was read."""
+    for header in headers:
+        header.check_unchanged()

@@ -1,0 +1,173 @@
+"""`load` and `load_async`: the arrays of a published model, all of them or some.
+
+First everything is decided (`request.py`). Then one job of the engine reads all arrays that stay in the
+memory that they are read to; what goes elsewhere, or is cast, goes in groups of bounded memory. Arrays are
+made in batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from waystation.safetensors import nesting
+from waystation.safetensors.choices import DType, Rename, Select
+from waystation.safetensors.handle import Tensors
+from waystation.safetensors.making import Framework, Made, calling_arrays_tensors
+from waystation.safetensors.request import Placing, Request, decide
+from waystation.safetensors.sources import Files
+from waystation.transfers.filling import Filling
+from waystation.transfers.handle import AsyncResponse, Progress
+from waystation.transfers.statistics import LoadStatistics
+
+_PROGRESS_INTERVAL_S = 0.1
+
+
+def load(
+    files: Files | Tensors,
+    *,
+    framework: Framework,
+    device: Any = None,
+    sharding: Any = None,
+    sharding_fn: Callable[[str, Any], Any] | None = None,
+    dtype: DType = None,
+    select: Select | None = None,
+    rename: Rename | None = None,
+    memory_limit: int | None = None,
+    verify: bool | None = None,
+    mmap: bool = False,
+    nested: bool | str = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> dict[str, Any]:
+    """Loads a published model.
+
+    Args:
+        files: A file, several files, an index (`model.safetensors.index.json`), or a directory that holds
+            one of these, which may be one of a cache of Hugging Face; or what `open` returned.
+        framework: What comes back: `"jax"`, `"torch"` or `"numpy"` arrays.
+        device: Where arrays go: a device of the framework or its name. By default the CPU for torch, and for
+            JAX its default device.
+        sharding: A `jax.sharding.Sharding` for all arrays. Each process reads only what its devices need.
+        sharding_fn: Called with the name of each array and a `jax.ShapeDtypeStruct` of it; returns its
+            sharding, or None for the default device.
+        dtype: What arrays are cast to: a dtype for all tensors of its kind (floating point, integer, …),
+            where floats of less than 16 bits stay what they are; a mapping from dtypes to dtypes; or a
+            function of name and dtype that returns a dtype, or None to leave that array alone.
+        select: Load only some tensors: a regular expression that is searched in their names, a function of a
+            name, or the names.
+        rename: Names of arrays by names of tensors (others stay), or a function of a name.
+        memory_limit: Most bytes of host memory beyond the arrays: what is on its way to other devices or
+            dtypes, and the engine's own. By default the option `memory.read_concurrent_bytes`, or 256 MiB.
+        verify: Check the checksum of every block that is read: those that `write_checksums` has written
+            beside the files. None does so where there are some; by default the option `array.loading.verify`.
+        mmap: Alias the mapped files where alignment and dtype allow it, instead of reading. The files must
+            then never change while an array lives; shrinking one ends the program with SIGBUS.
+        nested: Return a tree of dicts by the parts of names, which a dot separates, or the given text.
+        progress: Called about ten times a second with the bytes that have been read, and those to read.
+
+    Returns:
+        The arrays by name, in the order of the files and of the data in them.
+
+    Raises:
+        NotFound: There is nothing there; TensorNotFound, if it is a tensor.
+        InvalidInput: Something cannot be had as wanted; names the tensor where it is about one.
+        Corrupt: A file is damaged, missing, or not what its index says; names file and tensor.
+        Conflict: A file changed while it was read.
+        Unsupported: The framework has no such dtype, or is not installed.
+    """
+    request = decide(
+        files,
+        framework,
+        Placing(device=device, sharding=sharding, sharding_fn=sharding_fn),
+        dtype=dtype,
+        select=select,
+        rename=rename,
+        memory_limit=memory_limit,
+        verify=verify,
+        mmap=mmap,
+        nested=nested,
+    )
+    if progress is None:
+        return _load(request, Progress())
+    return _watched(_started(request), progress)
+
+
+def load_async(
+    files: Files | Tensors,
+    *,
+    framework: Framework,
+    device: Any = None,
+    sharding: Any = None,
+    sharding_fn: Callable[[str, Any], Any] | None = None,
+    dtype: DType = None,
+    select: Select | None = None,
+    rename: Rename | None = None,
+    memory_limit: int | None = None,
+    verify: bool | None = None,
+    mmap: bool = False,
+    nested: bool | str = False,
+) -> AsyncResponse[dict[str, Any]]:
+    """Loads a published model in the background; takes what `load` takes.
+
+    What is wrong with the call or the headers is raised at once, the rest by the handle.
+    """
+    request = decide(
+        files,
+        framework,
+        Placing(device=device, sharding=sharding, sharding_fn=sharding_fn),
+        dtype=dtype,
+        select=select,
+        rename=rename,
+        memory_limit=memory_limit,
+        verify=verify,
+        mmap=mmap,
+        nested=nested,
+    )
+    return _started(request)
+
+
+def _started(request: Request) -> AsyncResponse[dict[str, Any]]:
+    what = f"loading '{request.opened.headers[0].path}'"
+    return AsyncResponse(what, lambda progress: _load(request, progress))
+
+
+def _watched(
+    response: AsyncResponse[dict[str, Any]], progress: Callable[[int, int], object]
+) -> dict[str, Any]:
+    try:
+        while not response.done():
+            with contextlib.suppress(TimeoutError):  # one of the load itself is raised at the end
+                response.result(_PROGRESS_INTERVAL_S)
+            progress(*response.progress())
+    except BaseException:
+        response.cancel()
+        raise
+    return response.result()
+
+
+def _load(request: Request, progress: Progress) -> dict[str, Any]:
+    started_s = time.monotonic()
+    made = Made(request.opened, len(request.wanted))
+    filling = Filling(
+        request.opened,
+        request.options,
+        progress,
+        request.mappings,
+        [(request.codec, request.incoming)],
+    )
+    with calling_arrays_tensors():
+        filling.finish(made)
+    _report(request, filling, time.monotonic() - started_s)
+    arrays = {one.name: array for one, array in zip(request.wanted, made.arrays, strict=True)}
+    return arrays if request.separator is None else nesting.nest(arrays, request.separator)
+
+
+def _report(request: Request, filling: Filling, duration_s: float) -> None:
+    read = filling.reading.statistics
+    path = request.opened.headers[0].path if len(request.opened.headers) == 1 else request.opened.directory
+    statistics = LoadStatistics(path, read.bytes_needed, read.bytes_read, duration_s)
+    statistics.log()
+    if request.options.array.loading.on_statistics is not None:
+        request.options.array.loading.on_statistics(statistics)

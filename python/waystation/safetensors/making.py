@@ -1,0 +1,148 @@
+"""From stored tensors to the arrays of a framework: what is wanted, where it goes, and its making.
+
+Invariants: everything that can be refused is refused before a byte of data is read; errors name the tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeAlias
+
+from waystation._collection import paused_collection
+from waystation._errors import InvalidInput, WaystationError
+from waystation.frameworks import dtypes, registry
+from waystation.frameworks.base import Codec, StoredArray
+from waystation.safetensors.open_files import PACKED, OpenFiles
+from waystation.transfers import staging
+from waystation.transfers.buffers import Incoming
+
+Framework: TypeAlias = Literal["jax", "torch", "numpy"]
+FRAMEWORKS = ("jax", "torch", "numpy")
+
+
+def codec_of(framework: str) -> Codec:
+    """The codec of a framework; imports the framework.
+
+    Raises:
+        InvalidInput: There is no such framework.
+        Unsupported: It is not installed.
+    """
+    if framework not in FRAMEWORKS:
+        raise InvalidInput(f"framework is one of {', '.join(map(repr, FRAMEWORKS))}, not {framework!r}")
+    return registry.codec_by_name(framework)
+
+
+def as_held_by(stored: StoredArray, framework: str) -> StoredArray:
+    """What a framework takes a tensor for: packed elements are bytes where it has no dtype for them."""
+    if stored.dtype != PACKED or framework == "torch":
+        return stored
+    return dataclasses.replace(stored, dtype="uint8", storage_shape=stored.shape)
+
+
+def as_cast(stored: StoredArray, dtype: str) -> StoredArray:
+    """A tensor as if it were of another dtype."""
+    if dtype == stored.dtype:
+        return stored
+    logical = dtypes.of_name(dtype)
+    return dataclasses.replace(
+        stored,
+        dtype=dtype,
+        storage_dtype=logical.storage,
+        storage_shape=logical.storage_shape(stored.shape),
+    )
+
+
+@dataclasses.dataclass(slots=True)
+class Wanted:
+    """A tensor that is to be loaded.
+
+    Attributes:
+        number: Of the tensor.
+        name: Of the array in the result.
+        stored: The tensor as the framework takes it.
+        dtype: Of the array, logical.
+        place: Where it goes, as the codec has it.
+    """
+
+    number: int
+    name: str
+    stored: StoredArray
+    dtype: str
+    place: Any
+
+
+@paused_collection()
+def incoming_of(opened: OpenFiles, codec: Codec, wanted: Sequence[Wanted]) -> list[Incoming]:
+    """The arrays with the places where they go, numbered as they are given."""
+    with naming_tensors(opened, [one.number for one in wanted]):
+        targets = codec.placed(
+            [one.stored for one in wanted],
+            [one.dtype for one in wanted],
+            [one.place for one in wanted],
+        )
+    return [
+        Incoming(leaf, one.stored, one.number, None, target)
+        for leaf, (one, target) in enumerate(zip(wanted, targets, strict=True))
+    ]
+
+
+@contextlib.contextmanager
+def naming_tensors(opened: OpenFiles, numbers: Sequence[int]) -> Iterator[None]:
+    """Replaces a codec's index into its batch by the tensor and its file, in errors."""
+    try:
+        yield
+    except WaystationError as error:
+        index = error.context.pop("index", None)
+        if isinstance(index, int):
+            error.where(tensor=opened.labels[numbers[index]], path=opened.path_of(numbers[index]))
+        raise
+
+
+@contextlib.contextmanager
+def calling_arrays_tensors() -> Iterator[None]:
+    """Says `tensor` in errors of what the layers below call an array."""
+    try:
+        yield
+    except WaystationError as error:
+        name = error.context.pop("array", None)
+        raise error.where(tensor=name)
+
+
+class Made:
+    """The arrays of a load as they come to be; a `staging.Maker`.
+
+    Attributes:
+        arrays: By the number of the leaf; None until made.
+    """
+
+    def __init__(self, opened: OpenFiles, count: int) -> None:
+        self._opened = opened
+        self.arrays: list[Any] = [None] * count
+
+    @paused_collection()
+    def make(self, codec: Codec, arrays: Sequence[Incoming], *, wait: bool) -> None:
+        """Makes arrays of filled buffers; if told so, waits until they no longer need these."""
+        with naming_tensors(self._opened, [incoming.array or 0 for incoming in arrays]):
+            made = codec.assemble(
+                [incoming.target for incoming in arrays], [incoming.buffers for incoming in arrays]
+            )
+            if wait:
+                staging.wait(codec, made)
+        for incoming, array in zip(arrays, made, strict=True):
+            self.arrays[incoming.leaf] = array
+
+    def take(self, leaf: int) -> Any:
+        """An array that was made, of which nothing is kept here."""
+        array, self.arrays[leaf] = self.arrays[leaf], None
+        return array
+
+    def put(self, part: staging.Part) -> None:
+        """Puts a part into its array, which is made once it has all parts."""
+        number = part.incoming.array or 0
+        with naming_tensors(self._opened, [number]):
+            try:
+                self.arrays[part.incoming.leaf] = part.whole.put(part)
+            except WaystationError as error:
+                raise error.where(tensor=self._opened.labels[number])

@@ -1,0 +1,131 @@
+"""A load of a published model, decided: which arrays, where they go, how much memory that may take.
+
+Invariants: everything that can be refused is refused here, before a byte of data is read; settings of the
+calling thread (the default device, 64-bit mode, the options in effect) are taken here, so that what follows
+may run in another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from waystation._errors import InvalidInput
+from waystation._options import Options
+from waystation._options.in_effect import current_options
+from waystation.frameworks.base import Codec
+from waystation.safetensors import nesting
+from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser, renamed, selected
+from waystation.safetensors.handle import Tensors
+from waystation.safetensors.making import Wanted, as_cast, as_held_by, codec_of, incoming_of
+from waystation.safetensors.mapped import Mappings
+from waystation.safetensors.open_files import OpenFiles
+from waystation.safetensors.sources import Files, find
+from waystation.transfers.buffers import Incoming
+
+MEMORY_BYTES = 256 << 20  # beyond the arrays, unless the caller says otherwise
+
+_MAP_ALIGN_BYTES = {"jax": 64}  # what JAX aliases; the others do with the alignment of an element
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """Where arrays go. At most one of these is given.
+
+    Attributes:
+        device: One device for all.
+        sharding: One sharding for all.
+        sharding_fn: A function that chooses one for each, from its name and what stands for it.
+    """
+
+    device: Any
+    sharding: Any
+    sharding_fn: Callable[[str, Any], Any] | None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("device", "sharding", "sharding_fn") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidInput(f"{given[0]} and {given[1]} both say where arrays go; give one of them")
+
+    def places(self, codec: Codec, wanted: list[Wanted]) -> None:
+        """Gives every array its place."""
+        one = self.device if self.sharding is None else self.sharding
+        if self.sharding_fn is None:
+            place = codec.place_of(one)
+            for array in wanted:
+                array.place = place
+            return
+        if codec.name != "jax":
+            raise InvalidInput(f"sharding_fn is for JAX arrays, and {codec.name} ones are asked for")
+        for array in wanted:
+            abstract = codec.abstract(as_cast(array.stored, array.dtype))
+            array.place = codec.place_of(self.sharding_fn(array.name, abstract))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was decided.
+
+    Attributes:
+        opened: The files.
+        codec: What makes the arrays.
+        wanted: The arrays, in the order of the files.
+        incoming: The same with where they go.
+        options: How to read, with a bound on memory.
+        mappings: What is mapped instead of being read, if anything is.
+        separator: What separates the parts of names in a nested result; None for a flat one.
+    """
+
+    opened: OpenFiles
+    codec: Codec
+    wanted: list[Wanted]
+    incoming: list[Incoming]
+    options: Options
+    mappings: Mappings | None
+    separator: str | None
+
+
+def decide(
+    files: Files | Tensors,
+    framework: str,
+    placing: Placing,
+    *,
+    dtype: DType,
+    select: Select | None,
+    rename: Rename | None,
+    memory_limit: int | None,
+    verify: bool | None,
+    mmap: bool,
+    nested: bool | str,
+) -> Request:
+    """Opens the files and decides everything about a load of them."""
+    separator = nesting.separator_of(nested)
+    codec = codec_of(framework)
+    choose = dtype_chooser(dtype)
+    opened = files.opened if isinstance(files, Tensors) else OpenFiles(find(files))
+    names = selected(opened.labels, select)
+    new_names = renamed(names, rename)
+    if separator is not None:
+        nesting.check_names(new_names, separator)
+    wanted = []
+    for name, new_name in zip(names, new_names, strict=True):
+        number = opened.numbers[name]
+        stored = as_held_by(opened.array(number), codec.name)
+        wanted.append(Wanted(number, new_name, stored, choose(name, stored.dtype), None))
+    placing.places(codec, wanted)
+    options = _options(memory_limit, verify)
+    is_mapped = mmap and not options.array.loading.verify
+    mappings = Mappings(opened, _MAP_ALIGN_BYTES.get(codec.name)) if is_mapped else None
+    incoming = incoming_of(opened, codec, wanted)
+    return Request(opened, codec, wanted, incoming, options, mappings, separator)
+
+
+def _options(memory_limit: int | None, verify: bool | None) -> Options:
+    """The options in effect, with a bound on memory in any case."""
+    chosen = current_options().thawed()
+    if memory_limit is not None or chosen.memory.read_concurrent_bytes is None:
+        chosen.memory.read_concurrent_bytes = MEMORY_BYTES if memory_limit is None else memory_limit
+    if verify is not None:
+        chosen.array.loading.verify = verify
+    return chosen.frozen()

@@ -1,0 +1,182 @@
+"""`save`: arrays as safetensors files that any tool reads, in one file or several with an index.
+
+The bytes go straight from the arrays' memory to disk, in one job of the engine. Everything that can be
+refused is refused before a byte is written; `destination.py` says how the files come to stand under their
+names.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from waystation import _native
+from waystation._errors import InvalidInput, Unsupported, WaystationError
+from waystation._options import checks
+from waystation._options.in_effect import current_options
+from waystation.frameworks import registry
+from waystation.frameworks.base import ArraySource
+from waystation.layouts.native import engine_job
+from waystation.layouts.native.chunks import Chunk
+from waystation.layouts.native.write_plan import segment_words
+from waystation.safetensors.destination import Destination, PlannedFile
+from waystation.safetensors.index import is_text
+from waystation.safetensors.open_files import PACKED
+from waystation.safetensors.sources import PathLike, resolve_path
+from waystation.tree import flatten, format_key_path, label
+
+FILE_BYTES = 5_000_000_000  # as tools of Hugging Face divide models
+
+_HEADER_ALIGN_BYTES = 4096
+# Loaders of Hugging Face want to be told a framework, and take 'pt' for 'any'.
+_METADATA = {"format": "pt"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An array as it is written."""
+
+    label: str
+    source: ArraySource
+    nbytes: int
+
+    @property
+    def item_bytes(self) -> int:
+        return self.source.storage_item_bytes
+
+    def tensor(self) -> tuple[str, str, tuple[int, ...]]:
+        """Name, dtype and shape in the header."""
+        source = self.source
+        if source.dtype == PACKED:
+            return self.label, "F4", (*source.shape[:-1], 2 * source.shape[-1])
+        return self.label, source.storage_dtype, source.shape
+
+
+def save(
+    state: Any,
+    path: PathLike,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    max_file_bytes: int = FILE_BYTES,
+    overwrite: bool = False,
+) -> list[str]:
+    """Saves arrays as safetensors files, durably; in a program of several processes, one calls it.
+
+    Args:
+        state: Arrays by name, or a tree of them, whose names then are their paths with dots.
+        path: A directory, which then holds `model.safetensors`, or several files and their index; or a name
+            ending in `.safetensors`.
+        metadata: Text for people. The key `format`, which tools of Hugging Face look for, is added.
+        max_file_bytes: Most bytes of arrays in one file (a larger array has its own).
+        overwrite: Replace earlier files of this name. A reader finds the old ones, the new ones, or no
+            model, and never a mixture.
+
+    Returns:
+        The paths of the files, that of the index last.
+
+    Raises:
+        InvalidInput: Something is no array, or two have one name.
+        Unsupported: The format has no dtype for an array.
+        Conflict: There are files of that name.
+    """
+    problem = checks.positive(max_file_bytes)
+    if problem is not None:
+        raise InvalidInput(f"max_file_bytes is {max_file_bytes!r}; give {problem}")
+    text = {**_METADATA, **(metadata or {})}
+    entries = _entries(state)
+    destination = Destination(resolve_path(path), "safetensors", overwrite=overwrite)
+    files = destination.plan(entries, max_file_bytes)
+    headers = [
+        _native.build_safetensors_header([entry.tensor() for entry in file.arrays], text, _HEADER_ALIGN_BYTES)
+        for file in files
+    ]
+    with destination.staged() as stage:
+        _write(stage, files, headers)
+        return destination.publish(stage, files)
+
+
+def _entries(state: Any) -> list[_Entry]:
+    """What is written; refuses what cannot be."""
+    leaves, structure = flatten(state)
+    paths = structure.key_paths()
+    names = _names(paths)
+    codecs = [registry.codec_for(leaf) for leaf in leaves]
+    found: list[_Entry | None] = [None] * len(leaves)
+    by_codec: dict[str, list[int]] = {}
+    for number, codec in enumerate(codecs):
+        if codec is None:
+            raise InvalidInput(
+                f"{format_key_path(paths[number])} is a {type(leaves[number]).__name__}, and these files "
+                "hold arrays only; leave it out, or save a checkpoint"
+            )
+        by_codec.setdefault(codec.name, []).append(number)
+    for numbers in by_codec.values():
+        codec = codecs[numbers[0]]
+        assert codec is not None
+        try:
+            sources = codec.sources([leaves[number] for number in numbers])
+        except WaystationError as error:
+            index = error.context.pop("index", None)
+            raise error.where(tensor=None if index is None else names[numbers[index]])
+        for number, source in zip(numbers, sources, strict=True):
+            found[number] = _entry(names[number], source)
+    return [entry for entry in found if entry is not None]
+
+
+def _names(paths: Sequence[Any]) -> list[str]:
+    taken: dict[str, int] = {}
+    for number, path in enumerate(paths):
+        name = label(path)
+        if not path:
+            raise InvalidInput("one array has no name; give a dict of arrays")
+        if not is_text(name) or "\0" in name:
+            raise InvalidInput(f"{name!r:.200} holds characters that no file can have in a name", tensor=name)
+        other = taken.setdefault(name, number)
+        if other != number:
+            raise InvalidInput(
+                f"{format_key_path(paths[other])} and {format_key_path(path)} would both be {name!r}; rename "
+                "one of them",
+                tensor=name,
+            )
+    return list(taken)
+
+
+def _entry(name: str, source: ArraySource) -> _Entry:
+    if source.dtype != PACKED and source.storage_shape != source.shape:
+        raise Unsupported(
+            f"safetensors has no dtype for {source.dtype}; cast the array, or save a checkpoint", tensor=name
+        )
+    if source.dtype == PACKED and not source.shape:
+        raise Unsupported("packed elements need an axis to be counted along", tensor=name)
+    items = math.prod(source.storage_shape)
+    if sum(math.prod(block.shape) for block in source.blocks) != items:
+        raise InvalidInput(
+            "this process holds only a part of an array; gather it first, or save a checkpoint, which all "
+            "processes write together",
+            tensor=name,
+        )
+    return _Entry(name, source, items * source.storage_item_bytes)
+
+
+def _write(stage: str, files: Sequence[PlannedFile[_Entry]], headers: Sequence[bytes]) -> None:
+    """Writes the files, durably."""
+    planned = []
+    for file, header in zip(files, headers, strict=True):
+        words: list[int] = []
+        position = len(header)
+        for entry in file.arrays:
+            source = entry.source
+            if entry.nbytes:
+                chunk = Chunk(0, None, source.storage_shape, entry.nbytes, source.blocks)
+                words += segment_words(position, chunk, source.storage_item_bytes)
+            position += entry.nbytes
+        planned.append((os.path.join(stage, file.name), header, position, np.array(words, np.int64)))
+    owners = [entry.source for file in files for entry in file.arrays]
+    options = current_options()
+    engine_job.calibrate_once(stage, options, sum(file[2] for file in planned))
+    engine_job.run(planned, owners, options, (), lambda _: None, lambda: None, lambda: None, sync=True)

@@ -1,0 +1,163 @@
+"""Which files a model consists of: what a user gives, as headers that belong together.
+
+A file, several files, an index, a directory that holds one of these, or a model in a cache of Hugging Face
+(whose files are symbolic links). Invariants of what is returned: no tensor is in two files; files of a
+numbered set are all there; files that an index names hold what it says, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from waystation._errors import Corrupt, InvalidInput, NotFound, WrongType, from_os_error
+from waystation.safetensors.headers import Header, read_headers
+from waystation.safetensors.index import SUFFIX, Index, read_index
+
+PathLike: TypeAlias = str | os.PathLike[str]
+Files: TypeAlias = PathLike | Sequence[PathLike]
+
+_WHOLE_FILE = "model.safetensors"
+_INDEX_FILE = f"model{SUFFIX}"
+_NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors", re.DOTALL)
+_REVISION = re.compile(r"[0-9a-f]{40}")
+
+
+def find(files: Files) -> list[Header]:
+    """The headers of the files that are meant, those of an index or directory in the order of their names.
+
+    Raises:
+        NotFound: There is nothing at a path, or no safetensors file in a directory.
+        InvalidInput: It cannot be told what is meant.
+        Corrupt: A file is damaged, missing, or not what its index says.
+    """
+    paths, index = _resolve(files)
+    headers = read_headers(paths)
+    if index is not None:
+        index.check(headers)
+    _check_unique(headers)
+    return headers
+
+
+def _resolve(files: Files) -> tuple[list[str], Index | None]:
+    if not isinstance(files, str | os.PathLike):
+        if not isinstance(files, Iterable):
+            raise WrongType(f"files are a path or several paths, not {type(files).__name__}")
+        paths = [resolve_path(path) for path in files]
+        if not paths:
+            raise InvalidInput("no files were given")
+        return paths, None
+    path = resolve_path(files)
+    if os.path.isdir(path):
+        return _in_directory(path)
+    if path.endswith(".json"):
+        index = read_index(path)
+        return index.files(), index
+    return [path], None
+
+
+def resolve_path(path: PathLike) -> str:
+    """The absolute form of a path that a user gave; symbolic links stay as they are.
+
+    Raises:
+        WrongType, InvalidInput: It is no local path.
+    """
+    try:
+        text: object = os.fspath(path)
+    except TypeError as error:
+        raise WrongType(f"a path is a string or os.PathLike, not {type(path).__name__}") from error
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidInput(f"{text!r} is not a usable path")
+    if "://" in text:
+        raise InvalidInput(f"'{text}' is a URL; this version reads local files: download it first", path=text)
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def _in_directory(directory: str) -> tuple[list[str], Index | None]:
+    """What a directory holds, sought in the order in which tools of Hugging Face do."""
+    names = _names(directory)
+    if _WHOLE_FILE in names:
+        return [os.path.join(directory, _WHOLE_FILE)], None
+    indexes = [name for name in names if name.endswith(SUFFIX)]
+    if _INDEX_FILE in indexes or len(indexes) == 1:
+        index = read_index(os.path.join(directory, _INDEX_FILE if _INDEX_FILE in indexes else indexes[0]))
+        return index.files(), index
+    if indexes:
+        raise InvalidInput(
+            f"there are several indexes: {', '.join(indexes)}; give one of them", path=directory
+        )
+    found = [name for name in names if name.endswith(".safetensors")]
+    if found:
+        _check_numbers(directory, found)
+        return [os.path.join(directory, name) for name in found], None
+    revision = _cached_revision(directory, names)
+    if revision is not None:
+        return _in_directory(revision)
+    raise NotFound(f"there is no safetensors file in '{directory}'", path=directory)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError as error:
+        raise from_os_error(error, "list", directory) from error
+
+
+def _check_numbers(directory: str, names: Sequence[str]) -> None:
+    """Refuses a set of files `stem-00001-of-00003.safetensors`, … of which some are missing."""
+    sets: dict[tuple[str, str], set[int]] = {}
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if match is not None:
+            sets.setdefault((match["stem"], match["count"]), set()).add(int(match["number"]))
+    for (stem, count), present in sets.items():
+        if len(present) < int(count):
+            first = next(number for number in range(1, int(count) + 1) if number not in present)
+            missing = f"{stem}-{first:05}-of-{count}.safetensors"
+            raise Corrupt(
+                f"{len(present)} of {int(count)} files are there, {missing!r} is not; the model was "
+                "downloaded in part",
+                path=os.path.join(directory, missing),
+            )
+
+
+def _cached_revision(directory: str, names: Sequence[str]) -> str | None:
+    """The directory of the revision that a model's directory in a cache of Hugging Face holds."""
+    if "snapshots" not in names:
+        return None
+    revisions = [name for name in _names(os.path.join(directory, "snapshots")) if _REVISION.fullmatch(name)]
+    main = _main_revision(directory)
+    if main in revisions:
+        revisions = [main]
+    if len(revisions) > 1:
+        raise InvalidInput(
+            f"the cache holds {len(revisions)} revisions of the model, and does not say which is meant; give "
+            f"the directory of one, for example snapshots/{revisions[0]}",
+            path=directory,
+        )
+    return os.path.join(directory, "snapshots", revisions[0]) if revisions else None
+
+
+def _main_revision(directory: str) -> str:
+    try:
+        with open(os.path.join(directory, "refs", "main"), encoding="ascii", errors="replace") as file:
+            return file.read(64).strip()
+    except OSError:
+        return ""
+
+
+def _check_unique(headers: Sequence[Header]) -> None:
+    """Refuses a tensor that is in two files: two readers could take different ones."""
+    if len(headers) < 2:
+        return
+    seen: dict[str, str] = {}
+    for header in headers:
+        for tensor, *_ in header.tensors:
+            other = seen.setdefault(tensor, header.path)
+            if other != header.path:
+                raise Corrupt(f"a tensor is in this file and in '{other}'", path=header.path, tensor=tensor)
+        # A file that is given twice has all of its tensors in one place, but each of them twice.
+    if len({header.path for header in headers}) < len(headers):
+        raise InvalidInput("a file was given twice")

@@ -1,0 +1,147 @@
+"""`stream`: the arrays of a published model one after another, for callers that place weights as they come.
+
+Arrays come in the order of the files and of the data in them, so that a disk reads ahead. They are read in
+groups of bounded size, the next while one is handed out. Invariant: what was read and not handed out yet, and
+what is on its way to other devices or dtypes, stays within the bound; a single array that is larger is read
+when it is its turn, and goes in pieces where it does not stay in host memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from waystation.safetensors.choices import DType, Rename, Select
+from waystation.safetensors.handle import Tensors
+from waystation.safetensors.making import Framework, Made, calling_arrays_tensors
+from waystation.safetensors.request import Placing, Request, decide
+from waystation.safetensors.sources import Files
+from waystation.transfers import staging
+from waystation.transfers.buffers import Incoming, Region, aligned, fill_buffers
+from waystation.transfers.filling import Filling
+from waystation.transfers.handle import Progress
+from waystation.transfers.pieces import read_ahead
+
+
+def stream(
+    files: Files | Tensors,
+    *,
+    framework: Framework,
+    device: Any = None,
+    sharding: Any = None,
+    sharding_fn: Callable[[str, Any], Any] | None = None,
+    dtype: DType = None,
+    select: Select | None = None,
+    rename: Rename | None = None,
+    memory_limit: int | None = None,
+    verify: bool | None = None,
+) -> Generator[tuple[str, Any], None, None]:
+    """Loads a published model array by array: yields name and array as they become ready, in file order.
+
+    Closing the generator stops what is still being read. The parameters are those of `load`; `memory_limit`
+    also bounds what is read ahead. Each array is the caller's alone: let go of it, and its memory is free.
+
+    Raises:
+        NotFound, InvalidInput, Corrupt, Conflict, Unsupported: As `load` does, at the call what concerns all
+            arrays.
+    """
+    request = decide(
+        files,
+        framework,
+        Placing(device=device, sharding=sharding, sharding_fn=sharding_fn),
+        dtype=dtype,
+        select=select,
+        rename=rename,
+        memory_limit=memory_limit,
+        verify=verify,
+        mmap=False,
+        nested=False,
+    )
+    return _stream(request)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Arrays that are read together.
+
+    Attributes:
+        arrays: In order.
+        nbytes: The host memory that they take.
+        is_large: Whether it is one array that is larger than groups are.
+    """
+
+    arrays: list[Incoming]
+    nbytes: int
+    is_large: bool
+
+
+def _stream(request: Request) -> Generator[tuple[str, Any], None, None]:
+    progress = Progress()
+    batches = [(request.codec, request.incoming)]
+    filling = Filling(request.opened, request.options, progress, None, batches, in_groups=True)
+    made = Made(request.opened, len(request.wanted))
+    streaming = _Streaming(request, filling, made)
+    groups = _groups(request.incoming, filling.group_bytes)
+    try:
+        with (
+            calling_arrays_tensors(),
+            contextlib.closing(
+                read_ahead(groups, streaming.fill, lambda group: not group.is_large)
+            ) as filled,
+        ):
+            for group, _ in filled:
+                streaming.make(group)
+                for incoming in group.arrays:
+                    yield request.wanted[incoming.leaf].name, made.take(incoming.leaf)
+    finally:
+        progress.cancel()
+
+
+def _groups(arrays: Sequence[Incoming], group_bytes: int) -> Iterator[_Group]:
+    group = _Group([], 0, is_large=False)
+    for incoming in arrays:
+        nbytes = sum(aligned(size) for size in incoming.box_bytes())
+        if group.arrays and group.nbytes + nbytes > group_bytes:
+            yield group
+            group = _Group([], 0, is_large=False)
+        group.arrays.append(incoming)
+        group.nbytes += nbytes
+        group.is_large = group.nbytes > group_bytes
+    if group.arrays:
+        yield group
+
+
+class _Streaming:
+    """Reads groups, and makes arrays of them."""
+
+    def __init__(self, request: Request, filling: Filling, made: Made) -> None:
+        self._codec = request.codec
+        self._made = made
+        self._reading = filling.reading
+        self._group_bytes = filling.group_bytes
+        self._staged = {incoming.leaf for _, incoming in filling.staged}
+
+    def fill(self, group: _Group) -> None:
+        """Reads a group. What is large and does not stay in host memory is left to `make`."""
+        staged = [incoming for incoming in group.arrays if incoming.leaf in self._staged]
+        fill_buffers(
+            self._reading, [incoming for incoming in group.arrays if incoming.leaf not in self._staged]
+        )
+        if staged and not group.is_large:
+            fill_buffers(self._reading, staged, Region(min(group.nbytes, self._group_bytes)).allocate)
+
+    def make(self, group: _Group) -> None:
+        """Makes the arrays of a group, and lets go of what they do not keep."""
+        staged = [incoming for incoming in group.arrays if incoming.leaf in self._staged]
+        resident = [incoming for incoming in group.arrays if incoming.leaf not in self._staged]
+        self._made.make(self._codec, resident, wait=False)
+        if group.is_large:
+            staging.load_staged(
+                self._reading, [(self._codec, incoming) for incoming in staged], self._group_bytes, self._made
+            )
+        else:
+            self._made.make(self._codec, staged, wait=True)
+        for incoming in group.arrays:
+            incoming.buffers = []

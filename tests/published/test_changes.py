@@ -1,0 +1,117 @@
+"""Files that change while they are in use: an error that says so, and never bytes of two versions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.published import models
+
+import waystation.safetensors
+from waystation import _native, errors
+from waystation.safetensors import load, load_async
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return models.write_file(tmp_path / "model.safetensors", {"w": np.arange(1 << 18, dtype=np.float32)})
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def lengthen(path: Path) -> None:
+    os.truncate(path, path.stat().st_size + 1)
+
+
+def write_into(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"abcd")
+
+
+def write_in_secret(path: Path) -> None:
+    """The modification time is put back; that of the change cannot be."""
+    status = path.stat()
+    write_into(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def replace(path: Path) -> None:
+    other = path.with_name("other")
+    shutil.copy2(path, other)
+    os.replace(other, path)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "shorter": (shorten, "it had .* bytes, and has"),
+    "longer": (lengthen, "it had .* bytes, and has"),
+    "written": (write_into, "written to"),
+    "written in secret": (write_in_secret, "written to"),
+    "replaced": (replace, "another file has taken its place"),
+    "removed": (remove, "removed"),
+}
+
+
+def later(path: Path) -> None:
+    """Makes the file old enough for any change to have another time, however coarse the clock of files is."""
+    os.utime(path, ns=(0, 0))
+
+
+@pytest.mark.parametrize("case", CHANGES)
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_changed_after_it_was_opened(path: Path, case: str, framework: Any) -> None:
+    change, reason = CHANGES[case]
+    later(path)
+    tensors = waystation.safetensors.open(path, framework=framework)
+    change(path)
+    for read in (
+        lambda: tensors.tensor("w"),
+        lambda: tensors.slice("w")[3:5],
+        lambda: load(tensors, framework=framework),
+        lambda: load(tensors, framework=framework, mmap=True),
+        lambda: load_async(tensors, framework=framework).result(),
+    ):
+        with pytest.raises(errors.Conflict, match=reason) as caught:
+            read()
+        assert caught.value.context["path"] == str(path)
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_changed_while_it_is_read(path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file changes after the engine was given it, and before its job is asked for the result."""
+    change, reason = CHANGES[case]
+    later(path)
+    start = _native.start_read
+
+    def start_and_change(*arguments: Any, **keywords: Any) -> Any:
+        job = start(*arguments, **keywords)
+        change(path)
+        return job
+
+    monkeypatch.setattr(_native, "start_read", start_and_change)
+    with pytest.raises(errors.Conflict, match=reason):
+        load(path, framework="numpy")
+
+
+def test_a_change_between_loads_is_none(path: Path) -> None:
+    before = load(path, framework="numpy")["w"]
+    write_into(path)
+    after = load(path, framework="numpy")["w"]
+    assert before[-1] == (1 << 18) - 1
+    assert after[-1:].tobytes() == b"abcd"
+
+
+def test_no_permission_and_no_room_for_a_name(tmp_path: Path) -> None:
+    with pytest.raises(errors.InvalidInput):
+        load(tmp_path / ("x" * 300), framework="numpy")

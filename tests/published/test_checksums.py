@@ -1,0 +1,132 @@
+"""Checksums of published files: damage is found by loads and by whoever looks, and named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from tests.published import models
+
+import waystation.safetensors
+from waystation import errors
+from waystation.safetensors import load, stream, verify_files, write_checksums
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Two files of two arrays of 1 MiB each."""
+    arrays = {f"w{number}": np.full((512, 512), number, np.float32) for number in range(4)}
+    models.write_set(tmp_path / "model", arrays, 2)
+    return tmp_path / "model"
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset, os.SEEK_SET if offset >= 0 else os.SEEK_END)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0x10]))
+
+
+def test_a_sound_model(model: Path) -> None:
+    progress: list[tuple[int, int]] = []
+    (written,) = write_checksums(model, on_progress=lambda *now: progress.append(now))
+    assert written == str(model / "checksums.waystation.json")
+    total = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    assert progress[-1] == (total, total)
+    assert verify_files(model) == []
+    for verify in (None, True, False):
+        assert float(load(model, framework="numpy", verify=verify)["w3"].max()) == 3
+
+
+READS: dict[str, Any] = {
+    "load": lambda model: load(model, framework="torch"),
+    "stream": lambda model: dict(stream(model, framework="jax")),
+    "tensor": lambda model: waystation.safetensors.open(model).tensor("w2"),
+    "a part": lambda model: waystation.safetensors.open(model).slice("w2")[-1:],
+    "shards": lambda model: load(
+        model,
+        framework="jax",
+        sharding=NamedSharding(jax.make_mesh((8,), ("x",)), PartitionSpec("x")),
+        select=["w2"],
+    ),
+    "mapped but verified": lambda model: load(model, framework="numpy", mmap=True, verify=True),
+}
+
+
+@pytest.mark.parametrize("case", READS)
+def test_damage_is_found_by_every_read(model: Path, case: str) -> None:
+    write_checksums(model)
+    first = model / "model-00001-of-00002.safetensors"
+    flip(first, -1)
+    with pytest.raises(errors.Corrupt, match="checksum of a block differs") as caught:
+        READS[case](model)
+    assert caught.value.context["path"] == str(first)
+    assert caught.value.context["tensor"] == "w2"
+    assert load(model, framework="numpy", verify=False)["w2"][-1, -1] != 2
+    assert float(load(model, framework="numpy", select=["w1", "w3"])["w3"].max()) == 3
+
+
+def test_damage_is_named(model: Path) -> None:
+    write_checksums(model)
+    flip(model / "model-00001-of-00002.safetensors", -1)
+    (damage,) = verify_files(model)
+    assert damage.path == str(model / "model-00001-of-00002.safetensors")
+    assert damage.tensors == ("w2",)
+    assert damage.problem.startswith("1 of 9 blocks differ")
+    os.truncate(model / "model-00002-of-00002.safetensors", 1)
+    with pytest.raises(errors.Corrupt, match="too short"):
+        verify_files(model)
+
+
+def test_a_file_of_another_length(model: Path) -> None:
+    write_checksums(model)
+    path = models.write_file(model / "model-00001-of-00002.safetensors", {"w0": np.ones(3), "w2": np.ones(3)})
+    with pytest.raises(errors.Corrupt, match="when it was summed"):
+        load(model, framework="numpy")
+    (damage,) = verify_files(model)
+    assert (damage.path, damage.tensors) == (str(path), ())
+    assert "bytes are there" in damage.problem
+
+
+def test_files_without_checksums(model: Path) -> None:
+    for check in (verify_files, lambda path: load(path, framework="numpy", verify=True)):
+        with pytest.raises(errors.InvalidInput, match="no checksums"):
+            check(model)
+    first, second = sorted(model.glob("*.safetensors"))
+    write_checksums(first)
+    assert verify_files(first) == []
+    with pytest.raises(errors.InvalidInput, match="no checksums") as caught:
+        verify_files(model)
+    assert caught.value.context["path"] == str(second)
+    write_checksums(second)
+    assert verify_files(model) == [], "what is known of other files stays"
+
+
+def test_checksums_that_are_damaged_themselves(model: Path) -> None:
+    (path,) = map(Path, write_checksums(model))
+    content = path.read_bytes()
+    flip(path, len(content) // 2)
+    with pytest.raises(errors.Corrupt) as caught:
+        load(model, framework="numpy")
+    assert caught.value.context["path"] == str(path)
+    path.write_bytes(content[:20])
+    with pytest.raises(errors.Corrupt):
+        verify_files(model)
+
+
+def test_files_that_are_links(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "snapshot").mkdir()
+    for path in model.iterdir():
+        (tmp_path / "snapshot" / path.name).symlink_to(path)
+    (written,) = write_checksums(tmp_path / "snapshot")
+    assert Path(written).parent == tmp_path / "snapshot"
+    assert verify_files(tmp_path / "snapshot") == []
+    assert not (model / "checksums.waystation.json").exists()

@@ -1,0 +1,315 @@
+"""`load`: frameworks, choices, names, casts, mappings, the background, progress, statistics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.flax
+import safetensors.numpy
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.published import models
+
+import waystation
+import waystation.safetensors
+from waystation import errors
+from waystation.safetensors import load, load_async, stream
+
+
+@pytest.fixture(scope="module")
+def every_dtype(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dtypes") / "model.safetensors"
+    safetensors.torch.save_file(models.every_dtype(), path)
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    models.write_set(tmp_path / "model", models.numbers(6), 3)
+    return tmp_path / "model"
+
+
+# ---- against the package -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_torch_is_what_the_package_loads(every_dtype: Path, mmap: bool) -> None:
+    ours = load(every_dtype, framework="torch", mmap=mmap)
+    theirs = safetensors.torch.load_file(every_dtype)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert (ours[name].dtype, ours[name].shape) == (tensor.dtype, tensor.shape)
+        assert models.bits(ours[name]) == models.bits(tensor)
+        assert not ours[name].requires_grad
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_jax_is_what_the_package_loads_and_more(every_dtype: Path, mmap: bool) -> None:
+    with jax.enable_x64(True):
+        ours = load(every_dtype, framework="jax", mmap=mmap)
+    for name, tensor in models.every_dtype().items():
+        assert models.bits(ours[name]) == models.bits(tensor), name
+    common = [name for name in ours if name not in models.NAMES or name == "BF16"]
+    path = every_dtype.with_name("common.safetensors")
+    safetensors.torch.save_file({name: models.every_dtype()[name] for name in common}, path)
+    with jax.enable_x64(True):
+        for name, theirs in safetensors.flax.load_file(path).items():
+            assert (ours[name].dtype, ours[name].shape) == (theirs.dtype, theirs.shape)
+            assert models.bits(ours[name]) == models.bits(theirs)
+
+
+NUMPY_DTYPES = st.sampled_from(models.NUMPY_DTYPES)
+SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+ARRAYS = st.dictionaries(
+    TEXTS.filter(lambda name: name != "__metadata__"), st.tuples(NUMPY_DTYPES, SHAPES), max_size=6
+)
+
+
+def array_of(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return (np.arange(np.prod(shape, dtype=int)) % 2).astype(dtype).reshape(shape)
+
+
+@given(described=ARRAYS, metadata=st.dictionaries(TEXTS, TEXTS, max_size=3), mmap=st.booleans())
+def test_what_the_package_writes_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory,
+    described: dict[str, tuple[str, tuple[int, ...]]],
+    metadata: dict[str, str],
+    mmap: bool,
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "theirs.safetensors"
+    path.unlink(missing_ok=True)  # a mapped file may not be written over
+    arrays = {name: array_of(*one) for name, one in described.items()}
+    safetensors.numpy.save_file(arrays, path, metadata or None)
+    loaded = load(path, framework="numpy", mmap=mmap)
+    assert loaded.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert (loaded[name].dtype, loaded[name].shape) == (array.dtype, array.shape)
+        assert loaded[name].tobytes() == array.tobytes()
+    assert waystation.safetensors.open(path).metadata() == metadata
+
+
+def test_the_order_is_that_of_the_files(model: Path) -> None:
+    order = [f"layers.{number}.weight" for number in (0, 3, 1, 4, 2, 5)]
+    assert list(load(model, framework="numpy")) == order
+    with waystation.safetensors.open(model) as tensors:
+        assert list(load(tensors, framework="torch")) == order
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+def address(array: Any) -> int:
+    if isinstance(array, torch.Tensor):
+        return array.data_ptr()
+    if isinstance(array, jax.Array):
+        return array.unsafe_buffer_pointer()
+    return int(array.__array_interface__["data"][0])
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_arrays_are_aligned_and_writable_ones_are(every_dtype: Path, framework: Any) -> None:
+    with jax.enable_x64(True):
+        loaded = load(every_dtype, framework=framework)
+    assert all(address(array) % 256 == 0 for array in loaded.values())
+    if framework != "jax":
+        loaded["I32"][...] = 7
+        assert loaded["I32"].tolist() == [[7] * 4] * 3
+
+
+@pytest.mark.parametrize(("framework", "mapped"), [("numpy", "abc"), ("torch", "abc"), ("jax", "ab")])
+def test_what_is_aligned_in_the_file_is_mapped(tmp_path: Path, framework: Any, mapped: str) -> None:
+    arrays = {
+        "a": np.ones(16, np.float32),
+        "b": np.ones(4, np.int8),
+        "c": np.ones(5, np.int16),
+        "d": np.ones(5, np.int32),
+    }
+    header = {
+        "a": models.entry("F32", [16], 0, 64),
+        "b": models.entry("I8", [4], 64, 68),
+        "c": models.entry("I16", [5], 68, 78),
+        "d": models.entry("I32", [5], 78, 98),
+    }
+    text = json.dumps(header).ljust(4096 - 8)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(models.raw_file(text) + b"".join(array.tobytes() for array in arrays.values()))
+    loaded = load(path, framework=framework, mmap=True)
+    regions = [
+        range(*(int(bound, 16) for bound in line.split()[0].split("-")))
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.endswith(str(path))
+    ]
+    inside = [name for name, array in loaded.items() if any(address(array) in region for region in regions)]
+    assert inside == list(mapped)
+    for name, array in arrays.items():
+        assert models.bits(loaded[name]) == array.tobytes()
+    if framework == "numpy":
+        loaded["a"][0] = 5
+        assert path.read_bytes()[4096:4100] == np.float32(1).tobytes(), "a write stays private"
+
+
+# ---- dtypes ------------------------------------------------------------------------------------
+
+CASTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a name": (
+        "bfloat16",
+        {"F32": "bfloat16", "F64": "bfloat16", "F16": "bfloat16", "F8_E4M3": None, "I32": None},
+    ),
+    "of JAX": (jnp.float16, {"F32": "float16", "BF16": "float16", "U8": None}),
+    "of torch": (torch.float64, {"F32": "float64", "F8_E5M2": None, "C64": None, "BOOL": None}),
+    "of NumPy": (np.dtype(np.uint64), {"I8": "uint64", "I64": "uint64", "F32": None, "BOOL": None}),
+    "a mapping": (
+        {"float8_e4m3fn": np.float32, torch.int8: "int16"},
+        {"F8_E4M3": "float32", "I8": "int16", "U8": None},
+    ),
+    "a function": (
+        lambda name, dtype: torch.float32 if name == "F8_E8M0" and dtype == "float8_e8m0fnu" else None,
+        {"F8_E8M0": "float32", "F8_E4M3": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("case", CASTS)
+def test_casts(every_dtype: Path, case: str, framework: Any) -> None:
+    dtype, expected = CASTS[case]
+    with jax.enable_x64(True):
+        loaded = load(every_dtype, framework=framework, dtype=dtype)
+        plain = load(every_dtype, framework="numpy")
+    for name, wanted in expected.items():
+        found = str(loaded[name].dtype).removeprefix("torch.")
+        assert found == (wanted or plain[name].dtype.name), name
+        if wanted is not None:
+            by_numpy = plain[name].astype(getattr(ml_dtypes, wanted, wanted))
+            assert models.bits(loaded[name]) == by_numpy.tobytes(), name
+
+
+@pytest.mark.parametrize("dtype", ["float33", object, 3, {"float32": "no"}, lambda name, dtype: "no"])
+def test_what_is_no_dtype(every_dtype: Path, dtype: Any) -> None:
+    with pytest.raises(errors.InvalidInput):
+        load(every_dtype, framework="numpy", dtype=dtype)
+
+
+def test_impossible_casts_name_the_tensor(every_dtype: Path) -> None:
+    with pytest.raises(errors.InvalidInput, match="imaginary") as caught:
+        load(every_dtype, framework="numpy", dtype={"complex64": "float32"})
+    assert caught.value.context["tensor"] == "C64"
+
+
+def test_jax_narrows_nothing_in_silence(tmp_path: Path) -> None:
+    path = models.write_file(
+        tmp_path / "a.safetensors", {"small": np.arange(3), "large": np.array([1 << 40])}
+    )
+    small = load(path, framework="jax", select=["small"])["small"]
+    assert (small.dtype, small.tolist()) == (jnp.int32, [0, 1, 2])
+    with pytest.raises(errors.InvalidInput, match="do not fit int32") as caught:
+        load(path, framework="jax")
+    assert caught.value.context["tensor"] == "large"
+
+
+# ---- places ------------------------------------------------------------------------------------
+
+
+def test_devices(model: Path) -> None:
+    device = jax.devices()[3]
+    assert all(array.devices() == {device} for array in load(model, framework="jax", device=device).values())
+    assert all(array.devices() == {jax.devices()[0]} for array in load(model, framework="jax").values())
+    for where in ("cpu", torch.device("cpu")):
+        assert all(
+            array.device.type == "cpu" for array in load(model, framework="torch", device=where).values()
+        )
+
+
+def test_places_that_contradict(model: Path) -> None:
+    with pytest.raises(errors.InvalidInput, match="device and sharding both"):
+        load(
+            model, framework="jax", device="cpu", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        )
+    with pytest.raises(errors.InvalidInput, match="for JAX arrays"):
+        load(model, framework="torch", sharding_fn=lambda name, abstract: None)
+
+
+# ---- in the background -------------------------------------------------------------------------
+
+
+def test_load_async(model: Path) -> None:
+    response = load_async(model, framework="torch")
+    loaded = response.result(60)
+    assert {name: models.bits(array) for name, array in loaded.items()} == {
+        name: array.tobytes() for name, array in models.numbers(6).items()
+    }
+    assert response.progress() == (6 * 512, 6 * 512)
+
+    async def awaited() -> dict[str, Any]:
+        return await load_async(model, framework="jax")
+
+    assert asyncio.run(awaited()).keys() == loaded.keys()
+    with pytest.raises(errors.NotFound):
+        load_async(model / "absent", framework="torch")
+
+
+def test_progress_is_told_to_the_end(model: Path) -> None:
+    seen: list[tuple[int, int, threading.Thread]] = []
+    load(model, framework="numpy", progress=lambda *now: seen.append((*now, threading.current_thread())))
+    assert seen[-1] == (6 * 512, 6 * 512, threading.current_thread())
+
+
+def test_what_progress_raises_ends_the_load(model: Path) -> None:
+    def fail(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load(model, framework="numpy", progress=fail)
+
+
+def test_twenty_thousand_small_tensors_are_not_made_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of calls of JAX and of engine jobs does not grow with that of tensors."""
+    from waystation.frameworks.jax_arrays import JaxCodec
+    from waystation.safetensors.open_files import OpenFiles
+
+    calls: list[str] = []
+
+    def counting(cls: type, name: str) -> None:
+        original: Callable[..., Any] = getattr(cls, name)
+
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            calls.append(name)
+            return original(*arguments, **keywords)
+
+        monkeypatch.setattr(cls, name, counted)
+
+    arrays = {f"t{number}": np.full((3,), number, np.float32) for number in range(20_000)}
+    path = models.write_file(tmp_path / "model.safetensors", arrays)
+    counting(JaxCodec, "assemble")
+    counting(JaxCodec, "placed")
+    counting(OpenFiles, "_run")
+    loaded = load(path, framework="jax")
+    assert sorted(calls) == ["_run", "assemble", "placed"]
+    assert all(loaded[f"t{number}"][0] == number for number in range(0, 20_000, 997))
+
+
+def test_an_integer_that_does_not_fit_names_the_tensor(tmp_path: Path) -> None:
+    """Also where another tensor is one that nobody can load."""
+    header = {"w": models.entry("I64", [1], 0, 8), "six": models.entry("F6_E2M3", [4], 8, 11)}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(models.raw_file(json.dumps(header)) + (1 << 40).to_bytes(8, "little") + bytes(3))
+    arguments: dict[str, Any] = {"framework": "torch", "dtype": "int8", "select": ["w"]}
+    for read in (lambda: load(path, **arguments), lambda: dict(stream(path, **arguments))):
+        with pytest.raises(errors.InvalidInput, match="int8 holds only") as caught:
+            read()
+        assert caught.value.context == {"tensor": "w"}

@@ -1,0 +1,175 @@
+"""`open`: what is there, reads of tensors and parts of them, against the package `safetensors`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+from tests.published import models
+
+import waystation.safetensors
+from waystation import errors
+
+
+@pytest.fixture(scope="module")
+def every_dtype(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dtypes") / "model.safetensors"
+    safetensors.torch.save_file(models.every_dtype(), path, {"format": "pt", "by": "a test"})
+    return path
+
+
+def test_what_is_there(every_dtype: Path) -> None:
+    with waystation.safetensors.open(every_dtype) as ours, safetensors.safe_open(every_dtype, "pt") as theirs:
+        assert set(ours) == set(ours.keys()) == set(theirs.keys())
+        assert len(ours) == len(models.TORCH_DTYPES)
+        assert "BF16" in ours
+        assert "absent" not in ours
+        assert ours.metadata() == theirs.metadata()
+        assert ours.files == [str(every_dtype)]
+        assert ours.shapes == dict.fromkeys(models.TORCH_DTYPES, (3, 4))
+        assert ours.dtypes["BF16"] == "bfloat16"
+        assert ours.dtypes["F8_E8M0"] == "float8_e8m0fnu"
+        assert ours.nbytes == sum(tensor.nbytes for tensor in models.every_dtype().values())
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_tensors_of_every_dtype(every_dtype: Path, framework: Any) -> None:
+    with jax.enable_x64(True), waystation.safetensors.open(every_dtype, framework=framework) as tensors:
+        for name, expected in models.every_dtype().items():
+            found = tensors.tensor(name)
+            assert tuple(found.shape) == (3, 4)
+            assert models.bits(found) == models.bits(expected), name
+            if framework == "torch":
+                assert found.dtype == expected.dtype
+            else:
+                assert str(found.dtype) == tensors.dtypes[name]
+
+
+INDICES = st.integers(-4, 4) | st.slices(4).filter(lambda part: part.step in (None, 1)) | st.just(Ellipsis)
+
+
+@given(
+    index=INDICES | st.lists(INDICES, max_size=3).map(tuple), framework=st.sampled_from(["numpy", "torch"])
+)
+def test_parts_are_those_that_numpy_selects(every_dtype: Path, index: Any, framework: Any) -> None:
+    whole = models.every_dtype()["I16"].numpy()
+    tensors = waystation.safetensors.open(every_dtype, framework=framework)
+    try:
+        expected = whole[index]
+    except IndexError:
+        with pytest.raises(errors.InvalidInput):
+            tensors.slice("I16")[index]
+        return
+    found = tensors.slice("I16")[index]
+    assert tuple(found.shape) == expected.shape
+    assert models.bits(found) == expected.tobytes()
+
+
+@pytest.mark.parametrize("index", [slice(None, None, 2), 3, -4, None, "a", (0, 0, 0), (..., ...), 1.0])
+def test_what_is_no_part(every_dtype: Path, index: Any) -> None:
+    with pytest.raises(errors.InvalidInput):
+        waystation.safetensors.open(every_dtype).slice("I16")[index]
+
+
+def test_a_part_for_a_sharding(every_dtype: Path) -> None:
+    mesh = jax.make_mesh((4,), ("x",))
+    sharding = NamedSharding(mesh, PartitionSpec("x"))
+    tensors = waystation.safetensors.open(every_dtype, framework="jax", device=sharding)
+    found = tensors.slice("I32")[1]
+    assert found.sharding == sharding
+    assert models.bits(found) == models.bits(models.every_dtype()["I32"][1])
+
+
+def test_names_that_are_not_there(every_dtype: Path) -> None:
+    tensors = waystation.safetensors.open(every_dtype)
+    for read in (tensors.tensor, tensors.slice):
+        with pytest.raises(KeyError, match="there is no tensor 'absent'; there are 19: ") as caught:
+            read("absent")
+        assert isinstance(caught.value, errors.TensorNotFound)
+
+
+def test_what_was_closed(every_dtype: Path) -> None:
+    with waystation.safetensors.open(every_dtype) as tensors:
+        kept = tensors.tensor("I8")
+    with pytest.raises(errors.InvalidInput, match="closed"):
+        tensors.tensor("I8")
+    assert models.bits(kept) == models.bits(models.every_dtype()["I8"])
+    tensors.close()
+
+
+def test_files_without_tensors_and_tensors_without_elements(tmp_path: Path) -> None:
+    arrays = {"none": np.zeros((0, 3), np.float16), "scalar": np.array(2.5), "": np.arange(3)}
+    path = models.write_file(tmp_path / "a.safetensors", arrays)
+    for framework in ("numpy", "torch"):
+        tensors = waystation.safetensors.open(path, framework=framework)  # type: ignore[arg-type]
+        for name, expected in arrays.items():
+            found = tensors.tensor(name)
+            assert tuple(found.shape) == expected.shape
+            assert models.bits(found) == expected.tobytes()
+    (tmp_path / "b.safetensors").write_bytes(models.raw_file("{}"))
+    empty = waystation.safetensors.open(tmp_path / "b.safetensors")
+    assert (list(empty), empty.nbytes, empty.metadata()) == ([], 0, {})
+
+
+def test_packed_floats_are_bytes_where_there_is_no_dtype_for_them(tmp_path: Path) -> None:
+    packed = torch.arange(12, dtype=torch.uint8).reshape(3, 4).view(torch.float4_e2m1fn_x2)
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"w": packed}, path)
+    found = {
+        framework: waystation.safetensors.open(path, framework=framework).tensor("w")  # type: ignore[arg-type]
+        for framework in ("torch", "numpy", "jax")
+    }
+    assert found["torch"].dtype == torch.float4_e2m1fn_x2
+    assert found["numpy"].dtype == np.uint8
+    assert found["jax"].dtype == np.uint8
+    for array in found.values():
+        assert tuple(array.shape) == (3, 4)
+        assert models.bits(array) == models.bits(packed)
+    unpacked = jax.lax.bitcast_convert_type(found["jax"], jax.numpy.float4_e2m1fn)
+    assert unpacked.shape == (3, 4, 2)
+    assert unpacked[0, 2].tolist() == [1.0, 0.0]  # of the byte 2, the lower half first
+
+
+UNSUPPORTED = {
+    "six bits": (models.entry("F6_E2M3", [4], 0, 3), 3, "F6_E2M3"),
+    "half a byte along the last axis": (models.entry("F4", [2, 3], 0, 3), 3, "whole bytes"),
+    "too many axes": (models.entry("U8", [1] * 65, 0, 1), 1, "no framework"),
+    "an extent that nobody counts": (models.entry("U8", [0, 1 << 62], 0, 0), 0, "no framework"),
+}
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_what_no_framework_has_is_refused_when_it_is_wanted(tmp_path: Path, case: str) -> None:
+    described, data_bytes, reason = UNSUPPORTED[case]
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(models.raw_file(json.dumps({"w": described}), data_bytes))
+    tensors = waystation.safetensors.open(path)
+    assert list(tensors) == ["w"]
+    assert tensors.shapes["w"] == tuple(described["shape"])
+    with pytest.raises(errors.Unsupported, match=reason) as caught:
+        tensors.tensor("w")
+    assert caught.value.context == {"tensor": "w", "path": str(path)}
+
+
+def test_frameworks_and_devices_that_there_are_not(every_dtype: Path) -> None:
+    for arguments in (
+        {"framework": "tensorflow"},
+        {"framework": "numpy", "device": "cuda"},
+        {"framework": "torch", "device": "meta"},
+        {"framework": "torch", "device": "nowhere"},
+        {"framework": "torch", "device": 1.5},
+        {"framework": "jax", "device": "nowhere"},
+        {"framework": "jax", "device": 3},
+    ):
+        with pytest.raises(errors.InvalidInput):
+            waystation.safetensors.open(every_dtype, **arguments)

@@ -1,0 +1,115 @@
+"""`stream`: all arrays in file order, in bounded memory, and nothing goes on once nobody wants more."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from tests.published import models
+
+from waystation import _native, errors
+from waystation.frameworks.jax_arrays import JaxCodec
+from waystation.frameworks.torch_tensors import TorchCodec
+from waystation.safetensors import load, stream
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Small arrays, some of 256 KiB and two of 8 MiB, in three files."""
+    arrays = models.numbers(40) | {
+        f"large.{number}": np.full((256, 256), number, np.float32) for number in range(16)
+    }
+    arrays |= {f"huge.{number}": np.full((1 << 11, 1 << 10), number, np.float32) for number in range(2)}
+    models.write_set(tmp_path / "model", arrays, 3)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def all_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of JAX and torch are told not to stay where they are read, as if all were on a GPU."""
+    monkeypatch.setattr(JaxCodec, "stays_on_host", lambda self, target: False)
+    monkeypatch.setattr(TorchCodec, "stays_on_host", lambda self, target: False)
+
+
+def check(model: Path, framework: Any, **options: Any) -> None:
+    whole = load(model, framework="numpy")
+    seen = []
+    for name, array in stream(model, framework=framework, **options):
+        assert models.bits(array) == whole[name].tobytes(), name
+        seen.append(name)
+    assert seen == list(whole)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("memory_limit", [None, 1, 4 * MIB])
+def test_every_array_in_order(model: Path, framework: Any, memory_limit: int | None) -> None:
+    check(model, framework, memory_limit=memory_limit)
+
+
+@pytest.mark.usefixtures("all_staged")
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("memory_limit", [None, 1, 4 * MIB])
+def test_arrays_that_do_not_stay_in_host_memory(
+    model: Path, framework: Any, memory_limit: int | None
+) -> None:
+    check(model, framework, memory_limit=memory_limit)
+
+
+def test_choices(model: Path) -> None:
+    sharding = NamedSharding(jax.make_mesh((8,), ("x",)), PartitionSpec("x"))
+    found = dict(
+        stream(
+            model,
+            framework="jax",
+            sharding=sharding,
+            dtype="bfloat16",
+            select="large",
+            rename=lambda name: name.upper(),
+        )
+    )
+    assert set(found) == {f"LARGE.{number}" for number in range(16)}
+    assert all(array.sharding == sharding and array.dtype == "bfloat16" for array in found.values())
+    assert float(found["LARGE.7"].max()) == 7
+
+
+def test_what_is_wrong_with_the_call_is_raised_by_it(model: Path) -> None:
+    with pytest.raises(errors.InvalidInput):
+        stream(model, framework="jax", select="absent")
+
+
+def test_memory_is_bounded_and_arrays_are_the_callers_alone(model: Path) -> None:
+    """Of 20 MiB at most those that are held, and what may be read ahead, exist at a time."""
+    _native.trim_arena()
+    before = _native.arena_statistics()["live_bytes"]
+    most = 0
+    for _name, array in stream(model, framework="numpy", memory_limit=4 * MIB):
+        most = max(most, _native.arena_statistics()["live_bytes"] - before - array.nbytes)
+        del array
+    assert most <= 4 * MIB
+    assert _native.arena_statistics()["live_bytes"] <= before
+
+
+def test_closing_stops_it(model: Path) -> None:
+    arrays = stream(model, framework="numpy", memory_limit=4 * MIB)
+    name, first = next(arrays)
+    arrays.close()
+    assert not [thread for thread in threading.enumerate() if "read ahead" in thread.name]
+    assert first.tobytes() == load(model, framework="numpy", select=[name])[name].tobytes()
+
+
+def test_a_file_that_changes_on_the_way(model: Path) -> None:
+    arrays = stream(model, framework="numpy", memory_limit=1)
+    next(arrays)
+    last = sorted(model.glob("*.safetensors"))[-1]
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(errors.Conflict, match="changed while it was in use: it had") as caught:
+        for _ in arrays:
+            pass
+    assert caught.value.context["path"] == str(last)
