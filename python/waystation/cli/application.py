@@ -99,20 +99,43 @@ def _ls(directory: Directory = Path("."), as_json: AsJson = False, traceback: Tr
         ls.run(output, directory)
 
 
+@application.command("sum")
+def _sum(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="A safetensors file, an index, or their directory.", autocompletion=complete_path
+        ),
+    ],
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Write checksums of a published model beside its files; loads and 'verify' then check them."""
+    with reporting(as_json, traceback) as output:
+        from waystation.cli.commands import published
+
+        published.run_sum(output, path)
+
+
 @application.command("verify")
 def _verify(
-    path: Checkpoint,
+    path: Annotated[
+        Path, typer.Argument(help="The checkpoint, or published model.", autocompletion=complete_path)
+    ],
     every: Annotated[
         bool, typer.Option("--all", help="Verify each checkpoint of the directory that PATH is.")
     ] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Read a checkpoint whole and check every checksum. Damage exits with 1."""
+    """Read a checkpoint (or a model that was summed) whole and check every checksum. Damage exits with 1."""
     with reporting(as_json, traceback) as output:
-        from waystation.cli.commands import verify
+        from waystation.cli.commands import published, verify
 
-        verify.run(output, path, every=every)
+        if not every and published.is_model(path):
+            published.run_verify(output, path)
+        else:
+            verify.run(output, path, every=every)
 
 
 @application.command("diff")

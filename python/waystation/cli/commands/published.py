@@ -1,0 +1,75 @@
+"""`waystation sum`, and `waystation verify` of published models: checksums of safetensors files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import typer
+
+from waystation import safetensors
+from waystation.checkpoint.paths import is_checkpoint
+from waystation.cli import formatting
+from waystation.cli.output import Output
+
+FOUND_DAMAGE = 1
+
+
+def is_model(path: Path) -> bool:
+    """Whether a path is that of a published model, and not of a checkpoint."""
+    expanded = path.expanduser()
+    if expanded.is_file():
+        return True
+    if not expanded.is_dir() or is_checkpoint(expanded):
+        return False
+    names = os.listdir(expanded)
+    return "snapshots" in names or any(name.endswith((".safetensors", ".index.json")) for name in names)
+
+
+def run_sum(output: Output, path: Path) -> None:
+    """Sums the files of a model and tells what was written."""
+    with output.progress(f"summing {path.name}") as on_progress:
+        written = safetensors.write_checksums(path, on_progress=on_progress)
+    files, nbytes = _extent(path)
+    if output.as_json:
+        output.document({"files": files, "bytes_read": nbytes, "written": written})
+        return
+    for file in written:
+        output.line(f"{file}: {formatting.size(nbytes)} in {formatting.count(files, 'file')} summed")
+
+
+def run_verify(output: Output, path: Path) -> None:
+    """Verifies, prints what was found, and exits with 1 if a file is damaged."""
+    with output.progress(f"verifying {path.name}") as on_progress:
+        damaged = safetensors.verify_files(path, on_progress=on_progress)
+    files, nbytes = _extent(path)
+    if output.as_json:
+        damages = [
+            {"path": damage.path, "problem": damage.problem, "tensors": list(damage.tensors)}
+            for damage in damaged
+        ]
+        found = {"path": str(path), "intact": not damaged, "files": files, "bytes_read": nbytes}
+        output.document({"models": [{**found, "damages": damages}]})
+    else:
+        _show(output, path, damaged, f"{formatting.size(nbytes)} in {formatting.count(files, 'file')}")
+    if damaged:
+        raise typer.Exit(FOUND_DAMAGE)
+
+
+def _show(output: Output, path: Path, damaged: list[safetensors.DamagedFile], read: str) -> None:
+    if not damaged:
+        output.line(f"{path}: intact ({read} verified)")
+        return
+    output.line(f"{path}: {formatting.count(len(damaged), 'damaged file')} ({read} read)", style="bold red")
+    for damage in damaged:
+        shown = ", ".join(damage.tensors[:5])
+        more = f" and {len(damage.tensors) - 5} more" if len(damage.tensors) > 5 else ""
+        output.line(f"  {os.path.basename(damage.path)}: {damage.problem}")
+        if shown:
+            output.line(f"    in {shown}{more}")
+
+
+def _extent(path: Path) -> tuple[int, int]:
+    """How many files a model has, and bytes."""
+    with safetensors.open(path) as opened:
+        return len(opened.files), sum(os.stat(file).st_size for file in opened.files)

@@ -1,0 +1,57 @@
+"""`waystation sum`, and `waystation verify` of published models."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import waystation
+import waystation.safetensors
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    arrays = {f"w{number}": np.full((256, 256), number, np.float32) for number in range(4)}
+    waystation.safetensors.save(arrays, tmp_path / "model", max_file_bytes=1 << 19)
+    return tmp_path / "model"
+
+
+def test_summed_and_intact(model: Path, script) -> None:
+    outcome = script("sum", model)
+    assert (outcome.out, outcome.err, outcome.code) == (
+        "[DIR]/model/checksums.waystation.json: 1.0 MiB in 2 files summed\n",
+        "",
+        0,
+    )
+    outcome = script("verify", model)
+    assert (outcome.out, outcome.code) == ("[DIR]/model: intact (1.0 MiB in 2 files verified)\n", 0)
+    (file, *_) = sorted(model.glob("*.safetensors"))
+    assert script("verify", file).out == f"[DIR]/model/{file.name}: intact (516.0 KiB in 1 file verified)\n"
+
+
+def test_damage(model: Path, run, damage) -> None:
+    assert run("sum", model, "--json").document["files"] == 2
+    second = model / "model-00002-of-00002.safetensors"
+    damage(second, second.stat().st_size - 1)
+    outcome = run("verify", model)
+    assert outcome.code == 1
+    assert outcome.out.splitlines() == [
+        "[DIR]/model: 1 damaged file (1.0 MiB in 2 files read)",
+        "  model-00002-of-00002.safetensors: 1 of 3 blocks differ, the first at 524288",
+        "    in w3",
+    ]
+    outcome = run("verify", model, "--json")
+    (found,) = outcome.document["models"]
+    assert (outcome.code, found["intact"], found["damages"][0]["tensors"]) == (1, False, ["w3"])
+
+
+def test_what_was_never_summed(model: Path, run) -> None:
+    outcome = run("verify", model)
+    assert outcome.code == 2
+    assert "run 'waystation sum'" in outcome.err
+    assert run("sum", model / "absent").code == 2
+
+
+def test_checkpoints_are_verified_as_such(tmp_path: Path, run) -> None:
+    waystation.save(tmp_path / "checkpoint", {"w": np.ones(3)})
+    assert run("verify", tmp_path / "checkpoint").out.startswith("[DIR]/checkpoint: intact")
