@@ -1,0 +1,54 @@
+"""`memory_limit`: the peak of host memory beyond the arrays, measured in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.published import models
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+# What an interpreter and its libraries allocate beside: lists, headers, threads' stacks.
+SLACK_BYTES = 2 * MIB
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 arrays of 1 MiB and one of 16 MiB in two files."""
+    arrays = {f"w{number}": np.full((512, 512), number, np.float32) for number in range(60)}
+    arrays["large"] = np.ones((1 << 11, 1 << 11), np.float32)
+    return models.write_set(tmp_path_factory.mktemp("memory") / "model", arrays, 2).parent
+
+
+def measured(model: Path, kind: str, framework: str, dtype: str, limit: int) -> tuple[int, int]:
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "MALLOC_MMAP_THRESHOLD_": "65536",  # so that what is freed leaves the process
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+    command = [sys.executable, "-m", "tests.published.load_peak", model, kind, framework, dtype, str(limit)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return found["held_bytes"], found["extra_bytes"]
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("dtype", ["none", "bfloat16"])
+def test_a_load_takes_no_more_than_its_limit(model: Path, framework: str, dtype: str) -> None:
+    held, extra = measured(model, "load", framework, dtype, 8 * MIB)
+    assert held == 76 * MIB // (1 if dtype == "none" else 2)
+    assert extra < 8 * MIB + SLACK_BYTES
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_stream_takes_no_more_than_its_limit_and_one_array(model: Path, framework: str) -> None:
+    held, extra = measured(model, "stream", framework, "none", 8 * MIB)
+    assert held == 16 * MIB
+    assert extra < 8 * MIB + SLACK_BYTES
