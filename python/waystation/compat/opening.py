@@ -1,0 +1,285 @@
+"""`safe_open`: one safetensors file, its tensors and parts of them, as the safetensors package opens it.
+
+Invariants: the header is checked whole before anything else is read; an index that is outside of a tensor is
+an error, also where NumPy would cut it off, except that torch tensors are indexed as torch does. A file that
+is mapped must not change while its tensors live.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from waystation._errors import InvalidInput, TensorNotFound, WrongType
+from waystation.compat import arrays
+from waystation.compat.errors import Directory, NoSuchDevice, NotPositive, translated
+from waystation.grid import whole
+from waystation.layouts.native.read import Request
+from waystation.safetensors.handle import Tensors
+from waystation.safetensors.headers import read_header
+from waystation.safetensors.load import load
+from waystation.safetensors.making import Framework, as_held_by, codec_of
+from waystation.safetensors.mapped import Mappings
+from waystation.safetensors.open_files import OpenFiles
+from waystation.safetensors.sources import PathLike, resolve_path
+
+Backend = Literal["mmap", "pread"]
+
+_FRAMEWORKS: dict[str, Framework] = {
+    **dict.fromkeys(("pt", "torch", "pytorch"), "torch"),
+    **dict.fromkeys(("np", "numpy"), "numpy"),
+    **dict.fromkeys(("jax", "flax"), "jax"),
+}
+
+
+class safe_open:  # noqa: N801
+    """A safetensors file whose tensors are read as they are asked for.
+
+    Args:
+        filename: The file.
+        framework: What tensors come as: `pt` (`torch`), `np` (`numpy`) or `flax` (`jax`).
+        device: Where they go. For torch a device, its name or the number of a GPU.
+        backend: `"mmap"` has torch tensors on the CPU alias the mapped file, as the safetensors package does;
+            everything else, and all of it with `"pread"`, is read.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        SafetensorError: It is damaged, or cannot be opened as asked.
+    """
+
+    def __init__(
+        self,
+        filename: PathLike,
+        framework: str,
+        device: Any = "cpu",
+        *,
+        backend: Backend = "mmap",
+    ) -> None:
+        with translated():
+            name = _FRAMEWORKS.get(framework)
+            if name is None:
+                known = ", ".join(map(repr, _FRAMEWORKS))
+                raise InvalidInput(f"there is no framework {framework!r} here; the frameworks are {known}")
+            if backend not in ("mmap", "pread"):
+                raise InvalidInput(f"backend is 'mmap' or 'pread', not {backend!r}")
+            path = _path_of(filename)
+            place = _place(name, device)
+            opened = OpenFiles([read_header(path)])
+            self._tensors = Tensors(opened, name, place)
+            self._device = place
+            self._is_closed = False
+            self._codec = codec_of(name)
+            is_mapped = backend == "mmap" and name == "torch" and str(place) == "cpu"
+            self._mappings = Mappings(opened, None) if is_mapped else None
+
+    # ---- what is there -------------------------------------------------------------------------
+
+    def keys(self) -> list[str]:
+        """The names of the tensors, sorted."""
+        with self._open():
+            return sorted(self._tensors.keys())
+
+    def offset_keys(self) -> list[str]:
+        """The names of the tensors, in the order of the file."""
+        with self._open():
+            return list(self._tensors.keys())
+
+    def metadata(self) -> dict[str, str] | None:
+        """The text for people; None if there is none."""
+        with self._open():
+            return self._tensors.opened.headers[0].metadata
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    def get_tensor(self, name: str) -> Any:
+        """Reads a tensor.
+
+        Raises:
+            SafetensorError: There is none of that name, or it cannot be read.
+        """
+        with self._open():
+            number = self._number(name)
+            opened = self._tensors.opened
+            stored = opened.array(number)
+            mapped = self._mapped(number)
+            if mapped is not None:
+                return mapped
+            if arrays.dtype_held(self._codec.name, stored.dtype) != stored.dtype:
+                return self._load([name])[name]
+            return self._tensors.tensor(name)
+
+    def get_tensors(self) -> dict[str, Any]:
+        """Reads all tensors: arrays by name, in the order of the file."""
+        with self._open():
+            return self._load(None)
+
+    def get_slice(self, name: str) -> SafeSlice:
+        """A tensor of which parts can be read.
+
+        Raises:
+            SafetensorError: There is none of that name.
+        """
+        with self._open():
+            return SafeSlice(self, self._number(name))
+
+    def _mapped(self, number: int) -> Any:
+        """A tensor that aliases the mapped file; None where it has to be read."""
+        if self._mappings is None:
+            return None
+        stored = self._tensors.opened.array(number)
+        array = self._mappings.array(Request(number, [whole(stored.shape)]))
+        if array is None:
+            return None
+        return arrays.made(self._codec, self._codec.place_of(self._device), [stored], [array])[0]
+
+    def _load(self, select: list[str] | None) -> dict[str, Any]:
+        return load(
+            self._tensors,
+            framework=_FRAMEWORKS[self._codec.name],
+            device=self._device,
+            select=select,
+            dtype=arrays.narrowing(self._codec.name),
+            mmap=self._mappings is not None,
+        )
+
+    def _number(self, name: str) -> int:
+        if not isinstance(name, str):
+            raise WrongType(f"the name of a tensor is text, not {name!r:.60}")
+        opened = self._tensors.opened
+        number = opened.numbers.get(name)
+        if number is None:
+            raise TensorNotFound(f"the file has no tensor {name!r}", path=opened.headers[0].path)
+        return number
+
+    # ---- closing -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with translated():
+            if self._is_closed:
+                raise InvalidInput("the file was closed; open it again")
+            yield
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_closed = True
+        self._tensors.close()
+
+
+class SafeSlice:
+    """A tensor of which parts can be read, by integers, slices and `...`."""
+
+    def __init__(self, opened: safe_open, number: int) -> None:
+        self._opened = opened
+        self._number = number
+
+    @property
+    def _tensor(self) -> tuple[str, str, tuple[int, ...], int, int]:
+        return self._opened._tensors.opened.tensors[self._number]
+
+    def get_shape(self) -> list[int]:
+        """The shape of the tensor, as the file has it."""
+        with self._opened._open():
+            return list(self._tensor[2])
+
+    def get_dtype(self) -> str:
+        """The dtype of the tensor, as the file calls it: `F32`."""
+        with self._opened._open():
+            return self._tensor[1]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Reads a part: as much of the file as it takes.
+
+        Raises:
+            SafetensorError: The index is none of these, or outside of the tensor.
+        """
+        with self._opened._open():
+            if self._opened._codec.name == "torch":
+                return self._torch_part(index)
+            tensors, codec = self._opened._tensors, self._opened._codec
+            stored = as_held_by(tensors.opened.array(self._number), codec.name)
+            name = self._tensor[0]
+            inner, steps = _checked(index, stored.shape, name)
+            if arrays.dtype_held(codec.name, stored.dtype) == stored.dtype:
+                return tensors.slice(name)[inner][steps]
+            host = Tensors(tensors.opened, "numpy", None).slice(name)[inner][steps]
+            return arrays.made(codec, codec.place_of(self._opened._device), [stored], [host])[0]
+
+    def _torch_part(self, index: Any) -> Any:
+        """A part by any index that torch takes, with its errors."""
+        tensors, name = self._opened._tensors, self._tensor[0]
+        mapped = self._opened._mapped(self._number)
+        if mapped is not None:
+            return mapped[index]
+        shape = tensors.opened.array(self._number).shape
+        try:
+            inner, steps = _checked(index, shape, name)
+            return tensors.slice(name)[inner][steps]
+        except InvalidInput:  # or for torch to refuse
+            return tensors.tensor(name)[index]
+
+
+def _path_of(filename: PathLike) -> str:
+    if isinstance(filename, bytes):
+        raise WrongType("a path is text or os.PathLike, not bytes; use os.fsdecode(path)")
+    path = resolve_path(filename)
+    if os.path.isdir(path):
+        raise Directory(f"'{path}' is a directory; give the name of a file", path=path)
+    return path
+
+
+def _place(framework: Framework, device: Any) -> Any:
+    """A device as codecs take it."""
+    if framework == "torch":
+        named = f"cuda:{device}" if isinstance(device, int) else device
+        try:
+            codec_of(framework).place_of(named)
+        except InvalidInput as error:
+            raise NoSuchDevice(error.message) from error
+        return "cpu" if named is None else named
+    if device in ("cpu", None):
+        return None
+    if framework == "numpy":
+        raise InvalidInput(f"NumPy arrays are in host memory, and cannot be on {device!r:.60}")
+    return device
+
+
+def _checked(index: Any, shape: tuple[int, ...], name: str) -> tuple[tuple[Any, ...], tuple[slice, ...]]:
+    """An index as one without steps, and what takes the steps then."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    gaps = [place for place, part in enumerate(parts) if part is ...]
+    given = len(parts) - len(gaps)
+    if given > len(shape) or len(gaps) > 1:
+        raise InvalidInput(f"{index!r:.200} has more indices than the shape {shape}", tensor=name)
+    gap = gaps[0] if gaps else len(parts)
+    parts[gap : gap + 1] = [slice(None)] * (len(shape) - given)
+    inner: list[Any] = []
+    steps: list[slice] = []
+    for part, extent in zip(parts, shape, strict=True):
+        if isinstance(part, slice):
+            begin, end, step = _range(part, extent, name)
+            inner.append(slice(begin, end))
+            steps.append(slice(None, None, step))
+        else:
+            inner.append(part)
+    return tuple(inner), tuple(steps)
+
+
+def _range(part: slice, extent: int, name: str) -> tuple[int, int, int]:
+    begin = 0 if part.start is None else part.start
+    end = extent if part.stop is None else part.stop
+    step = 1 if part.step is None else part.step
+    if step < 1:
+        raise InvalidInput(f"a slice has a step of 1 at least, not {step}", tensor=name)
+    if begin < 0 or end < 0:
+        raise NotPositive(f"{part!r} counts from the end; count from the beginning", tensor=name)
+    if end > extent or begin > end:
+        raise InvalidInput(f"{part!r} is not within the {extent} elements of its axis", tensor=name)
+    return begin, end, step

@@ -1,0 +1,191 @@
+"""Tensors of any library, described by their addresses, as a safetensors file or its bytes.
+
+Invariants: what is written is what the safetensors package writes (the order of the tensors, the header and
+its padding), except that text for people keeps its order; a file appears whole and durable, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from waystation import _native
+from waystation._errors import InvalidInput, WaystationError, WrongType, from_os_error
+from waystation._options.in_effect import current_options
+from waystation.compat.errors import Directory, NoSuchDtype, NotPositive, translated
+from waystation.frameworks import dtypes
+from waystation.layouts.native import engine_job, names
+from waystation.layouts.native.attempts import new_attempt_id
+from waystation.safetensors.open_files import PACKED
+from waystation.safetensors.sources import PathLike, resolve_path
+
+_HEADER_ALIGN_BYTES = 8
+
+# From the first in a file to the last: wide elements come first, so that all are aligned.
+_ORDER = (
+    *("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16"),
+    *("F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "F4", "BOOL"),
+)
+_RANKS = {name: rank for rank, name in enumerate(_ORDER)}
+
+
+class TensorSpec:
+    """A tensor as contiguous bytes at an address, which the caller keeps.
+
+    Args:
+        dtype: As NumPy, ml_dtypes or torch call it: `float32`, `bfloat16`, `float4_e2m1fn_x2`, ….
+        shape: Of the tensor; of packed elements the last extent counts bytes.
+        data_ptr: Where the bytes are.
+        data_len: How many.
+
+    Raises:
+        SafetensorError: The format has no such dtype.
+    """
+
+    __slots__ = ("_address", "_dtype", "_nbytes", "_shape")
+
+    def __init__(self, *, dtype: str, shape: Sequence[int], data_ptr: int, data_len: int) -> None:
+        extents = [int(extent) for extent in shape]
+        with translated():
+            self._dtype = _storage_dtype(dtype)
+            least = min([data_ptr, data_len, *extents])
+            if least < 0:
+                raise NotPositive(f"{least} is no extent, address or number of bytes")
+        if dtype == PACKED and extents:
+            extents[-1] *= 2
+        self._shape, self._address, self._nbytes = extents, data_ptr, data_len
+
+    @property
+    def dtype(self) -> str:
+        """As files call it: `F32`."""
+        return self._dtype
+
+    @property
+    def shape(self) -> list[int]:
+        """As files have it: in elements, also of packed ones."""
+        return list(self._shape)
+
+    @property
+    def data_ptr(self) -> int:
+        """Where the bytes are."""
+        return self._address
+
+    @property
+    def data_len(self) -> int:
+        """How many bytes there are."""
+        return self._nbytes
+
+    def __repr__(self) -> str:
+        return (
+            f"TensorSpec(dtype={self.dtype!r}, shape={self.shape}, data_ptr={self.data_ptr}, "
+            f"data_len={self.data_len})"
+        )
+
+
+def serialize(tensor_dict: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of a safetensors file of tensors, by name, and text for people.
+
+    Raises:
+        SafetensorError: A tensor has another number of bytes than its shape and dtype say.
+        TypeError: Something is not of the type that it has to be of.
+    """
+    with translated():
+        header, placed = _planned(tensor_dict, metadata)
+    parts = [(ctypes.c_char * spec.data_len).from_address(spec.data_ptr) for spec in placed]
+    return b"".join([header, *parts])
+
+
+def serialize_file(
+    tensor_dict: Mapping[str, TensorSpec], filename: PathLike, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes what `serialize` returns to a file, durably; an earlier file of the name stays until then.
+
+    Raises:
+        SafetensorError: As `serialize`, or the file cannot be written.
+        TypeError: As `serialize`.
+    """
+    with translated():
+        header, placed = _planned(tensor_dict, metadata)
+        words: list[int] = []
+        position = len(header)
+        for spec in placed:
+            words += [position, spec.data_len, 0, 1, -1, spec.data_ptr]
+            position += spec.data_len
+        _write(resolve_path(filename), header, position, np.array(words, np.int64))
+
+
+def _planned(
+    tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None
+) -> tuple[bytes, list[TensorSpec]]:
+    """The header, and the tensors that have bytes in the order of the file."""
+    if not isinstance(tensors, Mapping):
+        raise WrongType(f"tensors are a dict of TensorSpec by name, not a {type(tensors).__name__}")
+    for name, spec in tensors.items():
+        _check(name, spec)
+    _check_text(metadata or {})
+    ordered = sorted(tensors.items(), key=lambda entry: (_RANKS[entry[1].dtype], entry[0]))
+    header = _native.build_safetensors_header(
+        [(name, spec.dtype, spec.shape) for name, spec in ordered],
+        dict(metadata) if metadata is not None else None,
+        _HEADER_ALIGN_BYTES,
+    )
+    return header, [spec for _, spec in ordered if spec.data_len]
+
+
+def _check_text(metadata: Mapping[Any, Any]) -> None:
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise WrongType(f"metadata are text by text, not {value!r:.60} by {key!r:.60}")
+
+
+def _check(name: object, spec: object) -> None:
+    if not isinstance(name, str):
+        raise WrongType(f"the name of a tensor is text, not {name!r:.60}")
+    if not isinstance(spec, TensorSpec):
+        raise WrongType(f"a {type(spec).__name__} is no TensorSpec", tensor=name)
+    bits = 4 if spec.dtype == "F4" else 8 * dtypes.STORAGE_ITEM_BYTES[spec.dtype]
+    if bits * math.prod(spec.shape) != 8 * spec.data_len:
+        raise InvalidInput(
+            f"{spec.data_len} bytes are given, and {spec.dtype} with the shape {tuple(spec.shape)} has "
+            f"{bits * math.prod(spec.shape) / 8:g}",
+            tensor=name,
+        )
+    if spec.data_len and not spec.data_ptr:
+        raise InvalidInput("the address of the tensor's bytes is 0, where nothing is", tensor=name)
+
+
+def _storage_dtype(name: str) -> str:
+    if name == PACKED:
+        return "F4"
+    known = dtypes.TABLE.get(name)
+    if known is None or known.trailing:
+        raise NoSuchDtype(f"safetensors has no dtype for {name}; cast the tensor")
+    return known.storage
+
+
+def _write(path: str, header: bytes, nbytes: int, words: np.ndarray) -> None:
+    """Writes a file beside its place, makes it durable and moves it there."""
+    if os.path.isdir(path):
+        raise Directory(f"'{path}' is a directory; give the name of a file", path=path)
+    directory, name = os.path.split(path)
+    staged = os.path.join(directory, names.attempt(name, new_attempt_id()))
+    options = current_options()
+    try:
+        engine_job.calibrate_once(directory, options, nbytes)
+        files = [(staged, header, nbytes, words)]
+        engine_job.run(files, None, options, (), lambda _: None, lambda: None, lambda: None, sync=True)
+        os.replace(staged, path)
+        _native.sync_paths([directory])
+    except WaystationError:
+        raise
+    except OSError as error:
+        raise from_os_error(error, "write", path) from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(staged)
