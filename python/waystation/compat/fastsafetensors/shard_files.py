@@ -1,0 +1,109 @@
+"""Files that are written beside their places: by the addresses of what goes into them, or through a mapping.
+
+Invariant: nothing stands at a place before the file is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from waystation import _native
+from waystation._errors import from_os_error
+from waystation._options.in_effect import current_options
+from waystation.compat.fastsafetensors.tensors import wrapped
+from waystation.layouts.native import engine_job, names
+from waystation.layouts.native.attempts import new_attempt_id
+
+
+class Staged:
+    """A file that does not have its name yet.
+
+    Args:
+        path: Where it will be.
+        header: Its first bytes.
+        nbytes: Its length.
+
+    Attributes:
+        path: Where it will be, absolute.
+        place: Where it is.
+    """
+
+    def __init__(self, path: str, header: bytes, nbytes: int) -> None:
+        self.path = os.path.abspath(path)
+        self.header = header
+        self.nbytes = nbytes
+        directory, name = os.path.split(self.path)
+        self.place = os.path.join(directory, names.attempt(name, new_attempt_id()))
+
+    def publish(self) -> None:
+        """Gives it its name; an earlier file of that name is gone then."""
+        try:
+            os.replace(self.place, self.path)
+        except OSError as error:
+            raise from_os_error(error, "write", self.path) from error
+
+    def discard(self) -> None:
+        """Removes it if it has no name yet."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.place)
+
+
+def by_addresses(files: Sequence[Staged], tensors: Sequence[Sequence[Any]], *, fsync: bool) -> None:
+    """Writes files of torch tensors, in order, in one job of the engine."""
+    codec_sources = []
+    records = []
+    for file, own in zip(files, tensors, strict=True):
+        words: list[int] = []
+        position = len(file.header)
+        for tensor in own:
+            held = wrapped(tensor).detach().contiguous().real_tensor.cpu()
+            codec_sources.append(held)
+            if held.nbytes:
+                words += [position, held.nbytes, 0, 1, -1, held.data_ptr()]
+            position += held.nbytes
+        records.append((file.place, file.header, file.nbytes, np.array(words, np.int64)))
+    engine_job.run(
+        records,
+        codec_sources,
+        current_options(),
+        (),
+        lambda _: None,
+        lambda: None,
+        lambda: None,
+        sync=fsync,
+    )
+
+
+@contextlib.contextmanager
+def by_mapping(
+    files: Sequence[Staged], spans: Sequence[Sequence[tuple[int, int]]], *, fsync: bool
+) -> Iterator[list[memoryview]]:
+    """Makes files, and gives the memory of spans of them, which is written back at the end."""
+    with contextlib.ExitStack() as stack:
+        buffers: list[memoryview] = []
+        for file, own in zip(files, spans, strict=True):
+            whole = memoryview(stack.enter_context(_mapped(file)))
+            stack.callback(whole.release)
+            for begin, end in own:
+                buffers.append(whole[begin:end])
+                stack.callback(buffers[-1].release)
+        yield buffers
+    if fsync:
+        _native.sync_paths([file.place for file in files])
+
+
+def _mapped(file: Staged) -> mmap.mmap:
+    try:
+        with open(file.place, "x+b") as opened:
+            opened.write(file.header)
+            opened.truncate(file.nbytes)
+            opened.flush()
+            return mmap.mmap(opened.fileno(), file.nbytes)
+    except OSError as error:
+        raise from_os_error(error, "write", file.path) from error
