@@ -2,6 +2,7 @@
 
 from waystation.safetensors.checksums import DamagedFile, verify_files, write_checksums
 from waystation.safetensors.handle import Tensors, TensorSlice, open  # noqa: A004
+from waystation.safetensors.in_group import load_in_group
 from waystation.safetensors.load import load, load_async
 from waystation.safetensors.save import save
 from waystation.safetensors.stream import stream
@@ -12,6 +13,7 @@ __all__ = [
     "Tensors",
     "load",
     "load_async",
+    "load_in_group",
     "open",
     "save",
     "stream",
