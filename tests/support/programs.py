@@ -20,14 +20,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from waystation.cli.launching import free_ports
+from tests.support.ports import claimed_ports
 
 HANG_S = 120.0  # far beyond what anything here takes
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["jax", "torch", "torch.distributed", "torch.distributed.tensor", "waystation", __name__]
-)
+_context.set_forkserver_preload([__name__, "tests.support.preloaded"])
 
 
 @dataclass
@@ -224,24 +222,24 @@ def running(
     **options: Any,
 ) -> Iterator[Programs]:
     """Starts `function(place, *arguments)` in processes; the function is one of an importable module."""
-    ports = free_ports(3)
-    for port in ports:  # the system may have given the same one to an earlier run
-        (directory / f"store-{port}").unlink(missing_ok=True)
     processes: list[_Process] = []
     programs = Programs(processes)
-    try:
-        for index in range(count):
-            here, there = _context.Pipe()
-            place = Place(index, count, framework, directory, list(ports), options, there)
-            log = directory / f"{function.__name__}-{ports[0]}-{index}.log"
-            log.touch()
-            process = _context.Process(target=_run, args=(place, log, function, arguments))
-            process.start()
-            there.close()
-            processes.append(_Process(process, here, log))
-        yield programs
-    finally:
-        programs.kill_all()
+    with claimed_ports(3) as ports:
+        for port in ports:  # an earlier run may have had the same
+            (directory / f"store-{port}").unlink(missing_ok=True)
+        try:
+            for index in range(count):
+                here, there = _context.Pipe()
+                place = Place(index, count, framework, directory, list(ports), options, there)
+                log = directory / f"{function.__name__}-{ports[0]}-{index}.log"
+                log.touch()
+                process = _context.Process(target=_run, args=(place, log, function, arguments))
+                process.start()
+                there.close()
+                processes.append(_Process(process, here, log))
+            yield programs
+        finally:
+            programs.kill_all()
 
 
 def _run(place: Place, log: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
