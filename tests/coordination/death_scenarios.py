@@ -78,6 +78,8 @@ def killed_at(place: Place, victim: int, primary: int, call: int) -> Any:
     store = CountingStore(session._store, call if place.index == victim else None)
     outcomes: list[Any] = []
     _get_to_know_each_other(session)
+    place.report("known")
+    place.receive()  # once all have come here: the victim may take the store with it
     session._store = store
     for number in range(2):
         outcome = attempt(

@@ -30,6 +30,10 @@ def _die(framework: str, role: str, call: int, directory: Path) -> tuple[list[En
         directory=directory,
         recoverable=True,  # or JAX would end the survivors before they can be asked
     ) as programs:
+        for index in range(3):
+            assert programs.report(index) == "known"
+        for index in range(3):
+            programs.send(index, "go on")
         return programs.end(), programs.process_id(victim)
 
 
