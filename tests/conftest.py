@@ -1,14 +1,27 @@
-"""What every test runs under: eight fake CPU devices for JAX, and Hypothesis without a clock.
+"""What every test runs under: this checkout, eight fake CPU devices for JAX, and Hypothesis without a clock.
 
-The variables are read when JAX is first imported, so they are set here, before any test module is.
-A machine with a GPU runs the tests on it with `JAX_PLATFORMS=cuda make test`.
+The variables are read when a process starts or JAX is first imported, so they are set here, before any test
+module is. A machine with a GPU runs the tests on it with `JAX_PLATFORMS=cuda make test`.
 """
 
 import os
+import signal
+import sys
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
+ROOT = Path(__file__).resolve().parents[1]
 DEVICES_FLAG = "--xla_force_host_platform_device_count"
+
+# Tests and the programs that they start, wherever that is, import what lies beside these tests, also in an
+# environment that another checkout has been installed into.
+for directory in (str(ROOT), str(ROOT / "python")):
+    sys.path.insert(0, directory)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [directory, os.environ.get("PYTHONPATH")]))
+
+# A shell that runs this in the background has let it ignore Ctrl-C, as would all programs that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):

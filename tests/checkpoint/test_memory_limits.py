@@ -58,7 +58,6 @@ def extra_bytes(path: Path, kind: str, limit_bytes: int | None) -> int:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "MALLOC_MMAP_THRESHOLD_": "65536",  # so that what is freed leaves the process
-        "PYTHONPATH": str(Path(waystation.__file__).parents[1]),
     }
     arguments = [path, kind, "none" if limit_bytes is None else str(limit_bytes)]
     done = subprocess.run(

@@ -21,8 +21,6 @@ from waystation.checkpoint.collect import find_leftovers, remove_leftovers
 from waystation.layouts.native.attempts import new_attempt_id
 from waystation.layouts.native.commit import read_record
 
-ROOT = Path(__file__).resolve().parents[2]
-
 pytestmark = pytest.mark.skipif(
     not plain_renames.SUPPORTED, reason="the filter of system calls is for x86-64 and AArch64 Linux"
 )
@@ -37,8 +35,6 @@ def with_plain_renames(code: str, *arguments: object) -> subprocess.CompletedPro
     )
     return subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

@@ -51,7 +51,6 @@ def extra_bytes(directory: Path, kind: str, mode: str, limit_bytes: int | None) 
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "MALLOC_MMAP_THRESHOLD_": "65536",  # so that what is freed leaves the process
-        "PYTHONPATH": f"{Path(waystation.__file__).parents[1]}:{Path(__file__).parents[2]}",
     }
     directory.mkdir()
     limit = "none" if limit_bytes is None else str(limit_bytes)

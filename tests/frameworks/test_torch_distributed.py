@@ -18,7 +18,6 @@ if not torch.distributed.is_available():
 from tests.frameworks import torch_program  # noqa: E402  (it needs the distributed part)
 
 PROGRAM = Path(torch_program.__file__)
-ROOT = PROGRAM.parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,6 @@ def _run(count: int, directory: Path) -> list[dict[str, str | None]]:
     environment = os.environ | {
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     processes = [
         subprocess.Popen(

@@ -11,7 +11,6 @@ import pytest
 from tests.native.held_jobs import PROGRAMS
 from tests.support import held_memory
 
-ROOT = Path(__file__).resolve().parents[2]
 HANG_S = 120
 
 
@@ -22,10 +21,9 @@ def test_held_job(program: str, tmp_path: Path) -> None:
     directory.mkdir()
     # Python warns of any fork beside threads; that it is safe here is what is tested.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.native.held_jobs", program]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WAYSTATION_CACHE_DIR": str(tmp_path / "cache")}
+    environment = {**os.environ, "WAYSTATION_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run(
         [*command, str(directory)],
-        cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
