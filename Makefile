@@ -4,6 +4,9 @@
 PYTHON := .venv/bin/python
 LOCKED := $(if $(CI),--locked)
 FUZZ_SECONDS ?= 20
+# So many processes of pytest share the tests: many of these wait, for the disk, for others, for a death to be
+# noticed. Each takes the next test that nobody has begun, so none is idle while another has a queue.
+TEST_PROCESSES ?= $(shell nproc)
 
 # cargo and maturin must see the same interpreter, or each would compile PyO3 for its own.
 export PYO3_PYTHON := $(CURDIR)/$(PYTHON)
@@ -25,7 +28,7 @@ test-rust: build
 	cargo test --workspace --quiet $(LOCKED)
 
 test-python: build
-	$(PYTHON) -m pytest $(PYTEST_ARGUMENTS)
+	$(PYTHON) -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGUMENTS)
 
 lint: lint-style lint-types lint-rust ## check style, types and licences (`make -k lint` goes on after a failure)
 

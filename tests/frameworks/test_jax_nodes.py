@@ -79,7 +79,11 @@ def test_sequences_open_by_index() -> None:
     assert opened[0] == [(SequenceKey(0), 1), (SequenceKey(1), 2)]
 
 
-@pytest.mark.parametrize("value", [3, "x", np.zeros(2), jnp.zeros(2), object(), optax.EmptyState()], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [3, "x", np.zeros(2), jnp.zeros(2), object(), optax.EmptyState()],
+    ids=lambda value: type(value).__name__,  # the same in every process that collects the tests
+)
 def test_what_is_no_node_of_jax_is_left_alone(value: Any) -> None:
     assert flatten_one_level(value) is None
 
