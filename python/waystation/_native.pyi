@@ -207,6 +207,15 @@ def read_table_entries(
 def sync_paths(paths: Sequence[str], /) -> None:
     """Makes files and directories (their entries) durable, all in parallel."""
 
+@final
+class SyncPoint:
+    """A moment before something is written on the file system of a directory. With it, much of that is made
+    durable at once where that is faster, and no failure of write-back since then is missed."""
+
+    def __new__(cls, directory: str, /) -> SyncPoint: ...
+    def sync(self, paths: Sequence[str], /) -> None:
+        """Makes files and directories (their entries) durable that were written since."""
+
 def rename_new(source: str, target: str, /) -> None:
     """Atomic rename that fails with Conflict if `target` exists, Unsupported where the file system
     cannot."""

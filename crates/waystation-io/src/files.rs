@@ -6,6 +6,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,18 +19,31 @@ use crate::job::panicked;
 
 /// Threads that wait for syncs or reads side by side. They sleep in the kernel, so cores do not count.
 const PARALLEL_CALLS: usize = 16;
+/// Files that wait for their sync while open: a process may have no more than a thousand or so.
+const MOST_OPEN_FILES: usize = 128;
+/// Paths from which on a head start for the syncs of all pays.
+pub(crate) const MANY_PATHS: usize = 64;
 
 /// Creates each file, writes it and, with `sync`, makes it durable.
 pub fn write_small_files<P: AsRef<Path> + Sync>(files: &[(P, &[u8])], sync: bool) -> Result<()> {
-    let mut created = Vec::with_capacity(files.len());
-    let outcome = create_all(files, &mut created).and_then(|()| {
-        if !sync {
-            return Ok(());
-        }
-        in_parallel(created.len(), |index| sync_file(&created[index], files[index].0.as_ref())).map(drop)
-    });
+    let created: Vec<AtomicBool> = files.iter().map(|_| AtomicBool::new(false)).collect();
+    let write = |index: usize| create(files[index].0.as_ref(), files[index].1, &created[index]);
+    let outcome = if sync {
+        // All bytes go into the page cache first, so that the syncs that follow share journal commits.
+        let batches = files.len().div_ceil(MOST_OPEN_FILES);
+        (0..batches).try_for_each(|batch| {
+            let first = batch * MOST_OPEN_FILES;
+            let open = in_parallel(MOST_OPEN_FILES.min(files.len() - first), |index| write(first + index))?;
+            in_parallel(open.len(), |index| sync_file(&open[index], files[first + index].0.as_ref()))
+                .map(drop)
+        })
+    } else {
+        in_parallel(files.len(), |index| write(index).map(drop)).map(drop)
+    };
     if outcome.is_err() {
-        for (path, _) in &files[..created.len()] {
+        for (path, _) in
+            files.iter().zip(created).filter_map(|(file, created)| created.into_inner().then_some(file))
+        {
             // The first error is the one to report; a file that cannot be removed is a leftover that
             // belongs to an attempt nobody committed.
             drop(fs::remove_file(path));
@@ -38,21 +52,15 @@ pub fn write_small_files<P: AsRef<Path> + Sync>(files: &[(P, &[u8])], sync: bool
     outcome
 }
 
-/// Puts all bytes into the page cache first, so that the syncs that follow share journal commits.
-fn create_all<P: AsRef<Path>>(files: &[(P, &[u8])], created: &mut Vec<File>) -> Result<()> {
-    for (path, bytes) in files {
-        let path = path.as_ref();
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(path)
-            .map_err(|error| Error::from_io(error, "create the file", path))?;
-        created.push(file);
-        if let Some(mut file) = created.last() {
-            file.write_all(bytes).map_err(|error| Error::from_io(error, "write the file", path))?;
-        }
-    }
-    Ok(())
+fn create(path: &Path, bytes: &[u8], created: &AtomicBool) -> Result<File> {
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(|error| Error::from_io(error, "create the file", path))?;
+    created.store(true, Ordering::Relaxed);
+    file.write_all(bytes).map_err(|error| Error::from_io(error, "write the file", path))?;
+    Ok(file)
 }
 
 fn sync_file(file: &File, path: &Path) -> Result<()> {
@@ -98,7 +106,23 @@ fn read_small_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>> {
 /// Makes files and directories durable, in parallel: what files hold, and for directories the entries
 /// that were created in them, renamed into and out of them.
 pub fn sync_paths<P: AsRef<Path> + Sync>(paths: &[P]) -> Result<()> {
+    if paths.len() >= MANY_PATHS {
+        // The first syncs then commit to the journal what all of them have to.
+        in_parallel(paths.len(), |index| {
+            begin_write_back(paths[index].as_ref());
+            Ok(())
+        })?;
+    }
     in_parallel(paths.len(), |index| sync_path(paths[index].as_ref())).map(drop)
+}
+
+/// Has the system begin to move to the disk what a file has in the page cache. Only a head start: what fails
+/// here, fails again when the file is synced.
+fn begin_write_back(path: &Path) {
+    if let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        // SAFETY: refers to no memory.
+        unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    }
 }
 
 fn sync_path(path: &Path) -> Result<()> {

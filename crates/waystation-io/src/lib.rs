@@ -17,6 +17,7 @@ pub mod read;
 pub mod ring;
 pub mod segment;
 pub mod staging;
+pub mod sync_point;
 pub mod table_pages;
 pub mod throttle;
 pub mod write;

@@ -281,7 +281,7 @@ fn huge_page_setting() -> Option<String> {
 }
 
 /// A line of the kernel's memory table, in bytes; zero where there is none.
-fn memory_information(key: &str) -> u64 {
+pub(crate) fn memory_information(key: &str) -> u64 {
     let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     table
         .lines()

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use waystation_io::calibrate::{calibrate as measure, calibration as remembered};
-use waystation_io::{files, probe as probing};
+use waystation_io::{files, probe as probing, sync_point};
 
 use crate::error::guarded;
 use crate::format::Bytes;
 
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<SyncPoint>()?;
     module.add_function(wrap_pyfunction!(write_small_files, module)?)?;
     module.add_function(wrap_pyfunction!(read_small_files, module)?)?;
     module.add_function(wrap_pyfunction!(sync_paths, module)?)?;
@@ -21,6 +22,24 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(calibrate, module)?)?;
     module.add_function(wrap_pyfunction!(calibration, module)?)?;
     Ok(())
+}
+
+/// A moment before something is written.
+#[pyclass(frozen, module = "waystation._native")]
+struct SyncPoint(sync_point::SyncPoint);
+
+#[pymethods]
+impl SyncPoint {
+    #[new]
+    #[pyo3(signature = (directory, /))]
+    fn new(py: Python<'_>, directory: PathBuf) -> PyResult<Self> {
+        py.detach(|| guarded(|| sync_point::SyncPoint::open(&directory))).map(Self)
+    }
+
+    #[pyo3(signature = (paths, /))]
+    fn sync(&self, py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
+        py.detach(|| guarded(|| self.0.sync(&paths)))
+    }
 }
 
 #[pyfunction]
