@@ -24,6 +24,8 @@ const SYNCHRONOUS_THREADS: usize = 4;
 const SMALL_BYTES: u64 = 1 << 20;
 /// Work below which another thread does not pay.
 const LEAST_BYTES_PER_THREAD: u64 = 8 << 20;
+/// The same of small files, of which it is the creation that takes the time.
+const LEAST_FILES_PER_THREAD: usize = 256;
 /// Nothing is written while the first block is gathered, so blocks are a small part of the job, …
 const LEAST_BLOCKS: u64 = 16;
 /// … but not so small that requests cost more than they carry.
@@ -54,11 +56,11 @@ pub(super) fn choose_way(plan: &Plan, options: &Options) -> Way {
         None if average < SMALL_BYTES || first.is_some_and(is_in_memory) => usual(Mode::Buffered),
         None => measured().unwrap_or_else(|| usual(Mode::DirectRing)),
     };
-    fit(way, plan.total_bytes, options)
+    fit(way, plan.total_bytes, plan.files.len(), options)
 }
 
 /// Cuts a way to the size of a job, and to what the caller prescribes.
-fn fit(mut way: Way, total_bytes: u64, options: &Options) -> Way {
+fn fit(mut way: Way, total_bytes: u64, file_count: usize, options: &Options) -> Way {
     if way.mode != Mode::DirectRing {
         way.threads = way.threads.max(SYNCHRONOUS_THREADS);
     }
@@ -76,7 +78,7 @@ fn fit(mut way: Way, total_bytes: u64, options: &Options) -> Way {
     way.block_bytes = options.block_bytes.unwrap_or(way.block_bytes).next_multiple_of(BLOCK_BYTES);
     way.block_bytes = way.block_bytes.min(most_bytes);
     way.depth = options.depth.unwrap_or(way.depth).clamp(1, MOST_DEPTH);
-    way.threads = options.threads.unwrap_or(way.threads.min(worthwhile_threads(total_bytes)));
+    way.threads = options.threads.unwrap_or(way.threads.min(worthwhile_threads(total_bytes, file_count)));
     way.threads = way.threads.min((staging_bytes / way.block_bytes).max(1));
     way
 }
@@ -91,8 +93,8 @@ fn largest_block(staging_bytes: usize) -> usize {
     (staging_bytes / LEAST_STAGED_BLOCKS / BLOCK_BYTES).max(1) * BLOCK_BYTES
 }
 
-fn worthwhile_threads(total_bytes: u64) -> usize {
-    (total_bytes / LEAST_BYTES_PER_THREAD).max(1) as usize
+fn worthwhile_threads(total_bytes: u64, file_count: usize) -> usize {
+    ((total_bytes / LEAST_BYTES_PER_THREAD) as usize).max(file_count / LEAST_FILES_PER_THREAD).max(1)
 }
 
 /// Requests in flight of each worker's ring.
@@ -111,7 +113,7 @@ pub(super) fn open_ring(way: Way, plan: &Plan, options: &Options) -> Result<(Way
             let message = format!("the system refuses io_uring: {error}; use mode 'direct-threads'");
             Err(Error::new(Kind::Unsupported, message))
         }
-        Err(_) => Ok((fit(usual(Mode::DirectThreads), plan.total_bytes, options), None)),
+        Err(_) => Ok((fit(usual(Mode::DirectThreads), plan.total_bytes, plan.files.len(), options), None)),
     }
 }
 
@@ -136,7 +138,7 @@ mod tests {
     };
 
     fn fitted(way: Way, total_mib: usize, options: Options) -> (usize, usize, usize) {
-        let way = fit(way, (total_mib * MIB) as u64, &options);
+        let way = fit(way, (total_mib * MIB) as u64, 1, &options);
         (way.block_bytes / MIB, way.depth, way.threads)
     }
 
@@ -163,6 +165,7 @@ mod tests {
     fn threads_are_what_the_bytes_deserve_and_staging_affords() {
         assert_eq!(fitted(usual(Mode::Buffered), 17, FREE), (1, 1, 2));
         assert_eq!(fitted(usual(Mode::Buffered), 1024, FREE), (1, 1, 4));
+        assert_eq!(fit(usual(Mode::Buffered), 1 << 20, 512, &FREE).threads, 2);
         let many = Options { threads: Some(8), block_bytes: Some(16 * MIB), ..FREE };
         assert_eq!(fitted(usual(Mode::DirectThreads), 4096, many), (16, 1, 4));
     }
@@ -176,7 +179,7 @@ mod tests {
             for mode in Mode::ALL {
                 let asked =
                     Options { threads: Some(16), block_bytes: Some(16 * MIB), ..bounded(staging_bytes) };
-                let way = fit(usual(mode), 1 << 40, &asked);
+                let way = fit(usual(mode), 1 << 40, 1, &asked);
                 assert!(way.threads * way.block_bytes <= staging_bytes.max(BLOCK_BYTES));
                 assert!(way.block_bytes.is_multiple_of(BLOCK_BYTES));
             }

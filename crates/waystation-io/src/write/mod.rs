@@ -18,8 +18,10 @@ mod work;
 mod worker;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,7 +49,7 @@ const MOST_THREADS: usize = 64;
 /// What the caller prescribes; the engine chooses the rest.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Whether the job ends only when its bytes are on stable storage.
+    /// Whether the job ends only when its bytes are on stable storage; otherwise they are on the way.
     pub sync: bool,
     /// The mode; Unsupported if the system refuses it.
     pub mode: Option<Mode>,
@@ -192,15 +194,16 @@ fn check_space(plan: &Plan) -> Result<()> {
     for file in &plan.files {
         *needed_by_directory.entry(directory_of(&file.path)).or_default() += file.file_bytes;
     }
-    let mut needs: Vec<(FileSystem, u64, PathBuf)> = Vec::new();
+    // By the numbers of their devices: with a directory for each array, asking more of each would take longer
+    // than writing them.
+    let mut needs: BTreeMap<u64, (&Path, u64)> = BTreeMap::new();
     for (directory, needed) in needed_by_directory {
-        let filesystem = FileSystem::of(directory)?;
-        match needs.iter_mut().find(|(known, ..)| known.device == filesystem.device) {
-            Some((_, sum, _)) => *sum += needed,
-            None => needs.push((filesystem, needed, directory.to_owned())),
-        }
+        let failed = |error| Error::from_io(error, "examine the directory", directory);
+        let device = fs::metadata(directory).map_err(failed)?.dev();
+        needs.entry(device).or_insert((directory, 0)).1 += needed;
     }
-    for (filesystem, needed, directory) in needs {
+    for (directory, needed) in needs.into_values() {
+        let filesystem = FileSystem::of(directory)?;
         let free = filesystem.available_bytes;
         // Some file systems do not know their size.
         if filesystem.total_bytes > 0 && needed > free {

@@ -18,6 +18,9 @@ use waystation_format::{Error, Kind, Result};
 use crate::aligned::PAGE_BYTES;
 use crate::filesystem::set_direct;
 
+/// Smaller blocks are written back with all others of their kind, in fewer requests.
+const LEAST_WRITE_BACK_BYTES: usize = 256 << 10;
+
 /// How an output is written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Manner {
@@ -134,9 +137,10 @@ impl Output {
         Ok(())
     }
 
-    /// Has the system begin to move buffered bytes to the disk, so that little is left for the sync.
+    /// Has the system begin to move buffered bytes to the disk, so that little is left for the sync,
+    /// the job's own or the caller's.
     pub fn begin_write_back(&self, file: &File, offset: u64, nbytes: usize) {
-        if self.manner.sync && !self.is_direct() {
+        if nbytes >= LEAST_WRITE_BACK_BYTES && !self.is_direct() {
             // Only a head start: its failure shows again, and is reported, when the file is synced.
             // SAFETY: refers to no memory.
             unsafe {

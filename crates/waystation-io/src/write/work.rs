@@ -51,6 +51,7 @@ pub(super) struct Work<'a> {
     gathered: Mutex<Gathered>,
     checksums: Vec<Box<[AtomicU64]>>,
     unfinished: Mutex<Vec<usize>>,
+    finish_threads: usize,
     gather_ns: AtomicU64,
 }
 
@@ -96,6 +97,7 @@ impl<'a> Work<'a> {
             unfinished: Mutex::new(
                 (0..plan.files.len()).filter(|&file| plan.files[file].file_bytes == 0).collect(),
             ),
+            finish_threads: if manner.sync { SYNC_THREADS } else { 1 },
             gather_ns: AtomicU64::new(0),
         }
     }
@@ -195,7 +197,7 @@ impl<'a> Work<'a> {
             }
             Ok(())
         };
-        in_parallel(files.len().min(SYNC_THREADS), "waystation-sync", &finish)
+        in_parallel(files.len().min(self.finish_threads), "waystation-sync", &finish)
     }
 
     /// Removes every file that was created.
