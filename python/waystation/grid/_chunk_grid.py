@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -26,10 +26,12 @@ class ChunkGrid:
     Attributes:
         array_shape: The shape of the array.
         chunk_shape: The shape of every chunk but those that the edge clips; no extent is zero.
+        counts: The number of chunks along each axis.
     """
 
     array_shape: Shape
     chunk_shape: Shape
+    counts: Shape = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.array_shape) != len(self.chunk_shape):
@@ -42,13 +44,8 @@ class ChunkGrid:
                 f"cannot cut an array of shape {self.array_shape} into chunks of shape {self.chunk_shape}; "
                 "extents of chunks begin at 1, those of arrays at 0"
             )
-
-    @property
-    def counts(self) -> Shape:
-        """The number of chunks along each axis."""
-        return tuple(
-            -(-extent // step) for extent, step in zip(self.array_shape, self.chunk_shape, strict=True)
-        )
+        along_axes = zip(self.array_shape, self.chunk_shape, strict=True)
+        object.__setattr__(self, "counts", tuple(-(-extent // step) for extent, step in along_axes))
 
     @property
     def chunk_count(self) -> int:

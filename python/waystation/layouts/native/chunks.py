@@ -112,6 +112,8 @@ def nbytes_of(source: ArraySource) -> int:
 def storage_options(saving: ArraySavingOptions, label: str, source: ArraySource) -> StorageOptions:
     """The options of one array: what the caller's function says, and where that says nothing, of all."""
     every, own = saving.storage_options, options_by_name(saving, label, source)
+    if own is _NOTHING:
+        return every
     return StorageOptions(
         dtype=every.dtype if own.dtype is None else own.dtype,
         chunk_bytes=every.chunk_bytes if own.chunk_bytes is None else own.chunk_bytes,
