@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,17 @@ MIB = 1 << 20
 
 
 def make(kind: str) -> list[Any]:
-    """The leaves of a state: the guide's 150 arrays of 4 MB, or one of 128 MiB."""
+    """The leaves of a state: the guide's 150 arrays of 4 MB, or one of 128 MiB; fewer of random bytes."""
+    random = np.random.default_rng(0)
     if kind == "numpy-one":
         return [np.full((128, MIB // 4), 7, np.float32)]
+    if kind == "random-one":
+        return [np.frombuffer(bytearray(random.bytes(64 * MIB)), np.int16).reshape(64, MIB // 2)]
+    if kind == "random":
+        return [np.frombuffer(bytearray(random.bytes(4 * MIB)), np.float32) for _ in range(16)]
+    if kind == "random-strided":
+        arrays = (np.frombuffer(bytearray(random.bytes(4 * MIB)), np.float32) for _ in range(16))
+        return [array.reshape(1024, 1024).T for array in arrays]
     if kind == "jax":
         import jax.numpy as jnp
 
@@ -48,12 +57,19 @@ def save(path: Path, leaves: list[Any], *, in_background: bool, overwrite_leaves
     return status("VmHWM")
 
 
-def main(directory: str, kind: str, mode: str, limit: str) -> None:
+def digest(leaf: Any) -> int:
+    """Of the bytes of a leaf in C order."""
+    return zlib.crc32(np.ascontiguousarray(leaf))
+
+
+def main(directory: str, kind: str, mode: str, limit: str, saving: str = "{}") -> None:
     context = waystation.Context()
     context.memory.write_concurrent_bytes = None if limit == "none" else int(limit)
     context.engine.block_bytes = 16 * MIB  # more than the bounds of the tests
+    for name, value in json.loads(saving).items():
+        setattr(context.array.saving, name, value)
     leaves = make(kind)
-    expected = [float(np.asarray(leaf).flat[0]) for leaf in leaves]
+    expected = [digest(leaf) for leaf in leaves]
     in_background = mode == "save_async"
     with context:
         save(Path(directory, "first"), leaves[:8], in_background=in_background, overwrite_leaves=False)
@@ -63,7 +79,7 @@ def main(directory: str, kind: str, mode: str, limit: str) -> None:
         path = Path(directory, "second")
         peak = save(path, leaves, in_background=in_background, overwrite_leaves=True)
     for value, array in zip(expected, waystation.load(path), strict=True):
-        assert bool((np.asarray(array) == value).all())
+        assert digest(array) == value
     sys.stdout.write(json.dumps({"extra_bytes": peak - before}))
 
 

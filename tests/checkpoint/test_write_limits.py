@@ -46,8 +46,8 @@ def limited(limit_bytes: int | None, snapshot_bytes: int | None = None) -> wayst
 # ---- measured ----------------------------------------------------------------------------------
 
 
-def extra_bytes(directory: Path, kind: str, mode: str, limit_bytes: int | None) -> int:
-    """The peak of resident memory during a save, beyond the state."""
+def extra_bytes(directory: Path, kind: str, mode: str, limit_bytes: int | None, **saving: Any) -> int:
+    """The peak of resident memory during a save with options of `array.saving`, beyond the state."""
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "MALLOC_MMAP_THRESHOLD_": "65536",  # so that what is freed leaves the process
@@ -55,7 +55,15 @@ def extra_bytes(directory: Path, kind: str, mode: str, limit_bytes: int | None) 
     directory.mkdir()
     limit = "none" if limit_bytes is None else str(limit_bytes)
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("save_peak.py"), directory, kind, mode, limit],
+        [
+            sys.executable,
+            Path(__file__).with_name("save_peak.py"),
+            directory,
+            kind,
+            mode,
+            limit,
+            json.dumps(saving),
+        ],
         env=environment,
         capture_output=True,
         text=True,

@@ -74,7 +74,8 @@ class MemoryOptions(OptionGroup):
             devices on its way to the disk, the engine's blocks, and the copies of an asynchronous save. Less
             than 1 MiB counts as 1 MiB; an array goes in pieces where it is larger. None leaves 64 MiB to the
             engine, and to copies what `snapshot_bytes` says. Arrays that have to be made anew to be stored
-            (a cast, the 4-bit dtypes of JAX) are not counted.
+            (a cast, the 4-bit dtypes of JAX) are not counted. Where arrays are compressed, half of the bound
+            is for that, less than 4 MiB counts as 4 MiB, and chunks are smaller, unless their size is given.
         transfer_concurrent_bytes: Orbax's bound on memory of devices on its way to the host. It is part of
             what `write_concurrent_bytes` bounds, so the smaller of the two counts.
         regulator_options: Another bound on the same, as Orbax's regulator is told; counts before

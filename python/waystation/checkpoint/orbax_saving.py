@@ -11,6 +11,7 @@ file; every file and directory is durable before the rename.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from waystation.checkpoint import cast, prepare, state_parts
 from waystation.checkpoint.handlers import registry as registries
 from waystation.checkpoint.handlers.types import type_name
 from waystation.checkpoint.saving import Saving, naming
+from waystation.checkpoint.write_limits import divided_with_frames
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import commit
@@ -32,6 +34,7 @@ from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.write import Observer
 from waystation.layouts.orbax import names, write_data, write_metadata, write_plan, write_tree
 from waystation.layouts.orbax.checkpoint_metadata import PYTREE_HANDLER, CheckpointMetadata
+from waystation.layouts.orbax.frame_limits import FrameLimits
 from waystation.layouts.orbax.write_data import Prepared
 from waystation.layouts.orbax.write_parts import Part, check_complete
 from waystation.transfers.handle import Progress
@@ -70,7 +73,13 @@ class Planned(Prepared):
 class OrbaxSaving(Saving):
     """A save in one of Orbax's layouts that all processes of the program make together."""
 
+    _limits = FrameLimits()
     _written: Sequence[Part] = ()  # by a program of one process
+    _sync_point: _native.SyncPoint | None = None  # from before this process has made the first file
+
+    def _close(self) -> None:
+        super()._close()
+        self._sync_point = None
 
     def _check_call(
         self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool
@@ -88,6 +97,14 @@ class OrbaxSaving(Saving):
             )
         super()._check_call(checkpointables, custom_metadata, is_state=is_state)
 
+    def _prepare(self, checkpointables: Mapping[str, Any], *, with_snapshot: bool) -> list[str]:
+        bound = self._options.memory.write_limit_bytes()
+        if self._options.array.saving.use_compression and bound is not None:
+            self._options, self._limits = divided_with_frames(self._options, bound)
+        lines = super()._prepare(checkpointables, with_snapshot=with_snapshot)
+        # Processes that cut arrays into other chunks would not write the same ones.
+        return [*lines, f"chunks of up to {self._limits.chunk_bytes} bytes"] if lines else []
+
     @paused_collection()
     def _take(self, name: str, described: prepare.Described, *, is_only: bool) -> Any:
         saving = self._options.array.saving
@@ -95,7 +112,7 @@ class OrbaxSaving(Saving):
             leaves = write_tree.leaves_of(described.structure, described.leaves, described.sources)
             wanted = cast.wanted_dtypes(leaves.arrays, leaves.names, saving)
             sizes = {number: dtypes.of_name(dtype).host.itemsize for number, dtype in wanted.items()}
-            arrays = write_plan.cut(leaves.names, leaves.arrays, saving, self._writer, sizes)
+            arrays = write_plan.cut(leaves.names, leaves.arrays, saving, self._writer, sizes, self._limits)
             chunks = [value.chunk for value in arrays.values]
             for source in leaves.arrays:
                 source.blocks = []  # what others write may be changed or freed at once
@@ -115,15 +132,14 @@ class OrbaxSaving(Saving):
 
     def _new_attempt(self, transaction: str | None = None) -> Attempt:
         attempt = super()._new_attempt(transaction)
-        directory = attempt.path
         try:
+            self._sync_point = _native.SyncPoint(attempt.path)
             for name, planned in self._states.items():
                 for own in planned.arrays.directories():
-                    directory = os.path.join(attempt.path, name, own)
-                    os.mkdir(directory)
-        except OSError as error:
+                    _make_directory(os.path.join(attempt.path, name, own))
+        except BaseException:
             attempt.discard()
-            raise from_os_error(error, "create", directory) from error
+            raise
         return attempt
 
     def _files_directory(self, path: str, name: str) -> str:
@@ -137,12 +153,15 @@ class OrbaxSaving(Saving):
             self._attempt.heartbeat if self._attempt else lambda: None,
             self._writer.process_count == 1,
         )
+        if self._sync_point is None:
+            self._sync_point = _native.SyncPoint(path)
         self._make_own_directories(path)
         parts = write_data.write(
             path,
             list(self._states.values()),
             self._writer.process,
             self._options,
+            self._limits,
             observer,
             lambda: progress.cancelled,
             self._unsynced,
@@ -159,11 +178,13 @@ class OrbaxSaving(Saving):
                 continue
             own = os.path.join(path, name, names.ocdbt_process(self._writer.process))
             directory = os.path.join(own, "d")
-            try:
-                os.makedirs(directory)
-            except OSError as error:
-                raise from_os_error(error, "create", directory) from error
+            _make_directory(own)
+            _make_directory(directory)
             self._unsynced += [directory, own]
+
+    def _make_durable(self, paths: Sequence[str]) -> None:
+        assert self._sync_point is not None, "it is there before the first file"
+        self._sync_point.sync(paths)
 
     def _write_metadata(self, told: Sequence[bytes]) -> None:
         path, states = self._attempt.path, list(self._states.values())
@@ -178,18 +199,18 @@ class OrbaxSaving(Saving):
                 for file, content in self._files_of(planned, own).items()
             }
         files |= {os.path.join(path, file): content for file, content in self._files_of_all().items()}
-        directories = {os.path.dirname(file) for file in files}
-        for directory in sorted(directories):
-            os.makedirs(directory, exist_ok=True)
-        _native.write_small_files(list(files.items()), sync=False)
-        made = [
+        made = {
             os.path.join(path, planned.name, own)
             for planned in states
             for own in planned.arrays.directories()
-        ]
+        }
+        directories = {os.path.dirname(file) for file in files} - made
+        for directory in sorted(directories):
+            _make_directory(directory)
+        _native.write_small_files(list(files.items()), sync=False)
         self._attempt.seal()
         named = [os.path.join(path, name) for name in (*self._states, *self._handlers)]
-        _native.sync_paths(list({*self._unsynced, *files, *made, *directories, *named, path}))
+        self._make_durable(list({*self._unsynced, *files, *made, *directories, *named, path}))
 
     def _files_of(self, planned: Planned, parts: Sequence[Part]) -> dict[str, bytes]:
         return write_metadata.of_state(
@@ -239,3 +260,12 @@ class OrbaxSaving(Saving):
             ) from error
         _native.sync_paths(self._attempt.directories_to_sync())
         commit.remove_replaced(self._attempt)
+
+
+def _make_directory(path: str) -> None:
+    """Makes a directory in the attempt, unless it is there."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+    except OSError as error:
+        raise from_os_error(error, "create", path) from error

@@ -242,7 +242,7 @@ class Saving:
             return told
         for directory in directories:
             handler_files.sync_present(directory)
-        _native.sync_paths(self._unsynced)
+        self._make_durable(self._unsynced)
         self._unsynced = []
         return told
 
@@ -339,6 +339,10 @@ class Saving:
             self._writer.process_count == 1,
         )
         return write_data(path, self._prepared(), self._options, observer, self._unsynced)
+
+    def _make_durable(self, paths: Sequence[str]) -> None:
+        """Makes what this process has written durable."""
+        _native.sync_paths(paths)
 
     def _write_metadata(self, told: Sequence[bytes]) -> None:
         """Makes what all processes have written a checkpoint, in the primary."""

@@ -1,8 +1,9 @@
 """Bounds the host memory that a save takes beyond the state (`memory.write_concurrent_bytes`).
 
 What makes up the bound: the blocks that the engine gathers arrays into and writes from, to which memory of
-devices is copied as well; and, of an asynchronous save, the copies of what could change. Invariants: a
-bound never makes a save fail, whatever the size of an array; what is given to one is taken from the other.
+devices is copied as well; of an asynchronous save, the copies of what could change; and of one that
+compresses, what that takes. Invariants: a bound never makes a save fail, whatever the size of an array; what
+is given to one is taken from the other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 from dataclasses import dataclass
 
 from waystation._options import MemoryOptions, Options
+from waystation.layouts.orbax.frame_limits import LEAST_BYTES as LEAST_FRAME_BYTES
+from waystation.layouts.orbax.frame_limits import FrameLimits
 
 LEAST_BYTES = 1 << 20  # a few blocks of the files, one of which has to be in memory as a whole
 _STAGING_MOST_BYTES = 64 << 20  # as much as the engine ever takes
@@ -52,6 +55,14 @@ def bound_engine(options: Options, shares: WriteShares) -> Options:
     own = bounded.engine.staging_bytes
     bounded.engine.staging_bytes = shares.staging_bytes if own is None else min(own, shares.staging_bytes)
     return bounded.frozen()
+
+
+def divided_with_frames(options: Options, bound_bytes: int) -> tuple[Options, FrameLimits]:
+    """The options of a bounded save with half of its bound, and how it compresses within the other."""
+    half = max(bound_bytes // 2, LEAST_FRAME_BYTES)
+    halved = options.thawed()
+    halved.memory.write_concurrent_bytes = half
+    return halved.frozen(), FrameLimits.within(half)
 
 
 def _half_of_free_bytes() -> int:

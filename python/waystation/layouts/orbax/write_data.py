@@ -22,12 +22,13 @@ from waystation.layouts.native import engine_job, write_plan
 from waystation.layouts.native.device_copies import copied_to_host
 from waystation.layouts.native.write import SYNC_TOGETHER_BYTES, Observer
 from waystation.layouts.orbax import names
+from waystation.layouts.orbax.frame_limits import FrameLimits
 from waystation.layouts.orbax.write_ocdbt import DataFile, new_data_file
 from waystation.layouts.orbax.write_parts import Part
 from waystation.layouts.orbax.write_plan import Arrays, Planned, Value
 
-_BATCH_BYTES = 64 << 20
 _BATCH_VALUES = 4096
+_MOST_SYNCED_FILES = 128
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ def write(
     prepared: Sequence[Prepared],
     process: int,
     options: Options,
+    limits: FrameLimits,
     observer: Observer,
     is_cancelled: Callable[[], bool],
     unsynced: list[str],
@@ -65,6 +67,7 @@ def write(
         prepared: The states.
         process: This one.
         options: Of the save.
+        limits: Of what is compressed.
         observer: What it reports to.
         is_cancelled: Whether to stop between batches.
         unsynced: Gets the files that are not durable yet.
@@ -75,10 +78,24 @@ def write(
     data_bytes = sum(value.chunk.nbytes for entry in prepared for value in entry.arrays.values)
     if observer.alone:
         engine_job.calibrate_once(attempt_path, options, data_bytes)
-    writing = _Writing(attempt_path, options, observer, data_bytes > SYNC_TOGETHER_BYTES, unsynced)
+    # What is many files, or little, is made durable together in the end.
+    is_small = data_bytes <= SYNC_TOGETHER_BYTES or _file_count(prepared) > _MOST_SYNCED_FILES
+    writing = _Writing(attempt_path, options, observer, not is_small, unsynced)
     if all(entry.planned is not None for entry in prepared):
         return writing.write_plans(prepared)
-    return writing.write_frames(prepared, process, is_cancelled)
+    return writing.write_frames(prepared, process, limits, is_cancelled)
+
+
+def _file_count(prepared: Sequence[Prepared]) -> int:
+    """Files that there will be, but for the few of databases whose size comes out only then."""
+    return sum(
+        len(entry.planned.files)
+        if entry.planned is not None
+        else 0
+        if entry.arrays.storage.use_ocdbt
+        else len(entry.arrays.values)
+        for entry in prepared
+    )
 
 
 @dataclass(slots=True)
@@ -119,7 +136,11 @@ class _Writing:
         return parts
 
     def write_frames(
-        self, prepared: Sequence[Prepared], process: int, is_cancelled: Callable[[], bool]
+        self,
+        prepared: Sequence[Prepared],
+        process: int,
+        limits: FrameLimits,
+        is_cancelled: Callable[[], bool],
     ) -> list[Part]:
         if not any(entry.is_waited_for for entry in prepared):
             self.observer.on_copied_out()
@@ -128,10 +149,10 @@ class _Writing:
         with jobs:
             for entry in prepared:
                 frames = _Frames(os.path.join(self.path, entry.name), entry.arrays, process)
-                for batch in _batches(entry.arrays.values, self.options.memory.write_limit_bytes()):
+                for batch in _batches(entry.arrays.values, limits.batch_bytes):
                     if is_cancelled():
                         break
-                    memory, files = frames.compress(batch)
+                    memory, files = frames.compress(batch, limits)
                     jobs.finish()
                     self._note(files)
                     jobs.begin(engine_job.start(files, memory, self.options, sync=self.sync), self.observer)
@@ -182,7 +203,9 @@ class _Frames:
         self._data_files: list[DataFile] = []
         self._places: list[tuple[int, int, int]] = []
 
-    def compress(self, batch: Sequence[Value]) -> tuple[object, list[engine_job.FileRecord]]:
+    def compress(
+        self, batch: Sequence[Value], limits: FrameLimits
+    ) -> tuple[object, list[engine_job.FileRecord]]:
         """Compresses values; returns what keeps the frames, and the files that they make."""
         sources, level = self._arrays.sources, self._arrays.storage.level
         assert level is not None, "these arrays are to be compressed"
@@ -193,7 +216,10 @@ class _Frames:
             chunk = dataclasses.replace(value.chunk, blocks=_on_host(value.chunk.blocks, item_bytes))
             words += write_plan.segment_words(0, chunk, item_bytes)
             owners.append(chunk)
-        memory, frames = _native.compress_zstd(np.asarray(words, np.int64), owners, level=level)
+        threads = limits.threads(max(value.chunk.nbytes for value in batch))
+        memory, frames = _native.compress_zstd(
+            np.asarray(words, np.int64), owners, level=level, threads=threads
+        )
         self._values += batch
         return memory, self._files(batch, memory.address, frames)
 
@@ -225,12 +251,11 @@ class _Frames:
         return Part.of(self._values, self._data_files, np.array(self._places, np.int64).reshape(-1, 3))
 
 
-def _batches(values: Sequence[Value], limit_bytes: int | None) -> Iterator[Sequence[Value]]:
-    """Values in batches of about so many bytes that two of them, with their frames, keep to a limit."""
-    most = _BATCH_BYTES if limit_bytes is None else min(_BATCH_BYTES, limit_bytes // 4)
+def _batches(values: Sequence[Value], most_bytes: int) -> Iterator[Sequence[Value]]:
+    """Values in batches of up to so many bytes, at least one value each."""
     start = held = 0
     for number, value in enumerate(values):
-        if number > start and (held + value.chunk.nbytes > most or number - start == _BATCH_VALUES):
+        if number > start and (held + value.chunk.nbytes > most_bytes or number - start == _BATCH_VALUES):
             yield values[start:number]
             start, held = number, 0
         held += value.chunk.nbytes

@@ -147,7 +147,9 @@ class Cutter:
             chunk = _slabs(part, element_bytes, self.chunk_bytes)
         else:
             sharded = [axis for axis, extent in enumerate(shape) if part[axis] != extent]
-            chunk = grid.choose_chunk_shape(part, element_bytes, wanted or CHUNK_BYTES, axes, sharded)
+            chunk = grid.choose_chunk_shape(
+                part, element_bytes, wanted or min(CHUNK_BYTES, self.chunk_bytes), axes, sharded
+            )
         chunks = grid.ChunkGrid(shape, chunk)
         if chunks.chunk_count > _MOST_CHUNKS:
             raise Unsupported(

@@ -30,7 +30,8 @@ from waystation.layouts.native import write_plan
 from waystation.layouts.native.chunks import MIN_SLICE_BYTES, Chunk, Writer, chunk_of, storage_options
 from waystation.layouts.native.write_plan import PlannedFile
 from waystation.layouts.orbax import names, shard_index, write_ocdbt
-from waystation.layouts.orbax.write_grid import COMPRESSED_CHUNK_BYTES, PLAIN_CHUNK_BYTES, Cut, Cutter
+from waystation.layouts.orbax.frame_limits import FrameLimits
+from waystation.layouts.orbax.write_grid import PLAIN_CHUNK_BYTES, Cut, Cutter
 from waystation.layouts.orbax.zarr import Codec, ZarrArray
 
 _PAGE_BYTES = 4096
@@ -68,10 +69,9 @@ class Storage:
             _FILE_BYTES if wanted is None else wanted or 1 << 62,
         )
 
-    @property
-    def chunk_bytes(self) -> int:
+    def chunk_bytes(self, limits: FrameLimits) -> int:
         """The largest chunk where the caller does not say how large."""
-        most = PLAIN_CHUNK_BYTES if self.level is None else COMPRESSED_CHUNK_BYTES
+        most = PLAIN_CHUNK_BYTES if self.level is None else limits.chunk_bytes
         return min(most, self.file_bytes) if self.use_ocdbt else most
 
     @property
@@ -187,6 +187,7 @@ def cut(
     saving: ArraySavingOptions,
     writer: Writer,
     element_bytes: Mapping[int, int],
+    limits: FrameLimits,
 ) -> Arrays:
     """Cuts arrays into chunks, and says which of them this process writes.
 
@@ -196,6 +197,7 @@ def cut(
         saving: How they are to be stored.
         writer: The process.
         element_bytes: Of the arrays that will be cast: bytes of an element then.
+        limits: Of what is compressed.
 
     Raises:
         InvalidInput: The options of an array do not fit it.
@@ -207,7 +209,7 @@ def cut(
         writer,
         saving.min_slice_bytes_for_replica_parallel or MIN_SLICE_BYTES,
         1 if saving.use_replica_parallel is False else most_slices,
-        storage.chunk_bytes,
+        storage.chunk_bytes(limits),
     )
     zeros = np.zeros(_PAGE_BYTES, np.uint8)
     arrays = Arrays(array_names, sources, [], [], storage, zeros)
@@ -312,34 +314,31 @@ class Planned:
 
 def plan(arrays: Arrays, process: int) -> Planned:
     """Plans the files of chunks that are stored as they are; the addresses of their memory must be final."""
-    planned = Planned(
-        [],
-        [],
-        np.zeros((len(arrays.values), 3), np.int64),
-        np.zeros(len(arrays.values), np.int64),
-        0,
-        [arrays.zeros],
-    )
-    groups = _data_files(arrays) if arrays.storage.use_ocdbt else _plain_files(arrays)
-    for group in groups:
+    files: list[PlannedFile] = []
+    data_files: list[write_ocdbt.DataFile] = []
+    owners: list[Any] = [arrays.zeros]
+    numbers: list[int] = []  # of the values, file after file
+    rows: list[tuple[int, int, int, int]] = []  # of each its place, and where its file begins among all bytes
+    end = 0
+    for group in _data_files(arrays) if arrays.storage.use_ocdbt else _plain_files(arrays):
         file = _File(arrays.zeros)
         offsets = [file.add(arrays, arrays.values[number]) for number in group]
+        lengths = [arrays.values[number].chunk.nbytes for number in group]
         if arrays.storage.use_ocdbt:
-            planned.data_files.append(write_ocdbt.new_data_file(names.ocdbt_process(process) + "/"))
-            name = "".join(planned.data_files[-1])
+            data_files.append(write_ocdbt.new_data_file(names.ocdbt_process(process) + "/"))
+            name = "".join(data_files[-1])
         else:
             first = arrays.values[group[0]]
             name = arrays.key(first.chunk.array, first.number)
             if arrays.is_inner(first.chunk.array):
-                lengths = [arrays.values[number].chunk.nbytes for number in group]
-                planned.owners.append(file.add_bytes(shard_index.encode(offsets, lengths)))
-        planned.places[group, 0] = len(planned.files)
-        planned.places[group, 1] = offsets
-        planned.places[group, 2] = [arrays.values[number].chunk.nbytes for number in group]
-        planned.positions[group] = planned.data_bytes + np.asarray(offsets, np.int64)
-        planned.files.append(PlannedFile(name, b"", file.end, np.asarray(file.words, np.int64)))
-        planned.data_bytes += file.end
-    return planned
+                owners.append(file.add_bytes(shard_index.encode(offsets, lengths)))
+        numbers += group
+        rows += zip(itertools.repeat(len(files)), offsets, lengths, itertools.repeat(end))
+        files.append(PlannedFile(name, b"", file.end, np.asarray(file.words, np.int64)))
+        end += file.end
+    found = np.zeros((len(arrays.values), 4), np.int64)
+    found[numbers] = np.array(rows, np.int64).reshape(-1, 4)
+    return Planned(files, data_files, found[:, :3], found[:, 3] + found[:, 1], end, owners)
 
 
 class _File:
