@@ -151,6 +151,11 @@ def save_split(path: Path) -> None:
         waystation.save(path, state(2))
 
 
+def save_last(path: Path) -> None:
+    """The save after a kill."""
+    waystation.save(path, state(3), overwrite=True)
+
+
 @dataclass(frozen=True)
 class Scenario:
     """What is walked.
@@ -160,12 +165,20 @@ class Scenario:
         before: Makes what stands there before.
         allowed: The states that may stand there after.
         plain_renames: Whether the file system has no other renames.
+        present: Tells which state is there.
+        leftovers: Lists what is there besides.
+        again: Saves state 3 over whatever is there.
+        from_first: Names of changes of the disk: the walk begins before the first of them, if there are any.
     """
 
     action: Callable[[Path], None]
     before: Callable[[Path], None]
     allowed: frozenset[int | None]
     plain_renames: bool = False
+    present: Callable[[Path], int | None] = present
+    leftovers: Callable[[Path], list[str]] = leftovers
+    again: Callable[[Path], None] = save_last
+    from_first: tuple[str, ...] = ()
 
 
 NEW, OVER, GONE = frozenset({None, 2}), frozenset({1, 2}), frozenset({1, None})
@@ -187,32 +200,43 @@ SCENARIOS = {
 
 
 def walk(scenario: Scenario, directory: Path) -> dict[str, object]:
-    """Walks all steps of a scenario."""
+    """Walks the steps of a scenario."""
     path = directory / "checkpoint"
     copy = directory.with_name(f"{directory.name}-copy")
     outcomes: list[str] = []
-    step = 0
+    first_step = step = _first_step(scenario, path)
     while True:
         waystation.delete(path, missing_ok=True)
         scenario.before(path)
         killed, changes = system_calls.run(lambda: scenario.action(path), step)
-        found = present(path)
+        found = scenario.present(path)
         told = f"killed before change {step} (after {changes})"
         assert found in scenario.allowed, f"{told}: found state {found}"
 
         shutil.copytree(directory, copy)
         remove_leftovers(find_leftovers(copy))
-        assert present(copy / "checkpoint") == found, f"{told}: then 'gc' has touched the checkpoint"
-        assert leftovers(copy) == [], f"{told}: 'gc' left {leftovers(copy)}"
+        assert scenario.present(copy / "checkpoint") == found, f"{told}: then 'gc' has touched the checkpoint"
+        assert scenario.leftovers(copy) == [], f"{told}: 'gc' left {scenario.leftovers(copy)}"
         shutil.rmtree(copy)
 
-        waystation.save(path, state(3), overwrite=True)
-        assert present(path) == 3
-        assert leftovers(directory) == [], f"{told}: the next save left {leftovers(directory)}"
+        scenario.again(path)
+        assert scenario.present(path) == 3
+        assert scenario.leftovers(directory) == [], (
+            f"{told}: the next save left {scenario.leftovers(directory)}"
+        )
         outcomes.append(f"{changes[-1] if changes else 'start'}: {found}")
         if not killed:
-            return {"steps": step, "changes": changes, "outcomes": outcomes}
+            return {"steps": step - first_step, "changes": changes, "outcomes": outcomes}
         step += 1
+
+
+def _first_step(scenario: Scenario, path: Path) -> int:
+    """The change at which the walk begins, found out by a save that nobody kills."""
+    if not scenario.from_first:
+        return 0
+    scenario.before(path)
+    _, changes = system_calls.run(lambda: scenario.action(path), None)
+    return min(changes.index(name) for name in scenario.from_first if name in changes)
 
 
 def main(name: str, directory: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.distributed import torch_scenarios
@@ -26,12 +27,18 @@ PRIMARY, OTHER = 0, 1
 
 
 def save_and_kill(
-    directory: Path, victim: int, kill_before: int | None
+    directory: Path, victim: int, kill_before: int | None, **saving: Any
 ) -> tuple[bool, list[str], list[Ended]]:
-    """Has processes save; returns whether the victim was killed, what it did until then, and all ends."""
+    """Has processes save, with options of `array.saving`; returns whether the victim was killed, what it did
+    until then, and all ends."""
     checkpoint = directory / "checkpoints" / "1"
     with running(
-        torch_scenarios.save_until_killed, checkpoint, count=COUNT, framework="torch", directory=directory
+        torch_scenarios.save_until_killed,
+        checkpoint,
+        saving,
+        count=COUNT,
+        framework="torch",
+        directory=directory,
     ) as programs:
         for index in range(COUNT):
             assert programs.report(index) == "ready"
@@ -43,9 +50,8 @@ def save_and_kill(
         return killed, changes, programs.end()
 
 
-def look(directory: Path, ended: list[Ended], victim: int, *, killed: bool) -> None:
-    """Checks what the survivors were told and what is on the disk."""
-    root = directory / "checkpoints"
+def check_told(ended: list[Ended], victim: int, *, killed: bool) -> None:
+    """Checks what the survivors were told."""
     for index, process in enumerate(ended):
         if killed and index == victim:
             continue
@@ -54,6 +60,12 @@ def look(directory: Path, ended: list[Ended], victim: int, *, killed: bool) -> N
             assert isinstance(process.value, Raised), process
             assert process.value.type == "Unavailable", process
             assert f"process {victim}" in process.value.message, process
+
+
+def look(directory: Path, ended: list[Ended], victim: int, *, killed: bool) -> None:
+    """Checks what the survivors were told and what is on the disk."""
+    root = directory / "checkpoints"
+    check_told(ended, victim, killed=killed)
     committed = waystation.is_checkpoint(root / "1")
     if committed:
         assert waystation.verify(root / "1").damages == []
@@ -61,6 +73,14 @@ def look(directory: Path, ended: list[Ended], victim: int, *, killed: bool) -> N
         assert os.listdir(root) == ["1"]
     elif victim == OTHER:
         assert os.listdir(root) == [], "the primary lives and has removed the attempt"
+
+
+def steps_of(changes: list[str]) -> list[int]:
+    """The steps that are walked."""
+    steps = range(len(changes))
+    if os.environ.get("WALK_EVERY_STEP"):
+        return list(steps)
+    return sorted({*steps[:: max(1, len(steps) // 4)], *steps[-3:]})
 
 
 @pytest.mark.parametrize("victim", [PRIMARY, OTHER], ids=["primary", "other"])
@@ -71,10 +91,7 @@ def test_killed_before_each_change_of_the_disk(tmp_path: Path, victim: int) -> N
     look(tmp_path / "whole", ended, victim, killed=False)
     assert waystation.is_checkpoint(tmp_path / "whole" / "checkpoints" / "1")
     assert len(changes) > 4, changes
-    steps = range(len(changes))
-    if not os.environ.get("WALK_EVERY_STEP"):
-        steps = sorted({*steps[:: max(1, len(steps) // 4)], *steps[-3:]})
-    for step in steps:
+    for step in steps_of(changes):
         directory = tmp_path / str(step)
         (directory / "checkpoints").mkdir(parents=True)
         killed, _, ended = save_and_kill(directory, victim, step)

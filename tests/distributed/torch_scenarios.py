@@ -184,14 +184,14 @@ def load_elsewhere(place: Place, path: Path) -> bool:
     )
 
 
-def save_until_killed(place: Place, path: Path) -> Any:
-    """Saves once the test says so; a process may be killed meanwhile."""
+def save_until_killed(place: Place, path: Path, saving: dict[str, Any] | None = None) -> Any:
+    """Saves, over what is there, once the test says so; a process may be killed meanwhile."""
     connect(place)
     state = make_state(place)
     place.report("ready")
     place.receive()
-    with options():
-        return outcome(lambda: waystation.save(path, state))
+    with options(**(saving or {})):
+        return outcome(lambda: waystation.save(path, state, overwrite=True))
 
 
 def save_when_told(place: Place, deadline_s: float, mebibytes: int) -> None:

@@ -75,3 +75,14 @@ def save_with_torch(place: Place, path: Path, layout: dict[str, Any]) -> None:
     torch_scenarios.connect(place)
     with torch_scenarios.options(**layout):
         waystation.save(path, torch_scenarios.make_state(place))
+
+
+def check_tensors(loaded: Any) -> None:
+    """Checks what two processes of torch have saved."""
+    table = np.arange(64 * 48, dtype=np.float32).reshape(64, 48)
+    assert np.array_equal(loaded["rows"], table)
+    assert np.array_equal(loaded["uneven"], table[:37, :5])
+    assert np.array_equal(loaded["columns"].astype(np.float32), table.astype(loaded["columns"].dtype))
+    assert np.array_equal(loaded["large"], np.arange(1 << 20, dtype=np.float32))
+    assert loaded["empty"].shape == (0, 3)
+    assert (loaded["step"], loaded["text"]) == (7, "words")

@@ -49,6 +49,7 @@ _CHANGES = {
     263: "unlinkat",
     277: "sync_file_range",
     285: "fallocate",
+    306: "syncfs",
     426: "io_uring_enter",
 }
 _OPENAT = 257
