@@ -1,14 +1,19 @@
-"""Makes the golden checkpoint of the present format version: `python -m tests.golden.make`.
+"""Makes the golden checkpoints of the present format version that are not there yet.
 
-Run once per format version, by the release that introduces it. What it wrote is then kept for ever and
-never made anew: readers of later releases must go on reading those very bytes.
+Run as `python -m tests.golden.make`. What it wrote is kept for ever and never made anew: readers of later
+releases must go on reading those very bytes.
 """
 
 from pathlib import Path
 
-from tests.golden.golden_state import CUSTOM_METADATA, state
+from tests.golden.golden_state import CUSTOM_METADATA, checkpointables, state, with_handlers
 
 import waystation
 
 if __name__ == "__main__":
-    waystation.save(Path(__file__).parent / "format-1", state(), custom_metadata=CUSTOM_METADATA)
+    here = Path(__file__).parent
+    if not (here / "format-1").exists():
+        waystation.save(here / "format-1", state(), custom_metadata=CUSTOM_METADATA)
+    if not (here / "format-1-files").exists():
+        with with_handlers():
+            waystation.save_checkpointables(here / "format-1-files", checkpointables())
