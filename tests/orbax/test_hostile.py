@@ -27,6 +27,7 @@ from waystation.errors import Corrupt, Unsupported, WaystationError
 from waystation.layouts.orbax import (
     array_metadatas,
     checkpoint_metadata,
+    deletion,
     rich_types,
     shard_index,
     shardings_file,
@@ -250,6 +251,7 @@ _json = st.recursive(
                     *("sharding_type", "axis_names", "partition_spec", "device_mesh", "mesh", "device_str"),
                     *("array_metadatas", "array_metadata", "param_name", "ext_metadata", "item_handlers"),
                     *("category", "clazz", "entries", "data", "module", "value_metadata_tree", "YQ=="),
+                    *("operation_id", "checkpointable_name", "original_metadata", "updated_metadata"),
                 ]
             ),
             inner,
@@ -266,6 +268,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "shardings": lambda data: shardings_file.decode(data, "file"),
     "array metadatas": lambda data: array_metadatas.decode(data, "file"),
     "checkpoint": lambda data: checkpoint_metadata.CheckpointMetadata.decode(data, "file"),
+    "deletion": lambda data: deletion.DeletionRecord.decode(data, "file"),
     "strings": lambda data: strings_file.find(strings_file.decode(data, "file"), "a/b", "file"),
 }
 

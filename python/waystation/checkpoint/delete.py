@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from waystation._errors import CheckpointableNotFound, CheckpointNotFound, InvalidInput, WrongType
+from waystation._errors import (
+    CheckpointableNotFound,
+    CheckpointNotFound,
+    InvalidInput,
+    InvalidLayoutError,
+    WrongType,
+)
 from waystation._options.in_effect import current_options
-from waystation.checkpoint import local_storage
-from waystation.checkpoint.paths import PathLike, is_checkpoint, require_checkpoint, resolve
+from waystation.checkpoint import local_storage, opening
+from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.saving import check_name
 from waystation.checkpoint.sessions import open_session
 from waystation.layouts.native import commit
 from waystation.layouts.native.attempts import new_attempt_id
+from waystation.layouts.orbax import checkpoint as orbax
+from waystation.layouts.orbax import deletion
 from waystation.transfers.handle import AsyncResponse
 
 _DELETED, _ABSENT = b"deleted", b"absent"
@@ -26,8 +34,9 @@ def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok
     (`multiprocessing.primary_host = None`) each removes its own part.
 
     It stops being there in one atomic step; only then are its files removed, so a crash leaves it whole or
-    gone. Of parts in local storage a crash may leave some, which another call removes. The other
-    checkpointables can be loaded all the time; who is loading the one that is deleted gets an error.
+    gone. Of parts in local storage a crash may leave some, which another call removes; so it does with what a
+    deletion by Orbax has left that did not end. The other checkpointables can be loaded all the time; who is
+    loading the one that is deleted gets an error.
 
     Args:
         path: The checkpoint.
@@ -40,8 +49,9 @@ def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok
     Raises:
         CheckpointNotFound: There is nothing at `path`.
         CheckpointableNotFound: The checkpoint has no such checkpointable.
-        InvalidInput: What is there is not a checkpoint; it is left alone. Or the checkpointable is the last
-            one: delete the checkpoint then.
+        InvalidInput: What is there is not a checkpoint, but a part of one, or something else; it is left
+            alone. Or the checkpointable is the last one: delete the checkpoint then.
+        DeletionRecoveryError: The deletion of another checkpointable has begun and has not ended.
     """
     return _Deletion(path, checkpointable_name, missing_ok=missing_ok).run()
 
@@ -71,6 +81,7 @@ class _Deletion:
         self.target = resolve(path)
         self._name = name
         self._missing_ok = missing_ok
+        self._is_orbax = False
         options = current_options()
         self._is_local = options.multiprocessing.primary_host is None
         what = "" if name is None else f" checkpointable '{name}' of"
@@ -119,12 +130,16 @@ class _Deletion:
         """Finds out whether it is there; refuses what must not be deleted."""
         if not os.path.lexists(self.target):
             return _ABSENT
-        if self._name is None and is_checkpoint(self.target):
-            return b""  # whole, of whatever layout
-        require_checkpoint(self.target)
+        self._is_orbax = opening.recognise(self.target) == "orbax"
+        if self._is_orbax and orbax.is_checkpointable(self.target):
+            raise InvalidLayoutError(
+                f"'{self.target}' is a part of checkpoint '{os.path.dirname(self.target)}'; delete it from "
+                "that: delete(path, checkpointable_name=…)",
+                path=self.target,
+            )
         if self._name is None:
             return b""
-        present = commit.read_record(self.target).checkpointables
+        present = self._present()
         if self._name not in present:
             return _ABSENT
         if len(present) == 1:
@@ -140,15 +155,28 @@ class _Deletion:
             raise CheckpointNotFound(
                 f"no process has a checkpoint at its path, such as '{self.target}'", path=self.target
             )
-        require_checkpoint(self.target)
-        present = ", ".join(sorted(commit.read_record(self.target).checkpointables))
+        opening.recognise(self.target)
+        present = ", ".join(sorted(self._present()))
         raise CheckpointableNotFound(
             f"checkpoint '{self.target}' has no checkpointable '{self._name}'; it has: {present}",
             path=self.target,
         )
 
+    def _present(self) -> Collection[str]:
+        """The checkpointables that are there; the one that is to go as well if its deletion has begun."""
+        if not self._is_orbax:
+            return commit.read_record(self.target).checkpointables
+        assert self._name is not None, "nobody asks otherwise"
+        found = orbax.open_checkpoint(self.target)
+        record = deletion.read_record(self.target)
+        if record is None:
+            return found.items
+        deletion.require_deletion_of(record, self._name, self.target)
+        return {*found.items, self._name}
+
     def _withdraw(self) -> None:
+        withdraw = deletion.delete if self._is_orbax else commit.withdraw_checkpointable
         if self._name is None:
             commit.withdraw(self.target, new_attempt_id())
         else:
-            commit.withdraw_checkpointable(self.target, self._name, new_attempt_id())
+            withdraw(self.target, self._name, new_attempt_id())

@@ -83,7 +83,7 @@ def add_in_place(attempt: Attempt) -> None:
     Raises:
         Conflict: The checkpoint has one of them meanwhile.
     """
-    with _locked(attempt.target):
+    with locked(attempt.target):
         present, prepared = read_record(attempt.target), read_record(attempt.path)
         both = sorted(present.checkpointables.keys() & prepared.checkpointables.keys())
         if both:
@@ -222,7 +222,7 @@ def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
     Raises:
         CheckpointableNotFound: It has gone meanwhile.
     """
-    with _locked(target):
+    with locked(target):
         record = read_record(target)
         remaining = dict(record.checkpointables)
         if name not in remaining:
@@ -252,7 +252,7 @@ def _is_in(target: str, directory: str) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(target: str) -> Iterator[None]:
+def locked(target: str) -> Iterator[None]:
     """Keeps others from replacing the record of a checkpoint between a look at it and its replacement.
 
     Raises:

@@ -19,9 +19,8 @@ from waystation._errors import (
     InvalidLayoutError,
     from_os_error,
 )
-from waystation.layouts.orbax import names
+from waystation.layouts.orbax import deletion, names
 from waystation.layouts.orbax.checkpoint_metadata import CheckpointMetadata
-from waystation.layouts.orbax.json_files import parse_object, reading, text
 
 STATE = "state"  # what a load means by default; the tree of a flat checkpoint is called so, too
 _MARKERS = (names.INDICATOR, names.CHECKPOINT_METADATA, names.TREE_METADATA)
@@ -105,6 +104,12 @@ def is_checkpoint(path: str) -> bool:
     return any(_has(directory, names.TREE_METADATA) and not _is_own(directory) for directory in _below(path))
 
 
+def is_checkpointable(path: str) -> bool:
+    """Whether a path is that of a part of a checkpoint."""
+    whole = os.path.dirname(path)
+    return _is_own(whole) or _has(whole, names.DELETION)
+
+
 def _is_own(directory: str) -> bool:
     """Whether a directory is a checkpoint itself, not a checkpointable of one."""
     return _has(directory, names.CHECKPOINT_METADATA) or _has(directory, names.INDICATOR)
@@ -121,6 +126,7 @@ def open_checkpoint(path: str) -> OrbaxCheckpoint:
     Raises:
         InvalidLayoutError: There is none of Orbax's.
         Corrupt: What it says of itself makes no sense.
+        DeletionRecoveryError: Nor does what it says of a deletion that has begun.
     """
     if not is_checkpoint(path):
         raise InvalidLayoutError(f"'{path}' is not a checkpoint of Orbax", path=path)
@@ -128,7 +134,8 @@ def open_checkpoint(path: str) -> OrbaxCheckpoint:
     if isinstance(metadata.item_handlers, str) or _has(path, names.TREE_METADATA):
         handler = metadata.item_handlers if isinstance(metadata.item_handlers, str) else None
         return OrbaxCheckpoint(path, {STATE: Item(path, handler, is_tree=True)}, metadata)
-    deleting = _deleting(path)
+    record = deletion.read_record(path)
+    deleting = None if record is None else record.checkpointable_name
     items = {
         name: Item(directory, metadata.handler_of(name), _has(directory, names.TREE_METADATA))
         for directory in _below(path)
@@ -144,15 +151,6 @@ def _read_metadata(path: str) -> CheckpointMetadata:
     if not content:
         return CheckpointMetadata()
     return CheckpointMetadata.decode(content, os.path.join(path, names.CHECKPOINT_METADATA))
-
-
-def _deleting(path: str) -> str | None:
-    record = os.path.join(path, names.DELETION)
-    content = _read(record)
-    if content is None:
-        return None
-    with reading(record):
-        return text(parse_object(content, record)["checkpointable_name"])
 
 
 def _read(path: str) -> bytes | None:
