@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection
 
 from waystation import coordination
-from waystation._errors import InvalidInput, Unsupported
+from waystation._errors import InvalidInput
 
 __all__ = [
     "is_pathways_backend",
@@ -53,18 +53,18 @@ async def sync_global_processes(
     processes: Collection[int] | None = None,
     record_event_name: str = "/jax/checkpoint/sync_global_devices_duration_sec",
 ) -> None:
-    """Waits until all processes are here. They all call it, in the same order among saves and loads.
+    """Waits until all processes are here. They all call it, in the same order among saves and loads (of the
+    same processes, if they are not all).
 
     Args:
         key: What the processes wait for: the same in all of them.
         operation_id: Of which operation this is part: likewise.
         timeout: How many seconds to wait at most; None means 300.
-        processes: Those that wait: all, or this one alone.
+        processes: Those that wait, and call it; None for all.
         record_event_name: Under this name JAX's monitoring is told how long it took.
 
     Raises:
         InvalidInput: `timeout` is not positive, or this process is not among `processes`.
-        Unsupported: `processes` are some of several.
         Unavailable: A process has died, or does not come.
     """
     current = coordination.current()
@@ -75,14 +75,11 @@ async def sync_global_processes(
         raise InvalidInput(f"process {current.process_index} is to wait for processes {sorted(chosen)} only")
     if len(chosen) == 1:
         return
-    if len(chosen) < current.process_count:
-        raise Unsupported(
-            f"processes {sorted(chosen)} of {current.process_count} cannot wait for each other alone; leave "
-            "`processes` out, and let all call it"
-        )
     begun = time.monotonic()
     what = f"wait at '[op={operation_id}] {key}'"
-    session = current.open(what, deadline_s=timeout or _DEADLINE_S)
+    session = current.open(
+        what, deadline_s=timeout or _DEADLINE_S, primary=min(chosen), processes=sorted(chosen)
+    )
     try:
         await asyncio.to_thread(session.barrier)
     finally:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from tests.coordination.scenarios import DEADLINE_S, attempt, open_session, try_round
+from tests.coordination.rounds import DEADLINE_S, attempt, open_session, try_round
 from tests.support.programs import Place
 
 from waystation.coordination import liveness, torch_distributed

@@ -5,39 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
-from tests.support.programs import Place, raised
+from tests.coordination.rounds import DEADLINE_S, attempt, open_session, try_round
+from tests.coordination.scenarios_of_some import deadline_of_some, sessions_of_some
+from tests.support.programs import Place
 
 from waystation import coordination
 from waystation.errors import DiskFull, NotFound
 
-DEADLINE_S = 60.0
 LARGE_BYTES = 20 << 20
-
-
-def open_session(what: str, **options: Any) -> Any:
-    return coordination.current().open(what, **{"deadline_s": DEADLINE_S, **options})
-
-
-def attempt(function: Callable[[], Any]) -> Any:
-    """What a function returns or raises."""
-    try:
-        return function()
-    except BaseException as error:
-        return raised(error)
-
-
-def try_round(
-    what: str, work: Callable[[], bytes], decide: Any = b" ".join, then: Any = None, **options: Any
-) -> Any:
-    session = open_session(what, **options)
-    outcome = attempt(lambda: session.round(work, decide))
-    if then is not None:
-        then()
-    session.close()
-    return outcome
 
 
 def left_in_store() -> list[str]:
@@ -77,6 +54,8 @@ def survivable(place: Place) -> dict[str, Any]:
         out_of_step,
         out_of_step_primaries,
         named_sequences,
+        sessions_of_some,
+        deadline_of_some,
         deadline,
         slow_decision,
         concurrent_sessions,
@@ -312,12 +291,12 @@ def one_for_all_threads(place: Place) -> Any:
 def initialized_again(place: Place) -> Any:
     """Three times connected, each time with a coordinator that counts from the start."""
     seen = []
-    for attempt in range(3):
+    for number in range(3):
         place.connect()
         coordinator = coordination.current()
-        session = open_session(f"connected for the {attempt}. time")
+        session = open_session(f"connected for the {number}. time")
         seen.append((session.gather(b"%d" % place.index), id(coordinator)))
-        if attempt == 1:  # a session of which something stays behind must not confuse the next
+        if number == 1:  # a session of which something stays behind must not confuse the next
             left_open = open_session("never closed")
             left_open.barrier()
         else:

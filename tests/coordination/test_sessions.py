@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,46 @@ def test_any_process_can_be_the_primary(seen: list[dict[str, Any]]) -> None:
 def test_named_sequences_need_no_common_order(seen: list[dict[str, Any]]) -> None:
     decision = b" ".join(b"%d" % index for index in range(len(seen)))
     assert of(seen, "named_sequences") == [{"first": decision, "other/ß": decision}] * len(seen)
+
+
+def test_some_of_the_processes_agree_without_the_others(seen: list[dict[str, Any]]) -> None:
+    count = len(seen)
+    last = count - 1
+    for index, found in enumerate(of(seen, "sessions_of_some")):
+        assert found["alone"] == (0, 1, (index,))
+        assert found["decided alone"] == b"x"
+        for name, told in (
+            ("absent", rf"process 99 is to take part, but there are only processes 0 to {last}"),
+            ("other", rf"{index}, is not among multiprocessing.active_processes|the primary, 0, is not"),
+        ):
+            assert found[name].type == "InvalidInput"
+            assert re.search(told, found[name].message), found[name].message
+        if index == 1:
+            assert "the primary, 0, is not among" in found["primary"].message
+        if index not in (0, last):
+            assert "failed" not in found
+            continue
+        for number in range(2):
+            place, members, processes, is_primary, decided, gathered = found[f"pair {number}"]
+            assert (place, members, processes) == ((0, last).index(index), 2, (0, last))
+            assert is_primary == (index == last)
+            assert decided == b"0+%d" % last
+            assert gathered == ([b"0", b"%d" % last] if is_primary else None)
+        assert (found["failed"].type, found["failed"].message) == ("NotFound", "not there")
+        if index != last:
+            assert found["failed"].context["process"] == last
+        assert f"process 0: work of 0; process {last}: work of {last}" in found["out of step"].message
+
+
+def test_a_deadline_of_some_names_the_process_by_its_index_in_the_program(
+    seen: list[dict[str, Any]],
+) -> None:
+    last = len(seen) - 1
+    found = of(seen, "deadline_of_some")
+    for index in (0, last):
+        assert found[index].type == "Unavailable"
+        assert found[index].context["process"] == last
+        assert f"process {last}" in found[index].message
 
 
 def test_large_parts_and_decisions_arrive_whole(seen: list[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from waystation.coordination.store_session import StoreCoordinator
+from waystation.coordination.store_coordinator import StoreCoordinator
 from waystation.coordination.torch_distributed import TorchStore
 from waystation.errors import Unavailable
 

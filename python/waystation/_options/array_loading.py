@@ -63,7 +63,8 @@ class ArrayLoadingOptions(OptionGroup):
         load_and_broadcast: Of what several processes need (replicated arrays, plain tensors of a torch
             program), one reads from storage and sends it to the others by collectives of the framework.
             None lets a load try both and go on with what is faster, except in the background; there, as
-            with False, every process reads what it needs. Must be the same in all processes.
+            with False, every process reads what it needs. So it does if not all processes load
+            (`multiprocessing.active_processes`). Must be the same in all that do.
         load_and_broadcast_options: Which process reads for which others.
         replica_axis: Short for `load_and_broadcast_options.replica_axis_index`.
         broadcast_concurrent_bytes: Short for `load_and_broadcast_options.broadcast_memory_limit_bytes`.

@@ -41,7 +41,9 @@ class MultiprocessingOptions(OptionGroup):
             None: every process has a storage of its own that the others do not see, to which it writes
             all that it holds, and from which it loads.
         deadline_s: How long a process waits for the others in one step of an operation, in seconds.
-        active_processes: The processes that take part; they alone make the call. None: all.
+        active_processes: The processes that take part; they alone make the call, and `primary_host` is one of
+            them. Nobody waits for the others. Between them they hold all of every array that is saved. None:
+            all processes of the program.
         barrier_sync_key_prefix: Names a sequence of operations. Those of one name (None is one too) come in
             the same order in all processes; those of different names need not.
     """

@@ -31,17 +31,22 @@ def digest(lines: Sequence[str]) -> bytes:
     return str(Digest.of("\n".join(lines).encode())).encode()
 
 
-def explain_difference(parts: Sequence[bytes]) -> bytes:
-    """Raises the error that shows where the first process that differs from process 0 does so."""
+def explain_difference(parts: Sequence[bytes], processes: Sequence[int]) -> bytes:
+    """Raises the error that shows where the first process that differs from the first of all does so.
+
+    Args:
+        parts: The lines of the processes.
+        processes: Which processes of the program these are.
+    """
     saves = [prepare.fingerprint_from_json(part) for part in parts]
-    process = next(number for number, lines in enumerate(saves) if lines != saves[0])
+    differing = next(number for number, lines in enumerate(saves) if lines != saves[0])
     shown = []
-    for number, other in ((0, process), (process, 0)):
+    for number, other in ((0, differing), (differing, 0)):
         present = set(saves[other])
         own = [line for line in saves[number] if line not in present]
         more = f"\n    and {len(own) - _SHOWN_DIFFERENCES} more" if len(own) > _SHOWN_DIFFERENCES else ""
         lines = "".join(f"\n    {line}" for line in own[:_SHOWN_DIFFERENCES]) or "\n    (nothing else)"
-        shown.append(f"\n  only process {number}:{lines}{more}")
+        shown.append(f"\n  only process {processes[number]}:{lines}{more}")
     raise StructureMismatch(
         "the processes of the program save different states; every process must give the same tree, "
         f"with the same shapes, dtypes and shardings:{''.join(shown)}"

@@ -25,9 +25,10 @@ from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.metadata import CheckpointMetadata
 from waystation.checkpoint.opening import require_state
 from waystation.checkpoint.paths import naming_checkpoint
-from waystation.checkpoint.sessions import open_session
+from waystation.checkpoint.sessions import are_all, open_session
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.checkpoint.turns import Turn
+from waystation.frameworks.participation import participation
 from waystation.layouts.native import handler_files
 from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.opened import Opened
@@ -178,7 +179,7 @@ class Loading:
         def work() -> bytes:
             self._require_same_names(opened)
             self._turn.wait()  # what follows may make device meshes
-            with naming_checkpoint(self.target):
+            with naming_checkpoint(self.target), participation(of_all=are_all(self._options)):
                 handled = self._sort(opened, asked, progress, are_states=are_states)
                 self._turn.end()
                 self._call_handlers(handled, asked)
@@ -228,6 +229,8 @@ class Loading:
         loading = self._options.array.loading
         if self._session.process_count == 1 or self._is_local:
             return False  # nobody is there to send to, or each reads from its own disk
+        if not are_all(self._options):
+            return False  # shardings name processes that do not take part, for which collectives would wait
         if loading.load_and_broadcast is None and (loading.mmap or self._is_in_background):
             return False  # nothing is read that is mapped; collectives would come at any time
         return loading.load_and_broadcast
@@ -264,7 +267,7 @@ class Loading:
 
         def make(name: str) -> bytes:
             state = self._states[name]
-            with naming_checkpoint(self.target):
+            with naming_checkpoint(self.target), participation(of_all=are_all(self._options)):
                 leaves = state.filling.finish(received_bytes[name])
                 made[name] = unflatten(state.decided.structure, leaves)
             return b""

@@ -94,8 +94,9 @@ class LocalSaving(Saving):
         for process, (own, target, beside) in enumerate(told):
             other = next((owners[attempt] for attempt in beside if attempt in owners.keys() - {own}), None)
             if other is not None:
+                one, two = (self._session.processes[number] for number in (process, other))
                 raise Conflict(
-                    f"processes {process} and {other} both have '{target}' on the same file system; with "
+                    f"processes {one} and {two} both have '{target}' on the same file system; with "
                     "multiprocessing.primary_host = None every process needs a directory of its own: give "
                     "each another path, or set primary_host to a process to save one checkpoint to storage "
                     "that all processes share",

@@ -48,6 +48,7 @@ class Report:
     """What one process finds at its path.
 
     Attributes:
+        process: The process, as the program numbers it.
         path: The path.
         record: What tells the checkpoint there from others, if it is complete in itself; None if there is no
             checkpoint, or a part of one.
@@ -55,6 +56,7 @@ class Report:
         undecided: The transactions of which a prepared part is left, with the number of their processes.
     """
 
+    process: int
     path: str
     record: str | None
     part: tuple[str, int, int] | None
@@ -89,6 +91,7 @@ def settle(session: Session, target: str, look: Look = lambda _reports: None) ->
         target: This process's path.
         look: Called in the process that decides, with what each process finds afterwards.
     """
+    here = session.processes[session.process_index]
 
     def decide(parts: Sequence[bytes]) -> bytes:
         reports = list(map(_decode, parts))
@@ -98,14 +101,14 @@ def settle(session: Session, target: str, look: Look = lambda _reports: None) ->
             return b""
         return dump_json(verdicts)
 
-    decided = session.round(lambda: _encode(_report(target)), decide)
+    decided = session.round(lambda: _encode(_report(target, here)), decide)
     if not decided:
         return
     verdicts = load_json(decided, "what was decided about prepared parts")
 
     def work() -> bytes:
         _end(target, verdicts)
-        return _encode(_report(target))
+        return _encode(_report(target, here))
 
     def look_again(parts: Sequence[bytes]) -> bytes:
         look(list(map(_decode, parts)))
@@ -151,7 +154,8 @@ def tell_holders(session: Session, opened: OpenCheckpointable, work: Callable[[]
         try:
             return work()
         except MissingBox as error:
-            return dump_json([session.process_index, error.array, error.box, error.message])
+            here = session.processes[session.process_index]
+            return dump_json([here, error.array, error.box, error.message])
 
     missing = session.round(attempt, lambda parts: next(filter(None, parts), b""))
     if not missing:
@@ -161,7 +165,7 @@ def tell_holders(session: Session, opened: OpenCheckpointable, work: Callable[[]
     label = opened.tree.labels[array]
 
     def explain(parts: Sequence[bytes]) -> bytes:
-        holders = [holder for holder, part in enumerate(parts) if part == b"held"]
+        holders = [holder for holder, part in zip(session.processes, parts, strict=True) if part == b"held"]
         who = (
             f"the storage of {named(holders)} has it"
             if holders
@@ -177,18 +181,18 @@ def tell_holders(session: Session, opened: OpenCheckpointable, work: Callable[[]
 
 
 def _shown(reports: Sequence[Report]) -> str:
-    groups: dict[str, list[int]] = {}
-    for process, report in enumerate(reports):
-        groups.setdefault(report.text, []).append(process)
+    groups: dict[str, list[Report]] = {}
+    for report in reports:
+        groups.setdefault(report.text, []).append(report)
     lines = [
-        f"\n  {named(processes)}: {text}, at '{reports[processes[0]].path}'"
-        for text, processes in list(groups.items())[:_SHOWN_GROUPS]
+        f"\n  {named([report.process for report in group])}: {text}, at '{group[0].path}'"
+        for text, group in list(groups.items())[:_SHOWN_GROUPS]
     ]
     more = len(groups) - _SHOWN_GROUPS
     return ":" + "".join(lines) + (f"\n  and {more} others" if more > 0 else "")
 
 
-def _report(target: str) -> Report:
+def _report(target: str, process: int) -> Report:
     found = transactions.look(target)
     undecided = {}
     for leftover in _undecided(target):
@@ -196,11 +200,12 @@ def _report(target: str) -> Report:
         if part is not None:
             undecided[part.transaction] = part.process_count
     if found is None:
-        return Report(target, None, None, undecided)
+        return Report(process, target, None, None, undecided)
     if found.part is None:
-        return Report(target, f"record {found.digest.crc64:016x}", None, undecided)
+        return Report(process, target, f"record {found.digest.crc64:016x}", None, undecided)
     part = found.part
-    return Report(target, None, (part.transaction, part.process, part.process_count), undecided)
+    there = (part.transaction, part.process, part.process_count)
+    return Report(process, target, None, there, undecided)
 
 
 def _undecided(target: str) -> Iterator[Leftover]:
@@ -247,9 +252,9 @@ def _end(target: str, verdicts: dict[str, bool]) -> None:
 
 
 def _encode(report: Report) -> bytes:
-    return dump_json([report.path, report.record, report.part, report.undecided])
+    return dump_json([report.process, report.path, report.record, report.part, report.undecided])
 
 
 def _decode(data: bytes) -> Report:
-    path, record, part, undecided = load_json(data, "the report of another process")
-    return Report(path, record, None if part is None else (part[0], part[1], part[2]), undecided)
+    process, path, record, part, undecided = load_json(data, "the report of another process")
+    return Report(process, path, record, None if part is None else (part[0], part[1], part[2]), undecided)

@@ -18,7 +18,7 @@ from waystation import _native
 from waystation._errors import InvalidInput, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import fill, fingerprints, prepare, snapshot, state_parts, wanted
-from waystation.checkpoint.sessions import open_session
+from waystation.checkpoint.sessions import are_all, open_session
 from waystation.checkpoint.write_limits import WriteShares, bound_engine
 from waystation.frameworks import dtypes, registry
 from waystation.layouts.native import names
@@ -62,13 +62,17 @@ class NestedSaving:
 
         try:
             if self._session.round(work, decide):
-                self._session.round(lambda: dump_json(lines), fingerprints.explain_difference)
+                self._session.round(
+                    lambda: dump_json(lines),
+                    lambda parts: fingerprints.explain_difference(parts, self._session.processes),
+                )
         except BaseException:
             self._session.close()
             raise
 
     def _prepare(self, state: Any) -> list[str]:
         described = prepare.describe(state)
+        prepare.limit_to(described, self._session.processes, are_all=are_all(self._options))
         lines = fingerprints.of_save({self._name: described}, {}) if self._writer.process_count > 1 else []
         taken = prepare.take(described, self._options, self._writer)
         shares = WriteShares(None, sys.maxsize, is_bounded=False)

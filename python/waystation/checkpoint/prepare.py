@@ -16,8 +16,10 @@ from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation._options import Options
 from waystation.checkpoint import cast
+from waystation.coordination.round_errors import named
 from waystation.frameworks import dtypes, registry
 from waystation.frameworks.base import ArraySource
+from waystation.grid import Spread
 from waystation.layouts.native import write_plan
 from waystation.layouts.native.chunks import ALONE, Chunk, Writer, cut
 from waystation.layouts.native.records import dump_json, load_json
@@ -81,6 +83,47 @@ def describe(state: Any) -> Described:
         [sources[number] for number in numbers],
         [paths[number] for number in numbers],
         numbers,
+    )
+
+
+def limit_to(described: Described, processes: Sequence[int], *, are_all: bool) -> None:
+    """Makes arrays those of the processes that save them.
+
+    Args:
+        described: The state.
+        processes: The indices of these processes in the program, ascending.
+        are_all: Whether the program has no others.
+
+    Raises:
+        InvalidInput: They have different arrays, or not all of one; names its key path.
+    """
+    limited: dict[int, Spread] = {}  # arrays of one spread keep having one
+    for source, label in zip(described.sources, described.labels, strict=True):
+        if source.only_here and len(processes) > 1:
+            raise InvalidInput(
+                f"array {label} of shape {source.shape} is spread over devices of this process alone, so "
+                "every process has another one; make a global array of them "
+                "(jax.make_array_from_process_local_data), or save them under a key for each process",
+                array=label,
+            )
+        if are_all or source.spread is None or not all(source.shape):
+            continue
+        own = limited.get(id(source.spread))
+        if own is None:
+            own = limited[id(source.spread)] = source.spread.among(processes)
+        if () in own.holders:
+            _raise_not_held(source, own.holders.index(()), label, processes)
+        source.spread = own
+
+
+def _raise_not_held(source: ArraySource, box: int, label: str, processes: Sequence[int]) -> None:
+    assert source.spread is not None, "only arrays that are spread can lack holders"
+    offset, shape = source.spread.boxes[box]
+    raise InvalidInput(
+        f"the box of shape {shape} at {offset} of array {label} is held by "
+        f"{named(source.spread.holders[box])} alone, and not by {named(processes)}, which save; add one of "
+        "them to multiprocessing.active_processes, or leave the array out",
+        array=label,
     )
 
 

@@ -32,7 +32,7 @@ from waystation.checkpoint.handlers.types import type_name
 from waystation.checkpoint.paths import check_destination
 from waystation.checkpoint.prepare import Described, Taken
 from waystation.checkpoint.scoped_options import with_scoped_options
-from waystation.checkpoint.sessions import open_session
+from waystation.checkpoint.sessions import are_all, open_session
 from waystation.checkpoint.write_limits import WriteShares, bound_engine
 from waystation.layouts.native import commit, handler_files, orphans
 from waystation.layouts.native.attempts import Attempt, remove_dead
@@ -160,7 +160,10 @@ class Saving:
             return b"" if len(set(parts)) == 1 else b"differ"
 
         if self._session.round(work, decide):
-            self._session.round(lambda: dump_json(lines), fingerprints.explain_difference)
+            self._session.round(
+                lambda: dump_json(lines),
+                lambda parts: fingerprints.explain_difference(parts, self._session.processes),
+            )
         if self._handlers:
             self._start()
             with self._undone_on_error():
@@ -192,7 +195,9 @@ class Saving:
 
     def _describe(self, name: str, state: Any, *, is_only: bool) -> Described:
         with naming(None if is_only else name):
-            return prepare.describe(state)
+            described = prepare.describe(state)
+            prepare.limit_to(described, self._session.processes, are_all=are_all(self._options))
+            return described
 
     def _take(self, name: str, described: Described, *, is_only: bool) -> Taken:
         with naming(None if is_only else name):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from waystation import coordination
-from waystation._errors import Unsupported
 from waystation._options import Options
 from waystation.coordination import Session
 
 
 def open_session(what: str, options: Options, *, deadline_s: float | None = None) -> Session:
-    """Opens the next session of all processes.
+    """Opens the next session of all processes that take part.
 
     Args:
         what: The operation and its object.
@@ -17,20 +16,29 @@ def open_session(what: str, options: Options, *, deadline_s: float | None = None
         deadline_s: How long one waits for another in it; by default as the options say.
 
     Raises:
-        Unsupported: Only some of the processes are to take part.
+        InvalidInput: The processes that are to take part lack this one, or the primary.
     """
     multiprocessing = options.multiprocessing
-    coordinator = coordination.current()
     active = multiprocessing.active_processes
-    if active is not None and set(active) != set(range(coordinator.process_count)):
-        raise Unsupported(
-            f"{what}: multiprocessing.active_processes are {sorted(active)}, of {coordinator.process_count} "
-            "processes; all of them take part in saves and loads: leave the option as it is (None), and have "
-            "processes without a part of the state pass the same tree"
-        )
-    return coordinator.open(
+    primary = multiprocessing.primary_host
+    if primary is None:  # each has a storage of its own, so that it does not matter who decides
+        primary = 0 if not active else min(active)
+    return coordination.current().open(
         what,
         deadline_s=multiprocessing.deadline_s if deadline_s is None else deadline_s,
-        primary=multiprocessing.primary_host or 0,
+        primary=primary,
         sequence=multiprocessing.barrier_sync_key_prefix or "",
+        processes=active,
     )
+
+
+def process_count(options: Options) -> int:
+    """How many processes take part in what the program does with these options."""
+    active = options.multiprocessing.active_processes
+    return coordination.current().process_count if active is None else len(active)
+
+
+def are_all(options: Options) -> bool:
+    """Whether these are all that the program has."""
+    active = options.multiprocessing.active_processes
+    return active is None or len(active) == coordination.current().process_count

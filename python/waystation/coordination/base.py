@@ -1,34 +1,41 @@
 """What the processes of a program need in order to act as one, and nothing about how it is carried.
 
-A *session* is one operation that all processes take part in (a save, a load). It consists of rounds; in
+A *session* is one operation that processes take part in together (a save, a load): all of the program, or
+those that were named. It consists of rounds; in
 each round every process does its own part, the primary looks at all parts and decides, and everybody
 gets the decision. That one primitive is barrier, gather, broadcast and error propagation at once:
 whoever fails, in its part or in the decision, makes every process raise the same error.
 
-Invariants: all processes open the same sessions of a sequence in the same order (usually there is only one,
-which has no name) and take part in every round of each;
+Within a session its processes are numbered from 0 on, in their order, as if the program had no others.
+
+Invariants: the processes of a session open the same sessions of a sequence in the same order (usually there
+is only one, which has no name; the same processes count as a sequence) and take part in every round of each;
 a session may be used from another thread than the one that opened it, several sessions at a time; no
 round waits longer than its deadline; nothing is carried by devices or by collectives of the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
+
+from waystation._errors import InvalidInput
 
 
 class Session(Protocol):
-    """One operation of all processes.
+    """One operation of several processes.
 
     Attributes:
-        process_index: Which of the processes this one is.
+        process_index: Which of its processes this one is.
         process_count: How many they are.
-        primary: The index of the process that decides.
+        primary: Which of them decides.
+        processes: For each of them the index that it has in the program, ascending.
     """
 
     process_index: int
     process_count: int
     primary: int
+    processes: tuple[int, ...]
 
     @property
     def is_primary(self) -> bool:
@@ -77,7 +84,15 @@ class Coordinator(Protocol):
     process_index: int
     process_count: int
 
-    def open(self, what: str, *, deadline_s: float, primary: int = 0, sequence: str = "") -> Session:
+    def open(
+        self,
+        what: str,
+        *,
+        deadline_s: float,
+        primary: int = 0,
+        sequence: str = "",
+        processes: Collection[int] | None = None,
+    ) -> Session:
         """Opens the next session.
 
         Args:
@@ -85,8 +100,56 @@ class Coordinator(Protocol):
                 session for different things are out of step: their first round raises InvalidInput that
                 shows what each wanted.
             deadline_s: How long a round may wait for the other processes, in seconds.
-            primary: The index of the process that decides.
+            primary: The index, in the program, of the process that decides.
             sequence: Names the sequence of sessions that this is the next of. Those of one sequence are
                 opened in the same order in all processes; those of different ones need not be.
+            processes: The indices of those that take part, which alone open it; None for all. Sessions of
+                different processes are of different sequences.
+
+        Raises:
+            InvalidInput: The program has no such processes, or this one or the primary is not among them.
         """
         ...
+
+
+def participants(
+    what: str, processes: Collection[int] | None, *, primary: int, process_index: int, process_count: int
+) -> tuple[int, ...]:
+    """The indices of the processes that take part in a session, ascending.
+
+    Args:
+        what: The operation, for errors.
+        processes: Those that were named; None for all.
+        primary: The one that is to decide.
+        process_index: This one.
+        process_count: How many the program has.
+
+    Raises:
+        InvalidInput: The program has no such processes, or this one or the primary is not among them.
+    """
+    every = range(process_count)
+    chosen = tuple(every) if processes is None else tuple(sorted(set(processes)))
+    there = "there is only process 0"
+    if process_count > 1:
+        there = f"there are only processes 0 to {process_count - 1}"
+    absent = [process for process in chosen if process not in every]
+    if absent:
+        raise InvalidInput(
+            f"{what}: process {absent[0]} is to take part, but {there}; set multiprocessing.active_processes "
+            "to processes of the program, or to None for all of them"
+        )
+    if primary not in every:
+        raise InvalidInput(
+            f"{what}: process {primary} is to decide, but {there}; set multiprocessing.primary_host to one "
+            "of them"
+        )
+    for process, is_what, remedy in (
+        (primary, "the primary", "set multiprocessing.primary_host to one of them"),
+        (process_index, "this process", "let only these make the call"),
+    ):
+        if process not in chosen:
+            raise InvalidInput(
+                f"{what}: {is_what}, {process}, is not among multiprocessing.active_processes, which are "
+                f"{list(chosen)}; {remedy}, or add it"
+            )
+    return chosen

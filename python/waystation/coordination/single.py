@@ -1,19 +1,26 @@
-"""The coordinator of a program of one process: what it says is agreed."""
+"""Sessions of one process, which agrees with itself; and the coordinator of a program that has no other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from waystation._errors import InvalidInput
+from waystation.coordination.base import participants
 
 
 class SingleSession:
-    """A session with nobody else in it. Errors are those of the functions, as they are."""
+    """A session with nobody else in it. Errors are those of the functions, as they are.
+
+    Args:
+        process: The index of the process in the program.
+    """
 
     process_index = 0
     process_count = 1
     primary = 0
     is_primary = True
+
+    def __init__(self, process: int = 0) -> None:
+        self.processes: tuple[int, ...] = (process,)
 
     def round(self, work: Callable[[], bytes], decide: Callable[[Sequence[bytes]], bytes]) -> bytes:
         """Does the part, then decides."""
@@ -40,13 +47,17 @@ class SingleCoordinator:
     process_index = 0
     process_count = 1
 
-    def open(self, what: str, *, deadline_s: float, primary: int = 0, sequence: str = "") -> SingleSession:
+    def open(
+        self,
+        what: str,
+        *,
+        deadline_s: float,
+        primary: int = 0,
+        sequence: str = "",
+        processes: Collection[int] | None = None,
+    ) -> SingleSession:
         """Opens a session; nobody can be late for it."""
-        if primary != 0:
-            raise InvalidInput(
-                f"{what}: process {primary} is to decide, but there is only process 0; "
-                "set multiprocessing.primary_host to 0"
-            )
+        participants(what, processes, primary=primary, process_index=0, process_count=1)
         return _SESSION
 
 

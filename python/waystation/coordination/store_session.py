@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,50 +61,25 @@ class _Keys:
         return f"{self.prefix}/pieces/{process}"
 
 
-class StoreCoordinator:
-    """Opens sessions over a store, numbered in the order of opening within their sequence."""
-
-    def __init__(self, store: Store, process_index: int, process_count: int) -> None:
-        self.process_index = process_index
-        self.process_count = process_count
-        self._store = store
-        self._lock = threading.Lock()
-        self._opened: dict[str, int] = {}
-        generation = store.add(f"waystation/generation/{process_index}", 1)
-        self._prefix = f"waystation/{generation}"
-        store.join(f"{self._prefix}/liveness", process_index)
-
-    def open(self, what: str, *, deadline_s: float, primary: int = 0, sequence: str = "") -> StoreSession:
-        """Opens the next session; nothing is asked of the other processes before its first round."""
-        if not 0 <= primary < self.process_count:
-            raise InvalidInput(
-                f"{what}: process {primary} is to decide, but there are only processes 0 to "
-                f"{self.process_count - 1}; set multiprocessing.primary_host to one of them"
-            )
-        with self._lock:
-            number = self._opened.get(sequence, 0)
-            self._opened[sequence] = number + 1
-        # Any text can name a sequence; not any is part of a key.
-        named = f"named/{sequence.encode().hex()}/" if sequence else ""
-        prefix = f"{self._prefix}/{named}{number}"
-        return StoreSession(self._store, prefix, what, self, deadline_s, primary)
-
-
 class StoreSession:
-    """One operation of all processes. See `coordination.base.Session`."""
+    """One operation of several processes. See `coordination.base.Session`."""
 
     def __init__(
         self,
         store: Store,
         prefix: str,
         what: str,
-        coordinator: StoreCoordinator,
-        deadline_s: float,
+        processes: tuple[int, ...],
+        process_index: int,
         primary: int,
+        deadline_s: float,
     ) -> None:
-        self.process_index = coordinator.process_index
-        self.process_count = coordinator.process_count
+        self.process_index = process_index
+        self.process_count = len(processes)
         self.primary = primary
+        self.processes = processes
+        # The store's own process, if it takes part: then it has to outlive the others' last look.
+        self._host = processes.index(store.host) if store.host in processes else None
         self._store = store
         self._prefix = prefix
         self._what = what
@@ -117,7 +91,7 @@ class StoreSession:
         self._verdict_pieces: dict[int, list[str]] = {}  # of the last rounds, by their number
         self._handled = sys.exception()  # which the caller was handling before, so that it is not of this
         self._others = [index for index in range(self.process_count) if index != self.process_index]
-        self._watched = self._others if self.is_primary else [primary]
+        self._watched = self._named(self._others if self.is_primary else [primary])
         store.begin(self._watched)
 
     @property
@@ -197,7 +171,9 @@ class StoreSession:
 
     def _hand_in(self, keys: _Keys, part: bytes) -> None:
         """Puts this process's part into the store, and says that it has come."""
-        agreement = {"what": self._what, "primary": self.primary} if self._in_first_round else None
+        agreement = None
+        if self._in_first_round:
+            agreement = {"what": self._what, "primary": self.processes[self.primary]}
         value = b"" if self.is_primary else part  # the primary needs its own from nowhere
         pieces_at = keys.part_pieces(self.process_index)
         envelope, self._handed_in = envelopes.seal(self._store, PART, value, pieces_at, agreement)
@@ -258,10 +234,10 @@ class StoreSession:
         }
 
     def _disagreement(self, others: dict[int, Envelope]) -> InvalidInput | None:
-        wanted = {self.process_index: (self._what, self.primary)}
+        wanted = {self.processes[self.process_index]: (self._what, self.processes[self.primary])}
         for index, envelope in others.items():
             said = envelope.agreement
-            wanted[index] = (str(said.get("what")), int(said.get("primary", -1)))
+            wanted[self.processes[index]] = (str(said.get("what")), int(said.get("primary", -1)))
         return round_errors.disagreement(wanted)
 
     # Waiting --------------------------------------------------------------------------------------------
@@ -291,9 +267,10 @@ class StoreSession:
         disagreement = self._disagreement(come) if self._in_first_round else None
         if disagreement is not None:
             return disagreement
-        late = sorted(found.keys() - come.keys())
+        late = self._named(sorted(found.keys() - come.keys()))
+        primary = self.processes[self.primary]
         return round_errors.lateness(
-            self._round_name(), late, self.primary, self._deadline_s, self._store.describe
+            self._round_name(), late, primary, self._deadline_s, self._store.describe
         )
 
     def _give_up(self, keys: _Keys, error: WaystationError) -> WaystationError:
@@ -314,7 +291,7 @@ class StoreSession:
                 error.add_note(f"The other processes could not be told: {unable}")
 
     def _put_failure(self, keys: _Keys, error: BaseException) -> bool:
-        encoded = error_codec.encode(error, self.process_index)
+        encoded = error_codec.encode(error, self.processes[self.process_index])
         envelope, _ = envelopes.seal(self._store, FAILURE, encoded, "")
         first = self._store.set_once(keys.verdict, envelope)
         self._store.set_once(keys.ready, _FAILED)
@@ -358,7 +335,7 @@ class StoreSession:
     def _leave(self) -> None:
         """Counts this process out; the last one removes what is left."""
         closed, over = f"{self._prefix}/closed", f"{self._prefix}/over"
-        host = self._store.host
+        host = self._host
         if self._store.add(closed, 1) < self.process_count:
             if host == self.process_index:
                 self._await_farewell(closed, over)
@@ -386,6 +363,10 @@ class StoreSession:
             self._store.delete([over])
 
     # Names ----------------------------------------------------------------------------------------------
+
+    def _named(self, indices: Sequence[int]) -> list[int]:
+        """Processes of this session as the program knows them."""
+        return [self.processes[index] for index in indices]
 
     def _keys(self, number: int) -> _Keys:
         return _Keys(f"{self._prefix}/{number}")

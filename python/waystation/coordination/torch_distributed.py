@@ -38,7 +38,7 @@ from typing import Any, TypeVar
 
 from waystation._errors import Unavailable
 from waystation.coordination.liveness import Watching
-from waystation.coordination.store_session import StoreCoordinator
+from waystation.coordination.store_coordinator import StoreCoordinator
 
 T = TypeVar("T")
 

@@ -62,6 +62,8 @@ class ArraySource(StoredArray):
     # Who else holds what, in logical elements, in a program of several processes. None: every process has
     # a value of its own, and the primary's is the one that is saved.
     spread: Spread | None = field(kw_only=True, default=None)
+    # It is spread over devices of this process alone: other processes have other arrays in its place.
+    only_here: bool = field(kw_only=True, default=False)
     # The user can change the memory in place: a snapshot must copy it.
     mutable: bool = field(kw_only=True)
 

@@ -117,6 +117,7 @@ class _Form:
     storage_item_bytes: int
     sharding: dict[str, Any]
     spread: Spread | None
+    only_here: bool
 
 
 def _forms(leaves: Sequence[Any]) -> list[_Form]:
@@ -170,20 +171,15 @@ def _make_form(
         logical.storage_item_bytes,
         description,
         spread,
+        spread is not None and sharding.is_fully_addressable,
     )
 
 
 def _spread(sharding: Sharding, shape: tuple[int, ...]) -> Spread | None:
     """Which processes hold what of arrays of this shape; None for an array of this process's own."""
-    if not sharding.is_fully_addressable:
-        return spread_of(sharding, shape)
-    if jax.process_count() > 1 and len(sharding.device_set) > 1:
-        raise InvalidInput(
-            f"this array of shape {shape} with {sharding} is spread over devices of this process alone, so "
-            "every process has another one; make a global array of them "
-            "(jax.make_array_from_process_local_data), or save them under a key for each process"
-        )
-    return None
+    if sharding.is_fully_addressable and (jax.process_count() == 1 or len(sharding.device_set) == 1):
+        return None
+    return spread_of(sharding, shape)
 
 
 def _reader(
@@ -220,6 +216,7 @@ def _source(leaf: Any, data: Any, form: _Form) -> ArraySource:
         blocks=blocks,
         mutable=bool(blocks) and blocks[0].device >= 0,
         spread=form.spread,
+        only_here=form.only_here,
     )
 
 

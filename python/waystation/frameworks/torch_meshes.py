@@ -25,6 +25,7 @@ from torch.distributed import device_mesh as torch_device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
 from waystation._errors import InvalidInput, Unavailable
+from waystation.frameworks.participation import require_all
 from waystation.frameworks.torch_shardings import MeshDescription
 
 
@@ -195,6 +196,7 @@ def _root(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def _make(described: MeshDescription) -> DeviceMesh:
+    require_all(str(described))
     copies = torch.from_numpy(described.copies())
     names = described.axis_names
     try:

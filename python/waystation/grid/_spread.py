@@ -11,6 +11,7 @@ grow with the processes that share nothing with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +33,15 @@ class Spread:
     array_shape: Shape
     boxes: tuple[Box, ...]
     holders: tuple[tuple[int, ...], ...]
+
+    def among(self, processes: Sequence[int]) -> Spread:
+        """The same array as if there were only these processes, numbered from 0 on in the order given. A box
+        that none of them holds has no holders."""
+        numbers = {process: number for number, process in enumerate(processes)}
+        holders = tuple(
+            tuple(numbers[process] for process in own if process in numbers) for own in self.holders
+        )
+        return Spread(self.array_shape, self.boxes, holders)
 
 
 @dataclass(slots=True)

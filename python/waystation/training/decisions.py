@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import time
 
-from waystation import coordination
 from waystation._options import Options
+from waystation.checkpoint.sessions import process_count
 from waystation.coordination import jax_preemption
 from waystation.training import preemption
 from waystation.training.costs import SaveCosts
@@ -53,7 +53,7 @@ class Decisions:
             replaced: Whether a checkpoint of this step counts as if it were not there.
         """
         reached = self.reached_preemption(step, options)
-        if coordination.current().process_count == 1:
+        if process_count(options) == 1:
             return self._is_next(step, replaced) and self._ask(step, reached, options, replaced)
         if is_same_everywhere(self._policy) and not self._ask(step, reached, options, replaced):
             return False
@@ -79,7 +79,7 @@ class Decisions:
 
     def _was_anybody_told(self, step: int, options: Options) -> bool:
         told = preemption.was_received()
-        if coordination.current().process_count == 1:
+        if process_count(options) == 1:
             return told
         session = self._place.session(f"ask whether step {step} is the last", options)
         try:

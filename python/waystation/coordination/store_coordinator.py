@@ -1,0 +1,59 @@
+"""The coordinator over a key-value store: it numbers sessions, so that all processes find the same ones."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Collection
+
+from waystation.coordination.base import Session, participants
+from waystation.coordination.single import SingleSession
+from waystation.coordination.store import Store
+from waystation.coordination.store_session import StoreSession
+
+
+class StoreCoordinator:
+    """Opens sessions over a store, numbered in the order of opening within their sequence.
+
+    Those of some of the processes are numbered by themselves, as the others do not open them.
+    """
+
+    def __init__(self, store: Store, process_index: int, process_count: int) -> None:
+        self.process_index = process_index
+        self.process_count = process_count
+        self._store = store
+        self._lock = threading.Lock()
+        self._opened: dict[str, int] = {}
+        generation = store.add(f"waystation/generation/{process_index}", 1)
+        self._prefix = f"waystation/{generation}"
+        store.join(f"{self._prefix}/liveness", process_index)
+
+    def open(
+        self,
+        what: str,
+        *,
+        deadline_s: float,
+        primary: int = 0,
+        sequence: str = "",
+        processes: Collection[int] | None = None,
+    ) -> Session:
+        """Opens the next session; nothing is asked of the other processes before its first round."""
+        chosen = participants(
+            what,
+            processes,
+            primary=primary,
+            process_index=self.process_index,
+            process_count=self.process_count,
+        )
+        if len(chosen) == 1:
+            return SingleSession(self.process_index)
+        # Any text can name a sequence; not any is part of a key, nor are thousands of numbers.
+        named = f"named/{sequence.encode().hex()}/" if sequence else ""
+        if len(chosen) < self.process_count:
+            named += f"of/{hashlib.sha256(repr(chosen).encode()).hexdigest()[:16]}/"
+        with self._lock:
+            number = self._opened.get(named, 0)
+            self._opened[named] = number + 1
+        prefix = f"{self._prefix}/{named}{number}"
+        own = chosen.index(self.process_index)
+        return StoreSession(self._store, prefix, what, chosen, own, chosen.index(primary), deadline_s)
