@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,53 @@ def load_past_damage(place: Place, root: Path) -> dict[str, Any]:
         found["then"] = seed_of(place, checkpointer.load(None, state(place, 0)))
     place.disconnect()
     return found
+
+
+def load_past_damage_in_the_background(place: Place, root: Path, checkpointables: bool) -> dict[str, Any]:
+    """Loads the newest whole step in the background; others have been damaged. Meanwhile every process loads
+    a step that is whole, at a moment of its own."""
+    join(place)
+    with (
+        Checkpointer(root, save_decision_policy=EVERY_STEP) as checkpointer,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        if checkpointables:
+            begun = checkpointer.load_checkpointables_async(None, {"state": state(place, 0)})
+        else:
+            begun = checkpointer.load_async(None, state(place, 0))
+        time.sleep(0.1 * place.index)
+        other = checkpointer.load_async(0, state(place, 0))
+        loaded = begun.result()
+        found = {
+            "step": seed_of(place, loaded["state"] if checkpointables else loaded),
+            "other": seed_of(place, other.result()),
+            "damaged": [info.step for info in checkpointer.damaged],
+            "latest": checkpointer.latest.step if checkpointer.latest else None,
+            "asked": attempt(lambda: checkpointer.load_async(3, state(place, 0)).result()),
+            "none": attempt(lambda: checkpointer.load_async(7).result()),
+        }
+    found["warned"] = [str(warning.message) for warning in caught]
+    place.disconnect()
+    return found
+
+
+def attempt(call: Callable[[], Any]) -> str:
+    """The type of the error that a call raises; the empty text if it raises none."""
+    try:
+        call()
+    except waystation.errors.WaystationError as error:
+        return type(error).__name__
+    return ""
+
+
+def save_steps(place: Place, root: Path, count: int) -> None:
+    """Saves so many steps, and keeps them."""
+    join(place)
+    with Checkpointer(root, save_decision_policy=EVERY_STEP) as checkpointer:
+        for step in range(count):
+            checkpointer.save(step, state(place, step))
+    place.disconnect()
 
 
 def raise_the_same(place: Place, root: Path) -> list[str]:

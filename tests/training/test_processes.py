@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.programs import running
@@ -61,6 +62,39 @@ def test_all_pass_over_what_one_finds_damaged(tmp_path: Path, framework: str, of
     assert len(first["warned"]) == 1
     assert "step 2 ('2')" in first["warned"][0]
     assert waystation.verify(root / "2").damages == []
+
+
+def flip(file: Path) -> None:
+    """Flips a bit near the end, as a failing disk might."""
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("checkpointables", [False, True], ids=["state", "checkpointables"])
+def test_all_pass_over_damage_in_the_background_too(
+    tmp_path: Path, framework: str, checkpointables: bool
+) -> None:
+    root = tmp_path / "run"
+    arguments: dict[str, Any] = {"count": COUNT, "framework": framework, "directory": tmp_path}
+    with running(sequences.save_steps, root, 5, **arguments) as programs:
+        programs.values()
+    flip(root / "4" / "state" / "tree.json")  # found when it is opened
+    (file,) = (root / "3" / "state").glob("p00001-*.safetensors")
+    flip(file)  # found by one process, in the background
+    (file,) = (root / "2" / "state").glob("p00000-*.safetensors")
+    file.unlink()
+    with running(
+        sequences.load_past_damage_in_the_background, root, checkpointables, **arguments
+    ) as programs:
+        first, second = programs.values()
+    assert first == second
+    assert (first["step"], first["other"], first["latest"]) == (1, 0, 1)
+    assert first["damaged"] == [2, 3, 4]
+    assert (first["asked"], first["none"]) == ("Corrupt", "StepNotFoundError")
+    (warned,) = first["warned"]
+    assert "step 4 ('4'), step 3 ('3'), step 2 ('2')" in warned
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

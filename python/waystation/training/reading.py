@@ -6,7 +6,6 @@ the newest that is whole.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import os
@@ -18,7 +17,6 @@ from typing import Any, Generic, TypeVar
 
 from typing_extensions import deprecated
 
-from waystation import coordination
 from waystation._options import Options
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.load import (
@@ -29,6 +27,7 @@ from waystation.checkpoint.load import (
 )
 from waystation.checkpoint.metadata import checkpointables_metadata, metadata
 from waystation.checkpoint.paths import resolve
+from waystation.checkpoint.sessions import process_count
 from waystation.training import root_metadata
 from waystation.training.logger import Logger
 from waystation.training.place import Place
@@ -110,8 +109,6 @@ class ReadingCheckpointer:
     ) -> AsyncResponse[Any]:
         """Loads the state of a step in the background; takes what `load` takes, and its handle raises what
         that raises.
-
-        In a program of several processes damage in the data of the newest step is an error: load again then.
         """
         return self._load_async(step, _Wanted.state(abstract_state, checkpointable_name))
 
@@ -131,17 +128,15 @@ class ReadingCheckpointer:
 
     def _load_async(self, step: Step | None, wanted: _Wanted[T]) -> AsyncResponse[T]:
         number = None if step is None else as_step(step)
-        with self._place.options() as options, contextlib.ExitStack() as stack:
-            if coordination.current().process_count == 1:
+        with self._place.options() as options:
+            if process_count(options) == 1:
                 self._restorer.existing(number)
                 load = functools.partial(self._load, step, wanted)
                 # The thread is to see the options of this call.
-                run = functools.partial(contextvars.copy_context().run, load)
+                run: Callable[[], T] = functools.partial(contextvars.copy_context().run, load)
             else:
                 # Sessions come in the same order in all processes only if this thread opens them.
-                info = stack.enter_context(self._restorer.held(number, options))
-                loading = wanted.in_background(info.path)
-                run = functools.partial(_finish, loading, stack.pop_all())
+                run = self._restorer.begin(number, options, wanted.in_background, wanted.now)
         what = "the newest step" if number is None else f"step {number}"
         return AsyncResponse(f"loading {what} of '{self.directory}'", lambda _: run())
 
@@ -258,11 +253,6 @@ class _Wanted(Generic[T]):
             lambda path: load_checkpointables(path, wanted),
             lambda path: load_checkpointables_async(path, wanted),
         )
-
-
-def _finish(loading: AsyncResponse[T], until: contextlib.ExitStack) -> T:
-    with until:
-        return loading.result()
 
 
 def root_of(directory: PathLike) -> Path:

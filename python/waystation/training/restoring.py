@@ -5,6 +5,9 @@ shows that the checkpoint is damaged, and no step was asked for by number, the n
 warning names what was passed over. Damage is found where it is: in the records when a checkpoint is opened,
 in the data by their checksums while they are loaded.
 
+In the background the same is done. Nothing orders what several threads do in one process as in another, so
+what a load in the background agrees on after it has begun is a sequence of its own, which the primary names.
+
 Invariant: all processes try the same steps, or raise. Whether an error means damage is agreed upon.
 """
 
@@ -13,18 +16,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from waystation._errors import Corrupt, WaystationError
 from waystation._options import Options
+from waystation._options.in_effect import current_options
+from waystation.checkpoint.context import copy_of_current
 from waystation.training import step_records
 from waystation.training.catalogue import Info, from_json, relocated, to_json
 from waystation.training.errors import DamagedCheckpointWarning, StepNotFoundError
 from waystation.training.place import Place
+from waystation.transfers.handle import AsyncResponse
 
 T = TypeVar("T")
 
@@ -32,6 +40,19 @@ T = TypeVar("T")
 _LOOKS, _LOOK_AGAIN_S = 200, 0.01
 
 _ABOVE = 5  # frames of this package between a warning and the program's own call
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A checkpoint that is to be loaded, and is not collected meanwhile.
+
+    Attributes:
+        info: What is known of it.
+        token: Names the choice: the same in all processes, and no other choice.
+    """
+
+    info: Info
+    token: str
 
 
 class Restorer:
@@ -78,38 +99,105 @@ class Restorer:
             f"there is no checkpoint in '{self._place.root}' yet", path=os.fspath(self._place.root)
         )
 
-    def run(self, step: int | None, options: Options, load: Callable[[Path], T]) -> tuple[Info, T]:
-        """Loads a step, or the newest that is whole; returns what is known of it, and what `load` gave."""
-        passed: list[Info] = []
+    def run(
+        self,
+        step: int | None,
+        options: Options,
+        load: Callable[[Path], T],
+        passed: tuple[Info, ...] = (),
+    ) -> tuple[Info, T]:
+        """Loads a step, or the newest that is whole.
+
+        Args:
+            step: The step; None for the newest.
+            options: Of the call.
+            load: Loads the checkpoint at a path.
+            passed: The checkpoints that have been passed over, because they were damaged.
+
+        Returns:
+            What is known of the step, and what `load` gave.
+        """
         while True:
-            with self.held(step, options) as info:
-                failure: WaystationError | None = None
+            with self._held(step, options) as chosen:
                 try:
-                    loaded = load(info.path)
+                    loaded = load(chosen.info.path)
                 except WaystationError as error:
-                    failure = error
-                if failure is None:
+                    self._require_damage(step, chosen.info, error, options)
+                else:
                     self._warn(passed)
-                    return info, loaded
-                if step is not None or not self._is_damaged(info, failure, options):
-                    raise failure
-            self._place.catalogue.mark_damaged(info.step)
-            passed.append(info)
+                    return chosen.info, loaded
+            passed = self._passed_over(chosen.info, passed)
+
+    def begin(
+        self,
+        step: int | None,
+        options: Options,
+        begin: Callable[[Path], AsyncResponse[T]],
+        load: Callable[[Path], T],
+    ) -> Callable[[], T]:
+        """Begins to load a step, or the newest that is whole, together with the other processes.
+
+        Args:
+            step: The step; None for the newest.
+            options: Of the call.
+            begin: Begins to load the checkpoint at a path in the background.
+            load: Loads that at another path, if the first turns out to be damaged.
+
+        Returns:
+            What gives what was loaded, in whatever thread.
+        """
+        passed: tuple[Info, ...] = ()
+        while True:
+            with contextlib.ExitStack() as stack:
+                chosen = stack.enter_context(self._held(step, options))
+                try:
+                    loading = begin(chosen.info.path)
+                except WaystationError as error:
+                    self._require_damage(step, chosen.info, error, options)
+                else:
+                    until = stack.pop_all()
+                    break
+            passed = self._passed_over(chosen.info, passed)
+        context = copy_of_current()
+        prefix = options.multiprocessing.barrier_sync_key_prefix or ""
+        context.multiprocessing.barrier_sync_key_prefix = f"{prefix}/load {chosen.token}"
+        if context.array.loading.load_and_broadcast is None:
+            context.array.loading.load_and_broadcast = False  # collectives would come at any time
+
+        def finish() -> T:
+            with context:
+                own = current_options()
+                with until:
+                    try:
+                        loaded = loading.result()
+                    except WaystationError as error:
+                        self._require_damage(step, chosen.info, error, own)
+                    else:
+                        self._warn(passed)
+                        return loaded
+                return self.run(None, own, load, self._passed_over(chosen.info, passed))[1]
+
+        return finish
+
+    def _passed_over(self, info: Info, passed: tuple[Info, ...]) -> tuple[Info, ...]:
+        self._place.catalogue.mark_damaged(info.step)
+        return (*passed, info)
 
     @contextlib.contextmanager
-    def held(self, step: int | None, options: Options) -> Iterator[Info]:
+    def _held(self, step: int | None, options: Options) -> Iterator[Chosen]:
         """A checkpoint that is not collected within the block: that of a step, or the newest."""
         session = self._place.session("choose a step to load", options)
         with contextlib.ExitStack() as stack:
             try:
 
                 def choose() -> bytes:
-                    return json.dumps(to_json(self._hold(step, stack))).encode()
+                    return json.dumps([to_json(self._hold(step, stack)), secrets.token_hex(8)]).encode()
 
-                info = from_json(json.loads(session.broadcast(choose)))
+                entry, token = json.loads(session.broadcast(choose))
             finally:
                 session.close()
-            yield info if session.is_primary else self._own(info)
+            info = from_json(entry)
+            yield Chosen(info if session.is_primary else self._own(info), token)
 
     def _own(self, info: Info) -> Info:
         """What this process has of a checkpoint that the primary has chosen."""
@@ -129,6 +217,12 @@ class Restorer:
                 time.sleep(_LOOK_AGAIN_S)  # a collector removes it, or gives way to a reader
             self._place.catalogue.drop([info.step])
 
+    def _require_damage(self, step: int | None, info: Info, error: WaystationError, options: Options) -> None:
+        """Raises an error again that an older step would not help against, or that is about the step that was
+        asked for by number."""
+        if step is not None or not self._is_damaged(info, error, options):
+            raise error
+
     def _is_damaged(self, info: Info, error: WaystationError, options: Options) -> bool:
         """Whether what all processes have met, each its own, means that a checkpoint is damaged."""
         session = self._place.session(f"find out whether step {info.step} is damaged", options)
@@ -142,7 +236,7 @@ class Restorer:
         finally:
             session.close()
 
-    def _warn(self, passed: list[Info]) -> None:
+    def _warn(self, passed: tuple[Info, ...]) -> None:
         if passed:
             warnings.warn(
                 f"passed over damaged checkpoints in '{self._place.root}': {_named(passed)}; an older one "
@@ -152,5 +246,5 @@ class Restorer:
             )
 
 
-def _named(infos: list[Info]) -> str:
+def _named(infos: Sequence[Info]) -> str:
     return ", ".join(f"step {info.step} ('{info.path.name}')" for info in infos)
