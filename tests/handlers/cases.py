@@ -22,6 +22,26 @@ def case(function: Case) -> Case:
     return function
 
 
+class InOrbaxLayout:
+    """Ours, but for its contexts: saves in their blocks write one of Orbax's layouts.
+
+    Args:
+        use_ocdbt: Which of them.
+    """
+
+    def __init__(self, *, use_ocdbt: bool) -> None:
+        self._use_ocdbt = use_ocdbt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(waystation, name)
+
+    def Context(self) -> waystation.Context:  # noqa: N802 (it stands for the class)
+        """A context."""
+        context = waystation.Context()
+        context.array.saving.use_ocdbt = self._use_ocdbt
+        return context
+
+
 def careful(context: Any) -> Any:
     """Has Orbax make directories at once: what it has begun when a save fails would never be awaited."""
     if not isinstance(context, waystation.Context):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.handlers import cases_of_checkpointables, cases_of_handlers
-from tests.handlers.cases import CASES, Case, careful
+from tests.handlers.cases import CASES, Case, InOrbaxLayout, careful
 
 import waystation
 
@@ -35,12 +35,17 @@ def outcome(ocp: Any, run: Case, path: Path) -> tuple[Any, BaseException | None]
         return None, error
 
 
+OURS: dict[str, Any] = {"native": waystation, "orbax-layout": InOrbaxLayout(use_ocdbt=True)}
+
+
+@pytest.mark.parametrize("ours", OURS.values(), ids=OURS)
 @pytest.mark.parametrize("name", CASES)
-def test_like_orbax(name: str, tmp_path: Path) -> None:
+def test_like_orbax(name: str, ours: Any, tmp_path: Path) -> None:
     with warnings.catch_warnings(), careful(orbax.Context()):
         warnings.simplefilter("ignore")
         expected, expected_error = outcome(orbax, CASES[name], tmp_path / "orbax" / "checkpoint")
-    found, error = outcome(waystation, CASES[name], tmp_path / "ours" / "checkpoint")
+    with ours.Context():
+        found, error = outcome(ours, CASES[name], tmp_path / "ours" / "checkpoint")
     if expected_error is None:
         if error is not None:
             raise error
