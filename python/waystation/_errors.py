@@ -104,6 +104,10 @@ class Unsupported(WaystationError, TypeError, NotImplementedError):
     kind = "Unsupported"
 
 
+class UnsupportedLeaf(Unsupported, ValueError):
+    """A leaf of a state is nothing that can be saved."""
+
+
 class Cancelled(WaystationError, concurrent.futures.CancelledError):
     """The caller asked for it to stop."""
 
@@ -247,3 +251,9 @@ def from_os_error(error: OSError, action: str, path: str) -> WaystationError:
     """Makes the typed error of a failed system call; `action` completes "could not …"."""
     cls = _KIND_BY_ERRNO.get(error.errno or 0, Unavailable)
     return cls(f"could not {action} '{path}': {error.strerror or error}", path=path, errno=error.errno)
+
+
+def not_json(what: str, error: Exception) -> InvalidInput:
+    """The error of a value that JSON does not have; `error` is what `json` raised."""
+    cls = WrongType if isinstance(error, TypeError) else InvalidInput
+    return cls(f"{what} must be a JSON value: {error}")

@@ -24,6 +24,7 @@ from waystation._errors import (
     TensorNotFound,
     Unavailable,
     Unsupported,
+    UnsupportedLeaf,
     WaystationError,
     WrongType,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "TensorNotFound",
     "Unavailable",
     "Unsupported",
+    "UnsupportedLeaf",
     "WaystationError",
     "WrongType",
 ]

@@ -34,7 +34,7 @@ class CheckpointMetadata(Generic[M]):
         path: The checkpoint.
         metadata: Of a state the abstract state: the saved tree with an abstract array for each array and the
             value of each scalar. It can be given to `load` as it is, or changed first. Of all, such by name.
-        custom_metadata: What was given to `save`.
+        custom_metadata: What was given to `save`; an empty dict if nothing was.
         checkpointable_name: Which one this is; None if it is about all.
         checkpointable_names: All that the checkpoint has.
         begin_timestamp_ns: When the save began, nanoseconds since 1970; None if that is not known.
@@ -147,7 +147,7 @@ def _made(opened: OpenCheckpoint, name: str | None, described: Any) -> Checkpoin
     return CheckpointMetadata(
         opened.target,
         described,
-        opened.custom_metadata,
+        {} if opened.custom_metadata is None else opened.custom_metadata,
         name,
         opened.names,
         opened.begun_ns,

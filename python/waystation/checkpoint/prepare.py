@@ -13,7 +13,7 @@ import numpy as np
 
 from waystation import _native
 from waystation._collection import paused_collection
-from waystation._errors import InvalidInput, Unsupported, WaystationError
+from waystation._errors import InvalidInput, UnsupportedLeaf, WaystationError
 from waystation._options import Options
 from waystation.checkpoint import cast
 from waystation.coordination.round_errors import named
@@ -52,7 +52,7 @@ def describe(state: Any) -> Described:
     """Takes a state apart, without copying arrays.
 
     Raises:
-        Unsupported: A leaf is of a type that cannot be saved; names its key path and type.
+        UnsupportedLeaf: A leaf is of a type that cannot be saved; names its key path and type.
         InvalidInput: A leaf cannot be read (deleted, not addressable, …).
     """
     values, structure = flatten(state)
@@ -211,7 +211,7 @@ def _codec_name(value: Any, structure: Structure, number: int) -> str:
     if codec is not None:
         return codec.name
     path = format_key_path(structure.key_paths()[number])
-    raise Unsupported(
+    raise UnsupportedLeaf(
         f"leaf {path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved; save "
         "arrays, numbers, strings, bytes, or containers of them "
         "(register_node tells how to take a class apart)",

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from waystation import _native
-from waystation._errors import Cancelled, InvalidInput, WaystationError, from_os_error
+from waystation._errors import Cancelled, InvalidInput, WaystationError, from_os_error, not_json
 from waystation._options import Options
 from waystation.checkpoint import fingerprints, prepare, snapshot, state_parts
 from waystation.checkpoint.handlers import choice
@@ -131,7 +131,7 @@ class Saving:
         try:
             dump_json(custom_metadata)
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidInput(f"custom_metadata must be a JSON value: {error}") from error
+            raise not_json("custom_metadata", error) from error
         self._custom_metadata = custom_metadata
         registry = self._options.checkpointables.registry
         for name, checkpointable in checkpointables.items():

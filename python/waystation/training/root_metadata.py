@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from waystation import _native
-from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_error
+from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_error, not_json
 from waystation.layouts.native import names as native_names
 from waystation.layouts.native.attempts import new_attempt_id
 from waystation.layouts.native.records import dump_json
@@ -80,4 +80,4 @@ def _encode(custom_metadata: dict[str, Any]) -> bytes:
     try:
         return dump_json({"internal_metadata": {}, "custom_metadata": custom_metadata})
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"custom_metadata must be a JSON value: {error}") from error
+        raise not_json("custom_metadata", error) from error

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from waystation._errors import InvalidInput
+from waystation._errors import not_json
 from waystation._options import Options
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.save import in_background, open_saving, write
@@ -57,7 +57,7 @@ class Request:
         try:
             json.dumps(self.metrics)
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidInput(f"metrics must be a JSON value: {error}") from error
+            raise not_json("metrics", error) from error
         return {**self.checkpointables, METRICS: self.metrics}
 
 

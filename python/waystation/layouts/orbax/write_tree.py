@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from waystation._errors import InvalidInput, Unsupported
+from waystation._errors import InvalidInput, UnsupportedLeaf
 from waystation.frameworks import dtypes, registry
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native.block_views import view_of
@@ -81,7 +81,7 @@ def leaves_of(structure: Structure, leaves: Sequence[Leaf], sources: Sequence[Ar
         sources: The arrays.
 
     Raises:
-        Unsupported: A leaf is of a type that these layouts do not know.
+        UnsupportedLeaf: A leaf is of a type that these layouts do not know.
         InvalidInput: Two leaves would be stored in one place, or a key can be no name.
     """
     found = Leaves(structure, places_of(structure))
@@ -199,6 +199,6 @@ def _check_distinct(found: Leaves) -> None:
             )
 
 
-def _unsupported(problem: str, structure: Structure, leaf: int) -> Unsupported:
+def _unsupported(problem: str, structure: Structure, leaf: int) -> UnsupportedLeaf:
     path = format_key_path(structure.key_paths()[leaf])
-    return Unsupported(f"leaf {path}: {problem}, {_OR_NATIVE}", array=path)
+    return UnsupportedLeaf(f"leaf {path}: {problem}, {_OR_NATIVE}", array=path)
