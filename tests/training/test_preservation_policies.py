@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from waystation.training import preservation_policies as ours
 
 theirs = oracle.training.preservation_policies
 
-counts = st.one_of(st.none(), st.integers(1, 5))
+counts = st.one_of(st.none(), st.integers(0, 5))
 metrics = st.one_of(st.none(), st.fixed_dictionaries({"loss": st.floats(0, 3).map(lambda x: round(x, 1))}))
 
 
@@ -27,7 +28,8 @@ def sequences(draw: st.DrawFn) -> list[oracle.Step]:
     for more_steps, more_seconds, found in gaps:
         step, seconds = step + more_steps, seconds + more_seconds
         steps.append(oracle.at(step, seconds, found))
-    return steps
+    # A program may go back to an earlier step: the last one is the one that was saved last.
+    return draw(st.one_of(st.just(steps), st.permutations(steps)))
 
 
 def both(name: str, **arguments: Any) -> tuple[Any, Any]:
@@ -104,6 +106,20 @@ def test_an_interval_of_no_steps_is_the_error_that_it_is_in_orbax(name: str) -> 
         other.should_preserve(steps, context=theirs.PreservationContext())
     with pytest.raises(errors.InvalidInput, match="interval_steps"):
         own.should_preserve(steps, context=ours.PreservationContext())
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda: ours.LatestN(-1),
+        lambda: ours.EveryNSteps(1, max_to_keep=-1),
+        lambda: ours.EveryNStepsClosest(1, max_to_keep=-1),
+        lambda: ours.BestN(get_metric_fn=loss, n=-1),
+    ],
+)
+def test_a_negative_number_of_checkpoints_is_refused(policy: Callable[[], Any]) -> None:
+    with pytest.raises(errors.InvalidInput, match="negative"):
+        policy()
 
 
 def test_a_loss_that_is_not_a_number_is_the_worst() -> None:

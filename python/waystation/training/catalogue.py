@@ -3,11 +3,16 @@
 `committed` never has a step whose commit is not there, nor one that is known to be damaged. In a program of
 several processes the primary finds out what is there and tells the others, so that all have the same list,
 though not all learn of a commit in the background at the same instant. Safe to use from several threads.
+
+Each checkpoint has an age: those that were found in the directory are the older, the greater their step the
+younger, and those of this program are as old as the calls that saved them. Policies see them by age, for a
+program that goes back to an earlier step wants what it has saved since.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import threading
@@ -23,13 +28,22 @@ from waystation.training.step_names import NameFormat, steps_in
 Info = CheckpointMetadata[None]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Aged:
+    """A checkpoint, and its place among all of them."""
+
+    age: int
+    info: Info
+
+
 class Catalogue:
     """The checkpoints of one directory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._committed: dict[int, Info] = {}
-        self._in_flight: dict[int, Info] = {}
+        self._ages = itertools.count()
+        self._committed: dict[int, _Aged] = {}
+        self._in_flight: dict[int, _Aged] = {}
         self._damaged: dict[int, Info] = {}
         self._own: set[int] = set()
         self._gone: set[int] = set()
@@ -37,12 +51,17 @@ class Catalogue:
     def committed(self) -> list[Info]:
         """The committed checkpoints, ascending."""
         with self._lock:
-            return _ascending(self._committed.values())
+            return _ascending(aged.info for aged in self._committed.values())
 
-    def known(self) -> list[Info]:
-        """Those, and the ones that are being saved, ascending."""
+    def committed_by_age(self) -> list[Info]:
+        """The committed checkpoints, the youngest last."""
         with self._lock:
-            return _ascending((self._committed | self._in_flight).values())
+            return _by_age(self._committed.values())
+
+    def known_by_age(self) -> list[Info]:
+        """Those, and the ones that are being saved."""
+        with self._lock:
+            return _by_age((self._committed | self._in_flight).values())
 
     def damaged(self) -> list[Info]:
         """Those that are known to be damaged, ascending."""
@@ -52,7 +71,8 @@ class Catalogue:
     def find(self, step: int) -> Info | None:
         """The committed checkpoint of a step; or the damaged one."""
         with self._lock:
-            return self._committed.get(step) or self._damaged.get(step)
+            aged = self._committed.get(step)
+            return self._damaged.get(step) if aged is None else aged.info
 
     def is_known(self, step: int) -> bool:
         """Whether a step has a checkpoint, or is being saved."""
@@ -67,14 +87,14 @@ class Catalogue:
     def replace(self, listing: Listing) -> None:
         """Takes over what was found in the directory; what is being saved stays so."""
         with self._lock:
-            self._committed = {info.step: info for info in listing.committed}
+            self._committed = {info.step: self._youngest(info) for info in listing.committed}
             self._damaged = {info.step: info for info in listing.damaged}
             self._own &= self._committed.keys()
 
     def begin(self, info: Info) -> None:
         """A step is being saved."""
         with self._lock:
-            self._in_flight[info.step] = info
+            self._in_flight[info.step] = self._youngest(info)
 
     def abandon(self, step: int) -> None:
         """It is not being saved any more, and was not committed."""
@@ -89,12 +109,12 @@ class Catalogue:
     def commit(self, info: Info) -> None:
         """A step has been committed by this program."""
         with self._lock:
-            self._in_flight.pop(info.step, None)
+            begun = self._in_flight.pop(info.step, None) or self._youngest(info)
             if info.step in self._gone:  # its removal came to be known before its commit
                 self._gone.remove(info.step)
                 return
             self._damaged.pop(info.step, None)
-            self._committed[info.step] = info
+            self._committed[info.step] = _Aged(begun.age, info)
             self._own.add(info.step)
 
     def drop(self, steps: Iterable[int]) -> None:
@@ -110,9 +130,9 @@ class Catalogue:
     def mark_damaged(self, step: int) -> None:
         """The checkpoint of a step is not whole."""
         with self._lock:
-            info = self._committed.pop(step, None)
-            if info is not None:
-                self._damaged[step] = info
+            aged = self._committed.pop(step, None)
+            if aged is not None:
+                self._damaged[step] = aged.info
                 self._own.discard(step)
 
     def describe(self, infos: Iterable[Info]) -> None:
@@ -120,7 +140,10 @@ class Catalogue:
         with self._lock:
             for info in infos:
                 if info.step in self._committed:
-                    self._committed[info.step] = info
+                    self._committed[info.step] = _Aged(self._committed[info.step].age, info)
+
+    def _youngest(self, info: Info) -> _Aged:
+        return _Aged(next(self._ages), info)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -212,6 +235,10 @@ def from_json(entry: list[Any]) -> Info:
         custom_metadata=custom_metadata,
         metrics=metrics,
     )
+
+
+def _by_age(known: Iterable[_Aged]) -> list[Info]:
+    return [aged.info for aged in sorted(known, key=lambda aged: aged.age)]
 
 
 def _ascending(infos: Iterable[Info]) -> list[Info]:

@@ -24,6 +24,7 @@ from waystation._options import Options
 from waystation.checkpoint.context import Context, copy_of_current
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.save import check_checkpointables
+from waystation.checkpoint.saving import check_name
 from waystation.training import deleting, opening
 from waystation.training.collection import Collector
 from waystation.training.costs import SaveCosts
@@ -114,7 +115,7 @@ class Checkpointer(ReadingCheckpointer):
     # ---- when ----------------------------------------------------------------------------------
 
     def should_save(self, step: Step) -> bool:
-        """Whether `save` would save this step: it comes after all that have a checkpoint, and the policy
+        """Whether `save` would save this step: it comes after the one that was saved last, and the policy
         says so."""
         number = as_step(step)
         with self._place.options() as options, self._beginning:
@@ -392,4 +393,6 @@ def _request(
     step: object, checkpointables: dict[str, Any], overwrite: bool, metrics: Any, custom_metadata: Any
 ) -> Request:
     check_checkpointables(checkpointables)
+    for name in checkpointables:
+        check_name(name)  # also where the policy says no, as in Orbax
     return Request(as_step(step), checkpointables, overwrite, metrics, custom_metadata)

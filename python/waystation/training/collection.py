@@ -73,8 +73,8 @@ class Collector:
         return [info for info in going if info.step not in in_flight and info is not spared]
 
     def _with_records(self) -> list[Info]:
-        """The committed checkpoints with their times and metrics, which a light list lacks."""
-        infos = self._catalogue.committed()
+        """The committed checkpoints by age, with their times and metrics, which a light list lacks."""
+        infos = self._catalogue.committed_by_age()
         lacking = [info for info in infos if info.commit_timestamp_nsecs is None]
         if not lacking:
             return infos
@@ -86,10 +86,10 @@ class Collector:
                 _log.warning("checkpoint '%s' is damaged: %s", info.path, error)
                 self._catalogue.mark_damaged(info.step)
         self._catalogue.describe(found)
-        return self._catalogue.committed()
+        return self._catalogue.committed_by_age()
 
     def _spared(self, kept: Sequence[Info], going: Sequence[Info]) -> Info | None:
-        """The newest good one of those that would go, if none that stays is good."""
+        """The youngest good one of those that would go, if none that stays is good."""
         if not going or any(map(self._is_good, reversed(kept))):
             return None
         return next(filter(self._is_good, reversed(going)), going[-1])

@@ -14,6 +14,7 @@ from waystation._options import Options
 from waystation.checkpoint.sessions import process_count
 from waystation.coordination import jax_preemption
 from waystation.training import preemption
+from waystation.training.catalogue import Info
 from waystation.training.costs import SaveCosts
 from waystation.training.flights import Flights
 from waystation.training.place import Place
@@ -95,14 +96,17 @@ class Decisions:
             self._has_saved_for_preemption |= self.is_preempted
 
     def _is_next(self, step: int, replaced: bool) -> bool:
-        """Whether a step comes after all that have a checkpoint."""
-        others = [info.step for info in self._place.catalogue.known() if not (replaced and info.step == step)]
-        return not others or others[-1] < step
+        """Whether a step comes after the one that was saved last."""
+        others = self._others(step, replaced)
+        return not others or others[-1].step < step
+
+    def _others(self, step: int, replaced: bool) -> list[Info]:
+        """The steps that are there or being saved, by age."""
+        known = self._place.catalogue.known_by_age()
+        return [info for info in known if not (replaced and info.step == step)]
 
     def _ask(self, step: int, reached: bool, options: Options, replaced: bool) -> bool:
-        previous = self._place.catalogue.known()
-        if replaced:
-            previous = [info for info in previous if info.step != step]
+        previous = self._others(step, replaced)
         present = CheckpointMetadata(
             step,
             self._place.path_of(step),

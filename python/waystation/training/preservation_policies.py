@@ -1,8 +1,9 @@
 """Which checkpoints stay: policies that a `Checkpointer` asks each time that it has saved one.
 
-A policy sees all committed checkpoints, ascending, and says of each whether it wants to keep it. What none
-keeps is removed; but never one that somebody reads, nor the only good one, whatever the policy says. Policies
-are asked in the primary process only.
+A policy sees all committed checkpoints, and says of each whether it wants to keep it: first those that this
+program has found, ascending, then those that it has saved, in this order. What none keeps is removed; but
+never one that somebody reads, nor the only good one, whatever the policy says. Policies are asked in the
+primary process only.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ class LatestN(PreservationPolicy):
 
     n: int | None = None
 
+    def __post_init__(self) -> None:
+        _check_count("n", self.n)
+
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
         """Keeps the last n."""
         return _last(checkpoints, self.n)
@@ -87,12 +91,15 @@ class EveryNSteps(PreservationPolicy):
         interval_steps: The distance.
         exact_interval: Keep those whose step is a multiple of it; else the first one, and each that is at
             least so far from the last one kept.
-        max_to_keep: Of these, keep only the last so many; None keeps all.
+        max_to_keep: Of these, keep only the last so many; None and 0 keep all.
     """
 
     interval_steps: int
     exact_interval: bool = True
     max_to_keep: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_count("max_to_keep", self.max_to_keep)
 
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
         """Keeps those at the distance."""
@@ -117,11 +124,14 @@ class EveryNStepsClosest(PreservationPolicy):
 
     Attributes:
         interval_steps: The number.
-        max_to_keep: Of these, keep only the last so many; None keeps all.
+        max_to_keep: Of these, keep only the last so many; None and 0 keep all.
     """
 
     interval_steps: int
     max_to_keep: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_count("max_to_keep", self.max_to_keep)
 
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
         """Keeps the closest; of two that are equally close, the later."""
@@ -171,6 +181,9 @@ class BestN(PreservationPolicy):
     reverse: bool = False
     n: int | None = None
     keep_checkpoints_without_metrics: bool = True
+
+    def __post_init__(self) -> None:
+        _check_count("n", self.n)
 
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
         """Keeps the best; of equal ones, the later."""
@@ -232,12 +245,17 @@ def _last(checkpoints: Checkpoints, count: int | None) -> list[bool]:
 
 
 def _at_most(flags: list[bool], count: int | None) -> list[bool]:
-    """The same flags, of which only the last so many are set."""
+    """The same flags, of which only the last so many are set; 0 stands for no bound, as in Orbax."""
     kept = [index for index, flag in enumerate(flags) if flag]
-    if count is None or len(kept) <= count:
+    if not count or len(kept) <= count:
         return flags
     stays = set(kept[len(kept) - count :])
     return [index in stays for index in range(len(flags))]
+
+
+def _check_count(name: str, count: int | None) -> None:
+    if count is not None and count < 0:
+        raise InvalidInput(f"{name} must not be negative, but is {count}; None keeps all")
 
 
 def _check_interval(steps: int) -> None:

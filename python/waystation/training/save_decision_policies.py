@@ -53,7 +53,8 @@ class SaveDecisionPolicy(Protocol):
 
         Args:
             step: The present step and time.
-            previous_steps: The steps that have a checkpoint or are being saved, ascending.
+            previous_steps: The steps that have a checkpoint or are being saved: those that this program has
+                found, ascending, then those that it has saved, in this order.
             context: What else may matter.
         """
         ...
