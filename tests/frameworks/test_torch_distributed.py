@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +12,7 @@ if not torch.distributed.is_available():
     pytest.skip("this torch is built without torch.distributed", allow_module_level=True)
 
 from tests.frameworks import torch_program  # noqa: E402  (it needs the distributed part)
-
-PROGRAM = Path(torch_program.__file__)
+from tests.support.programs import running  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -34,29 +29,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def _run(count: int, directory: Path) -> list[dict[str, str | None]]:
-    environment = os.environ | {
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(directory), str(rank), str(count)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    try:
-        said = [process.communicate(timeout=240)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    reports = [directory / f"{rank}.json" for rank in range(count)]
+    with running(torch_program.run, count=count, framework="torch", directory=directory) as programs:
+        ended = programs.end()
     return [
-        json.loads(report.read_text()) if report.exists() else {"start": text}
-        for report, text in zip(reports, said, strict=True)
+        process.value if isinstance(process.value, dict) else {"start": process.output} for process in ended
     ]
 
 

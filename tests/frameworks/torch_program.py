@@ -1,15 +1,14 @@
-"""What each process of the tests of DTensors runs: python torch_program.py <directory> <rank> <count>.
+"""What each process of the tests of DTensors runs.
 
-All processes do the same, case by case, and each writes down how every case ended. After a failure a
-process stops, since the others are out of step with it.
+All processes do the same, case by case, and each tells how every case ended. After a failure a process stops,
+since the others are out of step with it.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
+import os
 import random
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.frameworks.torch_checks import (
     same,
     saved_by_all,
 )
+from tests.support.programs import Place
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -38,6 +38,7 @@ from waystation.frameworks import torch_meshes
 from waystation.frameworks.base import StoredArray
 
 CASES: dict[int, dict[str, Callable[[], None]]] = {2: {}, 4: {}}
+_directory = Path()  # of the test; its stores are there
 
 
 def case(*counts: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -293,7 +294,7 @@ def a_new_process_group_knows_nothing_of_the_last() -> None:
     rank, count = distributed.get_rank(), distributed.get_world_size()
     distributed.destroy_process_group()
     refused(InvalidInput, "torch.distributed", lambda: torch_meshes.known_mesh(first))
-    start(Path(sys.argv[1]) / "second", rank, count)
+    start(_directory / "second", rank, count)
     check(counted((4,)), DeviceMesh("cpu", [0, 1]), [Shard(0)])
 
 
@@ -310,19 +311,19 @@ def start(store: Path, rank: int, count: int) -> None:
     )
 
 
-def main(directory: Path, rank: int, count: int) -> None:
-    """Runs the cases of so many processes and writes how they ended."""
-    start(directory / "first", rank, count)
+def run(place: Place) -> dict[str, str | None]:
+    """Runs the cases of so many processes; returns how they ended."""
+    global _directory
+    _directory = place.directory
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    start(_directory / "first", place.index, place.count)
     ended: dict[str, str | None] = {}
     try:
-        for name, function in CASES[count].items():
+        for name, function in CASES[place.count].items():
             function()
             ended[name] = None
     except BaseException:
         ended[name] = traceback.format_exc()
-    (directory / f"{rank}.json").write_text(json.dumps(ended))
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    return ended
