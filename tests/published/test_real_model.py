@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from tests.published import minilm, models
 
 import waystation.safetensors
+from waystation.compat import safetensors_torch
+from waystation.compat.fastsafetensors import fastsafe_open
 from waystation.safetensors import load
 
 SENTENCES = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
@@ -63,6 +66,18 @@ def test_jax(model: Path, sharded: bool) -> None:
     assert "pooler.dense.weight" not in weights
     with jax.default_matmul_precision("highest"):
         found = embeddings(model, weights, jax.numpy.exp, jax.scipy.special.erf)
+    np.testing.assert_allclose(minilm.similarities(found), SIMILARITIES, atol=1e-4)
+
+
+def opened_by_fastsafetensors(path: Path) -> dict[str, Any]:
+    with fastsafe_open(str(path)) as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("load_weights", [safetensors_torch.load_file, opened_by_fastsafetensors])
+def test_drop_ins(model: Path, load_weights: Callable[[Path], dict[str, Any]]) -> None:
+    weights = load_weights(model / "model.safetensors")
+    found = embeddings(model, weights, torch.exp, torch.erf)
     np.testing.assert_allclose(minilm.similarities(found), SIMILARITIES, atol=1e-4)
 
 
