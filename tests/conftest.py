@@ -5,10 +5,12 @@ module is. A machine with a GPU runs the tests on it with `JAX_PLATFORMS=cuda ma
 """
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,3 +34,10 @@ if DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The processes that share the tests know them by name, so no name may be another in each of them."""
+    wrong = [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]+", item.nodeid)]
+    if wrong:
+        raise pytest.UsageError("give these tests 'ids' without addresses of memory:\n" + "\n".join(wrong))

@@ -225,7 +225,7 @@ def test_a_file_that_changes_is_noticed(files: list[str]) -> None:
         {"tensor_filter": lambda name: "experts" in name, "all_local": True},
         {"borrowed_tensors": True, "accumulate_resident": False},
     ],
-    ids=str,
+    ids=lambda options: "-".join(options) or "none",
 )
 def test_iterators_give_the_same(files: list[str], options: dict[str, Any]) -> None:
     found = []
