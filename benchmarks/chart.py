@@ -42,8 +42,8 @@ PANELS = (
 )
 
 
-def draw(document: dict[str, Any], path: Path) -> None:
-    """Draws what the document holds of the panels; the suffix of `path` decides the format."""
+def plotter() -> Any:
+    """`matplotlib.pyplot`, set up to draw into files."""
     try:
         import matplotlib
     except ImportError as error:
@@ -52,6 +52,12 @@ def draw(document: dict[str, Any], path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "waystation"  # the same figures give the same file
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    """Draws what the document holds of the panels; the suffix of `path` decides the format."""
+    pyplot = plotter()
     results = Results(document)
     panels = [panel for panel in PANELS if _series(results, panel)]
     if not panels:

@@ -9,18 +9,14 @@ its time ends.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.__main__ import RESULTS, measure, wide_console
 from benchmarks.analysis import Ratio, Results, Series
+from benchmarks.command import measured, session_parser, wide_console
 from benchmarks.plan import Selection
-from benchmarks.session import build_ring_program
 
 STATES = ("llama", "small")
 FILES, OCDBT, OCDBT_PLAIN = "waystation-files", "waystation-ocdbt", "waystation-ocdbt-plain"
@@ -50,37 +46,26 @@ TARGETS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.orbax_formats")
+    parser = session_parser("benchmarks.orbax_formats", 3)
     parser.add_argument("--state", choices=STATES, default=STATES[0], help="what is saved (default: llama)")
-    parser.add_argument("--repetitions", type=int, default=3, help="rounds (default: 3)")
-    parser.add_argument("--quick", action="store_true", help="a small state: does everything work?")
-    parser.add_argument("--directory", type=Path, help="where checkpoints go (default: beside results)")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one run (default: 900)")
-    parser.add_argument("--resume", type=Path, help="go on with an unfinished results file")
-    parser.add_argument("--report", type=Path, help="measure nothing; show this results file")
     arguments = parser.parse_args()
     console = wide_console()
-    if arguments.report is not None:
-        document = json.loads(arguments.report.read_text())
-    else:
-        if reason := build_ring_program():
-            console.print(f"[yellow]The limit is measured without io_uring: {reason}[/]")
-        selection = Selection((arguments.state,), SYSTEMS, ("save",), LIMIT_WAYS)
-        document = measure(selection, arguments.repetitions, arguments, RESULTS, "orbax-formats", console)
+    selection = Selection((arguments.state,), SYSTEMS, ("save",), LIMIT_WAYS)
+    document = measured(arguments, selection, "orbax-formats", console)
     show(Results(document), arguments.state, console)
 
 
 def show(results: Results, state: str, console: Console) -> None:
     """Prints what was measured, and the targets."""
-    measured = Table(title="Durable saves, in seconds")
+    times = Table(title="Durable saves, in seconds")
     for heading in ("system", "median", "worst", "runs"):
-        measured.add_column(heading, justify="left" if heading == "system" else "right")
+        times.add_column(heading, justify="left" if heading == "system" else "right")
     for name in SYSTEMS:
         series = _saves(results, state, name)
         if series is not None:
             shown = f"{name} ({series.way})" if name == LIMIT else name
-            measured.add_row(shown, f"{series.median:.2f}", f"{series.worst:.2f}", str(len(series.values)))
-    console.print(measured)
+            times.add_row(shown, f"{series.median:.2f}", f"{series.worst:.2f}", str(len(series.values)))
+    console.print(times)
     targets = Table(title="Speed of one over that of another, at the median [in the worst round]")
     for heading in ("of", "over", "target", "measured", "reached"):
         targets.add_column(heading, justify="left" if heading in ("of", "over") else "right")

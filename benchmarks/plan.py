@@ -43,12 +43,14 @@ class Selection:
     Attributes:
         states, systems, operations: By their names.
         limit_ways: The ways of the limit that are tried; None for all.
+        limit_operations: The operations of the limit, where it is to be measured in others than the systems.
     """
 
     states: Sequence[str]
     systems: Sequence[str]
     operations: Sequence[str]
     limit_ways: frozenset[str] | None = None
+    limit_operations: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,11 @@ def cases_of(selection: Selection, state: str, system_name: str) -> list[Case]:
     system = SYSTEMS[system_name]
     if issubclass(system, Limit) and state in COSTS_PER_ARRAY:
         return []
+    operations = selection.operations
+    if issubclass(system, Limit) and selection.limit_operations is not None:
+        operations = selection.limit_operations
     found = []
-    for operation in selection.operations:
+    for operation in operations:
         ways: tuple[str, ...] = ()
         if operation == "save":
             ways = system.save_ways

@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine, scale_chart
-from benchmarks.__main__ import RESULTS, wide_console
+from benchmarks.command import results_path, wide_console
 from benchmarks.report import format_bytes
 from benchmarks.scale_stages import PLANS, TABLES
 from benchmarks.session import ROOT, default_directory
@@ -68,8 +67,8 @@ def _measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     parent.mkdir(parents=True, exist_ok=True)
     directory = parent / f"scale-{os.getpid()}"
     document: dict[str, Any] = {"schema": SCHEMA, "machine": machine.describe(parent), "jobs": []}
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    results = RESULTS / f"scale-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}.json"
+    results = results_path("scale")
+    results.parent.mkdir(parents=True, exist_ok=True)
     try:
         for size in arguments.sizes:
             console.print(f"{size:,} processes …")

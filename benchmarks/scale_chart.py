@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chart import plotter
+
 OURS, SECOND, THIRD, GUIDE = "#0b7a75", "#d08c2e", "#8d99a6", "#c9ced6"
 
 Job = dict[str, Any]
@@ -15,14 +17,7 @@ Line = tuple[str, str, Callable[[Job], float]]
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """Draws the document; the suffix of `path` decides the format."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise SystemExit("--chart needs matplotlib: pip install 'waystation[plot]'") from error
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "waystation"  # the same figures give the same file
-    from matplotlib import pyplot
-
+    pyplot = plotter()
     figure, cells = pyplot.subplots(1, 4, figsize=(15, 3.9))
     for axes, (title, unit, lines) in zip(cells.flat, _panels(), strict=True):
         _draw_panel(axes, document["jobs"], title, unit, lines)

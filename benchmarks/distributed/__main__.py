@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import machine
-from benchmarks.__main__ import RESULTS, wide_console
+from benchmarks.command import add_common_arguments, results_path, wide_console
 from benchmarks.distributed import disk, reshard
 from benchmarks.distributed.report import EXPERIMENTS, evaluate, show
 from benchmarks.distributed.session import Case, Results, Session
@@ -38,10 +36,7 @@ def _parse() -> argparse.Namespace:
     names = list(EXPERIMENTS)
     parser.add_argument("--experiments", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--rounds", type=int, help="of every experiment (default: 3, with --quick 1)")
-    parser.add_argument("--quick", action="store_true", help="small states: does everything work?")
-    parser.add_argument("--directory", type=Path, help="where checkpoints go (default: beside results)")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one program (default: 600)")
-    parser.add_argument("--report", type=Path, help="measure nothing; show this results file")
+    add_common_arguments(parser, timeout_s=600.0, timed="one program")
     arguments = parser.parse_args()
     if arguments.rounds is not None and arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
@@ -53,8 +48,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     directory = arguments.directory or default_directory()
     directory.mkdir(parents=True, exist_ok=True)
     rounds = arguments.rounds or (1 if arguments.quick else 3)
-    kind = "distributed-quick" if arguments.quick else "distributed"
-    results = RESULTS / f"{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}-{kind}.json"
+    results = results_path("distributed", quick=arguments.quick)
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "machine": machine.describe(directory),
