@@ -9,7 +9,8 @@ import numpy as np
 
 from waystation._options import Options
 from waystation.frameworks.storage import StorageMetadata
-from waystation.layouts.native.read import Allocate, ReadStatistics, Request
+from waystation.layouts.native.read import Allocate, Request
+from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.native.tree_file import TreeFile
 
 

@@ -25,7 +25,8 @@ from waystation.frameworks.base import StoredArray
 from waystation.frameworks.storage import StorageMetadata
 from waystation.grid import Box, contiguous_strides, whole
 from waystation.layouts.native import memory
-from waystation.layouts.native.read import Allocate, ReadStatistics, Request, as_array
+from waystation.layouts.native.read import Allocate, Request, as_array
+from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
 from waystation.safetensors.checksums import FileChecksums, checksums_of, require_checksums
 from waystation.safetensors.headers import Header, Tensor, check_unchanged

@@ -24,12 +24,8 @@ from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray, Target
 from waystation.grid import Box, relative_to, slices_of_box, volume
 from waystation.layouts.native import memory
-from waystation.layouts.native.read import (
-    Allocate,
-    Places,
-    ReadStatistics,
-    Request,
-)
+from waystation.layouts.native.read import Allocate, Places, Request
+from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.opened import Opened
 from waystation.transfers import fit
 from waystation.transfers.handle import Progress

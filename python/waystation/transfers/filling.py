@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from waystation._options import Options
 from waystation.frameworks.base import Codec
-from waystation.layouts.native.read import ReadStatistics
+from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.opened import Opened
 from waystation.transfers import staging
 from waystation.transfers.buffers import Incoming, Mapped, Reading, fill_buffers

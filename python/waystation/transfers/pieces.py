@@ -19,7 +19,8 @@ from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.grid import Box
 from waystation.layouts.native import memory
-from waystation.layouts.native.read import ReadStatistics, Request
+from waystation.layouts.native.read import Request
+from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.opened import Opened
 
 GROUP_BYTES = 32 << 20

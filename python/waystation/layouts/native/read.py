@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from waystation._errors import Corrupt, InvalidInput, NotFound, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.storage import StorageMetadata
-from waystation.layouts.native import boxes, commit, memory, names, places, storage, tables
+from waystation.layouts.native import boxes, commit, memory, names, places, read_job, storage, tables
+from waystation.layouts.native.read_job import ReadFile, ReadStatistics
 from waystation.layouts.native.records import PYTREE, CheckpointableRecord, CheckpointRecord, Digest
 from waystation.layouts.native.strings import join_strings, split_strings
 from waystation.layouts.native.tree_file import TreeFile
@@ -78,23 +79,6 @@ class OpenCheckpointable:
     ) -> list[list[np.ndarray[Any, Any]]]:
         """Reads every requested box into memory of its own, see the function of this name."""
         return read_boxes(self, requests, options, on_job, statistics, allocate)
-
-
-@dataclass(slots=True)
-class ReadStatistics:
-    """What the reads of one load have moved so far.
-
-    Attributes:
-        bytes_needed: Bytes of arrays that were asked for, as they are stored.
-        bytes_read: Bytes that were read for that: of whole blocks where they are verified, and of headers.
-        modes: The ways in which files were read.
-        headers: The files whose header has been read, and so verified.
-    """
-
-    bytes_needed: int = 0
-    bytes_read: int = 0
-    modes: set[str] = field(default_factory=set)
-    headers: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -308,43 +292,22 @@ def _run(
     """Runs one engine job over the files that the plan uses; `words` count only those files."""
     verify = options.array.loading.verify is not False
     files = files_to_read(opened, used, with_checksums=verify)
-    engine = options.engine
     unread = [number for number, file in enumerate(used) if file not in statistics.headers]
     if verify and unread:
         headers, words = _with_headers(opened, used, unread, words)
         owners = (owners, headers)
-    job = _native.start_read(
-        files,
-        words,
-        owners,
-        mode=engine.read_mode,
-        block_bytes=engine.block_bytes,
-        depth=engine.depth,
-        threads=engine.threads,
-        throttle=engine.throttle_path,
-    )
+    job = read_job.start(files, words, owners, options)
     on_job(job)
     try:
-        job.wait()
-        outcome = job.result()
-    except NotFound as error:
-        raise Corrupt(f"a committed file is missing: {error.message}", **error.context) from error
+        read_job.finish(job, statistics)
     except WaystationError as error:
         _name_arrays(opened, error)
         raise
-    finally:
-        if not job.done():
-            job.cancel()
-            job.wait()
     if verify:
         statistics.headers.update(used)
-    statistics.bytes_read += outcome["bytes_read"]
-    statistics.modes.update(outcome["modes"])
 
 
-def files_to_read(
-    opened: OpenCheckpointable, used: Sequence[int], *, with_checksums: bool
-) -> list[tuple[str, int, memoryview | None]]:
+def files_to_read(opened: OpenCheckpointable, used: Sequence[int], *, with_checksums: bool) -> list[ReadFile]:
     """What the engine has to know of the data files that a plan uses: path, length, checksums."""
     if with_checksums:
         opened.tables.prefetch_checksums(used)

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waystation import _native
-from waystation._errors import Corrupt, NotFound
 from waystation._options import Options
-from waystation.layouts.native.read import ReadStatistics
+from waystation.layouts.native import read_job
+from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.orbax.values import Files
 
 
@@ -47,30 +47,10 @@ class Engine:
         listed = files.listed()
         if not listed:
             return None
-        engine = self.options.engine
-        job = _native.start_read(
-            listed,
-            words,
-            owners,
-            mode=engine.read_mode,
-            block_bytes=engine.block_bytes,
-            depth=engine.depth,
-            threads=engine.threads,
-            throttle=engine.throttle_path,
-        )
+        job = read_job.start(listed, words, owners, self.options)
         self._on_job(job)
         return job
 
     def finish(self, job: _native.Job) -> None:
         """Waits for a job; on an error, too, it then uses no memory any more."""
-        try:
-            job.wait()
-            outcome = job.result()
-        except NotFound as error:
-            raise Corrupt(f"a file of the checkpoint is missing: {error.message}", **error.context) from error
-        finally:
-            if not job.done():
-                job.cancel()
-                job.wait()
-        self._statistics.bytes_read += outcome["bytes_read"]
-        self._statistics.modes.update(outcome["modes"])
+        read_job.finish(job, self._statistics)

@@ -299,14 +299,19 @@ def _decode_node(data: bytes, base: str, prefix: bytes, height: int, path: str) 
 
 
 def _keys(shared: Sequence[int], suffixes: Sequence[bytes]) -> list[bytes]:
-    """Keys, of each of which the first bytes are those of the one before."""
+    found = _with_prefixes(shared, suffixes)
+    require(all(one < two for one, two in itertools.pairwise(found)), "keys are not in order")
+    return found
+
+
+def _with_prefixes(shared: Sequence[int], suffixes: Sequence[bytes]) -> list[bytes]:
+    """Strings, of each of which the first bytes are those of the one before."""
     found: list[bytes] = []
     previous = b""
     for length, suffix in zip(shared, suffixes, strict=True):
-        require(length <= len(previous), "a key has more in common with another than that has")
+        require(length <= len(previous), "a name has more in common with another than that has")
         previous = previous[:length] + suffix
         found.append(previous)
-    require(all(one < two for one, two in itertools.pairwise(found)), "keys are not in order")
     return found
 
 
@@ -345,7 +350,7 @@ def _file_table(body: _Bytes, base: str) -> list[_DataFile]:
         return []
     shared, lengths = [0, *body.numbers(count - 1)], body.numbers(count)
     bases = body.numbers(count)
-    paths = _shared_paths(shared, body.strings(lengths))
+    paths = _with_prefixes(shared, body.strings(lengths))
     found = []
     for path, length in zip(paths, bases, strict=True):
         require(length <= len(path), "the base of a path is longer than the path")
@@ -356,14 +361,4 @@ def _file_table(body: _Bytes, base: str) -> list[_DataFile]:
         require("\0" not in text, "a data file is elsewhere")
         require(all(part not in ("", ".", "..") for part in text.split("/")), "a data file is elsewhere")
         found.append(_DataFile(text, base + path[:length].decode()))
-    return found
-
-
-def _shared_paths(shared: Sequence[int], suffixes: Sequence[bytes]) -> list[bytes]:
-    found: list[bytes] = []
-    previous = b""
-    for length, suffix in zip(shared, suffixes, strict=True):
-        require(length <= len(previous), "a path has more in common with another than that has")
-        previous = previous[:length] + suffix
-        found.append(previous)
     return found

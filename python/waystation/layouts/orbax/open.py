@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from waystation import _native
 from waystation._collection import paused_collection
 from waystation._errors import Corrupt, NotFound, Unsupported, from_os_error
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
+from waystation.layouts.native.strings import join_strings, split_strings
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf
 from waystation.layouts.orbax import array_metadatas, names, rich_types, shardings_file, strings_file, zarr
 from waystation.layouts.orbax.chunk_places import NamedArray
@@ -66,19 +65,14 @@ class TreeFiles:
         parts = [os.fsencode(self.directory), flag]
         for name, content in self.contents.items():
             parts += [name.encode("utf-8", "surrogatepass"), content]
-        head = np.array([len(parts), *map(len, parts)], "<i8")
-        return b"".join([head.tobytes(), *parts])
+        return join_strings(parts)
 
     @classmethod
     def unpack(cls, data: bytes) -> TreeFiles:
         """What `pack` made."""
-        count = int.from_bytes(data[:8], "little")
-        parts, begin = [], 8 * (1 + count)
-        for length in np.frombuffer(data[8:begin], "<i8").tolist():
-            parts.append(data[begin : begin + length])
-            begin += length
-        found = [name.decode("utf-8", "surrogatepass") for name in parts[2::2]]
-        return cls(os.fsdecode(parts[0]), parts[1] == b"1", dict(zip(found, parts[3::2], strict=True)))
+        directory, flag, *parts = split_strings(data)
+        found = [name.decode("utf-8", "surrogatepass") for name in parts[::2]]
+        return cls(os.fsdecode(directory), flag == b"1", dict(zip(found, parts[1::2], strict=True)))
 
 
 # ---- reading -----------------------------------------------------------------------------------

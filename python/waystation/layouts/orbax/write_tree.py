@@ -115,7 +115,8 @@ def _scalar_sources(leaves: Sequence[Leaf], structure: Structure) -> dict[int, A
             array = np.asarray(leaf)
             if array.dtype.kind == "O":
                 bits = int(leaf).bit_length()
-                raise _unsupported(f"Orbax's layouts have no integers of {bits} bits", structure, number)
+                message = f"Orbax's layouts have no integers of {bits} bits; make it text"
+                raise _unsupported(message, structure, number)
             arrays[number] = array
         elif isinstance(leaf, complex | bytes):
             kind = type(leaf).__name__

@@ -1,0 +1,75 @@
+"""One reading job of the engine from start to end, and what the jobs of a load have read so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from waystation import _native
+from waystation._errors import Corrupt, NotFound
+from waystation._options import Options
+
+ReadFile = tuple[str, int, memoryview | None]  # path, length, checksums; as `_native.start_read` takes them
+
+
+@dataclass(slots=True)
+class ReadStatistics:
+    """What the reads of one load have moved so far.
+
+    Attributes:
+        bytes_needed: Bytes of arrays that were asked for, as they are stored.
+        bytes_read: Bytes that were read for that: of whole blocks where they are verified, and of headers.
+        modes: The ways in which files were read.
+        headers: The files whose header has been read, and so verified.
+    """
+
+    bytes_needed: int = 0
+    bytes_read: int = 0
+    modes: set[str] = field(default_factory=set)
+    headers: set[int] = field(default_factory=set)
+
+
+def start(
+    files: Sequence[ReadFile], words: np.ndarray[Any, Any], owners: object, options: Options
+) -> _native.Job:
+    """Starts to read files as the options say.
+
+    Args:
+        files: What the records of `words` count.
+        words: Records of what is read from where to where, as `_native.start_read` takes them.
+        owners: What keeps the memory alive that they are read into.
+        options: Of the load.
+    """
+    engine = options.engine
+    return _native.start_read(
+        files,
+        words,
+        owners,
+        mode=engine.read_mode,
+        block_bytes=engine.block_bytes,
+        depth=engine.depth,
+        threads=engine.threads,
+        throttle=engine.throttle_path,
+    )
+
+
+def finish(job: _native.Job, statistics: ReadStatistics) -> None:
+    """Waits for a job, and adds what it has read; on an error, too, it then uses no memory any more.
+
+    Raises:
+        Corrupt: A file is not there, or not what it was when the checkpoint was committed.
+    """
+    try:
+        job.wait()
+        outcome = job.result()
+    except NotFound as error:
+        raise Corrupt(f"a committed file is missing: {error.message}", **error.context) from error
+    finally:
+        if not job.done():
+            job.cancel()
+            job.wait()
+    statistics.bytes_read += outcome["bytes_read"]
+    statistics.modes.update(outcome["modes"])
