@@ -12,7 +12,7 @@ from typing import Any
 
 from waystation._errors import Conflict, Unsupported
 from waystation._options.in_effect import current_options
-from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
+from waystation.checkpoint.paths import PathLike, require_native_checkpoint, resolve
 from waystation.checkpoint.save import check_checkpointables
 from waystation.checkpoint.saving import Saving
 from waystation.layouts.native import commit, orphans
@@ -32,7 +32,7 @@ class AddingSaving(Saving):
         super().begin(checkpointables, custom_metadata, is_state=is_state)
 
     def _check_destination(self) -> None:
-        require_checkpoint(self.target)
+        require_native_checkpoint(self.target)
         orphans.remove_dead(self.target)
         record = commit.read_record(self.target)
         if record.local is not None:

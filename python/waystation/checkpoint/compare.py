@@ -10,7 +10,7 @@ numbers may differ as `math.isclose` allows. Files of handlers are compared by w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,15 +18,16 @@ from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.differing_values import Tally, Tolerance, ValueDifference, same_scalar
-from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
+from waystation.checkpoint.opening import open_checkpoint
+from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.stored import Stored
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
-from waystation.layouts.native.handler_files import HandlerFiles
-from waystation.layouts.native.open import open_any
-from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint
-from waystation.layouts.native.records import CheckpointRecord, Digest
+from waystation.layouts.native import handler_files
+from waystation.layouts.native.records import Digest
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
-from waystation.transfers.pieces import buffer_item_bytes, group_parts, read_ahead, read_parts
+from waystation.layouts.opened import Opened
+from waystation.transfers.pieces import Part, buffer_item_bytes, group_parts, read_ahead, read_parts
 from waystation.tree import Mismatch, Structure, format_key_path, label, match
 
 Kind = Literal["only-in-first", "only-in-second", "container", "leaf", "shape", "dtype", "value"]
@@ -103,17 +104,17 @@ def compare(
     if not (absolute_tolerance >= 0 and relative_tolerance >= 0):
         raise InvalidInput("tolerances are numbers from 0 on")
     paths = resolve(first), resolve(second)
-    for path in paths:
-        require_checkpoint(path)
-    records = open_checkpoint(paths[0]), open_checkpoint(paths[1])
+    options = current_options()
     found = Comparison(*paths)
+    names = _compare_names([open_checkpoint(path, [], options).names for path in paths], found)
+    opened = [open_checkpoint(path, names, options) for path in paths]
     pairs: list[_Pair] = []
-    for name in _compare_names(records, found):
-        one, two = (open_any(path, record, name) for path, record in zip(paths, records, strict=True))
-        if isinstance(one, OpenCheckpointable) and isinstance(two, OpenCheckpointable):
-            pairs.append(_Pair(name, one, two))
+    for name in names:
+        one, two = (checkpoint.stored[name] for checkpoint in opened)
+        if one.state is not None and two.state is not None:
+            pairs.append(_Pair(name, one.state, two.state, options))
         else:
-            _compare_files(name, (one, two), found, structure_only=structure_only)
+            _compare_files(name, one, two, found, structure_only=structure_only)
     for pair in pairs:
         pair.match_leaves()
         found.leaves += len(pair.matched)
@@ -124,30 +125,22 @@ def compare(
     return found
 
 
-def _compare_names(records: tuple[CheckpointRecord, CheckpointRecord], found: Comparison) -> list[str]:
-    first, second = (record.checkpointables for record in records)
-    for name in sorted(first.keys() - second.keys()):
+def _compare_names(names: Sequence[tuple[str, ...]], found: Comparison) -> list[str]:
+    first, second = map(set, names)
+    for name in sorted(first - second):
         found.differences.append(Difference(name, "", "only-in-first", "a checkpointable", None))
-    for name in sorted(second.keys() - first.keys()):
+    for name in sorted(second - first):
         found.differences.append(Difference(name, "", "only-in-second", None, "a checkpointable"))
-    return sorted(first.keys() & second.keys())
+    return sorted(first & second)
 
 
-def _compare_files(
-    name: str,
-    opened: tuple[OpenCheckpointable | HandlerFiles, OpenCheckpointable | HandlerFiles],
-    found: Comparison,
-    *,
-    structure_only: bool,
-) -> None:
-    """Compares files of handlers by what the checkpoints vouch for."""
-    one, two = opened
-    if not isinstance(one, HandlerFiles) or not isinstance(two, HandlerFiles):
+def _compare_files(name: str, one: Stored, two: Stored, found: Comparison, *, structure_only: bool) -> None:
+    """Compares files of handlers by what the checkpoints vouch for, or by what is in them."""
+    if one.state is not None or two.state is not None or one.handler != two.handler:
         found.differences.append(Difference(name, "", "leaf", _saver_text(one), _saver_text(two)))
-        return
-    if one.record.handler != two.record.handler:
-        found.differences.append(Difference(name, "", "leaf", one.record.handler, two.record.handler))
-    ours, theirs = one.record.files, two.record.files
+        if one.state is not None or two.state is not None:
+            return
+    ours, theirs = _digests(one), _digests(two)
     for path in sorted(ours.keys() | theirs.keys()):
         if path not in theirs:
             found.differences.append(Difference(name, path, "only-in-first", "a file", None))
@@ -158,12 +151,16 @@ def _compare_files(
             found.differences.append(Difference(name, path, "value", *texts))
 
 
+def _digests(stored: Stored) -> dict[str, Digest]:
+    return stored.files or handler_files.digests(stored.directory)
+
+
 def _content_text(file: Digest) -> str:
     return f"{file.nbytes} bytes with checksum {file.crc64:016x}"
 
 
-def _saver_text(opened: OpenCheckpointable | HandlerFiles) -> str:
-    return f"files of {opened.record.handler}" if isinstance(opened, HandlerFiles) else "a state"
+def _saver_text(stored: Stored) -> str:
+    return f"files of {stored.handler}" if stored.state is None else "a state"
 
 
 class _Pair:
@@ -175,7 +172,7 @@ class _Pair:
         of_leaves: The difference of a matched leaf, by its number in the first.
     """
 
-    def __init__(self, name: str, first: OpenCheckpointable, second: OpenCheckpointable) -> None:
+    def __init__(self, name: str, first: Opened, second: Opened, options: Options) -> None:
         self.name = name
         self.first = first
         self.second = second
@@ -183,9 +180,12 @@ class _Pair:
         self.of_structure: list[Difference] = []
         self.of_leaves: dict[int, Difference] = {}
         self._key_paths = first.tree.structure.key_paths()
+        self._numbers = _numbers_of(first, options), _numbers_of(second, options)
 
     def match_leaves(self) -> None:
-        ours, theirs = self.first.tree.structure, self.second.tree.structure
+        # Of containers a layout may say less than the other; only what both say can differ.
+        ours = self.second.tree.comparable(self.first.tree.structure)
+        theirs = self.first.tree.comparable(self.second.tree.structure)
         outcome = match(ours, theirs)
         if isinstance(outcome, Mismatch):
             for path in outcome.unexpected_paths():
@@ -213,7 +213,8 @@ class _Pair:
 
     def stored(self, leaf: int, other: int) -> tuple[StoredArray | Leaf, StoredArray | Leaf]:
         """What both checkpoints say of a matched leaf: an array's description or a scalar's value."""
-        return _stored(self.first.tree, leaf), _stored(self.second.tree, other)
+        one, two = self._numbers
+        return _stored(self.first.tree, leaf, one), _stored(self.second.tree, other, two)
 
     def set(
         self,
@@ -231,9 +232,17 @@ class _Pair:
         return self.of_structure + [self.of_leaves[leaf] for leaf in sorted(self.of_leaves)]
 
 
-def _stored(tree: TreeFile, number: int) -> StoredArray | Leaf:
+def _stored(tree: TreeFile, number: int, numbers: dict[int, Leaf]) -> StoredArray | Leaf:
     leaf = tree.leaves[number]
-    return tree.arrays[leaf.array] if type(leaf) is ArrayLeaf else leaf
+    return numbers.get(leaf.array, tree.arrays[leaf.array]) if type(leaf) is ArrayLeaf else leaf
+
+
+def _numbers_of(opened: Opened, options: Options) -> dict[int, Leaf]:
+    """The numbers of Python that a layout stores as arrays, by the numbers of these."""
+    arrays = [number for number, array in enumerate(opened.tree.arrays) if array.framework == "python"]
+    parts = [Part(index, ((), ())) for index in range(len(arrays))]
+    values = read_parts(opened, arrays, parts, options) if parts else []
+    return {number: value.item() for number, value in zip(arrays, values, strict=True)}
 
 
 def _kind_of(stored: StoredArray | Leaf) -> str:

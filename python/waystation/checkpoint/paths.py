@@ -14,6 +14,7 @@ from waystation._errors import (
     InvalidLayoutError,
     NotFound,
     PermissionDenied,
+    Unsupported,
     from_os_error,
 )
 from waystation.layouts.native import names
@@ -58,7 +59,7 @@ def is_checkpoint(path: PathLike) -> bool:
     """Whether a committed checkpoint is at `path`, of ours or of Orbax (its record or metadata are there; its
     data is not verified)."""
     target = resolve(path)
-    return is_native_checkpoint(target) or orbax.is_checkpoint(target)
+    return is_native_checkpoint(target) or is_orbax_layout(target)
 
 
 def is_native_checkpoint(target: str) -> bool:
@@ -66,6 +67,11 @@ def is_native_checkpoint(target: str) -> bool:
     return names.attempt_target(os.path.basename(target)) is None and os.path.isfile(
         os.path.join(target, names.RECORD)
     )
+
+
+def is_orbax_layout(target: str) -> bool:
+    """Whether a checkpoint of one of Orbax's layouts is at a path."""
+    return not is_native_checkpoint(target) and orbax.is_checkpoint(target)
 
 
 def check_destination(target: str, *, overwrite: bool) -> None:
@@ -132,13 +138,29 @@ def require_checkpoint(target: str) -> None:
     raise CheckpointNotFound(f"there is no checkpoint '{target}'{_beside(target)}", path=target)
 
 
+def require_native_checkpoint(target: str) -> None:
+    """Raises what tells best why there is no checkpoint of the native layout at `target`.
+
+    Raises:
+        Unsupported: There is one of Orbax's.
+        NotFound, InvalidInput: There is none.
+    """
+    if is_orbax_layout(target):
+        raise Unsupported(
+            f"'{target}' is a checkpoint in Orbax's layout, and this works on Waystation's own only; load it "
+            "and save it again in that (array.saving.use_ocdbt = None)",
+            path=target,
+        )
+    require_checkpoint(target)
+
+
 def _beside(target: str) -> str:
     """Tells of unfinished attempts at this checkpoint and of committed neighbours."""
     parent, name = os.path.split(target)
     try:
         attempts = len(leftovers(parent, name))
         near = sorted(
-            entry.name for entry in os.scandir(parent) if entry.is_dir() and is_native_checkpoint(entry.path)
+            entry.name for entry in os.scandir(parent) if entry.is_dir() and is_checkpoint(entry.path)
         )
     except (OSError, NotFound, PermissionDenied):
         return ""

@@ -15,7 +15,7 @@ import numpy as np
 
 from waystation import _native
 from waystation._errors import Corrupt, NotFound, WaystationError
-from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
+from waystation.checkpoint.paths import PathLike, require_native_checkpoint, resolve
 from waystation.layouts.native import handler_files, names, tables
 from waystation.layouts.native.handler_files import HandlerFiles
 from waystation.layouts.native.open import open_any
@@ -74,7 +74,7 @@ def verify(
         NotFound, InvalidInput: There is no checkpoint at `path`. Damage is returned, not raised.
     """
     target = resolve(path)
-    require_checkpoint(target)
+    require_native_checkpoint(target)
     found = Verification(target)
     opened = list(_open_all(target, found))
     total = sum(_data_bytes(entry) for entry in opened)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import typer
 
 from waystation.checkpoint.collect import FoundLeftover, find_leftovers, tree_bytes
-from waystation.checkpoint.paths import is_native_checkpoint
+from waystation.checkpoint.paths import is_native_checkpoint, is_orbax_layout
 from waystation.cli import formatting
 from waystation.cli.attempts_table import attempt_document, show_attempts
 from waystation.cli.output import Output
@@ -50,18 +51,28 @@ def run(output: Output, directory: Path) -> None:
         raise InvalidInput(f"'{parent}' is a checkpoint itself; 'waystation inspect {parent}' shows it")
     leftovers = find_leftovers(parent)
     entries = _entries(output, parent)
+    others = orbax_checkpoints_in(parent)
     if output.as_json:
-        output.document(_document(parent, entries, leftovers))
+        output.document(_document(parent, entries, others, leftovers))
     else:
-        _show(output, parent, entries, leftovers)
+        _show(output, parent, entries, others, leftovers)
     if any(entry.problem for entry in entries):
         raise typer.Exit(FOUND_DAMAGE)
 
 
 def checkpoints_in(parent: str) -> list[str]:
     """Paths of the checkpoints in a directory, those that end in numbers in the order of these."""
+    return _directories(parent, is_native_checkpoint)
+
+
+def orbax_checkpoints_in(parent: str) -> list[str]:
+    """The same of those in Orbax's layouts."""
+    return _directories(parent, is_orbax_layout)
+
+
+def _directories(parent: str, is_wanted: Callable[[str], bool]) -> list[str]:
     with os.scandir(parent) as entries:
-        paths = [entry.path for entry in entries if entry.is_dir() and is_native_checkpoint(entry.path)]
+        paths = [entry.path for entry in entries if entry.is_dir() and is_wanted(entry.path)]
     return sorted(paths, key=_natural)
 
 
@@ -92,7 +103,9 @@ def _look_at(path: str) -> _Entry:
     return _Entry(path, nbytes, arrays, record.created_ns, record.generation)
 
 
-def _document(parent: str, entries: list[_Entry], leftovers: list[FoundLeftover]) -> dict[str, Any]:
+def _document(
+    parent: str, entries: list[_Entry], others: list[str], leftovers: list[FoundLeftover]
+) -> dict[str, Any]:
     return {
         "directory": parent,
         "checkpoints": [
@@ -108,15 +121,21 @@ def _document(parent: str, entries: list[_Entry], leftovers: list[FoundLeftover]
             }
             for entry in entries
         ],
+        "orbax_checkpoints": others,
         "attempts": [attempt_document(found) for found in leftovers],
     }
 
 
-def _show(output: Output, parent: str, entries: list[_Entry], leftovers: list[FoundLeftover]) -> None:
-    if not entries:
-        output.line(f"no checkpoints in {parent}")
-    else:
+def _show(
+    output: Output, parent: str, entries: list[_Entry], others: list[str], leftovers: list[FoundLeftover]
+) -> None:
+    if entries:
         _show_entries(output, entries)
+    elif not others:
+        output.line(f"no checkpoints in {parent}")
+    if others:
+        names = ", ".join(os.path.basename(path) for path in others)
+        output.line(formatting.plain(f"in Orbax's layout, which can be loaded and exported: {names}"))
     if leftovers:
         output.line()
         output.line("saves and exports that did not end:", style="yellow")

@@ -10,7 +10,7 @@ import typer
 
 from waystation.checkpoint.verify import Damage, Verification, verify
 from waystation.cli import formatting
-from waystation.cli.commands.ls import checkpoints_in
+from waystation.cli.commands.ls import checkpoints_in, orbax_checkpoints_in
 from waystation.cli.output import Output
 from waystation.errors import NotFound
 
@@ -20,26 +20,31 @@ FOUND_DAMAGE = 1
 def run(output: Output, path: Path, *, every: bool) -> None:
     """Verifies, prints what was found, and exits with 1 if anything is damaged."""
     found = []
-    for target in _targets(path) if every else [str(path)]:
+    targets, others = _targets(path) if every else ([str(path)], [])
+    for target in targets:
         with output.progress(f"verifying {os.path.basename(target)}") as on_progress:
             outcome = verify(target, on_progress=on_progress)
         found.append(outcome)
         if not output.as_json:
             _show(output, outcome)
     if output.as_json:
-        output.document({"checkpoints": [_document(outcome) for outcome in found]})
+        documents = [_document(outcome) for outcome in found]
+        output.document({"checkpoints": documents, "not_verified": others})
+    for other in [] if output.as_json else others:
+        output.line(f"{other}: not verified: Orbax's layout has no checksums of data", style="yellow")
     if any(outcome.damages for outcome in found):
         raise typer.Exit(FOUND_DAMAGE)
 
 
-def _targets(directory: Path) -> list[str]:
+def _targets(directory: Path) -> tuple[list[str], list[str]]:
+    """The checkpoints in a directory, and those in layouts that cannot be verified."""
     parent = os.path.realpath(directory.expanduser())
     if not os.path.isdir(parent):
         raise NotFound(f"there is no directory '{parent}'", path=parent)
-    targets = checkpoints_in(parent)
-    if not targets:
+    targets, others = checkpoints_in(parent), orbax_checkpoints_in(parent)
+    if not targets and not others:
         raise NotFound(f"there are no checkpoints in '{parent}'", path=parent)
-    return targets
+    return targets, others
 
 
 def _document(outcome: Verification) -> dict[str, Any]:

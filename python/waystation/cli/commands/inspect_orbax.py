@@ -1,0 +1,76 @@
+"""`waystation inspect` of a checkpoint in one of Orbax's layouts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+from waystation._options.in_effect import current_options
+from waystation.checkpoint.opening import open_checkpoint
+from waystation.checkpoint.stored import OpenCheckpoint, Stored
+from waystation.cli import formatting, state_tree
+from waystation.cli.output import Output
+from waystation.layouts.opened import Opened
+
+
+def run(output: Output, target: str, checkpointable: str | None, depth: int | None) -> None:
+    """Prints what a checkpoint holds."""
+    wanted = None if checkpointable is None else [checkpointable]
+    opened = open_checkpoint(target, wanted, current_options())
+    if output.as_json:
+        output.document(_document(opened))
+        return
+    facts = {"format": "Orbax"}
+    if opened.committed_ns is not None:
+        facts = {"committed": formatting.shown_moment(opened.committed_ns), **facts}
+    if opened.custom_metadata:
+        facts["custom metadata"] = json.dumps(opened.custom_metadata)
+    absent = sorted(set(opened.names) - opened.stored.keys())
+    if absent:
+        facts["not shown"] = formatting.plain(", ".join(absent))
+    state_tree.show_facts(output, target, facts)
+    for name, stored in opened.stored.items():
+        if stored.state is None:
+            state_tree.show_files(output, name, stored.handler, _files(stored))
+        else:
+            title = f"{name}: {state_tree.totals(stored.state.tree)}"
+            state_tree.show(output, title, stored.state.tree, depth)
+
+
+def _document(opened: OpenCheckpoint) -> dict[str, Any]:
+    committed = opened.committed_ns
+    return {
+        "path": opened.target,
+        "layout": "orbax",
+        "committed_at": None if committed is None else formatting.moment(committed),
+        "custom_metadata": opened.custom_metadata,
+        "checkpointables": {name: _checkpointable_document(stored) for name, stored in opened.stored.items()},
+    }
+
+
+def _checkpointable_document(stored: Stored) -> dict[str, Any]:
+    files = _files(stored)
+    held = {"files": len(files), "file_bytes": sum(files.values())}
+    state = stored.state
+    if state is None:
+        return {"handler": stored.handler, **held, "paths": sorted(files)}
+    return {**held, **state_tree.document(state.tree, lambda number: _chunk_count(state, number))}
+
+
+def _chunk_count(state: Opened, number: int) -> int:
+    shape, chunk = state.tree.arrays[number].shape, state.storage_metadata(number).chunk_shape
+    if chunk is None or 0 in shape:
+        return 0
+    return math.prod(-(-extent // part) for extent, part in zip(shape, chunk, strict=True))
+
+
+def _files(stored: Stored) -> dict[str, int]:
+    """The files of a checkpointable, with their lengths in bytes."""
+    found = {}
+    for directory, _, names in os.walk(stored.directory):
+        for name in names:
+            path = os.path.join(directory, name)
+            found[os.path.relpath(path, stored.directory)] = os.lstat(path).st_size
+    return found

@@ -1,0 +1,215 @@
+"""What is in a checkpointable, for people and for programs: the tree of a state, or the files of a handler.
+
+A tree becomes lines of a table: names and guides, what each leaf is, its size and placement. Whatever files
+say is printed so that it cannot control a terminal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from waystation.cli import formatting
+from waystation.cli.output import Output
+from waystation.cli.sharding_text import sharding_text
+from waystation.frameworks import dtypes
+from waystation.frameworks.base import StoredArray
+from waystation.layouts.native.tree_file import ArrayLeaf, Scalar, TreeFile
+from waystation.tree import DictKey, Key, format_key_path
+
+_SHOWN_CHARACTERS = 60
+
+
+def document(tree: TreeFile, chunk_count: Callable[[int], int]) -> dict[str, Any]:
+    """A state for programs; `chunk_count` gives the number of chunks of an array, by its number."""
+    sizes = _array_bytes(tree)
+    leaves = [
+        {"path": format_key_path(path), **_leaf_document(tree, leaf, sizes, chunk_count)}
+        for path, leaf in zip(tree.structure.key_paths(), tree.leaves, strict=True)
+    ]
+    return {"arrays": len(tree.arrays), "array_bytes": sum(sizes), "leaves": leaves}
+
+
+def totals(tree: TreeFile) -> str:
+    """How many arrays and other values a state has, and their bytes."""
+    by_framework = Counter(_made_by(array) for array in tree.arrays)
+    made_by = ", ".join(f"{number} {name}" for name, number in sorted(by_framework.items()))
+    others = len(tree.leaves) - len(tree.arrays)
+    parts = [formatting.count(len(tree.arrays), "array") + (f" ({made_by})" if made_by else "")]
+    if others:
+        parts.append(formatting.count(others, "other value"))
+    return ", ".join([*parts, formatting.size(sum(_array_bytes(tree)))])
+
+
+def show_facts(output: Output, title: str, facts: Mapping[str, str]) -> None:
+    """Prints what is known of a checkpoint as a whole."""
+    output.line(title, style="bold")
+    width = max(map(len, facts))
+    for name, fact in facts.items():
+        output.line(f"  {name:<{width}}  {fact}")
+
+
+def show(output: Output, title: str, tree: TreeFile, depth: int | None) -> None:
+    """Prints a state down to a depth; containers have the sums of what is below them."""
+    from rich.text import Text
+
+    output.line()
+    output.line(title, style="bold")
+    table = _table()
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in _rows(tree, depth):
+        cells = (row.guide + row.name, row.description, row.size, row.placement)
+        table.add_row(*(Text(formatting.plain(cell)) for cell in cells), style=None if row.is_leaf else "dim")
+    output.show(table)
+
+
+def show_files(output: Output, name: str, handler: str | None, files: Mapping[str, int]) -> None:
+    """Prints the files of a checkpointable that a handler saved, with their lengths in bytes."""
+    from rich.text import Text
+
+    total = formatting.size(sum(files.values()))
+    output.line()
+    output.line(f"{name}: {total} in {formatting.count(len(files), 'file')}", style="bold")
+    output.line(f"  saved by {formatting.plain(handler or 'a handler that it does not name')}", style="dim")
+    table = _table()
+    table.add_column(justify="right", no_wrap=True)
+    for path, nbytes in sorted(files.items()):
+        table.add_row(Text(f"  {formatting.plain(path)}"), Text(formatting.size(nbytes)))
+    output.show(table)
+
+
+def _table() -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _leaf_document(
+    tree: TreeFile, leaf: ArrayLeaf | Scalar, sizes: list[int], chunk_count: Callable[[int], int]
+) -> dict[str, Any]:
+    if not isinstance(leaf, ArrayLeaf):
+        is_json = isinstance(leaf, bool | float | str) or (isinstance(leaf, int) and leaf.bit_length() <= 64)
+        return {"kind": type(leaf).__name__, "value": leaf if is_json else _value_text(leaf)}
+    stored = tree.arrays[leaf.array]
+    return {
+        "kind": "array",
+        "name": tree.labels[leaf.array],
+        "shape": list(stored.shape),
+        "dtype": stored.dtype,
+        "framework": stored.framework,
+        "sharding": stored.sharding,
+        "chunks": chunk_count(leaf.array),
+        "bytes": sizes[leaf.array],
+    }
+
+
+@dataclass(slots=True)
+class _Row:
+    """One node of the tree, as a line."""
+
+    parent: int
+    depth: int
+    is_last: bool
+    is_leaf: bool
+    name: str
+    description: str
+    nbytes: int = 0
+    leaves: int = 0
+    guide: str = ""
+    size: str = ""
+    placement: str = ""
+
+
+def _array_bytes(tree: TreeFile) -> list[int]:
+    # By number.
+    sizes = []
+    for array in tree.arrays:
+        form = dtypes.of_stored(array)
+        sizes.append(math.prod((*array.shape, *form.host_trailing)) * form.host.itemsize)
+    return sizes
+
+
+def _made_by(array: StoredArray) -> str:
+    names = {"scalar": "NumPy scalar", "jax": "JAX", "numpy": "NumPy", "python": "Python number"}
+    return names.get(array.framework, array.framework)
+
+
+def _value_text(value: Scalar) -> str:
+    # Python refuses to write very long integers in decimal.
+    return hex(value) if isinstance(value, int) and value.bit_length() > 4096 else repr(value)
+
+
+def _rows(tree: TreeFile, most_depth: int | None) -> Iterator[_Row]:
+    rows = _nodes(tree)
+    for row in reversed(rows):
+        if row.parent >= 0:
+            rows[row.parent].nbytes += row.nbytes
+            rows[row.parent].leaves += row.leaves
+    continued: list[str] = []  # for each level above the row, the line down to its next sibling
+    for row in rows:
+        if most_depth is not None and row.depth > most_depth:
+            continue
+        del continued[max(0, row.depth - 1) :]
+        if row.depth:
+            row.guide = "".join(continued) + ("└─ " if row.is_last else "├─ ")
+            continued.append("   " if row.is_last else "│  ")
+        if not row.is_leaf:
+            row.description += f" of {formatting.count(row.leaves, 'leaf', 'leaves')}"
+        row.size = formatting.size(row.nbytes) if row.nbytes or not row.is_leaf else row.size
+        yield row
+
+
+def _nodes(tree: TreeFile) -> list[_Row]:
+    """The rows of all nodes, in preorder, without what depends on other rows."""
+    rows: list[_Row] = []
+    sizes = _array_bytes(tree)
+    leaves = iter(tree.leaves)
+    pending: list[tuple[int, list[Key]]] = []  # containers that lack children: their row, keys last first
+    for node in tree.structure.nodes:
+        while pending and not pending[-1][1]:
+            pending.pop()
+        parent, keys = pending[-1] if pending else (-1, [])
+        name = _key_text(keys.pop()) if keys else "(root)"
+        row = _Row(parent, len(pending), not keys, node.kind in ("leaf", "none"), name, node.tag or node.kind)
+        if node.kind == "leaf":
+            _describe_leaf(row, tree, next(leaves), sizes)
+        elif node.kind == "none":
+            row.description = "None"
+        rows.append(row)
+        if node.count:
+            pending.append((len(rows) - 1, list(reversed(node.child_keys()))))
+    return rows
+
+
+def _describe_leaf(row: _Row, tree: TreeFile, leaf: ArrayLeaf | Scalar, sizes: list[int]) -> None:
+    row.leaves = 1
+    if not isinstance(leaf, ArrayLeaf):
+        row.description = f"{type(leaf).__name__} {_short(_value_text(leaf))}"
+        return
+    stored = tree.arrays[leaf.array]
+    row.nbytes = sizes[leaf.array]
+    row.size = formatting.size(row.nbytes)
+    if stored.framework in ("str", "bytes"):
+        row.description = f"{stored.framework} of {formatting.size(row.nbytes)}"
+    else:
+        row.description = f"{stored.dtype}{formatting.shape(stored.shape)}"
+        row.placement = f"{_made_by(stored)} {sharding_text(stored.sharding)}".rstrip()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+def _key_text(key: Key) -> str:
+    """The key as it stands in a tree: plain where it is a plain string, else as code would have it."""
+    if isinstance(key, DictKey):
+        is_plain = isinstance(key.key, str) and key.key.isprintable() and key.key == key.key.strip() != ""
+        return str(key.key) if is_plain and str(key.key)[0] not in ".[<'\"" else repr(key.key)
+    return str(key)
