@@ -52,7 +52,7 @@ def test_other_structure_in_one_process(seen: list[dict[str, Any]]) -> None:
 
 
 def test_leaf_that_one_process_cannot_save(seen: list[dict[str, Any]]) -> None:
-    found = errors(seen, "bad leaf", "Unsupported")
+    found = errors(seen, "bad leaf", "UnsupportedLeaf")
     for index, error in enumerate(found):
         assert "builtins.object" in error.message
         assert error.context["array"] == "['plain']"
