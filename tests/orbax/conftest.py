@@ -13,8 +13,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # Orbax leaves coroutines behind, which are found whenever garbage is collected.
             for category in ("pytest.PytestUnraisableExceptionWarning", "RuntimeWarning"):
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:.*coroutine.*:{category}"))
-            # And now and then a thread of Orbax wakes the loop of a call that has ended already.
-            late = "(?s).*uvloop.*Event loop is closed"
-            item.add_marker(
-                pytest.mark.filterwarnings(f"ignore:{late}:pytest.PytestUnraisableExceptionWarning")
-            )
