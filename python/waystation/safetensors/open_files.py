@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import _native
 from waystation._collection import paused_collection
 from waystation._errors import Conflict, Corrupt, NotFound, Unsupported, WaystationError
 from waystation._options import Options
@@ -24,7 +23,7 @@ from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
 from waystation.frameworks.storage import StorageMetadata
 from waystation.grid import Box, contiguous_strides, whole
-from waystation.layouts.native import memory
+from waystation.layouts.native import memory, read_job
 from waystation.layouts.native.read import Allocate, Request, as_array
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
@@ -186,34 +185,18 @@ class OpenFiles:
         headers = [self.headers[file] for file in used]
         check_unchanged(headers)
         checksums = self._checksums_of(used, options.array.loading.verify)
-        engine = options.engine
+        files = [
+            (header.path, header.identity.nbytes, blocks)
+            for header, blocks in zip(headers, checksums, strict=True)
+        ]
         try:
-            job = _native.start_read(
-                [
-                    (header.path, header.identity.nbytes, blocks)
-                    for header, blocks in zip(headers, checksums, strict=True)
-                ],
-                words,
-                owners,
-                mode=engine.read_mode,
-                block_bytes=engine.block_bytes,
-                depth=engine.depth,
-                threads=engine.threads,
-                throttle=engine.throttle_path,
-            )
+            job = read_job.start(files, words, owners, options)
             on_job(job)
-            try:
-                outcome = job.result()
-            finally:
-                if not job.done():
-                    job.cancel()
-                    job.wait()
+            read_job.finish(job, statistics)
         except (Conflict, Corrupt, NotFound) as error:
             check_unchanged(headers)  # says better what has happened
             raise self._named(error)
         check_unchanged(headers)
-        statistics.bytes_read += outcome["bytes_read"]
-        statistics.modes.update(outcome["modes"])
 
     def _checksums_of(self, used: Sequence[int], verify: bool | None) -> list[bytes | None]:
         """The block checksums of files, None where nothing is to be verified.

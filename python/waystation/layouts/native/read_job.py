@@ -12,7 +12,8 @@ from waystation import _native
 from waystation._errors import Corrupt, NotFound
 from waystation._options import Options
 
-ReadFile = tuple[str, int, memoryview | None]  # path, length, checksums; as `_native.start_read` takes them
+# Path, length and checksums, as `_native.start_read` takes them.
+ReadFile = tuple[str, int, bytes | memoryview | None]
 
 
 @dataclass(slots=True)
