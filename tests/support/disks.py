@@ -1,13 +1,16 @@
-"""File systems that fill up soon, made for a test."""
+"""File systems for tests: such that fill up soon, and one on which nothing that others do is in the way."""
 
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from waystation import _native
 
 
 @contextmanager
@@ -23,3 +26,13 @@ def mounted(place: Path, options: str) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", place], check=True)
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """A directory in memory, where many files are always synced at once; skips a test where there is none."""
+    shared = Path("/dev/shm")
+    if not shared.is_dir() or _native.probe(str(shared))["filesystem"]["kind"] != "tmpfs":
+        pytest.skip("needs a file system in memory at /dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared) as directory:
+        yield Path(directory)

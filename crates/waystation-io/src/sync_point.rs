@@ -5,7 +5,8 @@
 //! system before it happened, not of which file, and only since Linux 5.8; and it writes what other programs
 //! have left dirty too. So a point is opened *before* the first of the files is made, and all at once is what
 //! happens where many paths are at stake, the file system is one that is known to tell, and there is not
-//! more of others' to write than the syncs of each would cost. Everything else is synced one by one.
+//! more of others' to write than the syncs of each would cost; in memory there is nothing to write. Everything
+//! else is synced one by one.
 //!
 //! What can fail, in order: opening; a path that is gone; write-back, of which the point tells even where the
 //! syncs of each, which follow in order to name the file, find nothing any more. Invariants: when a sync
@@ -35,6 +36,7 @@ pub struct SyncPoint {
     path: PathBuf,
     device: u64,
     tells: bool,
+    is_memory: bool,
 }
 
 impl SyncPoint {
@@ -44,10 +46,9 @@ impl SyncPoint {
         let root =
             OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(directory).map_err(failed)?;
         let device = root.metadata().map_err(failed)?.dev();
-        let is_known = |kind: &str| TELLING.contains(&kind);
-        let tells = kernel_tells(&kernel_release())
-            && FileSystem::of(directory).is_ok_and(|found| is_known(&found.kind));
-        Ok(Self { root, path: directory.to_owned(), device, tells })
+        let filesystem = FileSystem::of(directory)?;
+        let tells = kernel_tells(&kernel_release()) && TELLING.contains(&filesystem.kind.as_str());
+        Ok(Self { root, path: directory.to_owned(), device, tells, is_memory: filesystem.is_memory() })
     }
 
     /// Makes files and directories durable that were written since: what files hold, and of directories the
@@ -57,7 +58,8 @@ impl SyncPoint {
             return sync_paths(paths);
         }
         let found = self.divide(paths)?;
-        if dirty_bytes().saturating_sub(found.own_bytes) > paths.len() as u64 * BYTES_PER_SYNC {
+        let others_bytes = if self.is_memory { 0 } else { dirty_bytes().saturating_sub(found.own_bytes) };
+        if others_bytes > paths.len() as u64 * BYTES_PER_SYNC {
             return sync_paths(paths);
         }
         match rustix::fs::syncfs(&self.root) {
