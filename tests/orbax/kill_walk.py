@@ -108,7 +108,7 @@ class Walked:
             leftovers=self.leftovers,
             again=self.save(3, overwrite=True),
             # From many paths on they are made durable at once; only there that is another save.
-            from_first=("syncfs", "fsync") if self._count == MANY else (),
+            from_first=("syncfs",) if self._count == MANY else (),
         )
 
 

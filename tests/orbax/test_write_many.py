@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.orbax import oracle, writing
-from tests.support import failing_calls
-
-from waystation import _native
+from tests.support import disks, failing_calls
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -87,21 +85,20 @@ needs_filters = pytest.mark.skipif(
 
 @needs_filters
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
-def test_what_cannot_be_synced_as_a_whole_is_synced_one_by_one(code: int, tmp_path: Path) -> None:
-    assert save_with_failing("syncfs", code, tmp_path / "ours", 100) is None
-    assert [array[0] for array in oracle.load(tmp_path / "ours")] == list(range(100))
+def test_what_cannot_be_synced_as_a_whole_is_synced_one_by_one(code: int) -> None:
+    with disks.in_memory() as directory:
+        assert save_with_failing("syncfs", code, directory / "ours", 100) is None
+        assert [array[0] for array in oracle.load(directory / "ours")] == list(range(100))
 
 
 @needs_filters
 @pytest.mark.parametrize(("call", "array_count"), [("syncfs", 100), ("fsync", 5)])
-def test_a_disk_that_fails_is_told_of(call: str, array_count: int, tmp_path: Path) -> None:
-    kind = _native.probe(str(tmp_path))["filesystem"]["kind"]
-    if call == "syncfs" and kind not in ("ext4", "xfs", "btrfs", "tmpfs"):
-        pytest.skip(f"files on {kind} are synced one by one")
-    path = tmp_path / "ours"
-    writing.save(path, {"old": np.arange(3)}, use_ocdbt=False)
-    told = save_with_failing(call, errno.EIO, path, array_count)
-    assert told["errno"] == errno.EIO
-    assert told["path"].startswith(str(tmp_path))
-    assert os.listdir(tmp_path) == ["ours"], "nothing is left"
-    oracle.assert_same(oracle.load(path), {"old": np.arange(3)})
+def test_a_disk_that_fails_is_told_of(call: str, array_count: int) -> None:
+    with disks.in_memory() as directory:
+        path = directory / "ours"
+        writing.save(path, {"old": np.arange(3)}, use_ocdbt=False)
+        told = save_with_failing(call, errno.EIO, path, array_count)
+        assert told["errno"] == errno.EIO
+        assert told["path"].startswith(str(directory))
+        assert os.listdir(directory) == ["ours"], "nothing is left"
+        oracle.assert_same(oracle.load(path), {"old": np.arange(3)})
