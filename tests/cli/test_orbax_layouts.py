@@ -1,5 +1,6 @@
 """What the commands do with checkpoints in Orbax's layouts, which genuine Orbax has saved."""
 
+import os
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -136,3 +137,17 @@ def test_an_absent_neighbour_is_told_of_both_layouts(runs: Path) -> None:
 def test_export_hands_on_their_arrays(runs: Path, run, tmp_path: Path) -> None:
     assert run("export", runs / "step_7", tmp_path / "out.npz", "--select", "params.b").code == 0
     assert np.load(tmp_path / "out.npz")["params.b"].shape == (5,)
+
+
+def test_a_checkpoint_is_no_directory_of_checkpoints(runs: Path, run) -> None:
+    outcome = run("ls", runs / "step_7")
+    assert outcome.code == 2
+    assert "is a checkpoint itself; 'waystation inspect [DIR]/runs/step_7' shows it" in outcome.err
+
+
+def test_damage_is_told_of_without_a_promise_to_list_more(runs: Path, run) -> None:
+    os.truncate(runs / "step_7" / "state" / "_METADATA", 30)
+    outcome = run("inspect", runs / "step_7")
+    assert outcome.code == 2
+    assert "path: [DIR]/runs/step_7/state/_METADATA" in outcome.err
+    assert "where there are checksums, 'waystation verify PATH' lists all damage" in outcome.err

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.published import models
+from tests.support import disks
 
 import waystation
 from waystation import errors
@@ -191,18 +192,13 @@ def test_what_is_there_stays_unless_it_is_to_be_replaced(tmp_path: Path) -> None
     assert load(tmp_path / "model", framework="numpy").keys() == {"layers.0.weight"}
 
 
-def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from waystation.layouts.native import engine_job
-
-    def fail(*_arguments: Any, **_keywords: Any) -> None:
-        raise errors.DiskFull("no room")
-
-    save(models.numbers(2), tmp_path / "model")
-    monkeypatch.setattr(engine_job, "run", fail)
-    with pytest.raises(errors.DiskFull):
-        save(models.numbers(3), tmp_path / "model", overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert load(tmp_path / "model", framework="numpy").keys() == models.numbers(2).keys()
+def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with disks.mounted(tmp_path / "disk", "size=4m") as disk:
+        save(models.numbers(2), disk / "model")
+        with pytest.raises(errors.DiskFull):
+            save({"w": np.ones(1 << 20)}, disk / "model", overwrite=True)
+        assert [path.name for path in disk.iterdir()] == ["model"]
+        assert load(disk / "model", framework="numpy").keys() == models.numbers(2).keys()
 
 
 def test_nothing_is_written_into_a_checkpoint(tmp_path: Path) -> None:

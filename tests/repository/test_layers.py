@@ -30,7 +30,7 @@ LAYERS: list[set[str]] = [
     {"coordination"},
     {"tree", "grid"},
     {"_native"},
-    {"_collection", "_options", "errors"},
+    {"_collection", "_options", "_paths", "errors"},
     {"_errors"},
 ]
 LEVELS = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}

@@ -17,6 +17,7 @@ from waystation._errors import (
     Unsupported,
     from_os_error,
 )
+from waystation._paths import absolute
 from waystation.layouts.native import names
 from waystation.layouts.native.attempts import leftovers
 from waystation.layouts.orbax import checkpoint as orbax
@@ -29,20 +30,11 @@ def resolve(path: PathLike) -> str:
     """The absolute form of a checkpoint's path; symbolic links in its parents are followed.
 
     Raises:
-        InvalidInput: The path is of a wrong type, empty, or names an attempt's directory.
+        InvalidInput: It is no path on a mounted file system, or names no directory; WrongType: no path.
     """
-    try:
-        text: object = os.fspath(path)
-    except TypeError as error:
-        raise InvalidInput(f"a path is a string or os.PathLike, not {type(path).__name__}") from error
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise InvalidInput(f"{text!r} is not a usable path")
-    if "://" in text:
-        raise InvalidInput(f"'{text}' is a URL; this version writes to local paths", path=text)
-    absolute = os.path.abspath(os.path.expanduser(text))
-    parent, name = os.path.split(absolute)
+    parent, name = os.path.split(absolute(path))
     if not name:
-        raise InvalidInput(f"'{text}' names no directory that could be a checkpoint", path=text)
+        raise InvalidInput(f"'{path}' names no directory that could be a checkpoint", path=os.fspath(path))
     return os.path.join(os.path.realpath(parent), name)
 
 

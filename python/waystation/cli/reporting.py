@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 # What to try next, by kind, where the message of the error itself does not say.
 _HINTS = {
-    "Corrupt": "'waystation verify PATH' lists all damage; restore another checkpoint",
+    "Corrupt": "restore another one; where there are checksums, 'waystation verify PATH' lists all damage",
     "Unavailable": "free the resource, or try again when it is there",
     "Internal": "please report this, with what --traceback shows",
 }

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from waystation._errors import InvalidInput, TensorNotFound, WrongType
+from waystation._paths import absolute
 from waystation.compat import arrays
 from waystation.compat.errors import Directory, NoSuchDevice, NotPositive, translated
 from waystation.grid import whole
@@ -24,7 +25,7 @@ from waystation.safetensors.load import load
 from waystation.safetensors.making import Framework, as_held_by, codec_of
 from waystation.safetensors.mapped import Mappings
 from waystation.safetensors.open_files import OpenFiles
-from waystation.safetensors.sources import PathLike, resolve_path
+from waystation.safetensors.sources import PathLike
 
 Backend = Literal["mmap", "pread"]
 
@@ -229,7 +230,7 @@ class SafeSlice:
 def _path_of(filename: PathLike) -> str:
     if isinstance(filename, bytes):
         raise WrongType("a path is text or os.PathLike, not bytes; use os.fsdecode(path)")
-    path = resolve_path(filename)
+    path = absolute(filename)
     if os.path.isdir(path):
         raise Directory(f"'{path}' is a directory; give the name of a file", path=path)
     return path

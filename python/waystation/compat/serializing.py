@@ -18,12 +18,13 @@ import numpy as np
 from waystation import _native
 from waystation._errors import InvalidInput, WaystationError, WrongType, from_os_error
 from waystation._options.in_effect import current_options
+from waystation._paths import absolute
 from waystation.compat.errors import Directory, NoSuchDtype, NotPositive, translated
 from waystation.frameworks import dtypes
 from waystation.layouts.native import engine_job, names
 from waystation.layouts.native.attempts import new_attempt_id
 from waystation.safetensors.open_files import PACKED
-from waystation.safetensors.sources import PathLike, resolve_path
+from waystation.safetensors.sources import PathLike
 
 _HEADER_ALIGN_BYTES = 8
 
@@ -117,7 +118,7 @@ def serialize_file(
         for spec in placed:
             words += [position, spec.data_len, 0, 1, -1, spec.data_ptr]
             position += spec.data_len
-        _write(resolve_path(filename), header, position, np.array(words, np.int64))
+        _write(absolute(filename), header, position, np.array(words, np.int64))
 
 
 def _planned(

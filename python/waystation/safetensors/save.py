@@ -19,6 +19,7 @@ from waystation import _native
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation._options import checks
 from waystation._options.in_effect import current_options
+from waystation._paths import absolute
 from waystation.frameworks import registry
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import engine_job
@@ -27,7 +28,7 @@ from waystation.layouts.native.write_plan import segment_words
 from waystation.safetensors.destination import Destination, PlannedFile
 from waystation.safetensors.index import is_text
 from waystation.safetensors.open_files import PACKED
-from waystation.safetensors.sources import PathLike, resolve_path
+from waystation.safetensors.sources import PathLike
 from waystation.tree import flatten, format_key_path, label
 
 FILE_BYTES = 5_000_000_000  # as tools of Hugging Face divide models
@@ -89,7 +90,7 @@ def save(
         raise InvalidInput(f"max_file_bytes is {max_file_bytes!r}; give {problem}")
     text = {**_METADATA, **(metadata or {})}
     entries = _entries(state)
-    destination = Destination(resolve_path(path), "safetensors", overwrite=overwrite)
+    destination = Destination(absolute(path), "safetensors", overwrite=overwrite)
     files = destination.plan(entries, max_file_bytes)
     headers = [
         _native.build_safetensors_header([entry.tensor() for entry in file.arrays], text, _HEADER_ALIGN_BYTES)

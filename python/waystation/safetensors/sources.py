@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from waystation._errors import Corrupt, InvalidInput, NotFound, WrongType, from_os_error
+from waystation._paths import absolute
 from waystation.safetensors.headers import Header, read_headers
 from waystation.safetensors.index import SUFFIX, Index, read_index
 
@@ -45,34 +46,17 @@ def _resolve(files: Files) -> tuple[list[str], Index | None]:
     if not isinstance(files, str | os.PathLike):
         if not isinstance(files, Iterable):
             raise WrongType(f"files are a path or several paths, not {type(files).__name__}")
-        paths = [resolve_path(path) for path in files]
+        paths = [absolute(path) for path in files]
         if not paths:
             raise InvalidInput("no files were given")
         return paths, None
-    path = resolve_path(files)
+    path = absolute(files)
     if os.path.isdir(path):
         return _in_directory(path)
     if path.endswith(".json"):
         index = read_index(path)
         return index.files(), index
     return [path], None
-
-
-def resolve_path(path: PathLike) -> str:
-    """The absolute form of a path that a user gave; symbolic links stay as they are.
-
-    Raises:
-        WrongType, InvalidInput: It is no local path.
-    """
-    try:
-        text: object = os.fspath(path)
-    except TypeError as error:
-        raise WrongType(f"a path is a string or os.PathLike, not {type(path).__name__}") from error
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise InvalidInput(f"{text!r} is not a usable path")
-    if "://" in text:
-        raise InvalidInput(f"'{text}' is a URL; this version reads local files: download it first", path=text)
-    return os.path.abspath(os.path.expanduser(text))
 
 
 def _in_directory(directory: str) -> tuple[list[str], Index | None]:

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from waystation.checkpoint.collect import FoundLeftover, find_leftovers, tree_bytes
-from waystation.checkpoint.paths import is_native_checkpoint, is_orbax_layout
+from waystation.checkpoint.paths import is_checkpoint, is_native_checkpoint, is_orbax_layout
 from waystation.cli import formatting
 from waystation.cli.attempts_table import attempt_document, show_attempts
 from waystation.cli.output import Output
@@ -47,7 +47,7 @@ class _Entry:
 def run(output: Output, directory: Path) -> None:
     """Prints the list."""
     parent = os.path.realpath(directory.expanduser())
-    if os.path.isdir(parent) and os.path.basename(parent) and is_native_checkpoint(parent):
+    if os.path.isdir(parent) and os.path.basename(parent) and is_checkpoint(parent):
         raise InvalidInput(f"'{parent}' is a checkpoint itself; 'waystation inspect {parent}' shows it")
     leftovers = find_leftovers(parent)
     entries = _entries(output, parent)

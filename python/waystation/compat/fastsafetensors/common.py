@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from waystation import _native
 from waystation._errors import Corrupt, InvalidInput, from_os_error
+from waystation._paths import absolute
 from waystation.compat.deserializing import parsed_header
 from waystation.compat.fastsafetensors.st_types import DType, dtype_of
 from waystation.safetensors.headers import LENGTH_BYTES, LIMIT_BYTES, Header, read_header
-from waystation.safetensors.sources import resolve_path
 
 
 class OutsideOfTensor(InvalidInput, IndexError):
@@ -168,7 +168,7 @@ class SafeTensorsMetadata:
             FileNotFoundError: There is none.
             Corrupt: It is no safetensors file, or damaged.
         """
-        header = read_header(resolve_path(filename))
+        header = read_header(absolute(filename))
         return cls.__new__(cls)._take(header, framework, os.fspath(filename))
 
     @classmethod

@@ -1,0 +1,26 @@
+"""Paths as users give them."""
+
+from __future__ import annotations
+
+import os
+
+from waystation._errors import InvalidInput, WrongType
+
+
+def absolute(path: object) -> str:
+    """The absolute form of a path on a mounted file system; symbolic links stay as they are.
+
+    Raises:
+        WrongType: It is no string and no `os.PathLike`.
+        InvalidInput: It is empty, bytes, or a URL, or holds a NUL.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise WrongType(f"a path is a string or os.PathLike, not {type(path).__name__}")
+    text: object = os.fspath(path)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidInput(f"{text!r} is not a usable path")
+    if "://" in text:
+        raise InvalidInput(
+            f"'{text}' is a URL; this version knows paths of mounted file systems only", path=text
+        )
+    return os.path.abspath(os.path.expanduser(text))
