@@ -17,11 +17,15 @@ from benchmarks.systems import SYSTEMS
 
 Run = dict[str, Any]
 Key = tuple[str, str, str, str]  # state, system, operation, way
+LOADS = ("load", "stream")
+"""What the names of operations begin with after which the state is there."""
 MAIN_METRICS = {
     "save": "durable",
     "save-async": "blocking",
     "load-cold": "resident",
     "load-warm": "resident",
+    "stream-cold": "resident",
+    "stream-warm": "resident",
     "copy": "copied",
 }
 """The metric by which the systems are compared in each operation."""
@@ -109,9 +113,10 @@ class Results:
     def best_alike(self, state: str, system: str, operation: str, other: Series) -> Series | None:
         """The best way of a system that ends as `other` does: with mapped arrays, or bytes that it owns."""
         ways = None
-        if operation.startswith("load"):
+        if operation.startswith(LOADS):
             mapped = is_mapped(other.system, other.way)
-            ways = [way for way in SYSTEMS[system].load_ways if is_mapped(system, way) == mapped]
+            every = {*SYSTEMS[system].load_ways, *SYSTEMS[system].stream_ways}
+            ways = [way for way in every if is_mapped(system, way) == mapped]
         return self.best(state, system, operation, ways=ways)
 
     def largest(self, metric: str, choose: Callable[[Key], bool]) -> float | None:
@@ -159,5 +164,5 @@ def memory_above(run: Run) -> float | None:
     growth: float | None = run.get("peak_growth_bytes")
     if growth is None or run["system"] == "limit":
         return None
-    state: int = run["state_bytes"] if run["operation"].startswith("load") else 0
+    state: int = run["state_bytes"] if run["operation"].startswith(LOADS) else 0
     return max(0.0, growth - state)

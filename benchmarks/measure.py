@@ -114,6 +114,25 @@ def make_warm(path: Path) -> None:
                 pass
 
 
+def cached_bytes(path: Path) -> int:
+    """How much of the files is in the page cache. The kernel tells that of files one may write."""
+    library = ctypes.CDLL(None, use_errno=True)
+    cached = 0
+    for file in files_under(path):
+        nbytes = file.stat().st_size
+        if not nbytes:
+            continue
+        with file.open("r+b") as handle:
+            mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+        pages = np.zeros(-(-nbytes // PAGE_BYTES), np.uint8)
+        address = ctypes.c_void_p(np.frombuffer(mapped, np.uint8).ctypes.data)
+        if library.mincore(address, ctypes.c_size_t(nbytes), ctypes.c_void_p(pages.ctypes.data)) != 0:
+            raise OSError(ctypes.get_errno(), "the page cache could not be asked", str(file))
+        cached += int((pages & 1).sum(dtype=np.int64)) * PAGE_BYTES
+        mapped.close()
+    return cached
+
+
 def back_free_memory(nbytes: int) -> None:
     """Makes a virtual machine's host back so much of the free memory, by using it and giving it back.
 

@@ -7,13 +7,13 @@ loaded by it and by those that cannot write, and then removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from benchmarks.systems import SYSTEMS
 from benchmarks.systems.limit import Limit
 
-COSTS_PER_ARRAY = ("small", "tiny")
+COSTS_PER_ARRAY = ("small", "small-20000", "tiny")
 """States in which the number of arrays counts: one raw file of as many bytes is no limit for them."""
 DEFAULT_STATES = ("llama", "small", "one", "tiny")
 
@@ -29,7 +29,7 @@ class Case:
 
     @property
     def is_load(self) -> bool:
-        return self.operation.startswith("load")
+        return self.operation.startswith(("load", "stream"))
 
     def __str__(self) -> str:
         way = "" if self.way == "default" else f" ({self.way})"
@@ -44,6 +44,8 @@ class Selection:
         states, systems, operations: By their names.
         limit_ways: The ways of the limit that are tried; None for all.
         limit_operations: The operations of the limit, where it is to be measured in others than the systems.
+        systems_of: Of states that are for some systems alone, these.
+        publishers: By state, the system that writes what all others load, instead of each its own.
     """
 
     states: Sequence[str]
@@ -51,6 +53,18 @@ class Selection:
     operations: Sequence[str]
     limit_ways: frozenset[str] | None = None
     limit_operations: Sequence[str] | None = None
+    systems_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    publishers: Mapping[str, str] = field(default_factory=dict)
+
+    def systems_for(self, state: str) -> Sequence[str]:
+        """The systems that a state is measured with."""
+        return self.systems_of.get(state, self.systems)
+
+    def writer_of(self, state: str, system_name: str) -> str:
+        """Who writes what a system loads of a state."""
+        system = SYSTEMS[system_name]
+        own = system.writer
+        return own if issubclass(system, Limit) else self.publishers.get(state, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +93,8 @@ def cases_of(selection: Selection, state: str, system_name: str) -> list[Case]:
             ways = ("default",) if system.saves_async else ()
         elif operation.startswith("load"):
             ways = system.load_ways
+        elif operation.startswith("stream"):
+            ways = system.stream_ways
         elif operation == "copy" and issubclass(system, Limit):
             ways = system.copy_ways
         if issubclass(system, Limit) and selection.limit_ways is not None:
@@ -88,17 +104,23 @@ def cases_of(selection: Selection, state: str, system_name: str) -> list[Case]:
 
 
 def turns(selection: Selection, state: str, repetition: int) -> Iterator[Turn]:
-    """The turns of one round, beginning with another system each time."""
-    writers = list(dict.fromkeys(SYSTEMS[name].writer for name in selection.systems))
-    shift = repetition % len(writers)
-    for writer in writers[shift:] + writers[:shift]:
-        readers = [name for name in selection.systems if SYSTEMS[name].writer == writer]
+    """The turns of one round, beginning with another system each time, as each of them does."""
+    readers_of: dict[str, list[str]] = {}
+    for name in selection.systems_for(state):
+        readers_of.setdefault(selection.writer_of(state, name), []).append(name)
+    for writer in _rotated(list(readers_of), repetition):
+        readers = _rotated(readers_of[writer], repetition)
         cases = [case for name in readers for case in cases_of(selection, state, name)]
         saves = tuple(case for case in cases if not case.is_load)
         loads = tuple(case for case in cases if case.is_load)
         if cases:
             # An asynchronous save first: the synchronous one leaves what the loads read.
             yield Turn(writer, tuple(sorted(saves, key=lambda case: case.operation == "save")), loads)
+
+
+def _rotated(names: list[str], repetition: int) -> list[str]:
+    shift = repetition % len(names)
+    return names[shift:] + names[:shift]
 
 
 def all_cases(selection: Selection) -> list[Case]:

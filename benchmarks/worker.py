@@ -24,12 +24,14 @@ import numpy as np
 from benchmarks import measure, states
 from benchmarks.measure import Meter
 from benchmarks.states import Leaf
-from benchmarks.systems import SYSTEMS, System
-from benchmarks.systems.limit import Limit, RingUnavailableError, check_pages
+from benchmarks.systems import SYSTEMS, System, UnavailableError
+from benchmarks.systems.limit import Limit, check_pages
 
 Facts = dict[str, Any]
 SPARE_BYTES = 256 << 20
 OPERATIONS = ("save", "save-async", "load-cold", "load-warm", "copy")
+STREAM_OPERATIONS = ("stream-cold", "stream-warm")
+"""Of published models alone: one array after another, and all of them kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def attempt(request: Request) -> Facts:
     """Measures, or says why that was not possible."""
     try:
         return run(request)
-    except (ModuleNotFoundError, RingUnavailableError) as error:
+    except (ModuleNotFoundError, UnavailableError) as error:
         return {"status": "missing", "reason": str(error)}
     except Exception as error:
         return {
@@ -77,13 +79,15 @@ def run(request: Request) -> Facts:
     system.prepare(request.way)
     leaves = states.describe(request.state, request.quick)
     meter = Meter()
-    if not isinstance(system, Limit):
-        warm_up(system, Path(request.scratch), request.operation == "save-async")
+    if not isinstance(system, Limit) and system.load_ways:
+        warm_up(system, Path(request.scratch), request.operation)
     perform = {
         "save": measure_save,
         "save-async": measure_save_async,
         "load-cold": measure_load,
         "load-warm": measure_load,
+        "stream-cold": measure_load,
+        "stream-warm": measure_load,
         "copy": measure_copy,
     }[request.operation]
     extra = perform(system, leaves, request, meter)
@@ -105,17 +109,20 @@ def version_of(system: System) -> str | None:
         return None
 
 
-def warm_up(system: System, scratch: Path, asynchronous: bool) -> None:
+def warm_up(system: System, scratch: Path, operation: str) -> None:
     """Saves and loads a tiny state, so that what a library does once per process is done."""
     leaves, path = states.describe("tiny"), scratch / "warm-up"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     state, template = system.build(leaves), system.template(leaves)
-    if asynchronous:
+    if operation == "save-async":
         system.save_async(path, state)()
     else:
         system.save(path, state)
-    system.load(path, template)
+    if operation in STREAM_OPERATIONS:
+        dict(system.stream(path))
+    else:
+        system.load(path, template)
     shutil.rmtree(scratch)
 
 
@@ -159,18 +166,23 @@ def measure_load(
 ) -> dict[str, Any]:
     path, template = Path(request.path), system.template(leaves)
     extra = stored(path)
-    if request.operation == "load-cold":
+    if request.operation.endswith("-cold"):
         extra["cache"] = measure.make_cold(path)
     else:
         measure.make_warm(path)
     measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
+    cached = measure.cached_bytes(path)
     with meter.running():
-        loaded = system.load(path, template)
+        if request.operation in STREAM_OPERATIONS:
+            loaded = consume(system, path, meter)
+        else:
+            loaded = system.load(path, template)
         meter.mark("loaded")
         views = system.views(loaded)
         meter.mark("viewed")
         measure.touch(views.values())
         meter.mark("touched")
+    extra["cache_growth_bytes"] = measure.cached_bytes(path) - cached
     if isinstance(loaded, float):
         meter.seconds = {"loaded": loaded, "touched": loaded}
         return extra
@@ -183,6 +195,17 @@ def measure_load(
     if problem is not None:
         raise ValueError(f"{request.system} loaded wrong bytes: {problem}")
     return extra
+
+
+def consume(system: System, path: Path, meter: measure.Meter) -> dict[str, Any]:
+    """Takes all arrays, and keeps them; the first is in hand once its bytes are in memory."""
+    taken: dict[str, Any] = {}
+    for name, array in system.stream(path):
+        taken[name] = array
+        if len(taken) == 1:
+            measure.touch(system.views(taken).values())
+            meter.mark("first")
+    return taken
 
 
 def measure_copy(

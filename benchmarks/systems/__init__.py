@@ -1,11 +1,19 @@
 """The systems that are measured, by name. Importing this imports none of their libraries."""
 
-from benchmarks.systems.base import System
+from benchmarks.systems.base import System, UnavailableError
 from benchmarks.systems.limit import Limit
 from benchmarks.systems.orbax import Orbax, OrbaxPlain
 from benchmarks.systems.orbax_readers import WaystationOfOrbax, WaystationOfOrbaxPlain
+from benchmarks.systems.published import (
+    Published,
+    PublishedAligned,
+    PublishedInFiles,
+    PublishedOriginal,
+    WaystationSafetensorsJax,
+    WaystationSafetensorsTorch,
+)
 from benchmarks.systems.safetensors import SafetensorsJax, SafetensorsTorch
-from benchmarks.systems.streamers import Fastsafetensors, RunaiStreamer
+from benchmarks.systems.streamers import Fastsafetensors, InstantTensor, RunaiStreamer
 from benchmarks.systems.torch_dcp import TorchDcp
 from benchmarks.systems.waystation import (
     WaystationFiles,
@@ -24,6 +32,8 @@ SYSTEMS: dict[str, type[System]] = {
         WaystationFiles,
         WaystationOcdbt,
         WaystationOcdbtPlain,
+        WaystationSafetensorsJax,
+        WaystationSafetensorsTorch,
         Orbax,
         OrbaxPlain,
         WaystationOfOrbax,
@@ -33,9 +43,14 @@ SYSTEMS: dict[str, type[System]] = {
         SafetensorsTorch,
         Fastsafetensors,
         RunaiStreamer,
+        InstantTensor,
+        Published,
+        PublishedInFiles,
+        PublishedAligned,
+        PublishedOriginal,
     )
 }
 
 USUAL_SYSTEMS = [name for name, system in SYSTEMS.items() if system.is_usual]
 
-__all__ = ["SYSTEMS", "USUAL_SYSTEMS", "System"]
+__all__ = ["SYSTEMS", "USUAL_SYSTEMS", "System", "UnavailableError"]

@@ -7,7 +7,7 @@ library would write.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +21,10 @@ Wait = Callable[[], object]
 DEFAULT = "default"
 
 
+class UnavailableError(Exception):
+    """This machine cannot do that: it is reported as missing, with this reason."""
+
+
 class System:
     """One library, used in one manner.
 
@@ -30,7 +34,8 @@ class System:
         distribution: The package whose version is reported.
         writer: The system whose checkpoints it loads: itself unless it cannot save.
         save_ways, load_ways: The manners of saving and loading that are measured, each by itself.
-        mapped_ways: Those of `load_ways` after which the bytes are not in memory yet.
+        stream_ways: The manners of handing over one array after another that are measured.
+        mapped_ways: The manners of loading after which the bytes are not in memory yet.
         saves_async: Whether it has an asynchronous save.
         syncs: Whether what it has written is durable when its save returns, as far as it says.
         is_usual: Whether it is measured where nobody names systems.
@@ -42,6 +47,7 @@ class System:
     writer: ClassVar[str]
     save_ways: ClassVar[tuple[str, ...]] = (DEFAULT,)
     load_ways: ClassVar[tuple[str, ...]] = (DEFAULT,)
+    stream_ways: ClassVar[tuple[str, ...]] = ()
     mapped_ways: ClassVar[frozenset[str]] = frozenset()
     saves_async: ClassVar[bool] = False
     syncs: ClassVar[bool] = True
@@ -69,6 +75,10 @@ class System:
 
     def load(self, path: Path, template: Any) -> Any:
         """Loads; the arrays are complete when it returns, unless they are mapped."""
+        raise NotImplementedError
+
+    def stream(self, path: Path) -> Iterator[tuple[str, Any]]:
+        """Yields names and arrays as they become ready; what was handed out stays valid."""
         raise NotImplementedError
 
     def arrays(self, loaded: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from benchmarks import states
 from benchmarks.measure import PAGE_BYTES
 from benchmarks.states import Leaf
-from benchmarks.systems.base import System
+from benchmarks.systems.base import System, UnavailableError
 
 FILE_NAME = "raw"
 RING_PROGRAM = "WAYSTATION_RAW_LIMIT"
@@ -85,10 +85,6 @@ _COPIES = {"1 thread": 1, "2 threads": 2, "4 threads": 4}
 _WAYS = {way.name: way for way in (*_WRITES, *_READS)}
 
 
-class RingUnavailableError(Exception):
-    """The ring program was not built: the way is reported as missing."""
-
-
 class Limit(System):
     """The raw loops as one more system, so that their runs are interleaved with the others."""
 
@@ -107,7 +103,7 @@ class Limit(System):
         self._threads = _COPIES.get(way, 1)
         self._way = _WAYS.get(way, _WRITES[0])
         if self._way.engine == "ring" and not os.environ.get(RING_PROGRAM):
-            raise RingUnavailableError("the ring program was not built")
+            raise UnavailableError("the ring program was not built")
 
     def build(self, leaves: list[Leaf]) -> mmap.mmap:
         """Filled memory of the state's size, rounded up to whole pages."""

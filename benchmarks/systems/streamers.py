@@ -1,17 +1,21 @@
-"""Loaders of safetensors files that cannot save: fastsafetensors and Run:ai's model streamer.
+"""Loaders of safetensors files that cannot save: fastsafetensors, Run:ai's model streamer, InstantTensor.
 
 They read what `safetensors-torch` wrote, onto the CPU. Each is measured in more than one manner, since
-which is the faster depends on the disk; the better one counts.
+which is the faster depends on the disk; the better one counts. What refuses the CPU is asked for it
+nevertheless, so that the results hold its own words.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.systems.base import DEFAULT
-from benchmarks.systems.safetensors import FILE_NAME, SafetensorsTorch
+from benchmarks.systems.base import DEFAULT, UnavailableError
+from benchmarks.systems.safetensors import SafetensorsTorch, files_of
 
 
 class Fastsafetensors(SafetensorsTorch):
@@ -19,6 +23,7 @@ class Fastsafetensors(SafetensorsTorch):
     distribution = "fastsafetensors"
     save_ways = ()
     load_ways = ("direct", "buffered")
+    stream_ways = ("direct", "buffered")
     mapped_ways = frozenset()
 
     _loader: Any
@@ -33,12 +38,22 @@ class Fastsafetensors(SafetensorsTorch):
     def load(self, path: Path, template: Any) -> Any:
         del template
         loader = self._loader.SafeTensorsFileLoader(self._loader.SingleGroup(), device="cpu", nogds=True)
-        loader.add_filenames({0: [str(path / FILE_NAME)]})
+        loader.add_filenames({0: files_of(path)})
         buffers = loader.copy_files_to_device()
         tensors = {name: buffers.get_tensor(name) for name in loader.get_keys()}
         buffers.close()
         loader.close()
         return tensors
+
+    def stream(self, path: Path) -> Iterator[tuple[str, Any]]:
+        loader = self._loader.ParallelLoader(
+            None, files_of(path), use_tqdm_on_load=False, device="cpu", nogds=True
+        )
+        try:
+            with contextlib.closing(loader.iterate_weights()) as weights:
+                yield from weights
+        finally:
+            loader.close()
 
 
 class RunaiStreamer(SafetensorsTorch):
@@ -46,6 +61,7 @@ class RunaiStreamer(SafetensorsTorch):
     distribution = "runai-model-streamer"
     save_ways = ()
     load_ways = (DEFAULT, "io_uring_direct", "io_uring_buffered")
+    stream_ways = load_ways
     mapped_ways = frozenset()
 
     _streamer: Any
@@ -60,6 +76,39 @@ class RunaiStreamer(SafetensorsTorch):
 
     def load(self, path: Path, template: Any) -> Any:
         del template
+        return dict(self.stream(path))
+
+    def stream(self, path: Path) -> Iterator[tuple[str, Any]]:
         with self._streamer() as streamer:
-            streamer.stream_files([str(path / FILE_NAME)], device="cpu")
-            return dict(streamer.get_tensors())
+            streamer.stream_files(files_of(path), device="cpu")
+            yield from streamer.get_tensors()
+
+
+class InstantTensor(SafetensorsTorch):
+    """Refuses any device but a GPU with CUDA, as of version 0.2."""
+
+    name = "instanttensor"
+    distribution = "instanttensor"
+    save_ways = ()
+    load_ways = (DEFAULT,)
+    stream_ways = (DEFAULT,)
+    mapped_ways = frozenset()
+    is_usual = False
+
+    _open: Any
+
+    def prepare(self, way: str) -> None:
+        super().prepare(way)
+        self._open = importlib.import_module("instanttensor").safe_open
+
+    def load(self, path: Path, template: Any) -> Any:
+        del template
+        return dict(self.stream(path))
+
+    def stream(self, path: Path) -> Iterator[tuple[str, Any]]:
+        try:
+            opened = self._open(files_of(path), framework="pt", device="cpu")
+        except ValueError as error:
+            raise UnavailableError(str(error)) from error
+        with opened:
+            yield from opened.tensors()

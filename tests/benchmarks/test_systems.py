@@ -20,7 +20,7 @@ from benchmarks.systems import SYSTEMS
 from benchmarks.systems.limit import Way, check_pages, in_parallel
 from benchmarks.worker import Request
 
-from benchmarks import states
+from benchmarks import measure, states
 
 ROOT = Path(__file__).resolve().parents[2]
 PURE = [name for name in SYSTEMS if name != "limit"]
@@ -87,6 +87,61 @@ def test_an_asynchronous_save_is_whole_when_it_has_been_waited_for(name: str, tm
 )
 def test_what_cannot_save_loads_what_its_writer_saved(name: str, way: str, tmp_path: Path) -> None:
     work(request(tmp_path, SYSTEMS[name].writer, "save"), request(tmp_path, name, "load-warm", way))
+
+
+PUBLISHERS = [name for name in PURE if not SYSTEMS[name].load_ways]
+READERS = [(name, way) for name in PURE for way in SYSTEMS[name].stream_ways]
+
+
+@pytest.mark.parametrize(("name", "way"), READERS)
+def test_a_stream_hands_over_every_array_and_the_first_of_them_first(
+    name: str, way: str, tmp_path: Path
+) -> None:
+    saved = request(tmp_path, "published-in-files", "save", state="small")
+    _, streamed = work(saved, request(tmp_path, name, "stream-warm", way, state="small"))
+    assert streamed["seconds"]["first"] <= streamed["seconds"]["loaded"]
+
+
+@pytest.mark.parametrize("publisher", PUBLISHERS)
+def test_what_is_published_in_any_form_is_loaded_in_every_framework(publisher: str, tmp_path: Path) -> None:
+    state = "minilm" if publisher == "published-original" else "small"
+    loads = [
+        request(tmp_path, name, "load-warm", way, state=state)
+        for name in ("waystation-safetensors-jax", "waystation-safetensors-torch", "safetensors-jax")
+        for way in SYSTEMS[name].load_ways
+    ]
+    work(request(tmp_path, publisher, "save", state=state), *loads)
+
+
+def test_files_are_of_about_equal_size_and_the_index_knows_them(tmp_path: Path) -> None:
+    work(request(tmp_path, "published-in-files", "save", state="small"))
+    files = sorted((tmp_path / "checkpoint").glob("*.safetensors"))
+    sizes = [file.stat().st_size for file in files]
+    assert min(sizes) > 0.8 * max(sizes)
+    index = json.loads((tmp_path / "checkpoint" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {file.name for file in files}
+    assert index["metadata"]["total_size"] == states.total_bytes(states.describe("small", quick=True))
+
+
+def test_what_is_published_aligned_begins_at_multiples_of_64(tmp_path: Path) -> None:
+    work(request(tmp_path, "published-aligned", "save", state="llama"))
+    content = (tmp_path / "checkpoint" / "model.safetensors").read_bytes()
+    header_bytes = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + header_bytes])
+    begins = [
+        8 + header_bytes + entry["data_offsets"][0]
+        for name, entry in header.items()
+        if name != "__metadata__"
+    ]
+    assert not [begin for begin in begins if begin % 64]
+
+
+def test_what_is_in_the_page_cache_is_counted_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "written").write_bytes(os.urandom(10 * measure.PAGE_BYTES + 1))
+    with (tmp_path / "never read").open("wb") as file:
+        file.truncate(10 * measure.PAGE_BYTES)
+    (tmp_path / "empty").touch()
+    assert [measure.cached_bytes(tmp_path) for _ in range(2)] == [11 * measure.PAGE_BYTES] * 2
 
 
 def test_the_raw_loops_move_every_page(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from benchmarks.analysis import Ratio, Results, Series
 from benchmarks.plan import Selection, all_cases, turns
 from benchmarks.systems import SYSTEMS
 from benchmarks.targets import Line, evaluate
-from benchmarks.worker import OPERATIONS
+from benchmarks.worker import OPERATIONS, STREAM_OPERATIONS
 
 
 def run(system: str, operation: str, way: str, repetition: int, **seconds: float) -> dict[str, Any]:
@@ -91,6 +91,28 @@ def test_rounds_begin_with_another_system_and_hold_the_same_cases() -> None:
     assert held[0] == held[1] == held[2] == set(all_cases(selection))
 
 
+def test_all_load_what_the_publisher_of_a_state_has_written() -> None:
+    systems = ("limit", "safetensors-jax", "fastsafetensors")
+    selection = Selection(
+        ("llama", "one"),
+        systems,
+        ("load-cold",),
+        systems_of={"one": systems[:2]},
+        publishers=dict.fromkeys(("llama", "one"), "published"),
+    )
+    found = {turn.writer: {case.system for case in turn.loads} for turn in turns(selection, "llama", 0)}
+    assert found == {"limit": {"limit"}, "published": {"safetensors-jax", "fastsafetensors"}}
+    found = {turn.writer: {case.system for case in turn.loads} for turn in turns(selection, "one", 0)}
+    assert found == {"limit": {"limit"}, "published": {"safetensors-jax"}}
+
+
+def test_the_readers_of_one_checkpoint_take_turns_at_being_first() -> None:
+    systems = ("safetensors-torch", "fastsafetensors", "runai")
+    selection = Selection(("llama",), systems, ("load-cold",))
+    first = [next(turns(selection, "llama", repetition)).loads[0].system for repetition in range(3)]
+    assert first == list(systems)
+
+
 def test_what_cannot_write_loads_in_the_turn_of_its_writer() -> None:
     selection = Selection(("llama",), ("fastsafetensors",), ("load-cold",))
     (turn,) = turns(selection, "llama", 0)
@@ -101,6 +123,8 @@ def test_what_cannot_write_loads_in_the_turn_of_its_writer() -> None:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_takes_part_in_every_operation_that_it_has(name: str) -> None:
-    operations = {case.operation for case in all_cases(Selection(("llama",), (name,), OPERATIONS))}
-    assert {"load-cold", "load-warm"} <= operations
+    every = (*OPERATIONS, *STREAM_OPERATIONS)
+    operations = {case.operation for case in all_cases(Selection(("llama",), (name,), every))}
+    assert ({"load-cold", "load-warm"} <= operations) == bool(SYSTEMS[name].load_ways)
+    assert ({"stream-cold", "stream-warm"} <= operations) == bool(SYSTEMS[name].stream_ways)
     assert ("save-async" in operations) == SYSTEMS[name].saves_async
