@@ -14,10 +14,10 @@ export PYO3_PYTHON := $(CURDIR)/$(PYTHON)
 export PYO3_BUILD_EXTENSION_MODULE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed demo docs fuzz lock clean
+.PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments demo docs fuzz lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## make .venv ready and build the extension into it, if anything has changed
 	@tools/bootstrap
@@ -55,6 +55,9 @@ bench: build ## measure against other libraries and the disk (BENCH_ARGUMENTS ar
 
 bench-distributed: build ## measure programs of several processes (BENCH_ARGUMENTS are passed on)
 	$(PYTHON) -m benchmarks.distributed $(BENCH_ARGUMENTS)
+
+bench-loading-experiments: build ## measure loads of published models by several processes, beside jobs, in memory
+	$(PYTHON) -m benchmarks.loading_experiments $(BENCH_ARGUMENTS)
 
 demo: build ## train, kill, resume on other devices, and compare the losses
 	.venv/bin/waystation demo $(DEMO_ARGUMENTS)

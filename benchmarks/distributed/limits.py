@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from benchmarks.worker import Request as WorkerRequest
 
 PREFIX = "limit, "
 STATE = "one"
-SAVE_WAYS, LOAD_WAYS = Limit.save_ways, Limit.load_ways
-_CLOCKS = {"save": "durable", "load-cold": "touched"}
+SAVE_WAYS, LOAD_WAYS, COPY_WAYS = Limit.save_ways, Limit.load_ways, Limit.copy_ways
+_CLOCKS = {"save": "durable", "load-cold": "touched", "copy": "copied"}
 
 
 def measure_save(session: Session, case: Case, repetition: int, way: str) -> None:
@@ -34,11 +35,24 @@ def measure_save(session: Session, case: Case, repetition: int, way: str) -> Non
         session.record(case, repetition, _run(session, path, "save", way))
 
 
-def measure_loads(session: Session, experiment: str, subject: str, operation: str, repetition: int) -> None:
-    """Writes a raw file, and reads it in every way, cold."""
+def measure_copy(session: Session, case: Case, repetition: int, way: str) -> None:
+    """Copies as many bytes in memory in one way."""
+    session.directory.mkdir(parents=True, exist_ok=True)
+    session.record(case, repetition, _run(session, session.directory, "copy", way))
+
+
+def measure_loads(
+    session: Session,
+    experiment: str,
+    subject: str,
+    operation: str,
+    repetition: int,
+    ways: Sequence[str] = LOAD_WAYS,
+) -> None:
+    """Writes a raw file, and reads it in some ways, cold."""
     with session.checkpoint() as path:
         written = _run(session, path, "save", SAVE_WAYS[0])
-        for way in LOAD_WAYS:
+        for way in ways:
             outcome = _run(session, path, "load-cold", way) if written["status"] == "ok" else written
             session.record(Case(experiment, subject, PREFIX + way, operation), repetition, outcome)
 
