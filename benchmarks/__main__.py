@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from benchmarks.chart import draw
-from benchmarks.command import measured, session_parser, wide_console
+from benchmarks.command import add_charts_argument, measured, session_parser, wide_console
 from benchmarks.plan import DEFAULT_STATES, Selection
 from benchmarks.report import show
 from benchmarks.states import STATES
@@ -20,9 +19,8 @@ def main() -> None:
     selection = Selection(arguments.states, arguments.systems, arguments.operations)
     document = measured(arguments, selection, "all", console)
     show(document, console)
-    for path in arguments.chart:
-        draw(document, path)
-        console.print(f"chart: {path}")
+    if arguments.charts is not None:
+        draw(document, arguments.charts / "benchmark.svg")
 
 
 def _parse() -> argparse.Namespace:
@@ -30,9 +28,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--states", nargs="+", choices=STATES, default=DEFAULT_STATES, metavar="STATE")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=USUAL_SYSTEMS, metavar="SYSTEM")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="NAME")
-    parser.add_argument(
-        "--chart", type=Path, nargs="+", default=[], help="draw the figures (.svg or .png), for the README"
-    )
+    add_charts_argument(parser)
     return parser.parse_args()
 
 

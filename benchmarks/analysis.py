@@ -110,14 +110,16 @@ class Results:
         ]
         return min(found, key=lambda series: series.median, default=None)
 
-    def best_alike(self, state: str, system: str, operation: str, other: Series) -> Series | None:
+    def best_alike(
+        self, state: str, system: str, operation: str, other: Series, metric: str | None = None
+    ) -> Series | None:
         """The best way of a system that ends as `other` does: with mapped arrays, or bytes that it owns."""
         ways = None
         if operation.startswith(LOADS):
             mapped = is_mapped(other.system, other.way)
             every = {*SYSTEMS[system].load_ways, *SYSTEMS[system].stream_ways}
             ways = [way for way in every if is_mapped(system, way) == mapped]
-        return self.best(state, system, operation, ways=ways)
+        return self.best(state, system, operation, metric, ways)
 
     def largest(self, metric: str, choose: Callable[[Key], bool]) -> float | None:
         """The largest value of a metric over all runs that are chosen."""

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import machine
 from benchmarks.plan import Case, Selection, all_cases
 from benchmarks.session import ROOT, SCHEMA, Session, build_ring_program, default_directory
+from benchmarks.targets import NATIVE, Standard
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -52,8 +53,19 @@ def session_parser(program: str, repetitions: int, description: str | None = Non
     return parser
 
 
+def add_charts_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds where figures go, if anywhere: a directory, since `make bench` gives it to two commands."""
+    parser.add_argument(
+        "--charts", type=Path, metavar="DIRECTORY", help="draw the figures into a directory (docs/images)"
+    )
+
+
 def measured(
-    arguments: argparse.Namespace, selection: Selection, label: str, console: Console
+    arguments: argparse.Namespace,
+    selection: Selection,
+    label: str,
+    console: Console,
+    standard: Standard = NATIVE,
 ) -> dict[str, Any]:
     """The document that the arguments ask for: of an earlier session, or of one that is run now.
 
@@ -65,7 +77,7 @@ def measured(
     if "limit" in selection.systems and (reason := build_ring_program()):
         console.print(f"[yellow]The limit is measured without io_uring: {reason}[/]")
     repetitions = arguments.repetitions or (2 if arguments.quick else arguments.usual_repetitions)
-    return _measure(arguments, selection, repetitions, label, console)
+    return _measure(arguments, selection, repetitions, label, console, standard)
 
 
 def _positive(text: str) -> int:
@@ -76,7 +88,12 @@ def _positive(text: str) -> int:
 
 
 def _measure(
-    arguments: argparse.Namespace, selection: Selection, repetitions: int, label: str, console: Console
+    arguments: argparse.Namespace,
+    selection: Selection,
+    repetitions: int,
+    label: str,
+    console: Console,
+    standard: Standard,
 ) -> dict[str, Any]:
     """Runs a session with a progress bar; returns the document, which is also kept as a file."""
     directory = arguments.directory or default_directory()
@@ -100,6 +117,7 @@ def _measure(
             repetitions=repetitions,
             quick=document["quick"],
             timeout_s=arguments.timeout,
+            standard=standard,
             on_run=on_run,
         )
         try:

@@ -44,7 +44,7 @@ class Selection:
         states, systems, operations: By their names.
         limit_ways: The ways of the limit that are tried; None for all.
         limit_operations: The operations of the limit, where it is to be measured in others than the systems.
-        systems_of: Of states that are for some systems alone, these.
+        systems_of, operations_of: Of states that are for some systems or operations alone, these.
         publishers: By state, the system that writes what all others load, instead of each its own.
     """
 
@@ -54,6 +54,7 @@ class Selection:
     limit_ways: frozenset[str] | None = None
     limit_operations: Sequence[str] | None = None
     systems_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    operations_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
     publishers: Mapping[str, str] = field(default_factory=dict)
 
     def systems_for(self, state: str) -> Sequence[str]:
@@ -81,7 +82,7 @@ def cases_of(selection: Selection, state: str, system_name: str) -> list[Case]:
     system = SYSTEMS[system_name]
     if issubclass(system, Limit) and state in COSTS_PER_ARRAY:
         return []
-    operations = selection.operations
+    operations = selection.operations_of.get(state, selection.operations)
     if issubclass(system, Limit) and selection.limit_operations is not None:
         operations = selection.limit_operations
     found = []
@@ -119,7 +120,7 @@ def turns(selection: Selection, state: str, repetition: int) -> Iterator[Turn]:
 
 
 def _rotated(names: list[str], repetition: int) -> list[str]:
-    shift = repetition % len(names)
+    shift = repetition % max(1, len(names))
     return names[shift:] + names[:shift]
 
 

@@ -8,15 +8,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.analysis import MAIN_METRICS, Ratio, Results, Series
+from benchmarks.analysis import LOADS, MAIN_METRICS, Ratio, Results, Series
 from benchmarks.systems import SYSTEMS
-from benchmarks.targets import JAX, Line, evaluate, ours_for
+from benchmarks.targets import JAX, NATIVE, Line, Standard
 
 TITLES = {
     "save": "Save",
     "save-async": "Asynchronous save",
     "load-cold": "Load, cold",
     "load-warm": "Load, warm",
+    "stream-cold": "One array after another, cold",
+    "stream-warm": "One array after another, warm",
     "copy": "Plain copy of the state into untouched memory",
 }
 TIMES = {
@@ -24,6 +26,8 @@ TIMES = {
     "save-async": ("blocking", "returned", "durable"),
     "load-cold": ("loaded", "touched"),
     "load-warm": ("loaded", "touched"),
+    "stream-cold": ("first", "loaded", "touched"),
+    "stream-warm": ("first", "loaded", "touched"),
     "copy": ("copied",),
 }
 HEADINGS = (
@@ -35,17 +39,20 @@ HEADINGS = (
     "mapped, MiB",
     "CPU, s",
 )
+LOAD_HEADINGS = ("cached, MiB", "from disk, MiB")
+LIMIT_OPERATIONS = {"save-async": "copy", "stream-cold": "load-cold", "stream-warm": "load-warm"}
+"""What of the limit an operation is held against, where it is another one."""
 MIB = 1 << 20
 
 
-def show(document: dict[str, Any], console: Console) -> list[Line]:
+def show(document: dict[str, Any], console: Console, standard: Standard = NATIVE) -> list[Line]:
     """Prints everything; returns the targets."""
     results = Results(document)
-    lines = evaluate(results)
+    lines = standard.evaluate(results)
     show_machine(document, console)
     for state in results.states():
         for operation in TITLES:
-            table = _table(results, state, operation)
+            table = _table(results, state, operation, standard)
             if table is not None:
                 console.print(table, "")
     _show_failures(results, console)
@@ -70,7 +77,7 @@ def show_machine(document: dict[str, Any], console: Console) -> None:
         console.print("Quick states: these figures show that everything works, not how fast it is.")
 
 
-def _table(results: Results, state: str, operation: str) -> Table | None:
+def _table(results: Results, state: str, operation: str, standard: Standard) -> Table | None:
     """All systems in one operation on one state, ways of the limit reduced to the best."""
     rows = _rows(results, state, operation)
     if not rows:
@@ -83,10 +90,11 @@ def _table(results: Results, state: str, operation: str) -> Table | None:
     table.add_column("system")
     for time in TIMES[operation]:
         table.add_column(f"{time}, s", justify="right")
-    for heading in HEADINGS:
+    for heading in (*HEADINGS, *(LOAD_HEADINGS if operation.startswith(LOADS) else ())):
         table.add_column(heading, justify="right")
     for series in rows:
-        table.add_row(*_cells(results, state, operation, series, sample["state_bytes"]))
+        ours = _opponent(results, state, operation, series, standard)
+        table.add_row(*_cells(results, state, operation, series, ours, sample["state_bytes"]))
     return table
 
 
@@ -103,14 +111,16 @@ def _rows(results: Results, state: str, operation: str) -> list[Series]:
     return rows
 
 
-def _cells(results: Results, state: str, operation: str, series: Series, state_bytes: int) -> list[str]:
+def _cells(
+    results: Results, state: str, operation: str, series: Series, ours: Series | None, state_bytes: int
+) -> list[str]:
     key = state, series.system, operation, series.way
     syncs = SYSTEMS[series.system].syncs
     name = series.system if series.way == "default" else f"{series.system} ({series.way})"
     name = f"{name} *" if operation.startswith("save") and not syncs else name
     times = [results.series(*key, metric) for metric in TIMES[operation]]
-    limit = results.best(state, "limit", "copy" if operation == "save-async" else operation)
-    ours = _opponent(results, state, operation, series)
+    caching = ("cache_growth_bytes", "disk_read_bytes") if operation.startswith(LOADS) else ()
+    limit = results.best(state, "limit", LIMIT_OPERATIONS.get(operation, operation))
     return [
         name,
         *(f"{time.median:.3f}" if time else "" for time in times),
@@ -120,14 +130,17 @@ def _cells(results: Results, state: str, operation: str, series: Series, state_b
         f"{Ratio.of(ours, series).median:.1f}x" if ours else "",
         *(_mebibytes(results.series(*key, metric)) for metric in ("memory_above", "mapped_growth_bytes")),
         _median(results.series(*key, "cpu_s"), ".2f"),
+        *(_mebibytes(results.series(*key, metric)) for metric in caching),
     ]
 
 
-def _opponent(results: Results, state: str, operation: str, series: Series) -> Series | None:
+def _opponent(
+    results: Results, state: str, operation: str, series: Series, standard: Standard
+) -> Series | None:
     """What a peer is compared with; Waystation itself is not compared."""
     if series.system.startswith(JAX):
         return None
-    return results.best_alike(state, ours_for(series.system), operation, series)
+    return results.best_alike(state, standard.opponent(series.system), operation, series)
 
 
 def _mebibytes(series: Series | None) -> str:

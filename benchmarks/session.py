@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.analysis import Results
 from benchmarks.plan import Case, Selection, Turn, turns
 from benchmarks.systems.limit import RING_PROGRAM
-from benchmarks.targets import as_json, evaluate
+from benchmarks.targets import NATIVE, Standard, as_json
 from benchmarks.worker import Request
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +37,7 @@ class Session:
         directory: Holds one turn's checkpoints at a time; on the file system that is measured.
         results: The JSON file.
         document: What the file holds.
+        standard: What the results are judged by.
         on_run: Told of every finished run.
     """
 
@@ -47,6 +48,7 @@ class Session:
     repetitions: int
     quick: bool = False
     timeout_s: float = 900.0
+    standard: Standard = NATIVE
     on_run: Report = lambda case, outcome: None
     _missing: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
@@ -64,7 +66,7 @@ class Session:
         finally:
             signal.signal(signal.SIGTERM, previous)
             shutil.rmtree(self.directory, ignore_errors=True)
-            self.document["targets"] = as_json(evaluate(Results(self.document)))
+            self.document["targets"] = as_json(self.standard.evaluate(Results(self.document)))
             self.write()
         return self.document
 

@@ -161,7 +161,7 @@ STATES = {
     "small-20000": _more_small,
     "minilm": _real,
 }
-"""The first four are those of `python -m benchmarks`. A model has a name for every form it is published in."""
+"""The first four are measured by default. A model has a name for every form that it is published in."""
 
 
 @cache

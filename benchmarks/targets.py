@@ -7,7 +7,7 @@ favourable round is shown beside it. "As fast as" and "no slower" allow 5 %.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,9 +40,21 @@ class Line:
     reached: bool | None
 
 
-def ours_for(peer: str) -> str:
-    """Waystation in the framework of a peer."""
-    return TORCH if SYSTEMS[peer].framework == "torch" else JAX
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """What a session is judged by.
+
+    Attributes:
+        evaluate: Its targets.
+        ours: By framework, the system of Waystation that others are compared with.
+    """
+
+    evaluate: Callable[[Results], list[Line]]
+    ours: Mapping[str, str]
+
+    def opponent(self, peer: str) -> str:
+        """Waystation in the framework of a peer; plain loops have none, and are compared with JAX."""
+        return self.ours.get(SYSTEMS[peer].framework, self.ours["jax"])
 
 
 def evaluate(results: Results) -> list[Line]:
@@ -58,6 +70,10 @@ def evaluate(results: Results) -> list[Line]:
     ]
 
 
+NATIVE = Standard(evaluate, {"jax": JAX, "torch": TORCH})
+"""Of sessions that save checkpoints and load them."""
+
+
 def as_json(lines: list[Line]) -> list[dict[str, Any]]:
     return [asdict(line) for line in lines]
 
@@ -67,7 +83,7 @@ def _durable_save(results: Results) -> Iterator[Line]:
         yield _against_limit(results, f"durable save, {ours}: of the raw write limit", "save", ours)
     for peer, factor in (("orbax-plain", 1.0), ("orbax", 4.0), ("torch-dcp", 2.5)):
         text = f"durable save: faster than {peer}"
-        yield _against(results, text, MODEL, "save", ours_for(peer), peer, factor)
+        yield _against(results, text, MODEL, "save", NATIVE.opponent(peer), peer, factor)
 
 
 def _cold_load(results: Results) -> Iterator[Line]:
@@ -75,7 +91,7 @@ def _cold_load(results: Results) -> Iterator[Line]:
         yield _against_limit(results, f"cold load, {ours}: of the raw read limit", "load-cold", ours)
     for peer in PEERS:
         text = f"cold load: faster than {peer}"
-        yield _against(results, text, MODEL, "load-cold", ours_for(peer), peer, 1.0)
+        yield _against(results, text, MODEL, "load-cold", NATIVE.opponent(peer), peer, 1.0)
 
 
 def _warm_load(results: Results) -> Iterator[Line]:
@@ -83,9 +99,9 @@ def _warm_load(results: Results) -> Iterator[Line]:
     yield _against(results, text, MODEL, "load-warm", JAX, "orbax-plain", 2.0)
     for peer in ("safetensors-jax", "safetensors-torch"):
         theirs = _owned(results, MODEL, peer, "load-warm")
-        ours = _owned(results, MODEL, ours_for(peer), "load-warm")
+        ours = _owned(results, MODEL, NATIVE.opponent(peer), "load-warm")
         text = f"warm load: faster than {peer} into memory it owns"
-        yield _compare(text, ours, theirs, 1.0, strict=True)
+        yield compare(text, ours, theirs, 1.0, strict=True)
 
 
 def _mapped_load(results: Results) -> Iterator[Line]:
@@ -94,7 +110,7 @@ def _mapped_load(results: Results) -> Iterator[Line]:
             theirs = results.best(MODEL, "safetensors-torch", "load-warm", metric, ["mmap"])
             mapped = results.best(MODEL, ours, "load-warm", metric, ["mmap"])
             text = f"warm load with mmap=True, {ours}, {meaning}: as fast as safetensors-torch's mapping"
-            yield _compare(text, mapped, theirs, EVEN)
+            yield compare(text, mapped, theirs, EVEN)
 
 
 def _blocking(results: Results) -> Iterator[Line]:
@@ -102,7 +118,7 @@ def _blocking(results: Results) -> Iterator[Line]:
     for ours, need in ((TORCH, "the copy of the tensors"), (JAX, "no copy is needed: below one anyway")):
         blocking = results.best(MODEL, ours, "save-async")
         text = f"blocking part of save_async, {ours}: no longer than a plain copy ({need})"
-        yield _compare(text, blocking, copy, EVEN)
+        yield compare(text, blocking, copy, EVEN)
 
 
 def _small_arrays(results: Results) -> Iterator[Line]:
@@ -112,19 +128,19 @@ def _small_arrays(results: Results) -> Iterator[Line]:
     for peer in ("safetensors-jax", "safetensors-torch"):
         for operation in ("save", "load-cold", "load-warm"):
             text = f"4,000 small arrays, {operation}: no slower than {peer}"
-            yield _against(results, text, SMALL, operation, ours_for(peer), peer, EVEN)
+            yield _against(results, text, SMALL, operation, NATIVE.opponent(peer), peer, EVEN)
 
 
 def _memory(results: Results) -> Iterator[Line]:
     loads = ("load-cold", "load-warm")
     for text, operations, limit in (("save", ("save",), 512 * MIB), ("load", loads, 256 * MIB)):
         worst = _largest(results, "memory_above", (JAX, TORCH), operations)
-        yield _below(f"memory above the state, synchronous {text} (all states)", worst, limit)
+        yield below(f"memory above the state, synchronous {text} (all states)", worst, limit)
     for ours in (JAX, TORCH):
         worst = _largest(results, "memory_above", (ours,), ("save-async",))
         allowed = _largest(results, "snapshot_limit_bytes", (ours,), ("save-async",))
         text = f"memory above the state, asynchronous save, {ours}: at most snapshot_bytes"
-        yield _below(text, worst, allowed)
+        yield below(text, worst, allowed)
 
 
 def _largest(
@@ -145,7 +161,7 @@ def _against(
     """Compares the peer's best way with ours of the same kind; mapped loads count with pages touched."""
     theirs = results.best(state, peer, operation)
     mine = results.best_alike(state, ours, operation, theirs) if theirs else None
-    return _compare(text, mine, theirs, factor, strict=factor == 1.0)
+    return compare(text, mine, theirs, factor, strict=factor == 1.0)
 
 
 def _against_limit(results: Results, text: str, operation: str, ours: str) -> Line:
@@ -156,12 +172,13 @@ def _against_limit(results: Results, text: str, operation: str, ours: str) -> Li
         if operation == "save"
         else _owned(results, MODEL, ours, operation)
     )
-    return _compare(text, mine, limit, 0.85)
+    return compare(text, mine, limit, 0.85)
 
 
-def _compare(
+def compare(
     text: str, ours: Series | None, theirs: Series | None, factor: float, strict: bool = False
 ) -> Line:
+    """Whether one is so many times as fast as another."""
     needed = f"{'>' if strict else '≥'} {factor:g}x"
     if ours is None or theirs is None:
         return Line(text, needed, "not measured", "", None)
@@ -170,7 +187,8 @@ def _compare(
     return Line(text, needed, f"{ratio.median:.2f}x", f"{ratio.worst:.2f}x", reached)
 
 
-def _below(text: str, worst: float | None, limit: float | None) -> Line:
+def below(text: str, worst: float | None, limit: float | None) -> Line:
+    """Whether the most bytes that were measured stay within a limit."""
     if worst is None or limit is None:
         return Line(text, "", "not measured", "", None)
     shown = f"{worst / MIB:,.0f} MiB"

@@ -173,6 +173,7 @@ def measure_load(
     measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
     cached = measure.cached_bytes(path)
     with meter.running():
+        loaded: Any
         if request.operation in STREAM_OPERATIONS:
             loaded = consume(system, path, meter)
         else:
