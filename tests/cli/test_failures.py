@@ -13,7 +13,9 @@ import waystation
 from waystation.cli.reporting import reporting
 from waystation.errors import Unavailable
 
-COMMANDS = ["inspect", "ls", "sum", "verify", "diff", "export", "gc", "demo", "doctor", "launch"]
+COMMANDS = [
+    *("inspect", "ls", "sum", "verify", "diff", "export", "gc", "demo", "doctor", "placement", "launch"),
+]
 
 
 def test_version(script) -> None:

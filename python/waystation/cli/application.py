@@ -265,6 +265,30 @@ def _doctor(
         doctor.run(output, path, tune=tune)
 
 
+@application.command("placement")
+def _placement(
+    hosts: Annotated[int | None, typer.Option("--hosts", min=1, help="How many hosts there are.")] = None,
+    copies: Annotated[
+        int, typer.Option("--copies", min=1, help="Copies of each shard, that of its own host included.")
+    ] = 2,
+    domains: Annotated[
+        Path | None,
+        typer.Option("--domains", metavar="FILE", help="Lines of a host and its failure domain."),
+    ] = None,
+    hosts_per_domain: Annotated[
+        int | None,
+        typer.Option("--hosts-per-domain", min=1, help="So many hosts in order share a failure domain."),
+    ] = None,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Plan which hosts keep copies of whose shards in memory, and show what losses that survives."""
+    with reporting(as_json, traceback) as output:
+        from waystation.cli.commands import placement
+
+        placement.run(output, placement.Request(hosts, copies, domains, hosts_per_domain))
+
+
 @application.command("launch", context_settings={"allow_interspersed_args": False})
 def _launch(
     command: Annotated[
