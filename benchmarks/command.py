@@ -22,7 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 def wide_console() -> Console:
     """A console on which the tables fit, also where the output is a file."""
     console = Console()
-    return console if console.is_terminal else Console(width=160)
+    return console if console.is_terminal else Console(width=200)
 
 
 def results_path(label: str, *, quick: bool = False) -> Path:

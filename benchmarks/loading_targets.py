@@ -35,7 +35,7 @@ def _jax(results: Results) -> Iterator[Line]:
     for operation, factor in (("load-cold", 2.0), ("load-warm", 3.0)):
         ours, theirs = _copying(results, MODEL, JAX, operation), results.best(MODEL, JAX_PEER, operation)
         yield compare(f"{MODEL}, {OPERATIONS[operation]}, JAX: faster than {JAX_PEER}", ours, theirs, factor)
-    until = "until it has returned [every page touched]"
+    until = "until it has returned (every page touched)"
     returned, touched = (
         compare(
             f"{ALIGNED}, warm, JAX, mmap=True, {until}: faster than {JAX_PEER}",
@@ -45,7 +45,7 @@ def _jax(results: Results) -> Iterator[Line]:
         )
         for metric in ("loaded", "touched")
     )
-    yield replace(returned, measured=f"{returned.measured} [{touched.measured}]")
+    yield replace(returned, measured=f"{returned.measured} ({touched.measured})")
 
 
 def _limit(results: Results) -> Iterator[Line]:

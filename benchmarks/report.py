@@ -87,7 +87,7 @@ def _table(results: Results, state: str, operation: str, standard: Standard) -> 
         f"{TITLES[operation]}: {state}, {sample['arrays']:,} arrays, {format_bytes(sample['state_bytes'])}"
     )
     table = Table(title=title, title_justify="left", header_style="bold")
-    table.add_column("system")
+    table.add_column("system", no_wrap=True)
     for time in TIMES[operation]:
         table.add_column(f"{time}, s", justify="right")
     for heading in (*HEADINGS, *(LOAD_HEADINGS if operation.startswith(LOADS) else ())):

@@ -99,7 +99,7 @@ def test_a_mapped_load_in_jax_shows_both_ratios_and_is_judged_by_the_first() -> 
         run(JAX, "load-warm", "mmap", 0.1, "llama-aligned"),
     ]
     found = line(runs, "mmap=True")
-    assert (found.measured, found.reached) == ("40.00x [4.55x]", True)
+    assert (found.measured, found.reached) == ("40.00x (4.55x)", True)
 
 
 def test_the_limit_is_reached_by_reads_alone() -> None:
