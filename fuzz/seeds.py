@@ -54,9 +54,30 @@ def tables() -> list[bytes]:
     ]
 
 
+def slots() -> list[bytes]:
+    """A header of each state, a store's record, and a table of contents with a box of an array."""
+    seeds = []
+    for state in range(5):
+        header = b"WSTMSLOT" + struct.pack("<IIQ16sQI", 1, state, 0, b"store", 1 << 24, 0)
+        tenant = struct.pack("<I16s4Q", 3, b"run", 1, 100, 800, 1 << 20)
+        tenant += struct.pack("<QQ16sQQII", 5 * (state in (2, 3)), 0, b"boot", 4, 77, 6, 0) + b"0/4"
+        page = header + (tenant if state else b"")
+        second = page[:16] + struct.pack("<Q", 1) + page[24:]
+        seeds.append(b"\0" + page.ljust(PAYLOAD_BYTES, b"\0") + second.ljust(PAYLOAD_BYTES, b"\0"))
+    record = struct.pack("<8sIIQ16s16s16sQQII", b"WSTSTORE", 1, 0, 0, b"a", b"b", b"c", 3, 1 << 24, 4, 2)
+    entry = struct.pack("<IHBB8Q", 88, 3, 7, 2, 64, 32, 8, 4, 2, 0, 2, 4) + b"w/0float32".ljust(16, b"\0")
+    return [*seeds, b"\1" + record.ljust(2 * PAYLOAD_BYTES, b"\0"), b"\2" + struct.pack("<Q", 1) + entry]
+
+
 def main() -> None:
     """Writes the seeds where cargo-fuzz looks for them."""
-    for target, seeds in {"safetensors_header": HEADERS, "table": tables(), "sealed_json": RECORDS}.items():
+    seeds_of_targets = {
+        "safetensors_header": HEADERS,
+        "table": tables(),
+        "sealed_json": RECORDS,
+        "slot": slots(),
+    }
+    for target, seeds in seeds_of_targets.items():
         directory = Path(__file__).parent / "corpus" / target
         directory.mkdir(parents=True, exist_ok=True)
         for number, seed in enumerate(seeds):

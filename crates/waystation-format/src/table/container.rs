@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use super::page::{self, PAGE_BYTES, PAYLOAD_BYTES};
 use super::{VERSION, rules};
+use crate::page::{self, PAGE_BYTES, PAYLOAD_BYTES};
 use crate::{Error, Kind, Result};
 
 /// Which table a file holds.

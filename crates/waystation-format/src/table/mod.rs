@@ -10,12 +10,11 @@ mod container;
 mod cover;
 mod disjoint;
 mod entries;
-mod page;
 mod rules;
 
+pub use crate::page::{PAGE_BYTES, PAYLOAD_BYTES};
 pub use container::{Layout, Section, TableKind, decode, encode};
 pub use entries::{ArrayEntry, ArrayKind, ChunkEntry, Entry, FileEntry, pack, unpack};
-pub use page::{PAGE_BYTES, PAYLOAD_BYTES};
 pub use rules::{block_count, check_fields, validate_together};
 
 /// Boxes of an irregular array under one bounding box.

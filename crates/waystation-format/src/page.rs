@@ -1,4 +1,4 @@
-//! Pages: the unit of checksums and of range reads of a table file.
+//! Pages: the unit of checksums and of range reads of table files, and of the headers of slots.
 //!
 //! A page is a payload, then the checksum of the payload and the page's number, so that a page that
 //! is damaged or stands in another page's place is noticed.
@@ -19,8 +19,8 @@ fn checksum(payload: &[u8], number: u64) -> u64 {
     crc.finish()
 }
 
-/// Appends the page `number` that holds `payload`, filled up with zeros.
-pub(super) fn push(pages: &mut Vec<u8>, number: u64, payload: &[u8]) {
+/// Appends the page `number` that holds `payload`, at most [`PAYLOAD_BYTES`], filled up with zeros.
+pub fn push(pages: &mut Vec<u8>, number: u64, payload: &[u8]) {
     debug_assert!(payload.len() <= PAYLOAD_BYTES);
     let start = pages.len();
     pages.extend_from_slice(payload);
@@ -30,18 +30,18 @@ pub(super) fn push(pages: &mut Vec<u8>, number: u64, payload: &[u8]) {
 }
 
 /// The payload of `page`, the page of that number, if it is intact and zero past `used` bytes.
-pub(super) fn open(page: &[u8], number: u64, used: usize) -> Result<&[u8]> {
+pub fn open(page: &[u8], number: u64, used: usize) -> Result<&[u8]> {
     let fault =
         |message: &'static str| Err(Error::new(Kind::Corrupt, message).with("page", number.to_string()));
     let Some((payload, sum)) = page.split_last_chunk::<8>().filter(|_| page.len() == PAGE_BYTES) else {
-        return fault("a page of the table is incomplete");
+        return fault("a page is incomplete");
     };
     if checksum(payload, number) != u64::from_le_bytes(*sum) {
-        return fault("a page of the table does not match its checksum");
+        return fault("a page does not match its checksum");
     }
     let (content, rest) = payload.split_at(used.min(PAYLOAD_BYTES));
     if rest.iter().any(|&byte| byte != 0) {
-        return fault("a page of the table has bytes after its last entry");
+        return fault("a page has bytes after its last entry");
     }
     Ok(content)
 }
