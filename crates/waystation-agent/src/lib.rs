@@ -1,0 +1,19 @@
+//! The memory tier of one host: versions of a program's state in slots on tmpfs, which outlive the program
+//! that fills them and the agent that owns them.
+//!
+//! `store` owns the slots of a host, `writer` fills one and `reader` loads from one, in whatever process.
+//! `slots` is how a slot changes and which one is given to whom: pure, but for the count of readers that
+//! threads share. `process` and `locks` tell who still uses one. `docs/format-slots.md` specifies the files,
+//! whose bytes `waystation-format` reads and writes; bytes of arrays are moved by `waystation-io`.
+
+pub mod locks;
+pub mod prefix;
+pub mod process;
+pub mod reader;
+pub mod slots;
+pub mod store;
+pub mod writer;
+
+mod mapping;
+
+pub use waystation_format::{Error, Kind, Result};

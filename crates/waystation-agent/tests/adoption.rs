@@ -1,0 +1,237 @@
+//! What an agent makes of a store that another one has left, whole or damaged.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+
+use support::*;
+use waystation_agent::Kind;
+use waystation_agent::store::{Adoption, Found, Store};
+use waystation_agent::writer::SlotWriter;
+use waystation_format::page::PAGE_BYTES;
+use waystation_format::slot::{CONTENTS_OFFSET, PROGRESS_OFFSET, Regions, Writer};
+
+fn adopt(directory: &Path) -> (Store, Adoption) {
+    let (store, adoption) = Store::open(&config(directory)).unwrap();
+    assert!(!adoption.is_new);
+    (store, adoption)
+}
+
+fn regions() -> Regions {
+    let (contents, data_bytes) = layout();
+    Regions::new(contents.len() as u64, data_bytes).unwrap()
+}
+
+fn slot_path(directory: &Path, slot: u32) -> PathBuf {
+    directory.join(format!("slot-{slot:05}"))
+}
+
+fn flip(path: &Path, offset: u64) {
+    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x20], offset).unwrap();
+}
+
+/// A store with a committed version in slot 0 and a newer one, sealed, in slot 1.
+fn two_versions(directory: &Path) -> Store {
+    let store = open(directory);
+    assert_eq!((commit(&store, "a", 10), seal(&store, "a", 20)), (0, 1));
+    store
+}
+
+#[test]
+fn what_was_whole_comes_back_as_it_was() {
+    let directory = memory_directory();
+    drop(two_versions(directory.path()));
+    let (store, adoption) = adopt(directory.path());
+    assert!(matches!(adoption.slots[..], [Found::Whole, Found::Whole, Found::Free, Found::Free]));
+    assert_eq!(states(&store), ["committed", "sealed", "free", "free"]);
+    assert_whole(&store, "a", 10);
+    assert_whole(&store, "a", 20);
+    store.commit(version(1, 20)).unwrap();
+    assert_eq!(commit(&store, "a", 30), 0);
+}
+
+#[test]
+fn a_living_writer_keeps_its_slot_and_a_dead_one_does_not() {
+    let directory = memory_directory();
+    let store = open(directory.path());
+    let kept = begin(&store, "a", 10).unwrap();
+    let mut writer = SlotWriter::open(&kept).unwrap();
+    let mut dead = tenant(key("b", 10));
+    dead.writer = Writer { start_ticks: 1, ..dead.writer };
+    let freed = store.begin(&dead).unwrap();
+    let mut unseen = tenant(key("c", 10));
+    unseen.writer = Writer { namespace: 1, ..unseen.writer };
+    store.begin(&unseen).unwrap();
+    drop(store);
+    let (store, adoption) = adopt(directory.path());
+    assert!(matches!(
+        adoption.slots[..],
+        [Found::InWriting, Found::Abandoned, Found::InWriting, Found::Free]
+    ));
+    assert_eq!(states(&store), ["writing", "free", "writing", "free"]);
+    assert_eq!(store.seal(freed.slot, freed.ticket).unwrap_err().kind(), Kind::Fenced);
+    refill(&mut writer);
+    store.seal(kept.slot, kept.ticket).unwrap();
+    assert_whole(&store, "a", 10);
+}
+
+#[test]
+fn a_slot_that_somebody_still_maps_is_freed_for_nobody_else() {
+    let directory = memory_directory();
+    let store = open(directory.path());
+    let mut dead = tenant(key("a", 10));
+    dead.writer = Writer { start_ticks: 1, ..dead.writer };
+    let grant = store.begin(&dead).unwrap();
+    // Its process is gone, but something of it still maps the slot.
+    let writer = SlotWriter::open(&grant).unwrap();
+    assert_eq!(store.reap().unwrap(), [0]);
+    for (step, slot) in [(20, 1), (30, 2)] {
+        assert_eq!(begin(&store, "b", step).unwrap().slot, slot);
+    }
+    assert_eq!(begin(&store, "c", 10).unwrap().slot, 3);
+    assert_eq!(begin(&store, "c", 20).unwrap_err().kind(), Kind::Unavailable);
+    drop(writer);
+    assert_eq!(begin(&store, "c", 20).unwrap().slot, 0);
+}
+
+#[test]
+fn damage_of_every_kind_is_noticed_and_costs_only_its_slot() {
+    let parts = regions();
+    let last = |range: &std::ops::Range<u64>| [range.start, (range.start + range.end) / 2, range.end - 1];
+    let places: Vec<u64> = [last(&parts.contents), last(&parts.checksums), last(&parts.data)].concat();
+    for offset in places {
+        let directory = memory_directory();
+        drop(two_versions(directory.path()));
+        flip(&slot_path(directory.path(), 1), offset);
+        let (store, adoption) = adopt(directory.path());
+        let Found::Damaged(error) = &adoption.slots[1] else { unreachable!("{offset}: {adoption:?}") };
+        assert_eq!(error.kind(), Kind::Corrupt);
+        assert!(error.to_string().contains("slot-00001"), "{error}");
+        assert_eq!(states(&store), ["committed", "quarantined", "free", "free"]);
+        assert_eq!(read(&store, &key("a", 20)).unwrap_err().kind(), Kind::NotFound);
+        assert_whole(&store, "a", 10);
+        // It stays so until somebody discards it; meanwhile the shard uses another slot.
+        drop(store);
+        let (store, adoption) = adopt(directory.path());
+        assert!(matches!(adoption.slots[1], Found::Quarantined));
+        assert_eq!(commit(&store, "a", 30), 2);
+        store.discard_quarantined(1).unwrap();
+        assert_eq!(states(&store), ["committed", "free", "committed", "free"]);
+    }
+}
+
+#[test]
+fn what_means_nothing_may_change() {
+    let parts = regions();
+    let end = config(Path::new("")).slot_bytes;
+    let unused = [PROGRESS_OFFSET, parts.contents.end, parts.checksums.end, parts.data.end];
+    for offset in unused.into_iter().filter(|&offset| offset < end) {
+        let directory = memory_directory();
+        drop(two_versions(directory.path()));
+        flip(&slot_path(directory.path(), 1), offset);
+        let (store, adoption) = adopt(directory.path());
+        assert!(matches!(adoption.slots[1], Found::Whole), "{offset}");
+        assert_whole(&store, "a", 20);
+    }
+}
+
+#[test]
+fn a_damaged_header_leaves_the_one_before_and_two_leave_nothing() {
+    let directory = memory_directory();
+    let store = two_versions(directory.path());
+    let newest = store.inventory()[0].sequence % 2;
+    drop(store);
+    let path = slot_path(directory.path(), 0);
+    flip(&path, newest * PAGE_BYTES as u64 + 72);
+    let (store, adoption) = adopt(directory.path());
+    assert!(matches!(adoption.slots[0], Found::Whole));
+    assert_eq!(states(&store)[..2], ["sealed", "sealed"]); // the commit is forgotten, the version is not
+    assert_whole(&store, "a", 10);
+    drop(store);
+    flip(&path, (1 - newest) * PAGE_BYTES as u64 + 72);
+    let (store, adoption) = adopt(directory.path());
+    assert!(matches!(adoption.slots[0], Found::Damaged(_)));
+    assert_eq!(states(&store)[..2], ["quarantined", "sealed"]);
+    assert_whole(&store, "a", 20);
+}
+
+#[test]
+fn a_slot_of_another_place_is_not_taken_for_this_one() {
+    let directory = memory_directory();
+    drop(two_versions(directory.path()));
+    fs::copy(slot_path(directory.path(), 0), slot_path(directory.path(), 2)).unwrap();
+    let (store, adoption) = adopt(directory.path());
+    assert!(matches!(&adoption.slots[2], Found::Damaged(error) if error.message().contains("another")));
+    assert_whole(&store, "a", 10);
+}
+
+#[test]
+fn a_slot_whose_file_is_gone_or_cut_off_is_made_anew() {
+    let directory = memory_directory();
+    drop(two_versions(directory.path()));
+    fs::remove_file(slot_path(directory.path(), 0)).unwrap();
+    let cut = OpenOptions::new().write(true).open(slot_path(directory.path(), 2)).unwrap();
+    cut.set_len(CONTENTS_OFFSET).unwrap();
+    let (store, adoption) = adopt(directory.path());
+    assert!(matches!(adoption.slots[..], [Found::Gone, Found::Whole, Found::Gone, Found::Free]));
+    assert_whole(&store, "a", 20);
+    assert_eq!(commit(&store, "b", 10), 0);
+}
+
+#[test]
+fn damage_that_comes_later_is_found_by_whoever_reads() {
+    let directory = memory_directory();
+    let store = two_versions(directory.path());
+    flip(&slot_path(directory.path(), 1), regions().data.start);
+    assert_eq!(read(&store, &key("a", 20)).unwrap_err().kind(), Kind::Corrupt);
+    store.quarantine(1).unwrap();
+    assert_eq!(store.quarantine(1).unwrap_err().kind(), Kind::Conflict);
+    assert_eq!(states(&store)[..2], ["committed", "quarantined"]);
+    let short = OpenOptions::new().write(true).open(slot_path(directory.path(), 0)).unwrap();
+    short.set_len(regions().data.start + 1).unwrap();
+    assert_eq!(read(&store, &key("a", 10)).unwrap_err().kind(), Kind::Corrupt);
+}
+
+#[test]
+fn what_is_not_a_file_of_ours_is_refused() {
+    let directory = memory_directory();
+    drop(two_versions(directory.path()));
+    let (slot, aside) = (slot_path(directory.path(), 3), directory.path().join("aside"));
+    fs::rename(&slot, &aside).unwrap();
+    symlink(&aside, &slot).unwrap();
+    assert_eq!(Store::open(&config(directory.path())).unwrap_err().kind(), Kind::Corrupt);
+    fs::remove_file(&slot).unwrap();
+    fs::hard_link(&aside, &slot).unwrap();
+    assert_eq!(Store::open(&config(directory.path())).unwrap_err().kind(), Kind::Corrupt);
+    fs::remove_file(&aside).unwrap();
+    adopt(directory.path());
+}
+
+#[test]
+fn a_record_in_one_copy_holds_and_without_any_the_store_is_refused() {
+    let directory = memory_directory();
+    drop(two_versions(directory.path()));
+    let record = directory.path().join("store");
+    flip(&record, 20);
+    assert_whole(&adopt(directory.path()).0, "a", 10);
+    flip(&record, PAGE_BYTES as u64 + 20);
+    let refused = Store::open(&config(directory.path())).unwrap_err();
+    assert!(refused.kind() == Kind::Corrupt && refused.message().contains("both copies"));
+}
+
+#[test]
+fn what_a_killed_agent_left_of_a_store_is_made_anew() {
+    let directory = memory_directory();
+    drop(open(directory.path()));
+    fs::rename(directory.path().join("store"), directory.path().join("store.new")).unwrap();
+    File::create(slot_path(directory.path(), 77)).unwrap();
+    let (store, adoption) = Store::open(&config(directory.path())).unwrap();
+    assert!(adoption.is_new && !slot_path(directory.path(), 77).exists());
+    commit(&store, "a", 10);
+}
