@@ -53,6 +53,7 @@ format: build ## rewrite the sources in the project's style
 bench: build ## measure against other libraries and the disk (BENCH_ARGUMENTS are passed on)
 	$(PYTHON) -m benchmarks $(BENCH_ARGUMENTS)
 	$(PYTHON) -m benchmarks.loading $(BENCH_ARGUMENTS)
+	$(PYTHON) -m benchmarks.startup $(filter --quick,$(BENCH_ARGUMENTS))
 
 bench-distributed: build ## measure programs of several processes (BENCH_ARGUMENTS are passed on)
 	$(PYTHON) -m benchmarks.distributed $(BENCH_ARGUMENTS)

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("waystation", "jax", "torch", "numpy", "tensorstore", "flax")
+PACKAGES = ("waystation", "jax", "torch", "numpy", "tensorstore", "flax", "transformers")
 
 
 def describe(directory: Path) -> dict[str, Any]:

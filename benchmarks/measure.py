@@ -98,11 +98,16 @@ def make_cold(path: Path) -> str:
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3")
     except OSError:
-        for file in files_under(path):
-            with file.open("rb") as handle:
-                os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        forget(path)
         return "advised"
     return "dropped"
+
+
+def forget(path: Path) -> None:
+    """Takes these synced files alone out of the page cache; a kernel may not follow that advice."""
+    for file in files_under(path):
+        with file.open("rb") as handle:
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def make_warm(path: Path) -> None:

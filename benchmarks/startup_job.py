@@ -1,0 +1,129 @@
+"""One start of a model, from the beginning of its process to its last token, in this process alone.
+
+`python -m benchmarks.startup_job REQUEST`, where REQUEST is a JSON object (see `Request`); the outcome is
+written as JSON to the request's `output`. Times are counted from the moment at which the process was started,
+which the request tells by a clock that all processes share. After the last token the clock has stopped: then
+what was said is compared with what was expected, and every weight, if that is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measure, startup_model
+from benchmarks.startup_loaders import LOADERS
+from benchmarks.systems import UnavailableError
+from benchmarks.systems.limit import Limit, check_pages
+
+Outcome = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a process is asked to do.
+
+    Attributes:
+        loader: Of `LOADERS`; or the raw limit, which reads as many bytes and says nothing.
+        way: One of its manners.
+        directory: What `startup_model` has written to.
+        output: Where the outcome goes.
+        tokens: How many are said.
+        started_s: When the process was started, by `time.monotonic`.
+        verify: Whether all weights are compared.
+    """
+
+    loader: str
+    way: str
+    directory: str
+    output: str
+    tokens: int
+    started_s: float
+    verify: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main() -> None:
+    request = Request(**json.loads(sys.argv[1]))
+    Path(request.output).write_text(json.dumps(attempt(request)))
+
+
+def attempt(request: Request) -> Outcome:
+    """Measures, or says why that was not possible."""
+    try:
+        return read_raw(request) if request.loader == Limit.name else start(request)
+    except (ModuleNotFoundError, UnavailableError) as error:
+        return {"status": "missing", "reason": str(error)}
+    except Exception as error:
+        return {
+            "status": "failed",
+            "reason": f"{type(error).__name__}: {error}"[:2000],
+            "traceback": traceback.format_exc()[-8000:],
+        }
+
+
+def start(request: Request) -> Outcome:
+    """Starts the model; returns when each stage was reached."""
+    marks: dict[str, float] = {}
+
+    def mark(name: str) -> None:
+        marks[name] = time.monotonic() - request.started_s
+
+    loader, directory = LOADERS[request.loader], Path(request.directory)
+    make = loader.prepare(request.way)
+    mark("imported")
+    model = make(directory / startup_model.MODEL_DIRECTORY, mark)
+    mark("loaded")
+    said = startup_model.say(model, request.tokens, lambda: mark("last" if "first" in marks else "first"))
+    expected = json.loads((directory / startup_model.EXPECTED).read_text())
+    _check_said(said, expected["tokens"][: request.tokens])
+    if request.verify and startup_model.digest(model) != expected["digest"]:
+        raise ValueError("the weights are not those that were saved")
+    traffic = measure.disk_traffic()
+    return {
+        "status": "ok",
+        "version": metadata.version(loader.distribution),
+        "state_bytes": expected["bytes"],
+        **{f"{name}_s": at for name, at in marks.items()},
+        "load_s": marks["loaded"] - marks.get("skeleton", marks["imported"]),
+        "imported_to_first_s": marks["first"] - marks["imported"],
+        "token_s": (marks["last"] - marks["first"]) / (request.tokens - 1),
+        "disk_read_bytes": traffic["read"] if traffic else None,
+    }
+
+
+def _check_said(said: list[int], expected: list[int]) -> None:
+    if len(said) != len(expected):
+        raise ValueError(f"{len(said)} tokens were said, not {len(expected)}")
+    for number, (token, wanted) in enumerate(zip(said, expected, strict=True), 1):
+        if token != wanted:
+            raise ValueError(f"token {number} is {token}, not {wanted}")
+
+
+def read_raw(request: Request) -> Outcome:
+    """Reads the file of the limit into memory that nothing has touched."""
+    directory = Path(request.directory)
+    expected = json.loads((directory / startup_model.EXPECTED).read_text())
+    limit = Limit()
+    limit.prepare(request.way)
+    nbytes = limit.template(startup_model.raw_leaves(expected["bytes"]))
+    began_s = time.monotonic()
+    loaded = limit.load(directory / startup_model.RAW_DIRECTORY, nbytes)
+    load_s = time.monotonic() - began_s
+    if isinstance(loaded, float):
+        load_s = loaded
+    elif not check_pages(limit.views(loaded)["raw"]):
+        raise ValueError("a page of the raw file is not what was written")
+    return {"status": "ok", "state_bytes": nbytes, "load_s": load_s}
+
+
+if __name__ == "__main__":
+    main()
