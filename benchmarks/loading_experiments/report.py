@@ -17,15 +17,15 @@ from benchmarks.targets import Line
 EXPERIMENTS = {module.NAME: module for module in (scaling, in_memory, beside_copies, series)}
 HEADINGS = (
     "files",
-    "median, s",
-    "worst, s",
+    "median",
+    "worst",
     "GB/s",
-    "of the limit",
-    "read / files",
-    "CPU, s",
-    "memory grows, MiB",
-    "of its speed",
-    "of the jobs' speed",
+    "of limit",
+    "read",
+    "CPU",
+    "memory, MiB",
+    "its speed",
+    "jobs' speed",
 )
 MIB = 1 << 20
 
@@ -62,7 +62,7 @@ def _table(title: str, cases: list[Case], results: Results) -> Table:
     used = [number for number in range(len(HEADINGS)) if any(cells[number] for _, cells in rows)]
     table = Table(title=title, title_justify="left", header_style="bold")
     for heading in ("on", "operation", "by"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for number in used:
         table.add_column(HEADINGS[number], justify="right")
     before = None

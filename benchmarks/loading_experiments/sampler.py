@@ -111,7 +111,7 @@ def growth(run: Facts, column: str) -> Points:
     return times, [value - values[before] for value in values]
 
 
-def rate(run: Facts, column: str, window_s: float = 0.05) -> Points:
+def rate(run: Facts, column: str, window_s: float = 0.1) -> Points:
     """By how much a count grows in a second, over windows: each sample against the last that is as old."""
     times, values = since_begin(run), run["samples"][column]
     points: Points = [], []

@@ -1,9 +1,9 @@
 """Several processes load one model: each all of it, or each its block of rows.
 
-Strong scaling loads the same model by more processes, weak scaling a model that grows with them; the whole
-model by four processes is in both. torch is connected by gloo, JAX by `jax.distributed`; all is cold and on
-one machine, so processes share its disk, its cores and its page cache. What the disk has really read is
-counted twice: by the kernel for each process, and by the device.
+Strong scaling loads the same model by more processes, weak scaling blocks of one that grows with them; the
+whole model by four processes is in both. torch is connected by gloo, JAX by `jax.distributed`; all is cold
+and on one machine, so processes share its disk, its cores and its page cache. What the disk has really read
+is counted twice: by the kernel for each process, and by the device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ LIMIT_WAYS = (
 
 def case_of(loading: Loading, quarters: int, processes: int, wanted: str) -> Case:
     """How a load is recorded."""
-    subject = f"{quarters} of {QUARTERS} quarters, {processes} process{'es' if processes > 1 else ''}"
+    subject = f"{processes} process{'es' if processes > 1 else ''}"
+    if quarters < QUARTERS:
+        subject += f", {quarters}/{QUARTERS} of it"
     return Case(NAME, subject, loading.system, wanted)
 
 
@@ -78,7 +80,7 @@ def points(loading: Loading, wanted: str) -> Iterator[tuple[int, int]]:
         if processes == 1 and loading == DISTRIBUTED:
             continue
         yield QUARTERS, processes
-        if processes < QUARTERS:
+        if processes < QUARTERS and wanted == BLOCKS:
             yield processes, processes
 
 

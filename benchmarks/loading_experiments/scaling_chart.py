@@ -92,7 +92,7 @@ def _draw_panel(axes: Any, results: Results, panel: Panel) -> bool:
     if drawn and limit_s is not None:
         axes.axhline(limit_s, color=LIMIT, linewidth=0.8, linestyle=":", label="raw reads, no arrays")
     if drawn:
-        axes.legend(fontsize=7, frameon=False)
+        axes.legend(fontsize=7, frameon=False, handlelength=3.2)
     axes.set_xticks(panel.points)
     axes.set_ylim(bottom=0)
     axes.set_title(f"{panel.title} (s)", fontsize=10, loc="left")
@@ -124,10 +124,11 @@ def _limit_seconds(results: Results) -> float | None:
 
 def _caption(document: dict[str, Any]) -> str:
     machine = document["machine"]
-    rounds = 1 + max(run["round"] for run in document["runs"])
+    drawn = [run for run in document["runs"] if run["experiment"] in (scaling.NAME, beside_copies.NAME)]
+    rounds = 1 + max(run["round"] for run in drawn)
     return (
-        f"Cold loads of {format_bytes(_model_bytes(document))} onto the CPU, shorter is better; medians of "
-        f"{rounds} interleaved runs, each library in its best way. Processes are of one machine: "
+        f"Cold loads of {format_bytes(_model_bytes(document))} onto the CPU, shorter is better; rounds: "
+        f"{rounds}; each library in its best way. Processes are of one machine: "
         f"{machine['cores']} cores of {machine['processor']}, {machine['file_system']}.\n"
         "Mapped tensors are counted with every page touched, and processes share their pages. "
         "Made by `python -m benchmarks.loading_experiments --charts DIRECTORY`."

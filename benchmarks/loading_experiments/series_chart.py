@@ -21,7 +21,9 @@ LABELS = {
     "fastsafetensors (direct)": "fastsafetensors",
     "runai": "Run:ai streamer",
 }
-BEFORE_S, BEHIND = 0.1, 1.05
+BEFORE_S, BEHIND, ABOVE = 0.1, 1.05, 1.08
+EVERY = 2
+"""One of so many samples is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
             _draw_cell(cells[row][column], curves[title], run["seconds"])
     for row, title in enumerate(titles):
         cells[row][0].set_ylabel(title, fontsize=8.5)
+        cells[row][0].set_ylim(0, ABOVE * max(_highest(curves[title]) for curves in columns))
     for axes in cells[-1]:
         axes.set_xlabel("s", fontsize=8)
     cells[-1][0].legend(fontsize=7, frameon=False, loc="upper left")
@@ -82,13 +85,16 @@ def draw(document: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
+def _highest(curves: list[Curve]) -> float:
+    return max((value for curve in curves for value in curve.points[1]), default=0.0)
+
+
 def _draw_cell(axes: Any, curves: list[Curve], seconds: float) -> None:
     for curve in curves:
-        times, values = curve.points
+        times, values = (numbers[::EVERY] for numbers in curve.points)
         axes.plot(times, values, color=curve.colour, linewidth=1.1, label=curve.label)
         axes.fill_between(times, values, color=curve.colour, alpha=0.15, linewidth=0)
     axes.axvline(seconds, color=TIME, linewidth=0.8, linestyle=":")
-    axes.set_ylim(bottom=0)
     axes.tick_params(labelsize=7.5)
     axes.grid(color=GUIDE, linewidth=0.4)
     for side in ("top", "right"):
