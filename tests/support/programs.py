@@ -23,6 +23,7 @@ from typing import Any
 from tests.support.ports import claimed_ports
 
 HANG_S = 120.0  # far beyond what anything here takes
+DEPARTURE_S = 10.0  # as long as one that is stopped is waited for
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__, "tests.support.preloaded"])
@@ -39,6 +40,7 @@ class Place:
         directory: Of the test.
         ports: Free at the start, the same for all; one for each `connect`.
         options: For `jax.distributed.initialize`; with `recoverable`, JAX lets survivors of a death live.
+        departures: In process 0, what the others say when they have left JAX; in these, where they say it.
     """
 
     index: int
@@ -48,6 +50,7 @@ class Place:
     ports: list[int]
     options: dict[str, Any]
     connection: Connection
+    departures: list[Connection]
 
     def connect(self) -> None:
         """Connects the processes by their framework."""
@@ -58,6 +61,9 @@ class Place:
             jax.config.update("jax_enable_recoverability", options.pop("recoverable", False))
             address = f"127.0.0.1:{self.ports.pop(0)}"
             jax.distributed.initialize(address, self.count, self.index, **options)
+            if self.index == 0:
+                state = global_state()
+                state.service = _LeavingLast(state.service, self.departures)
             return
         import torch.distributed
 
@@ -75,7 +81,10 @@ class Place:
         if self.framework == "jax":
             import jax
 
+            is_connected = jax.distributed.is_initialized()
             jax.distributed.shutdown()
+            if is_connected and self.index != 0:
+                self.departures[0].send(None)
             return
         import torch.distributed
 
@@ -88,6 +97,33 @@ class Place:
     def receive(self) -> Any:
         """Waits for something that the test sends."""
         return self.connection.recv()
+
+
+def global_state() -> Any:
+    """What JAX knows of its processes."""
+    from jax._src import distributed
+
+    return distributed.global_state
+
+
+@dataclass
+class _LeavingLast:
+    """JAX's service, which ends after the others have left.
+
+    By itself it ends once all have come to the end, and may cancel the answer that says so to the last of
+    them, which JAX then aborts.
+    """
+
+    service: Any
+    departures: list[Connection]
+
+    def shutdown(self) -> None:
+        until = time.monotonic() + DEPARTURE_S
+        for departure in self.departures:
+            if departure.poll(max(0, until - time.monotonic())):
+                with contextlib.suppress(EOFError):  # it has died
+                    departure.recv()
+        self.service.shutdown()
 
 
 @dataclass
@@ -227,15 +263,18 @@ def running(
     with claimed_ports(3) as ports:
         for port in ports:  # an earlier run may have had the same
             (directory / f"store-{port}").unlink(missing_ok=True)
+        departures = [_context.Pipe(duplex=False) for _ in range(1, count)]
         try:
             for index in range(count):
                 here, there = _context.Pipe()
-                place = Place(index, count, framework, directory, list(ports), options, there)
+                departing = [departures[index - 1][1]] if index else [reader for reader, _ in departures]
+                place = Place(index, count, framework, directory, list(ports), options, there, departing)
                 log = directory / f"{function.__name__}-{ports[0]}-{index}.log"
                 log.touch()
                 process = _context.Process(target=_run, args=(place, log, function, arguments))
                 process.start()
-                there.close()
+                for connection in (there, *departing):  # or nobody would see that a process has ended
+                    connection.close()
                 processes.append(_Process(process, here, log))
             yield programs
         finally:
@@ -255,9 +294,7 @@ def _run(place: Place, log: Path, function: Callable[..., Any], arguments: tuple
         value = raised(error)
     place.connection.send(("ended", value))
     if place.framework == "jax":
-        import jax
-
-        jax.distributed.shutdown()  # what JAX does at the end of a program, which processes forked here miss
+        place.disconnect()  # what JAX does at the end of a program, which processes forked here miss
     sys.stdout.flush()
 
 
