@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waystation import errors, grid
-from waystation._options import StorageOptions
+from waystation._options import ArraySavingOptions, StorageOptions
 from waystation.frameworks.base import ArraySource
 from waystation.grid import Spread
 from waystation.layouts.native.chunks import Writer
+from waystation.layouts.orbax import write_plan
+from waystation.layouts.orbax.frame_limits import FrameLimits
 from waystation.layouts.orbax.write_grid import Cut, Cutter
 
 
@@ -71,6 +73,31 @@ def _is_held(found: Cut, number: int, spread: Spread, process: int) -> bool:
         process in holders and grid.contains(held, box)
         for held, holders in zip(spread.boxes, spread.holders, strict=True)
     )
+
+
+@given(st.data())
+def test_no_file_is_written_by_two_processes(data: st.DataObject) -> None:
+    """On a network file system two that write into one page would undo what the other wrote."""
+    count = data.draw(st.integers(2, 4))
+    made = {f"array{number}": source_of(data.draw(spreads(count))) for number in range(3)}
+    saving = ArraySavingOptions(
+        use_ocdbt=data.draw(st.booleans()),
+        use_zarr3=data.draw(st.booleans()),
+        use_compression=False,
+        min_slice_bytes_for_replica_parallel=4,
+        storage_options=StorageOptions(chunk_bytes=data.draw(st.sampled_from([None, 4, 40]))),
+    )
+    writers: dict[str, int] = {}
+    sizes = 0
+    for process in range(count):
+        writer = Writer(process, count)
+        arrays = write_plan.cut(list(made), list(made.values()), saving, writer, {}, FrameLimits())
+        arrays.describe()
+        planned = write_plan.plan(arrays, process)
+        sizes += sum(value.chunk.nbytes for value in arrays.values)
+        for file in planned.files:
+            assert writers.setdefault(file.name, process) == process
+    assert sizes >= sum(4 * math.prod(source.shape) for source in made.values())
 
 
 def test_holders_share_what_they_all_have() -> None:
