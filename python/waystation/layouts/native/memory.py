@@ -1,7 +1,9 @@
 """Destination memory for a load: few slabs for many arrays, every array well aligned.
 
-Large arrays get a slab of their own, so that dropping one gives its memory back. Small ones share
-slabs of at most 64 MiB, so that one survivor can pin no more than that.
+Large arrays get a slab of their own, so that dropping one gives its memory back. Smaller ones share slabs:
+below the size of a huge page the system gives out memory by 4 KiB, and faulting that in takes longer than
+a fast disk takes to fill it. A slab that is shared by medium ones is at most 16 MiB, by small ones at
+most 64 MiB: one survivor can pin no more than that.
 """
 
 from __future__ import annotations
@@ -9,39 +11,62 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from waystation import _native
 from waystation._collection import paused_collection
 
 ALIGN_BYTES = 256
-OWN_SLAB_BYTES = 1 << 20
-SHARED_SLAB_BYTES = 64 << 20
+MEDIUM_BYTES = 1 << 20
+OWN_SLAB_BYTES = 4 << 20
+SMALL_SLAB_BYTES = 64 << 20
+MEDIUM_SLAB_BYTES = 16 << 20
+_PAGE_BYTES = 4096  # what begins at a page can be read to past the page cache
+
+Places = list[tuple[_native.Slab | None, int]]
 
 
 @paused_collection()
-def allocate(sizes: Sequence[int]) -> tuple[list[tuple[_native.Slab | None, int]], np.ndarray]:
+def allocate(sizes: Sequence[int]) -> tuple[Places, np.ndarray]:
     """Places buffers of the given sizes (bytes).
 
     Returns:
         `(slab, offset)` for each, no slab where the size is 0, and the int64 addresses.
     """
-    places: list[tuple[_native.Slab | None, int]] = [(None, 0)] * len(sizes)
+    places: Places = [(None, 0)] * len(sizes)
     addresses = np.zeros(len(sizes), np.int64)
     lengths = np.asarray(sizes, np.int64)
     for number in np.flatnonzero(lengths >= OWN_SLAB_BYTES).tolist():
         slab = _native.allocate(sizes[number])
         places[number] = (slab, 0)
         addresses[number] = slab.address
-    small = np.flatnonzero((lengths > 0) & (lengths < OWN_SLAB_BYTES))
-    room = -(-lengths[small] // ALIGN_BYTES) * ALIGN_BYTES
+    is_medium = (lengths >= MEDIUM_BYTES) & (lengths < OWN_SLAB_BYTES)
+    is_small = (lengths > 0) & (lengths < MEDIUM_BYTES)
+    for chosen, align_bytes, slab_bytes in (
+        (is_medium, _PAGE_BYTES, MEDIUM_SLAB_BYTES),
+        (is_small, ALIGN_BYTES, SMALL_SLAB_BYTES),
+    ):
+        numbers = np.flatnonzero(chosen)
+        room = -(-lengths[numbers] // align_bytes) * align_bytes
+        _share(numbers, room, slab_bytes, places, addresses)
+    return places, addresses
+
+
+def _share(
+    numbers: NDArray[np.int64],
+    room: NDArray[np.int64],
+    slab_bytes: int,
+    places: Places,
+    addresses: NDArray[np.int64],
+) -> None:
+    """Places buffers that take so much room in slabs of at most so many bytes, one after another."""
     ends = np.cumsum(room)
     start = held = 0
-    while start < len(small):
-        stop = int(np.searchsorted(ends, held + SHARED_SLAB_BYTES, side="right"))
-        numbers, offsets = small[start:stop], (ends - room)[start:stop] - held
+    while start < len(numbers):
+        stop = int(np.searchsorted(ends, held + slab_bytes, side="right"))
+        own, offsets = numbers[start:stop], (ends - room)[start:stop] - held
         slab = _native.allocate(int(ends[stop - 1]) - held)
-        addresses[numbers] = slab.address + offsets
-        for number, offset in zip(numbers.tolist(), offsets.tolist(), strict=True):
+        addresses[own] = slab.address + offsets
+        for number, offset in zip(own.tolist(), offsets.tolist(), strict=True):
             places[number] = (slab, offset)
         start, held = stop, int(ends[stop - 1])
-    return places, addresses
