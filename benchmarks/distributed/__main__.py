@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import machine
 from benchmarks.command import add_common_arguments, results_path, wide_console
 from benchmarks.distributed import disk, reshard
+from benchmarks.distributed.models import TOPOLOGIES
 from benchmarks.distributed.report import EXPERIMENTS, evaluate, show
 from benchmarks.distributed.session import Case, Results, Session
 from benchmarks.session import SCHEMA, build_ring_program, default_directory
@@ -35,6 +36,9 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.distributed", description=__doc__)
     names = list(EXPERIMENTS)
     parser.add_argument("--experiments", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument(
+        "--topologies", nargs="+", choices=TOPOLOGIES, default=list(TOPOLOGIES), help="of `reshard`, by name"
+    )
     parser.add_argument("--rounds", type=int, help="of every experiment (default: 3, with --quick 1)")
     add_common_arguments(parser, timeout_s=600.0, timed="one program")
     arguments = parser.parse_args()
@@ -59,7 +63,6 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Redrawn only between runs: on few cores a busy progress bar would be part of the measurement.
     with Progress(*columns, console=console, auto_refresh=False) as progress:
-        task = progress.add_task("measuring", total=sum(module.count(rounds) for module in chosen))
 
         def on_run(case: Case, outcome: dict[str, Any]) -> None:
             shown = f"{outcome['seconds']:.3f} s" if outcome["status"] == "ok" else outcome["status"]
@@ -72,8 +75,10 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             document=document,
             quick=arguments.quick,
             timeout_s=arguments.timeout,
+            topologies=arguments.topologies,
             on_run=on_run,
         )
+        task = progress.add_task("measuring", total=sum(module.count(session, rounds) for module in chosen))
         try:
             for repetition in range(rounds):
                 for module in chosen:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.analysis import Series
 from benchmarks.distributed import programs
+from benchmarks.distributed.models import TOPOLOGIES
 from benchmarks.distributed.process import Request
 
 Outcome = dict[str, Any]
@@ -84,6 +85,7 @@ class Session:
         document: What the file holds.
         quick: Whether small states are meant.
         timeout_s: For one program.
+        topologies: Those between which loads are measured, by name.
         on_run: Told of every finished run.
     """
 
@@ -92,6 +94,7 @@ class Session:
     document: dict[str, Any]
     quick: bool
     timeout_s: float
+    topologies: Sequence[str] = tuple(TOPOLOGIES)
     on_run: Callable[[Case, Outcome], None] = lambda case, outcome: None
     _missing: dict[str, Outcome] = field(default_factory=dict)
 

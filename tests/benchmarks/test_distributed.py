@@ -135,15 +135,16 @@ def test_a_resharded_load_is_compared_with_the_unchanged_one() -> None:
     read = {"bytes_read": 104, "bytes_needed": 100}
     runs = [run(resharded, index, seconds, **read) for index, seconds in enumerate((1.2, 1.2, 3.0))]
     runs += [run(unchanged, index, 1.0) for index in range(3)]
+    runs += [run(replace(resharded, system="waystation"), index, 2.0) for index in range(3)]
     runs += [run(orbax, index, 6.6) for index in range(3)]
     runs += [run(replace(orbax, system="orbax"), index, 9.0) for index in range(3)]
     slower = line(runs, "guide: load, (1, 1, 16), waystation, subchunks: times")
     assert (slower.measured, slower.worst, slower.reached) == ("1.20x", "3.00x", True)
     ratio = line(runs, "guide: load, (1, 1, 16), waystation, subchunks: bytes read")
     assert (ratio.measured, ratio.reached) == ("1.040x", True)
-    faster = line(runs, "guide: load, (1, 1, 16): faster than orbax, with")
+    faster = line(runs, "guide: load, (1, 1, 16): faster than orbax, the")
     assert (faster.measured, faster.worst, faster.reached) == ("5.50x", "2.20x", True)
-    assert line(runs, "guide: load, (1, 1, 16): faster than orbax-plain, with").reached is None
+    assert line(runs, "guide: load, (1, 1, 16): faster than orbax-plain, the").reached is None
 
 
 def test_replicas_are_compared_where_links_limit() -> None:
