@@ -156,10 +156,16 @@ def start_read(
     depth: int | None = None,
     threads: int | None = None,
     throttle: str | None = None,
+    device_memory: Sequence[tuple[int, int, int]] | None = None,
+    staging_bytes: int | None = None,
 ) -> Job:
     """Reads boxes of stored chunks to chosen addresses. Each file is
     `(path, file_bytes, block_checksums)`; with checksums every block that is touched is verified
     whole, without them only the needed bytes are read.
+
+    `device_memory` are ranges of CUDA devices' memory as `(ordinal, address, nbytes)`. Destinations in one of
+    them are copied to, from pinned memory of at most `staging_bytes`, while more is read; whatever used that
+    memory before must have been waited for. Unsupported without a CUDA driver.
 
     `words` (int64) are records
     `file, chunk_offset, item_bytes, ndim, chunk_shape[ndim], box_offset[ndim], box_shape[ndim],

@@ -111,6 +111,16 @@ impl BoxCopy {
         self.address
     }
 
+    /// The memory from the lowest to just after the highest byte of the box.
+    pub fn memory_range(&self) -> Range<usize> {
+        // Cannot overflow: `check_memory` has found both ends in the address space.
+        let reach = |axis: &Axis| (axis.extent as i64 - 1).wrapping_mul(axis.memory_step) as isize;
+        let below: isize = self.axes.iter().map(|axis| reach(axis).min(0)).sum();
+        let above: isize = self.axes.iter().map(|axis| reach(axis).max(0)).sum();
+        let end = self.address.wrapping_add_signed(above).wrapping_add(self.piece_bytes as usize);
+        self.address.wrapping_add_signed(below)..end
+    }
+
     /// The first maximal stretch of linear bytes that all belong to the box and end after `position`, cut
     /// to begin no earlier than `position`.
     pub fn next_stretch(&self, position: u64) -> Option<Range<u64>> {

@@ -17,7 +17,7 @@ fn options() -> impl Strategy<Value = Options> {
             block_bytes: blocks.map(|blocks| blocks * BLOCK),
             depth,
             threads,
-            throttle: None,
+            ..Options::default()
         },
     )
 }

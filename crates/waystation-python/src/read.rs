@@ -1,11 +1,14 @@
 //! `start_read`: plain plans to jobs; and the decompression of what they have read.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use waystation_format::{Error, Kind, Result};
+use waystation_io::cuda::CudaCopy;
 use waystation_io::mode::Mode;
+use waystation_io::read::device::{Devices, Region};
 use waystation_io::read::plan::{Plan, ReadFile};
 use waystation_io::read::{self, Options, Statistics};
 
@@ -23,7 +26,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 #[pyfunction]
 #[pyo3(signature = (
-    files, words, owners, /, *, mode=None, block_bytes=None, depth=None, threads=None, throttle=None
+    files, words, owners, /, *, mode=None, block_bytes=None, depth=None, threads=None, throttle=None,
+    device_memory=None, staging_bytes=None
 ))]
 #[allow(clippy::too_many_arguments)] // they are the keywords of the Python function
 fn start_read(
@@ -36,8 +40,14 @@ fn start_read(
     depth: Option<usize>,
     threads: Option<usize>,
     throttle: Option<PathBuf>,
+    device_memory: Option<Vec<(u32, usize, usize)>>,
+    staging_bytes: Option<usize>,
 ) -> PyResult<Job> {
     let words = Bytes::of(words)?;
+    let regions = device_memory.map(|regions| {
+        let region = |(device, address, nbytes)| Region { device, address, nbytes };
+        regions.into_iter().map(region).collect()
+    });
     let held: Vec<(PathBuf, u64, Option<Bytes>)> = files
         .into_iter()
         .map(|(path, nbytes, checksums)| Ok((path, nbytes, checksums.as_ref().map(Bytes::of).transpose()?)))
@@ -48,9 +58,11 @@ fn start_read(
             let files = held.into_iter().map(read_file).collect::<Result<_>>()?;
             let plan = Plan::new(files, &integers(words.as_slice(), i64::from_ne_bytes)?)?;
             let throttle = open_throttle(throttle)?;
+            let devices = regions.map(|regions| Devices::new(Arc::new(CudaCopy), regions)).transpose()?;
+            let options = Options { mode, block_bytes, depth, threads, throttle, devices, staging_bytes };
             // SAFETY: `Job` keeps the owners of the destinations until the job has finished, and only
             // Waystation calls this module, with destinations that are nobody else's meanwhile.
-            unsafe { read::start(plan, Options { mode, block_bytes, depth, threads, throttle }) }
+            unsafe { read::start(plan, options) }
         })
     })?;
     Ok(Job::new(handle, owners))

@@ -224,6 +224,11 @@ class _Leaves:
             is_no_array = incoming.stored.framework in filling.NO_ARRAYS and codec.name == "numpy"
             self.made[incoming.leaf] = self._as_saved(leaf, incoming.stored) if is_no_array else leaf
 
+    def keep(self, arrays: Sequence[Incoming], leaves: Sequence[Any]) -> None:
+        """Takes leaves that are made already."""
+        for incoming, leaf in zip(arrays, leaves, strict=True):
+            self.made[incoming.leaf] = leaf
+
     def _as_saved(self, leaf: Buffer, stored: StoredArray) -> Any:
         """What was saved and is stored as an array."""
         if stored.framework == "python":  # unless an array is wanted

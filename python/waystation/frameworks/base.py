@@ -135,6 +135,23 @@ class Broadcaster(Protocol):
         ...
 
 
+class DeviceArrays(Protocol):
+    """Arrays in the making, whose memory on their devices somebody else fills.
+
+    Attributes:
+        regions: That memory: CUDA ordinals, addresses and bytes. Whatever used it before is done with it.
+        places: For each array the numbers of boxes of its target, and the addresses where they go; a box that
+            several devices need is there several times.
+    """
+
+    regions: list[tuple[int, int, int]]
+    places: list[list[tuple[int, int]]]
+
+    def finish(self) -> list[Any]:
+        """The arrays, once their memory is filled and will not be written any more."""
+        ...
+
+
 class Codec(Protocol):
     """Leaves of one framework to blocks and back."""
 

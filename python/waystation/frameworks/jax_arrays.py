@@ -9,8 +9,15 @@ from typing import Any
 import jax
 
 from waystation._errors import InvalidInput
-from waystation.frameworks import dtypes, jax_broadcast, jax_sources, jax_targets
-from waystation.frameworks.base import ArraySource, Broadcaster, Replicas, StoredArray, Target
+from waystation.frameworks import dtypes, jax_broadcast, jax_devices, jax_sources, jax_targets
+from waystation.frameworks.base import (
+    ArraySource,
+    Broadcaster,
+    DeviceArrays,
+    Replicas,
+    StoredArray,
+    Target,
+)
 from waystation.frameworks.jax_dtypes import jax_dtype
 from waystation.frameworks.jax_pieces import PieceWriter, goes_in_pieces, stays_on_host
 from waystation.frameworks.jax_shardings import sharding_from_description
@@ -79,6 +86,14 @@ class JaxCodec:
     def open_in_pieces(self, target: Target) -> PieceWriter | None:
         """What puts the array together on its devices; None where it is made of whole boxes only."""
         return PieceWriter(target) if goes_in_pieces(target) else None
+
+    def goes_to_devices(self, target: Target, stored_dtype: str) -> bool:
+        """Whether the engine can bring the array to its devices itself."""
+        return jax_devices.goes_to_devices(target, stored_dtype)
+
+    def on_devices(self, targets: Sequence[Target], stored_dtypes: Sequence[str]) -> DeviceArrays:
+        """The arrays there, to be filled; they are wanted as they are stored."""
+        return jax_devices.DeviceArrays(targets)
 
     def replicas(
         self, targets: Sequence[Target], axis: str | int | None, first: int

@@ -31,7 +31,7 @@ def stays_on_host(target: Target) -> bool:
     """Whether an array is made of host memory as it was read, without a copy."""
     place: Placement = target.placement
     on_host = all(device.platform == "cpu" for device in place.devices)
-    return on_host and _is_ordinary(target) and not _is_narrowed(target)
+    return on_host and _is_ordinary(target) and not is_narrowed(target)
 
 
 def goes_in_pieces(target: Target) -> bool:
@@ -52,7 +52,8 @@ def _is_ordinary(target: Target) -> bool:
     return by_default and place.layout is None and target.dtype not in _PACKED
 
 
-def _is_narrowed(target: Target) -> bool:
+def is_narrowed(target: Target) -> bool:
+    """Whether JAX holds the elements in fewer bits than they are stored in."""
     return target.dtype in WIDE and not target.placement.wide
 
 
@@ -62,13 +63,13 @@ class PieceWriter:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._place: Placement = target.placement
-        self._dtype = jax_dtype(WIDE[target.dtype] if _is_narrowed(target) else target.dtype)
+        self._dtype = jax_dtype(WIDE[target.dtype] if is_narrowed(target) else target.dtype)
         self._parts: list[Any] = [None] * len(self._place.devices)
 
     def put(self, box_number: int, offset: tuple[int, ...], values: np.ndarray[Any, Any]) -> None:
         """Places a part of a box of the target, `offset` counted from the box; returns once the host
         memory of `values` is no longer needed."""
-        if _is_narrowed(self._target):
+        if is_narrowed(self._target):
             values = narrowed(values, 0)
         for number, device in enumerate(self._place.devices):
             if self._place.box_numbers[number] == box_number:
@@ -76,12 +77,21 @@ class PieceWriter:
                     self._parts[number] = self._updated(number, device, offset, values)
         jax.block_until_ready(self._parts)
 
-    def finish(self) -> Any:
-        """The array, once all of it has been put."""
-        parts = []
+    @property
+    def item_bytes(self) -> int:
+        """Of an element on its devices."""
+        return int(np.dtype(self._dtype).itemsize)
+
+    def parts(self) -> list[Any]:
+        """What each device has of the array: zeros, where nothing was put."""
         for number, device in enumerate(self._place.devices):
             with self._on(device):
-                parts.append(self._part(number, device))
+                self._parts[number] = self._part(number, device)
+        return self._parts
+
+    def finish(self) -> Any:
+        """The array, once all of it has been put."""
+        parts = self.parts()
         if len(parts) == 1 and parts[0].sharding == self._place.sharding:
             return parts[0]
         return jax.make_array_from_single_device_arrays(

@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from waystation._errors import InvalidInput, WaystationError
-from waystation.frameworks import dtypes, torch_memory, torch_pieces, torch_shardings
-from waystation.frameworks.base import ArraySource, Broadcaster, Replicas, StoredArray, Target
+from waystation.frameworks import dtypes, torch_devices, torch_memory, torch_pieces, torch_shardings
+from waystation.frameworks.base import (
+    ArraySource,
+    Broadcaster,
+    DeviceArrays,
+    Replicas,
+    StoredArray,
+    Target,
+)
 from waystation.frameworks.storage import Storage
 from waystation.frameworks.torch_shards import replicated
 from waystation.grid import Shape, Spread, whole
@@ -146,6 +153,15 @@ class TorchCodec:
     def open_in_pieces(self, target: Target) -> torch_pieces.PieceWriter | None:
         """What puts the tensor together on its device; None where it is made of whole boxes only."""
         return torch_pieces.PieceWriter(target) if torch_pieces.goes_in_pieces(target) else None
+
+    def goes_to_devices(self, target: Target, stored_dtype: str) -> bool:
+        """Whether the engine can bring the tensor to its device itself."""
+        place = target.placement
+        return place is not _ON_CPU[False] and torch_devices.goes_to_devices(target, stored_dtype)
+
+    def on_devices(self, targets: Sequence[Target], stored_dtypes: Sequence[str]) -> DeviceArrays:
+        """The tensors there, to be filled; they may be stored in other dtypes."""
+        return torch_devices.DeviceArrays(targets, stored_dtypes)
 
     def replicas(
         self, targets: Sequence[Target], axis: str | int | None, first: int

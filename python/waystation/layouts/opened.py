@@ -41,6 +41,9 @@ class Opened(Protocol):
     ) -> list[list[np.ndarray[Any, Any]]]:
         """Reads every requested box, as it is stored, into memory of its own.
 
+        Layouts whose data the engine can bring to devices by itself have a method `read_to_devices` as well,
+        which takes `layouts.native.destinations.Destinations` instead of `allocate`.
+
         Args:
             requests: What is to be read.
             options: How.

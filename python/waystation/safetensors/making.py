@@ -130,7 +130,11 @@ class Made:
             )
             if wait:
                 staging.wait(codec, made)
-        for incoming, array in zip(arrays, made, strict=True):
+        self.keep(arrays, made)
+
+    def keep(self, arrays: Sequence[Incoming], leaves: Sequence[Any]) -> None:
+        """Takes arrays that are made already."""
+        for incoming, array in zip(arrays, leaves, strict=True):
             self.arrays[incoming.leaf] = array
 
     def take(self, leaf: int) -> Any:

@@ -24,6 +24,7 @@ from waystation.frameworks.base import StoredArray
 from waystation.frameworks.storage import StorageMetadata
 from waystation.grid import Box, contiguous_strides, whole
 from waystation.layouts.native import memory, read_job
+from waystation.layouts.native.destinations import Destinations
 from waystation.layouts.native.read import Allocate, Request, as_array
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
@@ -112,21 +113,47 @@ class OpenFiles:
             Corrupt: A file is damaged.
         """
         forms = [dtypes.of_stored(self.array(request.array)) for request in requests]
-        sizes = [
-            math.prod(box[1]) * form.host.itemsize
-            for request, form in zip(requests, forms, strict=True)
-            for box in request.boxes
-        ]
-        places, addresses = allocate(sizes)
-        words, used = self._words(requests, forms, addresses, sizes)
-        if used:
-            self._run(words, used, [place[0] for place in places], options, on_job, statistics)
-            statistics.bytes_needed += sum(sizes)
+        places, addresses = allocate(_sizes(requests, forms))
+        destinations = Destinations(addresses, [place[0] for place in places])
+        self._read(requests, forms, destinations, options, on_job, statistics)
         remaining = iter(places)
         return [
             [as_array(next(remaining), box[1], form.host) for box in request.boxes]
             for request, form in zip(requests, forms, strict=True)
         ]
+
+    def read_to_devices(
+        self,
+        requests: Sequence[Request],
+        destinations: Destinations,
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+    ) -> None:
+        """Reads every requested box to given memory, that of devices above all; whatever used that before
+        must have been waited for.
+
+        Raises:
+            Conflict: A file changed.
+            Corrupt: A file is damaged.
+        """
+        forms = [dtypes.of_stored(self.array(request.array)) for request in requests]
+        self._read(requests, forms, destinations, options, on_job, statistics)
+
+    def _read(
+        self,
+        requests: Sequence[Request],
+        forms: Sequence[dtypes.LogicalDtype],
+        destinations: Destinations,
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+    ) -> None:
+        sizes = _sizes(requests, forms)
+        words, used = self._words(requests, forms, destinations.addresses, sizes)
+        if used:
+            self._run(words, used, destinations, options, on_job, statistics)
+            statistics.bytes_needed += sum(sizes)
 
     @paused_collection()
     def _words(
@@ -176,7 +203,7 @@ class OpenFiles:
         self,
         words: NDArray[np.int64],
         used: Sequence[int],
-        owners: object,
+        destinations: Destinations,
         options: Options,
         on_job: Callable[[Any], None],
         statistics: ReadStatistics,
@@ -190,7 +217,7 @@ class OpenFiles:
             for header, blocks in zip(headers, checksums, strict=True)
         ]
         try:
-            job = read_job.start(files, words, owners, options)
+            job = read_job.start(files, words, destinations.owner, options, destinations.regions)
             on_job(job)
             read_job.finish(job, statistics)
         except (Conflict, Corrupt, NotFound) as error:
@@ -240,6 +267,15 @@ class _Arrays(Sequence[StoredArray]):
 
     def __getitem__(self, number: Any) -> Any:
         return self._opened.array(range(len(self))[number])
+
+
+def _sizes(requests: Sequence[Request], forms: Sequence[dtypes.LogicalDtype]) -> list[int]:
+    """The bytes of each box."""
+    return [
+        math.prod(box[1]) * form.host.itemsize
+        for request, form in zip(requests, forms, strict=True)
+        for box in request.boxes
+    ]
 
 
 def _blocks(header: Header, checksums: FileChecksums | None) -> bytes | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from waystation.safetensors.choices import DType, Rename, Select
@@ -18,7 +18,7 @@ from waystation.safetensors.handle import Tensors
 from waystation.safetensors.making import Framework, Made, calling_arrays_tensors
 from waystation.safetensors.request import Placing, Request, decide
 from waystation.safetensors.sources import Files
-from waystation.transfers import staging
+from waystation.transfers import devices, staging
 from waystation.transfers.buffers import Incoming, Region, aligned, fill_buffers
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import Progress
@@ -68,13 +68,15 @@ class _Group:
 
     Attributes:
         arrays: In order.
-        nbytes: The host memory that they take.
+        nbytes: The memory that they take.
         is_large: Whether it is one array that is larger than groups are.
+        brought: Those that the engine has brought to their devices itself, and what was made of them.
     """
 
     arrays: list[Incoming]
     nbytes: int
     is_large: bool
+    brought: list[tuple[list[Incoming], list[Any]]] = field(default_factory=list)
 
 
 def _stream(request: Request) -> Generator[tuple[str, Any], None, None]:
@@ -122,26 +124,39 @@ class _Streaming:
         self._reading = filling.reading
         self._group_bytes = filling.group_bytes
         self._staged = {incoming.leaf for _, incoming in filling.staged}
+        self._on_devices = {incoming.leaf for _, batch in filling.on_devices for incoming in batch}
 
     def fill(self, group: _Group) -> None:
         """Reads a group. What is large and does not stay in host memory is left to `make`."""
-        staged = [incoming for incoming in group.arrays if incoming.leaf in self._staged]
-        fill_buffers(
-            self._reading, [incoming for incoming in group.arrays if incoming.leaf not in self._staged]
-        )
-        if staged and not group.is_large:
+        resident, staged, on_devices = self._divided(group)
+        fill_buffers(self._reading, resident)
+        if group.is_large:
+            return
+        if staged:
             fill_buffers(self._reading, staged, Region(min(group.nbytes, self._group_bytes)).allocate)
+        group.brought = list(devices.load(self._reading, self._codec, on_devices))
 
     def make(self, group: _Group) -> None:
         """Makes the arrays of a group, and lets go of what they do not keep."""
-        staged = [incoming for incoming in group.arrays if incoming.leaf in self._staged]
-        resident = [incoming for incoming in group.arrays if incoming.leaf not in self._staged]
+        resident, staged, on_devices = self._divided(group)
         self._made.make(self._codec, resident, wait=False)
         if group.is_large:
+            group.brought = list(devices.load(self._reading, self._codec, on_devices))
             staging.load_staged(
                 self._reading, [(self._codec, incoming) for incoming in staged], self._group_bytes, self._made
             )
         else:
             self._made.make(self._codec, staged, wait=True)
+        for arrays, leaves in group.brought:
+            self._made.keep(arrays, leaves)
+        group.brought = []
         for incoming in group.arrays:
             incoming.buffers = []
+
+    def _divided(self, group: _Group) -> tuple[list[Incoming], list[Incoming], list[Incoming]]:
+        """Those that stay in host memory, those that do not, and those that never get there as a whole."""
+        parts: tuple[list[Incoming], list[Incoming], list[Incoming]] = ([], [], [])
+        for incoming in group.arrays:
+            part = 1 if incoming.leaf in self._staged else 2 if incoming.leaf in self._on_devices else 0
+            parts[part].append(incoming)
+        return parts

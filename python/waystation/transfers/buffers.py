@@ -24,6 +24,7 @@ from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray, Target
 from waystation.grid import Box, relative_to, slices_of_box, volume
 from waystation.layouts.native import memory
+from waystation.layouts.native.destinations import Destinations
 from waystation.layouts.native.read import Allocate, Places, Request
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.opened import Opened
@@ -120,6 +121,13 @@ class Reading:
         if self.progress.cancelled:
             raise Cancelled("loading was cancelled")
         return self.opened.read_boxes(requests, self.options, self.progress.add, self.statistics, allocate)
+
+    def read_to_devices(self, requests: Sequence[Request], destinations: Destinations) -> None:
+        """Reads boxes, as they are stored, to memory of devices; what is opened must be able to."""
+        if self.progress.cancelled:
+            raise Cancelled("loading was cancelled")
+        opened: Any = self.opened
+        opened.read_to_devices(requests, destinations, self.options, self.progress.add, self.statistics)
 
 
 class Region:

@@ -2,19 +2,20 @@
 
 Arrays that stay in the host memory that they are read to are *resident*: all of them are read in one engine
 job, and made in one batch for each framework. With a bound on memory the others are *staged*
-(`transfers/staging.py`): read and made group by group.
+(`transfers/staging.py`): read and made group by group. What the engine can bring to its devices itself goes
+neither way (`transfers/devices.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from waystation._options import Options
 from waystation.frameworks.base import Codec
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.opened import Opened
-from waystation.transfers import staging
+from waystation.transfers import devices, staging
 from waystation.transfers.buffers import Incoming, Mapped, Reading, fill_buffers
 from waystation.transfers.handle import Progress
 
@@ -39,6 +40,8 @@ class Filling:
         resident: The arrays that are made of the memory that they are read to, with their codecs. Their
             buffers may be filled by somebody else before `finish`.
         staged: The others, with theirs.
+        on_devices: What the engine brings to devices itself, if memory is bounded. Without a bound that is
+            found among the resident arrays in the end, since somebody else may fill their buffers.
         reading: How arrays are read.
         group_bytes: What a group of arrays may take.
     """
@@ -55,6 +58,7 @@ class Filling:
     ) -> None:
         self.resident = list(batches)
         self.staged: list[tuple[Codec, Incoming]] = []
+        self.on_devices: list[Batch] = []
         self.reading = Reading(
             opened, options, progress, ReadStatistics(), mappings, staging.CAST_GROUP_BYTES, is_bounded=False
         )
@@ -64,7 +68,11 @@ class Filling:
 
     def _bound(self, limit_bytes: int, *, in_groups: bool) -> None:
         """Stays within the bound that the options set."""
-        self.resident, self.staged = _divide(self.resident)
+        self.resident, others = _divide(
+            self.resident, lambda codec, one: staging.stays_on_host(codec, one.target)
+        )
+        self.on_devices, others = _divide(others, self._goes_to_devices)
+        self.staged = [(codec, incoming) for codec, batch in others for incoming in batch]
         are_cast = any(not incoming.is_plain for _, batch in self.resident for incoming in batch)
         shares = staging.Shares.of(limit_bytes, are_staged=in_groups or bool(self.staged), are_cast=are_cast)
         self.group_bytes = shares.group_bytes
@@ -75,30 +83,37 @@ class Filling:
             is_bounded=True,
         )
 
+    def _goes_to_devices(self, codec: Codec, incoming: Incoming) -> bool:
+        return not incoming.buffers and devices.can_take(self.reading.opened, codec, incoming)
+
     def finish(self, maker: staging.Maker) -> None:
         """Reads what has no buffers yet, and has all leaves made."""
+        found, resident = _divide(self.resident, self._goes_to_devices)
         fill_buffers(
-            self.reading,
-            [incoming for _, batch in self.resident for incoming in batch if not incoming.buffers],
+            self.reading, [incoming for _, batch in resident for incoming in batch if not incoming.buffers]
         )
-        for codec, batch in self.resident:
+        for codec, batch in resident:
             maker.make(codec, batch, wait=False)
+        for codec, batch in self.on_devices + found:
+            for arrays, leaves in devices.load(self.reading, codec, batch):
+                maker.keep(arrays, leaves)
         if self.staged:
             # Read, not mapped: the pages of a mapping would stay until all of it is let go of.
             reading = dataclasses.replace(self.reading, mappings=None)
             staging.load_staged(reading, self.staged, self.group_bytes, maker)
 
 
-def _divide(batches: Sequence[Batch]) -> tuple[list[Batch], list[tuple[Codec, Incoming]]]:
-    """Arrays that stay in the memory that they are read to, and those that do not."""
-    resident: list[Batch] = []
-    staged: list[tuple[Codec, Incoming]] = []
+def _divide(
+    batches: Sequence[Batch], is_first: Callable[[Codec, Incoming], bool]
+) -> tuple[list[Batch], list[Batch]]:
+    """Two parts of every batch: the arrays of which something is true, and the others. What is none to a
+    program is among the others."""
+    parts: tuple[list[Batch], list[Batch]] = ([], [])
     for codec, batch in batches:
-        staying: list[Incoming] = []
+        own: tuple[list[Incoming], list[Incoming]] = ([], [])
         for incoming in batch:
-            if incoming.stored.framework not in NO_ARRAYS and staging.stays_on_host(codec, incoming.target):
-                staying.append(incoming)
-            else:
-                staged.append((codec, incoming))
-        resident.append((codec, staying))
-    return resident, staged
+            is_array = incoming.stored.framework not in NO_ARRAYS
+            own[0 if is_array and is_first(codec, incoming) else 1].append(incoming)
+        for part, arrays in zip(parts, own, strict=True):
+            part.append((codec, arrays))
+    return parts

@@ -181,6 +181,10 @@ class Group:
 class Maker(Protocol):
     """Makes leaves and puts them where they belong."""
 
+    def keep(self, arrays: Sequence[Incoming], leaves: Sequence[Any]) -> None:
+        """Takes leaves that are made already."""
+        ...
+
     def make(self, codec: Codec, arrays: Sequence[Incoming], *, wait: bool) -> None:
         """Makes leaves of filled buffers; if told so, waits until they no longer need these."""
         ...

@@ -223,7 +223,7 @@ fn read_back(file: &File, checksums: &[u64], memory: &mut Memory, way: &Way) -> 
         block_bytes: Some(way.block_bytes),
         depth: Some(way.depth),
         threads: Some(way.threads),
-        throttle: None,
+        ..Options::default()
     };
     // SAFETY: the memory is borrowed exclusively until the job's handle is joined and dropped below.
     let job = unsafe { read::start(plan, options) }.map_err(io::Error::other)?;

@@ -51,10 +51,6 @@ fn describe(ordinal: u32) -> Result<DeviceInfo> {
     // SAFETY: the buffer is as long as is said.
     let status = unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), NAME_BYTES as c_int, handle) };
     check("could not read the name of", ordinal, status)?;
-    let mut bus_id = [0 as c_char; BUS_ID_BYTES];
-    // SAFETY: the buffer is as long as is said.
-    let status = unsafe { sys::cuDeviceGetPCIBusId(bus_id.as_mut_ptr(), BUS_ID_BYTES as c_int, handle) };
-    check("could not read the address of", ordinal, status)?;
     use sys::CUdevice_attribute_enum::{
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
@@ -63,9 +59,17 @@ fn describe(ordinal: u32) -> Result<DeviceInfo> {
         ordinal,
         name: text_of(&name),
         total_bytes: total_bytes as u64,
-        pci_bus_id: text_of(&bus_id),
+        pci_bus_id: pci_bus_id(ordinal, handle)?,
         compute_capability: (attribute(ordinal, handle, MAJOR)?, attribute(ordinal, handle, MINOR)?),
     })
+}
+
+fn pci_bus_id(ordinal: u32, handle: sys::CUdevice) -> Result<String> {
+    let mut bus_id = [0 as c_char; BUS_ID_BYTES];
+    // SAFETY: the buffer is as long as is said.
+    let status = unsafe { sys::cuDeviceGetPCIBusId(bus_id.as_mut_ptr(), BUS_ID_BYTES as c_int, handle) };
+    check("could not read the address of", ordinal, status)?;
+    Ok(text_of(&bus_id))
 }
 
 fn attribute(ordinal: u32, handle: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<i32> {
@@ -163,6 +167,8 @@ unsafe impl Send for Lane {}
 pub(super) struct Device {
     pub ordinal: u32,
     pub largest_pitch: u64,
+    /// Where it is on the PCI bus.
+    pub pci_bus_id: String,
     context: sys::CUcontext,
     idle_lanes: Mutex<Vec<Lane>>,
 }
@@ -179,12 +185,13 @@ impl Device {
     fn open(ordinal: u32) -> Result<Self> {
         let handle = handle_of(ordinal)?;
         let pitch = attribute(ordinal, handle, sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_PITCH)?;
+        let pci_bus_id = pci_bus_id(ordinal, handle)?;
         let mut context = null_mut();
         // SAFETY: the pointer is to a local. The context is never released: it is the process's own.
         let status = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, handle) };
         check("could not use", ordinal, status)?;
         let largest_pitch = u64::try_from(pitch).unwrap_or(0);
-        Ok(Self { ordinal, largest_pitch, context, idle_lanes: Mutex::new(Vec::new()) })
+        Ok(Self { ordinal, largest_pitch, pci_bus_id, context, idle_lanes: Mutex::new(Vec::new()) })
     }
 
     /// Makes the context current on this thread until the result is dropped.

@@ -47,15 +47,23 @@ pub(super) unsafe fn start(copies: &[DeviceRows]) -> Result<Copies> {
         // Runs of one device; a call has few.
         let count = rest.iter().take_while(|rows| rows.device == first.device).count();
         let device = driver.device(first.device)?;
-        // SAFETY: as the caller promises.
-        started.0.push(unsafe { OnLane::start(device, &rest[..count])? });
+        started.0.push(OnLane::start(device, FROM_DEVICE, |device, stream| {
+            rest[..count].iter().try_for_each(|rows| {
+                pins::pin(device, rows.destination);
+                // SAFETY: as the caller promises.
+                unsafe { copy_rows(device, rows, stream) }
+            })
+        })?);
         rest = &rest[count..];
     }
     Ok(started)
 }
 
+/// What a failure of a copy that was under way is called.
+const FROM_DEVICE: &str = "copying to the host failed on";
+
 /// Copies under way; dropping them waits.
-pub(super) struct Copies(Vec<OnLane>);
+pub(super) struct Copies(pub Vec<OnLane>);
 
 impl DeviceCopies for Copies {
     fn wait(&mut self) -> Result<()> {
@@ -65,23 +73,23 @@ impl DeviceCopies for Copies {
 }
 
 /// Copies under way on one stream.
-struct OnLane {
+pub(super) struct OnLane {
     device: Arc<Device>,
     lane: Option<Lane>,
+    failure: &'static str,
 }
 
 impl OnLane {
-    /// # Safety
-    /// As for [`DeviceCopy::start`].
-    unsafe fn start(device: Arc<Device>, copies: &[DeviceRows]) -> Result<Self> {
+    /// Takes a lane and has copies put on its stream. What fails later is called `failure`.
+    pub fn start(
+        device: Arc<Device>,
+        failure: &'static str,
+        enqueue: impl FnOnce(&Arc<Device>, sys::CUstream) -> Result<()>,
+    ) -> Result<Self> {
         let current = device.make_current()?;
         let Lane { stream, event } = device.take_lane()?;
-        let under_way = Self { device: Arc::clone(&device), lane: Some(Lane { stream, event }) };
-        for rows in copies {
-            pins::pin(&device, rows.destination);
-            // SAFETY: as the caller promises.
-            unsafe { copy_rows(&device, rows, stream)? };
-        }
+        let under_way = Self { device: Arc::clone(&device), lane: Some(Lane { stream, event }), failure };
+        enqueue(&device, stream)?;
         // SAFETY: both handles belong to the lane.
         device.check("could not follow copies on", unsafe { sys::cuEventRecord(event, stream) })?;
         drop(current);
@@ -93,7 +101,7 @@ impl OnLane {
         let current = self.device.make_current()?;
         // SAFETY: the event belongs to the lane, and was recorded when the copies were started.
         let status = unsafe { sys::cuEventSynchronize(lane.event) };
-        self.device.check("copying to the host failed on", status)?;
+        self.device.check(self.failure, status)?;
         drop(current);
         if let Some(lane) = self.lane.take() {
             self.device.put_back(lane);
@@ -112,7 +120,7 @@ impl Drop for OnLane {
 
 /// How rows are copied.
 #[derive(Debug, PartialEq, Eq)]
-enum Shape {
+pub(super) enum Shape {
     /// All in one piece.
     Contiguous,
     /// At constant steps that the device's copy engine takes.
@@ -121,13 +129,22 @@ enum Shape {
     Single,
 }
 
-fn shape_of(rows: &DeviceRows, largest_pitch: u64) -> Shape {
-    let row_bytes = rows.row_bytes as u64;
-    let Ok(source_step) = u64::try_from(rows.source_step) else { return Shape::Single };
+/// How rows are copied that are so many bytes apart on the device and on the host.
+pub(super) fn shape_of(
+    (rows, row_bytes): (usize, usize),
+    device_step: i64,
+    host_step: u64,
+    largest_pitch: u64,
+) -> Shape {
+    let row_bytes = row_bytes as u64;
+    if rows == 1 {
+        return Shape::Contiguous;
+    }
+    let Ok(device_step) = u64::try_from(device_step) else { return Shape::Single };
     let is_pitch = |step: u64| (row_bytes..=largest_pitch).contains(&step);
-    if rows.rows == 1 || (source_step == row_bytes && rows.destination_step == row_bytes) {
+    if device_step == row_bytes && host_step == row_bytes {
         Shape::Contiguous
-    } else if is_pitch(source_step) && is_pitch(rows.destination_step) {
+    } else if is_pitch(device_step) && is_pitch(host_step) {
         Shape::Pitched
     } else {
         Shape::Single
@@ -142,7 +159,8 @@ unsafe fn copy_rows(device: &Device, rows: &DeviceRows, stream: sys::CUstream) -
         let status = unsafe { sys::cuMemcpyDtoHAsync_v2(destination as *mut c_void, source, nbytes, stream) };
         device.check("could not copy from", status)
     };
-    match shape_of(rows, device.largest_pitch) {
+    let extent = (rows.rows, rows.row_bytes);
+    match shape_of(extent, rows.source_step, rows.destination_step, device.largest_pitch) {
         Shape::Contiguous => copy(rows.source, rows.destination, rows.row_bytes * rows.rows),
         Shape::Pitched => {
             let description = pitched(rows);
@@ -182,23 +200,9 @@ fn pitched(rows: &DeviceRows) -> sys::CUDA_MEMCPY2D {
 mod tests {
     use super::*;
 
-    fn rows(source_step: i64, destination_step: u64, rows: usize) -> DeviceRows {
-        DeviceRows {
-            device: 0,
-            source: 1 << 20,
-            source_step,
-            destination: 1 << 21,
-            destination_step,
-            row_bytes: 8,
-            rows,
-        }
-    }
-
     #[test]
     fn only_steps_that_the_engine_takes_are_pitched() {
-        let shape = |source_step, destination_step, count| {
-            shape_of(&rows(source_step, destination_step, count), 1 << 10)
-        };
+        let shape = |device_step, host_step, count| shape_of((count, 8), device_step, host_step, 1 << 10);
         assert_eq!(shape(0, 0, 1), Shape::Contiguous);
         assert_eq!(shape(8, 8, 5), Shape::Contiguous);
         assert_eq!(shape(8, 16, 5), Shape::Pitched);

@@ -19,13 +19,17 @@ use crate::ring::Ring;
 
 /// Work below which another thread does not pay.
 const LEAST_BYTES_PER_WORKER: u64 = 4 << 20;
-/// Workers that the engine starts of its own accord.
+/// Workers that the engine starts of its own accord, and where they share their way with a device, whose bus
+/// takes bytes faster than eight bring them.
 const MOST_WORKERS: usize = 8;
+const MOST_DEVICE_WORKERS: usize = 16;
 /// Threads of a ring where nothing was measured: enough for fast disks.
 const MOST_USUAL_RING_THREADS: usize = 4;
 /// Threads that keep a device busy with one request each.
 const LEAST_DIRECT_THREADS: usize = 4;
 const MOST_THREADS: usize = 64;
+/// Units that a reader has on their way to a device, and the one that it reads.
+const READER_SLOTS: usize = 4;
 /// Delivering runs shorter than this costs more than reading them.
 const SHORT_RUN_BYTES: u64 = 4 << 10;
 
@@ -47,7 +51,7 @@ pub fn choose_way(plan: &Plan, options: &Options, total: u64) -> Way {
 /// What suits most disks that nobody has measured.
 fn usual(mode: Mode) -> Way {
     let threads = match mode {
-        Mode::DirectRing => (cores() / 2).clamp(1, MOST_USUAL_RING_THREADS),
+        Mode::DirectRing => (cores(MOST_WORKERS) / 2).clamp(1, MOST_USUAL_RING_THREADS),
         Mode::DirectThreads => LEAST_DIRECT_THREADS,
         Mode::Buffered => 1,
     };
@@ -70,11 +74,26 @@ pub fn count_workers(
         return Ok(1);
     }
     let is_light = way.mode == Mode::DirectRing && !is_scattered(plan) && !files.are_cached()?;
-    Ok(if is_light { way.threads } else { way.threads.max(cores()) }.min(useful))
+    let most = if options.devices.is_some() { MOST_DEVICE_WORKERS } else { MOST_WORKERS };
+    Ok(if is_light { way.threads } else { way.threads.max(cores(most)) }.min(useful))
 }
 
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).min(MOST_WORKERS)
+/// Fits blocks and requests in flight to the staging memory that loads to devices may take, half of it for
+/// readers and half for rings; returns how many units a reader has at a time.
+pub fn stage(way: &mut Way, staging_bytes: Option<usize>) -> usize {
+    let own_bytes = staging_bytes.unwrap_or(SCRATCH_BYTES).min(SCRATCH_BYTES) / 2;
+    let threads = (own_bytes / (2 * BLOCK_BYTES)).clamp(1, way.threads);
+    let most_bytes = own_bytes / threads;
+    let block_bytes = way.block_bytes.min(most_bytes / 2).max(BLOCK_BYTES) / BLOCK_BYTES * BLOCK_BYTES;
+    let most_slots = (most_bytes / block_bytes).max(2);
+    // Of the ring's slots half are read to.
+    let depth = way.depth.min(threads * (most_slots / 2));
+    *way = Way { block_bytes, depth, threads, ..*way };
+    most_slots.min(READER_SLOTS)
+}
+
+fn cores(most: usize) -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(most)
 }
 
 /// Whether most bytes are delivered in short runs.

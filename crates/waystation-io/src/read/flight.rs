@@ -1,9 +1,11 @@
 //! Many units in flight from one thread, through io_uring.
 //!
 //! Invariants: a unit's memory and file stay until the kernel has answered every request of it, also
-//! when the worker gives up (dropping the ring waits); units are concluded one at a time, in the order in
-//! which they arrive.
+//! when the worker gives up (dropping the ring waits), and until its bytes have been copied to devices;
+//! units are concluded one at a time, in the order in which they arrive. Where there are devices, half of
+//! the slots are for reads and half for copies, so that neither waits for the other.
 
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -11,11 +13,11 @@ use std::sync::Arc;
 
 use waystation_format::{Error, Kind, Result};
 
+use super::device::{Devices, Landing, Scratch};
 use super::layout::Layout;
 use super::plan::FilePlan;
 use super::portion::{conclude, repeat};
 use super::source::{DIRECT_MOST_PARTS, Source};
-use crate::aligned::AlignedBlock;
 use crate::ring::Ring;
 
 /// Tokens are a slot's index and, in the low bits, a part's.
@@ -34,24 +36,36 @@ struct Slot<'a> {
 pub struct Flight<'a> {
     // Dropped first: waits for requests that use slots and scratch.
     ring: Ring,
+    // Dropped before scratch: waits for copies out of it.
+    landing: VecDeque<(usize, Landing)>,
     slots: Vec<Slot<'a>>,
-    /// Of all slots, one after another: large enough for huge pages, and touched only where needed.
-    scratch: AlignedBlock,
+    scratch: Scratch,
     free: Vec<usize>,
-    unit_bytes: usize,
+    devices: Option<&'a Devices>,
     depth: usize,
+    most_slots: usize,
     vector: Vec<libc::iovec>,
     delivered_bytes: u64,
 }
 
 impl<'a> Flight<'a> {
     /// A flight of up to `depth` units of up to `unit_bytes`; `None` means that there is no io_uring.
-    pub fn new(depth: usize, unit_bytes: usize) -> Result<Option<Self>> {
+    pub fn new(depth: usize, unit_bytes: usize, devices: Option<&'a Devices>) -> Result<Option<Self>> {
         let depth = depth.clamp(1, 256);
+        let most_slots = if devices.is_some() { 2 * depth } else { depth };
         let Ok(ring) = Ring::new((depth * DIRECT_MOST_PARTS) as u32) else { return Ok(None) };
-        let scratch = AlignedBlock::map(depth * unit_bytes)?;
-        let (slots, free, vector) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Some(Self { ring, slots, scratch, free, unit_bytes, depth, vector, delivered_bytes: 0 }))
+        Ok(Some(Self {
+            ring,
+            landing: VecDeque::new(),
+            slots: Vec::new(),
+            scratch: Scratch::new(most_slots, unit_bytes, devices)?,
+            free: Vec::new(),
+            devices,
+            depth,
+            most_slots,
+            vector: Vec::new(),
+            delivered_bytes: 0,
+        }))
     }
 
     /// Sends a unit off, after waiting for room.
@@ -61,7 +75,7 @@ impl<'a> Flight<'a> {
     /// writable and used by nobody else.
     pub unsafe fn send(&mut self, plan: &'a FilePlan, source: &Arc<Source>, unit: Range<u64>) -> Result<()> {
         let index = self.free_slot()?;
-        let scratch = self.scratch.address().as_ptr().wrapping_add(index * self.unit_bytes);
+        let scratch = self.scratch.address(index);
         let slot = &mut self.slots[index];
         let (file, rules) = source.access();
         slot.layout.divide(plan, unit, rules, scratch);
@@ -80,8 +94,11 @@ impl<'a> Flight<'a> {
     /// Waits for all units. Returns the bytes delivered since the last call of this or
     /// [`Flight::take_delivered`].
     pub fn land(&mut self) -> Result<u64> {
-        while self.free.len() < self.slots.len() {
+        while self.reading() > 0 {
             self.receive()?;
+        }
+        while !self.landing.is_empty() {
+            self.await_copies()?;
         }
         Ok(self.take_delivered())
     }
@@ -91,17 +108,34 @@ impl<'a> Flight<'a> {
         std::mem::take(&mut self.delivered_bytes)
     }
 
+    /// Units that are being read.
+    fn reading(&self) -> usize {
+        self.slots.len() - self.free.len() - self.landing.len()
+    }
+
     fn free_slot(&mut self) -> Result<usize> {
         loop {
-            if let Some(index) = self.free.pop() {
+            if self.reading() >= self.depth {
+                self.receive()?;
+            } else if let Some(index) = self.free.pop() {
                 return Ok(index);
-            }
-            if self.slots.len() < self.depth {
+            } else if self.slots.len() < self.most_slots {
                 self.slots.push(Slot { layout: Layout::new(), from: None, pending: 0, failure: None });
                 return Ok(self.slots.len() - 1);
+            } else {
+                // Half of the slots or more: the oldest has most likely landed.
+                self.await_copies()?;
             }
-            self.receive()?;
         }
+    }
+
+    /// Waits for the oldest copies, and frees their slot.
+    fn await_copies(&mut self) -> Result<()> {
+        if let Some((index, landing)) = self.landing.pop_front() {
+            self.delivered_bytes += landing.land()?;
+            self.free.push(index);
+        }
+        Ok(())
     }
 
     /// Takes one answer, and concludes its unit if it was the last of it.
@@ -133,9 +167,13 @@ impl<'a> Flight<'a> {
             // SAFETY: all requests of the unit have been answered; its memory is as it was.
             unsafe { repeat(error, true, plan, &source, &slot.layout, &mut self.vector) }?;
         }
-        // SAFETY: all parts are filled; `send`'s caller vouches for destinations.
-        self.delivered_bytes += unsafe { conclude(plan, &slot.layout) }?;
-        self.free.push(index);
+        // SAFETY: all parts are filled; `send`'s caller vouches for destinations, and the slot keeps its
+        // scratch as it is until the unit has landed.
+        let landing = unsafe { conclude(plan, &slot.layout, self.devices) }?;
+        self.landing.push_back((index, landing));
+        if self.devices.is_none() {
+            self.await_copies()?;
+        }
         Ok(())
     }
 }

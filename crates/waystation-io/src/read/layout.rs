@@ -2,14 +2,16 @@
 //!
 //! A unit is divided into *parts*, each a run of file bytes and the memory that receives it: the final
 //! destination where a run of needed bytes is long and aligned enough (no copy is made), else scratch
-//! memory, from which needed bytes are copied on. Invariants: the parts cover the unit without hole or
-//! overlap, in file order; a destination part belongs to exactly one piece and no other piece needs its
-//! bytes (otherwise all of the unit goes through scratch), so copies never overlap.
+//! memory, from which needed bytes are copied on. What goes to devices always goes through scratch.
+//! Invariants: the parts cover the unit without hole or overlap, in file order; a destination part belongs
+//! to exactly one piece and no other piece needs its bytes (otherwise all of the unit goes through scratch),
+//! so copies never overlap.
 
 use std::ops::Range;
 
 use waystation_format::checksum::{BLOCK_BYTES, Crc64, crc64};
 
+use super::device::HostRows;
 use super::plan::FilePlan;
 
 /// When a run of bytes may be read to its destination.
@@ -86,7 +88,7 @@ impl Layout {
         let linear = unit.start.saturating_sub(base)..unit.end.saturating_sub(base);
         piece.copy().for_each_run(linear, |run| {
             self.needed_bytes += run.piece_bytes as u64 * run.count as u64;
-            if (run.piece_bytes as u64) < rules.least_bytes {
+            if (run.piece_bytes as u64) < rules.least_bytes || piece.device().is_some() {
                 return;
             }
             for index in 0..run.count {
@@ -200,7 +202,29 @@ impl Layout {
         checksum.finish()
     }
 
-    /// Copies what pieces need from scratch to their destinations.
+    /// Adds to `rows` what is to be copied from scratch to devices.
+    pub fn device_rows(&self, plan: &FilePlan, rows: &mut Vec<HostRows>) {
+        for part in self.parts.iter().filter(|part| part.is_scratch) {
+            let end = (part.begin + part.nbytes as u64).min(self.unit.end);
+            for piece in plan.pieces_in(&(part.begin..end)) {
+                let Some(device) = piece.device() else { continue };
+                let base = piece.chunk_offset();
+                piece.copy().for_each_run(part.begin.saturating_sub(base)..end - base, |run| {
+                    rows.push(HostRows {
+                        device,
+                        source: part.address as usize + (base + run.linear - part.begin) as usize,
+                        source_step: run.linear_step,
+                        destination: run.address as u64,
+                        destination_step: run.memory_step,
+                        row_bytes: run.piece_bytes,
+                        rows: run.count,
+                    });
+                });
+            }
+        }
+    }
+
+    /// Copies what pieces on the host need from scratch to their destinations.
     ///
     /// # Safety
     /// The memory of every part must be filled, destinations must be writable, and nobody else may be
@@ -208,7 +232,7 @@ impl Layout {
     pub unsafe fn deliver(&self, plan: &FilePlan) {
         for part in self.parts.iter().filter(|part| part.is_scratch) {
             let end = (part.begin + part.nbytes as u64).min(self.unit.end);
-            for piece in plan.pieces_in(&(part.begin..end)) {
+            for piece in plan.pieces_in(&(part.begin..end)).filter(|piece| piece.device().is_none()) {
                 let begin = part.begin.max(piece.chunk_offset());
                 // SAFETY: scratch is filled, and no destination.
                 let bytes = unsafe { part.overlap(&(begin..end)) };

@@ -5,8 +5,9 @@
 //! is closed after its last ([`files`]). It is read unit by unit in the way that suits it: many in flight
 //! ([`flight`]) or one after another ([`portion`]). Invariants: no byte reaches the caller unverified
 //! without the job failing; a job that has finished, well or not, uses the caller's memory no more; memory
-//! beside the destinations is bounded by [`SCRATCH_BYTES`].
+//! beside the destinations is bounded by [`SCRATCH_BYTES`]. Destinations may be on devices ([`device`]).
 
+pub mod device;
 pub mod plan;
 
 mod choice;
@@ -29,7 +30,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use waystation_format::Result;
 use waystation_format::checksum::BLOCK_BYTES;
 
-use self::choice::{choose_way, count_workers};
+use self::choice::{choose_way, count_workers, stage};
+use self::device::Devices;
 use self::files::Files;
 use self::flight::Flight;
 pub use self::frames::{decompress, decompress_one};
@@ -65,6 +67,10 @@ pub struct Options {
     pub threads: Option<usize>,
     /// What every read waits for.
     pub throttle: Option<Arc<Throttle>>,
+    /// Devices that destinations are on.
+    pub devices: Option<Devices>,
+    /// Most staging memory for these.
+    pub staging_bytes: Option<usize>,
 }
 
 /// What a finished job has done.
@@ -82,8 +88,12 @@ pub struct Statistics {
 ///
 /// # Safety
 /// Until the job has finished (its handle's drop waits for that), every destination of the plan must be
-/// writable memory that nobody else uses. No two pieces may have a destination byte in common.
-pub unsafe fn start(plan: Plan, options: Options) -> Result<Handle<Statistics>> {
+/// writable memory that nobody else uses: in regions of the options' devices theirs, anywhere else the
+/// host's. No two pieces may have a destination byte in common.
+pub unsafe fn start(mut plan: Plan, options: Options) -> Result<Handle<Statistics>> {
+    if let Some(devices) = &options.devices {
+        plan.place(devices.regions())?;
+    }
     // SAFETY: the caller vouches for destinations as long as the job runs.
     Handle::spawn("waystation-read", plan.needed_bytes(), move |shared| unsafe {
         run(&plan, &options, shared)
@@ -93,12 +103,16 @@ pub unsafe fn start(plan: Plan, options: Options) -> Result<Handle<Statistics>> 
 /// # Safety
 /// As for [`start`].
 unsafe fn run(plan: &Plan, options: &Options, shared: &Shared<Statistics>) -> Result<Statistics> {
+    if let Some(devices) = &options.devices {
+        devices.stay_near(); // inherited by the helpers
+    }
     let spans: Vec<Vec<Range<u64>>> = plan.files.iter().map(spans_of).collect();
     let total = spans.iter().map(|spans| span_bytes(spans)).sum();
     let mut way = choose_way(plan, options, total);
     let files = Files::new(plan, &spans, options.mode.map(|_| way.mode), way.mode);
     way.threads = count_workers(&way, options, total, plan, &files)?;
-    let work = Work::new(plan, &files, &spans, way, total, shared, options.throttle.as_deref());
+    let slots = if options.devices.is_some() { stage(&mut way, options.staging_bytes) } else { 1 };
+    let work = Work::new(plan, &files, &spans, (way, slots), total, shared, options);
     std::thread::scope(|scope| {
         let helpers: Vec<_> = (1..way.threads)
             // Where the system grants no thread, those there are do all the work.
@@ -124,12 +138,15 @@ struct Work<'a> {
     plan: &'a Plan,
     files: &'a Files<'a>,
     way: Way,
+    /// Units that a worker without a ring reads or copies at a time.
+    slots: usize,
     stripes: Vec<Stripe>,
     next: AtomicUsize,
     bytes_read: AtomicU64,
     no_ring: AtomicBool,
     shared: &'a Shared<Statistics>,
     throttle: Option<&'a Throttle>,
+    devices: Option<&'a Devices>,
 }
 
 impl<'a> Work<'a> {
@@ -137,10 +154,10 @@ impl<'a> Work<'a> {
         plan: &'a Plan,
         files: &'a Files<'a>,
         spans: &[Vec<Range<u64>>],
-        way: Way,
+        (way, slots): (Way, usize),
         total: u64,
         shared: &'a Shared<Statistics>,
-        throttle: Option<&'a Throttle>,
+        options: &'a Options,
     ) -> Self {
         let share = total / (way.threads as u64 * STRIPES_PER_WORKER);
         let stripe_bytes = share.clamp(STRIPE_LEAST_BYTES, STRIPE_MOST_BYTES);
@@ -156,12 +173,14 @@ impl<'a> Work<'a> {
             plan,
             files,
             way,
+            slots,
             stripes,
             next: AtomicUsize::new(0),
             bytes_read: AtomicU64::new(0),
             no_ring: AtomicBool::new(false),
             shared,
-            throttle,
+            throttle: options.throttle.as_deref(),
+            devices: options.devices.as_ref(),
         }
     }
 
@@ -201,7 +220,7 @@ impl<'a> Work<'a> {
 /// One thread of a job.
 struct Worker<'a> {
     work: &'a Work<'a>,
-    reader: Option<Reader>,
+    reader: Option<Reader<'a>>,
     flight: Option<Flight<'a>>,
 }
 
@@ -218,6 +237,9 @@ impl<'a> Worker<'a> {
         if let Some(flight) = &mut self.flight {
             self.work.shared.add_done(flight.land()?);
         }
+        if let Some(reader) = &mut self.reader {
+            self.work.shared.add_done(reader.land()?);
+        }
         Ok(())
     }
 
@@ -231,7 +253,10 @@ impl<'a> Worker<'a> {
             stream = source.stream(&plan.file.path);
         }
         let unit_bytes = match mode {
-            Mode::Buffered => self.work.way.block_bytes.min(BUFFERED_UNIT_BYTES),
+            // Copies to devices should be long, and find the bytes in memory.
+            Mode::Buffered if self.work.devices.is_none() => {
+                self.work.way.block_bytes.min(BUFFERED_UNIT_BYTES)
+            }
             _ => self.work.way.block_bytes,
         };
         let units = stripe.spans.iter().flat_map(|span| portions(span.clone(), unit_bytes as u64));
@@ -270,7 +295,10 @@ impl<'a> Worker<'a> {
         }
         let reader = match &mut self.reader {
             Some(reader) => reader,
-            none => none.insert(Reader::new(self.work.way.block_bytes)?),
+            none => {
+                let Work { way, slots, devices, .. } = self.work;
+                none.insert(Reader::new(*slots, way.block_bytes, *devices)?)
+            }
         };
         // SAFETY: as the caller promises.
         unsafe { reader.read(plan, source, stream, unit) }
@@ -280,7 +308,7 @@ impl<'a> Worker<'a> {
     fn flight(&mut self) -> Result<Option<&mut Flight<'a>>> {
         if self.flight.is_none() && !self.work.no_ring.load(Ordering::Relaxed) {
             let depth = self.work.way.depth.div_ceil(self.work.way.threads);
-            self.flight = Flight::new(depth, self.work.way.block_bytes)?;
+            self.flight = Flight::new(depth, self.work.way.block_bytes, self.work.devices)?;
             self.work.no_ring.fetch_or(self.flight.is_none(), Ordering::Relaxed);
         }
         Ok(self.flight.as_mut())

@@ -2,8 +2,8 @@
 //!
 //! Invariants: a plan that exists is consistent. Every box lies in its chunk, every chunk in its file,
 //! every destination in the address space, every file has as many checksums as blocks, and no later sum
-//! or product of these numbers overflows. Pieces of a file are sorted by where they begin. Nothing here
-//! opens a file.
+//! or product of these numbers overflows. Pieces of a file are sorted by where they begin. A piece goes to
+//! host memory unless a region of a device holds its destination. Nothing here opens a file.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use waystation_format::checksum::BLOCK_BYTES;
 use waystation_format::{Error, Kind, Result};
 
+use super::device::Regions;
 use crate::copy::{BoxCopy, array_bytes};
 
 /// A file to read from.
@@ -29,6 +30,7 @@ pub struct ReadFile {
 pub struct Piece {
     chunk_offset: u64,
     copy: BoxCopy,
+    device: Option<u32>,
 }
 
 impl Piece {
@@ -46,6 +48,11 @@ impl Piece {
     /// Where the chunk begins in the file.
     pub fn chunk_offset(&self) -> u64 {
         self.chunk_offset
+    }
+
+    /// The device that it goes to; `None` for host memory.
+    pub fn device(&self) -> Option<u32> {
+        self.device
     }
 
     /// The first stretch of needed file bytes that ends after `position`, from `position` on.
@@ -125,6 +132,17 @@ impl Plan {
         Ok(Self { files: files.collect() })
     }
 
+    /// Sends the pieces whose destinations lie in regions of devices to these. InvalidInput if only a part
+    /// of one does.
+    pub fn place(&mut self, regions: &Regions) -> Result<()> {
+        for file in &mut self.files {
+            for piece in &mut file.pieces {
+                piece.device = regions.device_of(&piece.copy.memory_range())?;
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes that will be delivered.
     pub fn needed_bytes(&self) -> u64 {
         self.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.needed_bytes()))
@@ -172,7 +190,7 @@ fn read_record(words: &mut Words<'_>, files: &[ReadFile]) -> Result<(usize, Piec
     // A negative address becomes one in the upper half, which no process has: refused there.
     let copy = BoxCopy::new(&chunk_shape, item_bytes, &box_offset, &box_shape, address as usize, strides)
         .map_err(in_file)?;
-    Ok((index, Piece { chunk_offset, copy }))
+    Ok((index, Piece { chunk_offset, copy, device: None }))
 }
 
 /// Takes words off the front of a plan.

@@ -1,7 +1,7 @@
 //! One unit from the file to its destinations, one request at a time.
 //!
-//! Invariants: a unit counts as done only when all of it was read, verified and delivered; a file that
-//! ends early is Corrupt, a device that fails is Unavailable.
+//! Invariants: a unit counts as done only when all of it was read, verified and delivered, to devices too;
+//! a file that ends early is Corrupt, a device that fails is Unavailable.
 
 use std::fs::File;
 use std::io;
@@ -11,29 +11,48 @@ use std::path::Path;
 
 use waystation_format::{Error, Kind, Result};
 
+use super::device::{Devices, Landing, Scratch};
 use super::layout::{Layout, Mismatch, Part};
 use super::plan::FilePlan;
 use super::source::{Source, truncated};
-use crate::aligned::AlignedBlock;
 
 /// What a worker needs to read units one after another.
-pub struct Reader {
+pub struct Reader<'a> {
     layout: Layout,
-    scratch: AlignedBlock,
+    // Dropped before scratch: waits for copies out of it.
+    landing: Vec<Option<Landing>>, // of each slot, what was read to it last
+    scratch: Scratch,
+    devices: Option<&'a Devices>,
+    next: usize,
     vector: Vec<libc::iovec>,
 }
 
-impl Reader {
-    /// A reader of units of up to `unit_bytes`.
-    pub fn new(unit_bytes: usize) -> Result<Self> {
-        Ok(Self { layout: Layout::new(), scratch: AlignedBlock::map(unit_bytes)?, vector: Vec::new() })
+impl<'a> Reader<'a> {
+    /// A reader of units of up to `unit_bytes`. Where there are devices, one unit is read while `slots - 1`
+    /// are copied.
+    pub fn new(slots: usize, unit_bytes: usize, devices: Option<&'a Devices>) -> Result<Self> {
+        let slots = if devices.is_some() { slots.max(2) } else { 1 };
+        Ok(Self {
+            layout: Layout::new(),
+            landing: (0..slots).map(|_| None).collect(),
+            scratch: Scratch::new(slots, unit_bytes, devices)?,
+            devices,
+            next: 0,
+            vector: Vec::new(),
+        })
+    }
+
+    /// Waits for everything that is still being copied. Returns the bytes of that.
+    pub fn land(&mut self) -> Result<u64> {
+        self.landing.iter_mut().filter_map(Option::take).try_fold(0, |sum, unit| Ok(sum + unit.land()?))
     }
 
     /// Reads, verifies and delivers one unit; `stream` is used instead of the source's own descriptor
-    /// where the page cache is. Returns the bytes delivered.
+    /// where the page cache is. Returns the bytes that have been delivered since.
     ///
     /// # Safety
-    /// Destinations of the plan must be writable and used by nobody else.
+    /// Until [`Reader::land`] returned or the reader is dropped, destinations of the plan must be writable
+    /// and used by nobody else.
     pub unsafe fn read(
         &mut self,
         plan: &FilePlan,
@@ -44,15 +63,24 @@ impl Reader {
         let (file, rules) = source.access();
         let is_direct = !std::ptr::eq(file, source.buffered());
         let file = if is_direct { file } else { stream.unwrap_or(file) };
-        self.layout.divide(plan, unit, rules, self.scratch.address().as_ptr());
+        let slot = self.next;
+        let mut delivered = self.landing[slot].take().map_or(Ok(0), Landing::land)?;
+        self.layout.divide(plan, unit, rules, self.scratch.address(slot));
         // SAFETY: parts are scratch of this reader or destinations.
         let outcome = unsafe { read_parts(file, &self.layout, &mut self.vector) };
         if let Err(error) = outcome {
             // SAFETY: as above.
             unsafe { repeat(error, is_direct, plan, source, &self.layout, &mut self.vector) }?;
         }
-        // SAFETY: every part was filled just now.
-        unsafe { conclude(plan, &self.layout) }
+        // SAFETY: every part was filled just now; the slot is left alone until the unit has landed.
+        let landing = unsafe { conclude(plan, &self.layout, self.devices) }?;
+        if landing.is_over() {
+            delivered += landing.land()?;
+        } else {
+            self.landing[slot] = Some(landing);
+            self.next = (slot + 1) % self.landing.len();
+        }
+        Ok(delivered)
     }
 }
 
@@ -137,18 +165,20 @@ fn advance(vector: &mut [libc::iovec], mut filled: usize) -> &mut [libc::iovec] 
     rest
 }
 
-/// Verifies and delivers a unit that has been read. Returns the bytes delivered.
+/// Verifies a unit that has been read, and delivers it; what goes to devices is on its way then.
 ///
 /// # Safety
-/// Every part must be filled; destinations must be writable and used by nobody else.
-pub unsafe fn conclude(plan: &FilePlan, layout: &Layout) -> Result<u64> {
+/// Every part must be filled; destinations must be writable and used by nobody else. Until the result is
+/// dropped or landed, that is also so for those on devices, and scratch must stay as it is.
+pub unsafe fn conclude(plan: &FilePlan, layout: &Layout, devices: Option<&Devices>) -> Result<Landing> {
     if let Some(checksums) = &plan.file.checksums {
         // SAFETY: as the caller promises.
         unsafe { layout.verify(checksums) }.map_err(|mismatch| corrupt(&plan.file.path, &mismatch))?;
     }
     // SAFETY: as the caller promises.
     unsafe { layout.deliver(plan) };
-    Ok(layout.needed_bytes())
+    // SAFETY: as the caller promises.
+    unsafe { Landing::start(devices, plan, layout) }
 }
 
 fn corrupt(path: &Path, mismatch: &Mismatch) -> Error {

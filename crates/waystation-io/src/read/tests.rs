@@ -142,12 +142,13 @@ fn a_file_that_shrinks_meanwhile_is_corrupt() {
         let file = &opened.plan.files[0];
         opened.file.as_file().set_len(BLOCK + 100).unwrap();
         // SAFETY: the memory outlives the read.
-        let outcome =
-            unsafe { Reader::new(2 * BLOCK_BYTES).unwrap().read(file, &opened.source, None, 0..2 * BLOCK) };
+        let outcome = unsafe {
+            Reader::new(1, 2 * BLOCK_BYTES, None).unwrap().read(file, &opened.source, None, 0..2 * BLOCK)
+        };
         let error = outcome.unwrap_err();
         assert_eq!(error.kind(), Kind::Corrupt, "{error}");
         assert!(error.message().contains("truncated: 262244 bytes"), "{error}");
-        let Some(mut flight) = Flight::new(1, 2 * BLOCK_BYTES).unwrap() else { continue };
+        let Some(mut flight) = Flight::new(1, 2 * BLOCK_BYTES, None).unwrap() else { continue };
         // SAFETY: as above; landing waits.
         unsafe { flight.send(file, &opened.source, 0..2 * BLOCK) }.unwrap();
         assert_eq!(flight.land().unwrap_err().kind(), Kind::Corrupt);
@@ -166,12 +167,12 @@ fn a_refused_direct_transfer_is_repeated_through_the_page_cache() {
         source.believe(Rules { memory_alignment: 1, ..DIRECT });
         let file = &opened.plan.files[0];
         let delivered = if by_ring {
-            let Some(mut flight) = Flight::new(2, 2 * BLOCK_BYTES).unwrap() else { return };
+            let Some(mut flight) = Flight::new(2, 2 * BLOCK_BYTES, None).unwrap() else { return };
             // SAFETY: the memory outlives the flight; landing waits.
             unsafe { flight.send(file, &opened.source, 0..2 * BLOCK) }.unwrap();
             flight.land().unwrap()
         } else {
-            let mut reader = Reader::new(2 * BLOCK_BYTES).unwrap();
+            let mut reader = Reader::new(1, 2 * BLOCK_BYTES, None).unwrap();
             // SAFETY: the memory outlives the read.
             unsafe { reader.read(file, &opened.source, None, 0..2 * BLOCK) }.unwrap()
         };

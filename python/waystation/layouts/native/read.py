@@ -22,6 +22,7 @@ from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.storage import StorageMetadata
 from waystation.layouts.native import boxes, commit, memory, names, places, read_job, storage, tables
+from waystation.layouts.native.destinations import Destinations
 from waystation.layouts.native.read_job import ReadFile, ReadStatistics
 from waystation.layouts.native.records import PYTREE, CheckpointableRecord, CheckpointRecord, Digest
 from waystation.layouts.native.strings import join_strings, split_strings
@@ -79,6 +80,19 @@ class OpenCheckpointable:
     ) -> list[list[np.ndarray[Any, Any]]]:
         """Reads every requested box into memory of its own, see the function of this name."""
         return read_boxes(self, requests, options, on_job, statistics, allocate)
+
+    def read_to_devices(
+        self,
+        requests: Sequence[Request],
+        destinations: Destinations,
+        options: Options,
+        on_job: Callable[[_native.Job], None],
+        statistics: ReadStatistics,
+    ) -> None:
+        """Reads every requested box to given memory, that of devices above all; whatever used that before
+        must have been waited for."""
+        forms = _forms(self, requests)
+        _read(self, requests, forms, _sizes(requests, forms), destinations, options, on_job, statistics)
 
 
 @dataclass(slots=True)
@@ -245,29 +259,49 @@ def read_boxes(
         For each request an array per box, C-contiguous, at least 256-byte aligned, of the stored
         dtype (dtypes without a NumPy equal keep their storage form, with the trailing axis).
     """
-    stored = opened.tree.arrays
-    forms = [dtypes.of_stored(stored[request.array]) for request in requests]
-    shapes = [
-        [box[1] + form.host_trailing for box in request.boxes]
-        for request, form in zip(requests, forms, strict=True)
-    ]
-    sizes = [
-        math.prod(shape) * form.host.itemsize
-        for form, own in zip(forms, shapes, strict=True)
-        for shape in own
-    ]
+    forms = _forms(opened, requests)
+    sizes = _sizes(requests, forms)
     places, addresses = allocate(sizes)
-    words, used = boxes.read_words(
-        opened.tables, requests, forms, addresses.tolist(), sizes, stored, opened.tree.labels
-    )
-    if used:
-        _run(opened, words, used, [place[0] for place in places], options, on_job, statistics)
-        statistics.bytes_needed += sum(sizes)
+    destinations = Destinations(addresses, [place[0] for place in places])
+    _read(opened, requests, forms, sizes, destinations, options, on_job, statistics)
     remaining = iter(places)
     return [
-        [as_array(next(remaining), shape, form.host) for shape in own]
-        for form, own in zip(forms, shapes, strict=True)
+        [as_array(next(remaining), box[1] + form.host_trailing, form.host) for box in request.boxes]
+        for request, form in zip(requests, forms, strict=True)
     ]
+
+
+def _forms(opened: OpenCheckpointable, requests: Sequence[Request]) -> list[dtypes.LogicalDtype]:
+    stored = opened.tree.arrays
+    return [dtypes.of_stored(stored[request.array]) for request in requests]
+
+
+def _sizes(requests: Sequence[Request], forms: Sequence[dtypes.LogicalDtype]) -> list[int]:
+    """The bytes of each box."""
+    return [
+        math.prod(box[1] + form.host_trailing) * form.host.itemsize
+        for request, form in zip(requests, forms, strict=True)
+        for box in request.boxes
+    ]
+
+
+def _read(
+    opened: OpenCheckpointable,
+    requests: Sequence[Request],
+    forms: Sequence[dtypes.LogicalDtype],
+    sizes: Sequence[int],
+    destinations: Destinations,
+    options: Options,
+    on_job: Callable[[_native.Job], None],
+    statistics: ReadStatistics,
+) -> None:
+    """Reads boxes to where they go."""
+    stored, labels = opened.tree.arrays, opened.tree.labels
+    addresses = destinations.addresses.tolist()
+    words, used = boxes.read_words(opened.tables, requests, forms, addresses, sizes, stored, labels)
+    if used:
+        _run(opened, words, used, destinations, options, on_job, statistics)
+        statistics.bytes_needed += sum(sizes)
 
 
 def as_array(
@@ -284,7 +318,7 @@ def _run(
     opened: OpenCheckpointable,
     words: np.ndarray[Any, Any],
     used: Sequence[int],
-    owners: object,
+    destinations: Destinations,
     options: Options,
     on_job: Callable[[_native.Job], None],
     statistics: ReadStatistics,
@@ -292,11 +326,12 @@ def _run(
     """Runs one engine job over the files that the plan uses; `words` count only those files."""
     verify = options.array.loading.verify is not False
     files = files_to_read(opened, used, with_checksums=verify)
+    owners: object = destinations.owner
     unread = [number for number, file in enumerate(used) if file not in statistics.headers]
     if verify and unread:
         headers, words = _with_headers(opened, used, unread, words)
         owners = (owners, headers)
-    job = read_job.start(files, words, owners, options)
+    job = read_job.start(files, words, owners, options, destinations.regions)
     on_job(job)
     try:
         read_job.finish(job, statistics)

@@ -11,6 +11,9 @@ import numpy as np
 from waystation import _native
 from waystation._errors import Corrupt, NotFound
 from waystation._options import Options
+from waystation.layouts.native.destinations import Region
+
+LEAST_STAGING_BYTES = 1 << 20
 
 # Path, length and checksums, as `_native.start_read` takes them.
 ReadFile = tuple[str, int, bytes | memoryview | None]
@@ -34,7 +37,11 @@ class ReadStatistics:
 
 
 def start(
-    files: Sequence[ReadFile], words: np.ndarray[Any, Any], owners: object, options: Options
+    files: Sequence[ReadFile],
+    words: np.ndarray[Any, Any],
+    owners: object,
+    options: Options,
+    regions: Sequence[Region] = (),
 ) -> _native.Job:
     """Starts to read files as the options say.
 
@@ -43,6 +50,7 @@ def start(
         words: Records of what is read from where to where, as `_native.start_read` takes them.
         owners: What keeps the memory alive that they are read into.
         options: Of the load.
+        regions: Memory of devices that some of it goes to.
     """
     engine = options.engine
     return _native.start_read(
@@ -54,7 +62,16 @@ def start(
         depth=engine.depth,
         threads=engine.threads,
         throttle=engine.throttle_path,
+        device_memory=regions or None,
+        staging_bytes=_staging_bytes(options) if regions else None,
     )
+
+
+def _staging_bytes(options: Options) -> int | None:
+    """What copies to devices may be staged in: a quarter of the memory that a load may take at a time, as is
+    the engine's in any case; None for what the engine takes of its own accord."""
+    limit_bytes = options.memory.read_concurrent_bytes
+    return None if limit_bytes is None else max(LEAST_STAGING_BYTES, limit_bytes // 4)
 
 
 def finish(job: _native.Job, statistics: ReadStatistics) -> None:

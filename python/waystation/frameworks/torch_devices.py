@@ -1,0 +1,141 @@
+"""torch tensors in the memory of CUDA devices, which the engine fills.
+
+Small tensors share pieces of memory of at most 64 MiB, so that one survivor can keep no more than that;
+larger ones have their own. Invariants: every tensor begins at a multiple of 256 bytes; memory is handed to
+the engine only once no kernel uses it any more, since torch hands out again what kernels may still be
+reading; nobody sees a tensor before all of it is there. Casts are those that any device rounds in the same
+way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from waystation._errors import Unavailable
+from waystation.frameworks import torch_memory
+from waystation.frameworks.base import Target
+from waystation.grid import volume
+
+ALIGN_BYTES = 256
+OWN_BYTES = 1 << 20
+SHARED_BYTES = 64 << 20
+
+_CAST = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+
+def goes_to_devices(target: Target, stored_dtype: str) -> bool:
+    """Whether the engine can bring a tensor to its device: a plain one, in memory of NVIDIA's."""
+    place = target.placement
+    if place.form is not None or place.device.type != "cuda" or torch.version.hip is not None:
+        return False
+    is_cast_well = stored_dtype in _CAST and target.dtype in _CAST
+    return (stored_dtype == target.dtype or is_cast_well) and math.prod(target.shape) > 0
+
+
+class DeviceArrays:
+    """Tensors in the making, see `frameworks.base.DeviceArrays`.
+
+    Raises (on creation):
+        Unavailable: A device has not enough memory.
+    """
+
+    def __init__(self, targets: Sequence[Target], stored_dtypes: Sequence[str]) -> None:
+        self._targets = targets
+        self._dtypes = [torch_memory.torch_dtype(name) for name in stored_dtypes]
+        self._bytes: list[torch.Tensor | None] = [None] * len(targets)
+        self.regions: list[tuple[int, int, int]] = []
+        devices = {target.placement.device for target in targets}
+        ordinals = {
+            device: torch.empty(0, device=device).get_device() for device in devices
+        }  # "cuda" has none
+        by_device: dict[int, list[int]] = {}
+        for number, target in enumerate(targets):
+            by_device.setdefault(ordinals[target.placement.device], []).append(number)
+        for ordinal, numbers in by_device.items():
+            self._allocate(ordinal, numbers)
+        for ordinal in by_device:
+            torch.cuda.current_stream(ordinal).synchronize()
+        self.places = [[(0, tensor.data_ptr())] for tensor in self._bytes if tensor is not None]
+
+    def _allocate(self, ordinal: int, numbers: Sequence[int]) -> None:
+        device = torch.device("cuda", ordinal)
+        sizes = [volume(self._targets[number].boxes[0]) * self._dtypes[number].itemsize for number in numbers]
+        try:
+            _reserve(sum(size + 2 * ALIGN_BYTES for size in sizes), device)
+            pieces, places = carve(
+                sizes, lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, device=device)
+            )
+        except torch.cuda.OutOfMemoryError as error:
+            raise Unavailable(
+                f"{device} has not enough memory for {sum(sizes)} bytes of tensors: {error}; load fewer of "
+                "them, or free memory first"
+            ) from error
+        self.regions += [(ordinal, piece.data_ptr(), piece.numel()) for piece in pieces]
+        for number, own in zip(numbers, places, strict=True):
+            self._bytes[number] = own
+
+    def finish(self) -> list[torch.Tensor]:
+        """The tensors, once their memory is filled; those that are cast leave theirs."""
+        made = []
+        for number, (target, dtype) in enumerate(zip(self._targets, self._dtypes, strict=True)):
+            own, self._bytes[number] = self._bytes[number], None
+            assert own is not None
+            tensor = as_tensor(own, dtype, target.shape)
+            wanted = torch_memory.torch_dtype(target.dtype)
+            made.append(target.placement.finished(tensor if dtype == wanted else tensor.to(wanted)))
+        return made
+
+
+def carve(
+    sizes: Sequence[int], allocate: Callable[[int], torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Memory for buffers of the given bytes.
+
+    Args:
+        sizes: Their bytes, none 0.
+        allocate: Gives so many bytes, at a multiple of `ALIGN_BYTES`.
+
+    Returns:
+        What was allocated, and what each buffer has of it.
+    """
+    pieces: list[torch.Tensor] = []
+    places: list[torch.Tensor | None] = [None] * len(sizes)
+    group: list[tuple[int, int]] = []  # small buffers, and where they begin in the piece that they share
+    held = 0
+
+    def share() -> None:
+        pieces.append(allocate(held))
+        for number, start in group:
+            places[number] = pieces[-1][start : start + sizes[number]]
+
+    for number, nbytes in enumerate(sizes):
+        if nbytes >= OWN_BYTES:
+            pieces.append(allocate(nbytes))
+            places[number] = pieces[-1]
+            continue
+        if held + nbytes > SHARED_BYTES:
+            share()
+            group, held = [], 0
+        group.append((number, held))
+        held += -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
+    if group:
+        share()
+    return pieces, [place for place in places if place is not None]
+
+
+def as_tensor(data: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """Bytes as a tensor."""
+    return data.view(dtype).view(tuple(shape))
+
+
+def _reserve(nbytes: int, device: torch.device) -> None:
+    """Has torch take all memory from the driver at once, which is slow to give it: of what torch has been
+    given back it then serves tensor after tensor."""
+    if torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) >= nbytes:
+        return
+    with contextlib.suppress(torch.cuda.OutOfMemoryError):  # in several pieces there may be enough
+        torch.empty(nbytes, dtype=torch.uint8, device=device)

@@ -1,0 +1,88 @@
+"""Arrays that the engine brings to their devices itself.
+
+It reads to pinned memory and copies from there while it reads on, so that storage and bus are busy at the
+same time, and no array is in host memory as a whole. What is cast there is read in the stored dtype, in
+groups. Invariants: beside the arrays, a device holds one group of at most `CAST_GROUP_BYTES`, or one array;
+what the layers below cannot do so goes through host memory, as everything else does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from waystation.frameworks import dtypes
+from waystation.frameworks.base import Codec, DeviceArrays
+from waystation.grid import volume
+from waystation.layouts.native.destinations import Destinations
+from waystation.layouts.native.read import Request
+from waystation.layouts.opened import Opened
+from waystation.transfers.buffers import Incoming, Reading
+
+CAST_GROUP_BYTES = 512 << 20
+
+
+def can_take(opened: Opened, codec: Codec, incoming: Incoming) -> bool:
+    """Whether an array can go to its devices like that."""
+    ask = getattr(codec, "goes_to_devices", None)
+    return (
+        ask is not None
+        and incoming.array is not None
+        and hasattr(opened, "read_to_devices")
+        and tuple(incoming.stored.shape) == tuple(incoming.target.shape)
+        and bool(ask(incoming.target, incoming.stored.dtype))
+    )
+
+
+def load(
+    reading: Reading, codec: Codec, arrays: Sequence[Incoming]
+) -> Iterator[tuple[list[Incoming], list[Any]]]:
+    """Loads arrays that can be taken: yields some, and what was made of them, until all are there."""
+    for group in _groups(arrays):
+        yield group, load_group(reading, codec, group)
+
+
+def load_group(reading: Reading, codec: Codec, arrays: Sequence[Incoming]) -> list[Any]:
+    """Loads arrays in one job."""
+    make: Any = codec
+    made: DeviceArrays = make.on_devices(
+        [incoming.target for incoming in arrays], [incoming.stored.dtype for incoming in arrays]
+    )
+    requests: list[Request] = []
+    addresses: list[int] = []
+    for incoming, places in zip(arrays, made.places, strict=True):
+        assert incoming.array is not None
+        requests.append(Request(incoming.array, [incoming.target.boxes[number] for number, _ in places]))
+        addresses += [address for _, address in places]
+    reading.read_to_devices(requests, Destinations(np.array(addresses, np.int64), made, made.regions))
+    return made.finish()
+
+
+def _groups(arrays: Sequence[Incoming]) -> Iterator[list[Incoming]]:
+    """What is wanted as it is stored, all at once; then the rest, as the bound allows."""
+    plain = [incoming for incoming in arrays if incoming.is_plain]
+    if plain:
+        yield plain
+    group: list[Incoming] = []
+    held = 0
+    for incoming in arrays:
+        if incoming.is_plain:
+            continue
+        nbytes = _stored_bytes(incoming)
+        if group and held + nbytes > CAST_GROUP_BYTES:
+            yield group
+            group, held = [], 0
+        group.append(incoming)
+        held += nbytes
+    if group:
+        yield group
+
+
+def _stored_bytes(incoming: Incoming) -> int:
+    """What its boxes take before they are cast."""
+    form = dtypes.of_stored(incoming.stored)
+    items = sum(volume(box) for box in incoming.target.boxes)
+    return items * int(form.host.itemsize) * math.prod(form.host_trailing)

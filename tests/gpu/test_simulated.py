@@ -1,0 +1,95 @@
+"""The way from Python to the driver's calls, against a simulated driver: what it can show without a GPU.
+
+The tests of this folder that need no framework run once more, in a process whose `libcuda.so.1` is the
+simulated one; then copies are made to fail, and pinning to be refused. Nothing here was run on a GPU by that,
+nor is anything said of speed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support import simulated_driver
+
+from waystation import _native
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(__file__).parent
+MODULES = ["test_copies.py", "test_loads.py"]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if simulated_driver.statistics() is not None:
+        pytest.skip("this is the process with the simulated driver")
+    if _native.devices():
+        pytest.skip("this machine has a CUDA device")
+    return simulated_driver.build(tmp_path_factory.mktemp("driver"))
+
+
+def run(library: Path, *arguments: str, **settings: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=simulated_driver.environment(library, **settings),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_needs_no_framework_passes(library: Path, module: str) -> None:
+    done = run(library, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / module))
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout.splitlines()[-1], done.stdout
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from benchmarks.cuda_driver import CudaDriver
+from tests.support import simulated_driver
+from waystation import _native, errors
+
+path, nbytes = sys.argv[1], 24 << 20
+driver = CudaDriver()
+with driver.device_memory(nbytes) as address:
+    words = np.array([0, 0, nbytes, 0, address])
+    regions = [(0, address, nbytes)]
+    for attempt in range(2):
+        job = _native.start_read([(path, nbytes, None)], words, None, device_memory=regions, threads=2)
+        try:
+            job.result()
+            found = np.empty(nbytes, np.uint8)
+            driver.copy_to_host(found.ctypes.data, address, nbytes)
+            assert found.tobytes() == open(path, "rb").read()
+            print("loaded")
+        except errors.Unavailable as error:
+            assert "copying from the host failed on CUDA device 0" in str(error), error
+            print("failed")
+    print(simulated_driver.statistics()["unpinned_copies"] > 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("data") / "file"
+    found.write_bytes(bytes(range(256)) * (24 << 12))
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 5, 23])
+def test_a_copy_that_fails_on_its_way_is_an_error_of_that_load_alone(
+    library: Path, path: Path, number: int
+) -> None:
+    done = run(library, "-c", PROGRAM, str(path), FAILING_COPY=number)
+    assert done.stdout.split() == ["failed", "loaded", "False"], done.stderr
+
+
+def test_memory_that_cannot_be_pinned_is_copied_from_all_the_same(library: Path, path: Path) -> None:
+    done = run(library, "-c", PROGRAM, str(path), REFUSING_PINS=1)
+    assert done.stdout.split() == ["loaded", "loaded", "True"], done.stderr
