@@ -12,6 +12,8 @@ from tests.support import device_codec
 
 import waystation
 from waystation import _native, errors
+from waystation.frameworks import registry
+from waystation.frameworks.base import StoredArray
 from waystation.safetensors import load, load_async, stream, write_checksums
 
 MIB = 1 << 20
@@ -167,3 +169,30 @@ def test_checkpoints_go_the_same_way(cuda: Any, tmp_path: Path, limit: int | Non
         assert found[name].data_ptr() % 256 == 0
     if limit is not None:
         assert _native.arena_statistics()["mapped_bytes"] - before <= limit
+
+
+def test_dtensors_go_the_same_way(cuda: Any, tmp_path: Path) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_nccl_available():
+        pytest.skip("this torch has no NCCL")
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    distributed.init_process_group("nccl", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = distributed.device_mesh.init_device_mesh("cuda", (1,))
+        host = cuda.randn(700, 900)
+        state = {"x": distribute_tensor(host.cuda(), mesh, [Shard(1)])}
+        waystation.save(tmp_path / "checkpoint", state)
+        codec: Any = registry.codec_by_name("torch")
+        (target,) = codec.targets([state["x"]], [as_stored(state["x"])])
+        assert codec.goes_to_devices(target, "float32")
+        found = waystation.load(tmp_path / "checkpoint", state)["x"]
+        assert found.placements == state["x"].placements
+        assert cuda.equal(found.to_local().cpu(), host)
+    finally:
+        distributed.destroy_process_group()
+
+
+def as_stored(tensor: Any) -> StoredArray:
+    shape = tuple(tensor.shape)
+    return StoredArray(shape, "float32", "torch", "F32", shape, None, {})

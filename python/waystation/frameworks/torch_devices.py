@@ -28,12 +28,15 @@ _CAST = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 def goes_to_devices(target: Target, stored_dtype: str) -> bool:
-    """Whether the engine can bring a tensor to its device: a plain one, in memory of NVIDIA's."""
+    """Whether the engine can bring a tensor to its device: one of NVIDIA's, and in one box, which is all that
+    this process holds of a DTensor."""
     place = target.placement
-    if place.form is not None or place.device.type != "cuda" or torch.version.hip is not None:
+    if place.device.type != "cuda" or torch.version.hip is not None or len(target.boxes) != 1:
         return False
-    is_cast_well = stored_dtype in _CAST and target.dtype in _CAST
-    return (stored_dtype == target.dtype or is_cast_well) and math.prod(target.shape) > 0
+    _, shape = target.boxes[0]
+    if math.prod(shape) == 0 or (place.form is not None and place.form.shard.shape != shape):
+        return False
+    return stored_dtype == target.dtype or (stored_dtype in _CAST and target.dtype in _CAST)
 
 
 class DeviceArrays:
@@ -84,7 +87,7 @@ class DeviceArrays:
         for number, (target, dtype) in enumerate(zip(self._targets, self._dtypes, strict=True)):
             own, self._bytes[number] = self._bytes[number], None
             assert own is not None
-            tensor = as_tensor(own, dtype, target.shape)
+            tensor = as_tensor(own, dtype, target.boxes[0][1])
             wanted = torch_memory.torch_dtype(target.dtype)
             made.append(target.placement.finished(tensor if dtype == wanted else tensor.to(wanted)))
         return made

@@ -3,13 +3,15 @@
 Arrays come in the order of the files and of the data in them, so that a disk reads ahead. They are read in
 groups of bounded size, the next while one is handed out. Invariant: what was read and not handed out yet, and
 what is on its way to other devices or dtypes, stays within the bound; a single array that is larger is read
-when it is its turn, and goes in pieces where it does not stay in host memory.
+when it is its turn, and goes in pieces where it does not stay in host memory. What the engine brings to
+devices itself takes next to no host memory: there groups grow, up to `_MOST_DEVICE_BYTES`, so that devices do
+not wait.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,13 +64,17 @@ def stream(
     return _stream(request)
 
 
+_MOST_DEVICE_BYTES = 512 << 20
+
+
 @dataclass(slots=True)
 class _Group:
     """Arrays that are read together.
 
     Attributes:
         arrays: In order.
-        nbytes: The memory that they take.
+        nbytes: The host memory that they take.
+        device_bytes: That of devices, of those that the engine brings there itself.
         is_large: Whether it is one array that is larger than groups are.
         brought: Those that the engine has brought to their devices itself, and what was made of them.
     """
@@ -76,6 +82,7 @@ class _Group:
     arrays: list[Incoming]
     nbytes: int
     is_large: bool
+    device_bytes: int = 0
     brought: list[tuple[list[Incoming], list[Any]]] = field(default_factory=list)
 
 
@@ -85,7 +92,7 @@ def _stream(request: Request) -> Generator[tuple[str, Any], None, None]:
     filling = Filling(request.opened, request.options, progress, None, batches, in_groups=True)
     made = Made(request.opened, len(request.wanted))
     streaming = _Streaming(request, filling, made)
-    groups = _groups(request.incoming, filling.group_bytes)
+    groups = _groups(request.incoming, filling.group_bytes, streaming.on_devices)
     try:
         with (
             calling_arrays_tensors(),
@@ -101,22 +108,33 @@ def _stream(request: Request) -> Generator[tuple[str, Any], None, None]:
         progress.cancel()
 
 
-def _groups(arrays: Sequence[Incoming], group_bytes: int) -> Iterator[_Group]:
+def _groups(arrays: Sequence[Incoming], group_bytes: int, on_devices: Collection[int]) -> Iterator[_Group]:
     group = _Group([], 0, is_large=False)
+    most_device_bytes = group_bytes
     for incoming in arrays:
         nbytes = sum(aligned(size) for size in incoming.box_bytes())
-        if group.arrays and group.nbytes + nbytes > group_bytes:
+        host_bytes, device_bytes = (0, nbytes) if incoming.leaf in on_devices else (nbytes, 0)
+        is_full = (
+            group.nbytes + host_bytes > group_bytes or group.device_bytes + device_bytes > most_device_bytes
+        )
+        if group.arrays and is_full:
             yield group
             group = _Group([], 0, is_large=False)
+            most_device_bytes = min(2 * most_device_bytes, max(group_bytes, _MOST_DEVICE_BYTES))
         group.arrays.append(incoming)
-        group.nbytes += nbytes
+        group.nbytes += host_bytes
+        group.device_bytes += device_bytes
         group.is_large = group.nbytes > group_bytes
     if group.arrays:
         yield group
 
 
 class _Streaming:
-    """Reads groups, and makes arrays of them."""
+    """Reads groups, and makes arrays of them.
+
+    Attributes:
+        on_devices: The arrays that the engine brings to devices itself.
+    """
 
     def __init__(self, request: Request, filling: Filling, made: Made) -> None:
         self._codec = request.codec
@@ -124,24 +142,21 @@ class _Streaming:
         self._reading = filling.reading
         self._group_bytes = filling.group_bytes
         self._staged = {incoming.leaf for _, incoming in filling.staged}
-        self._on_devices = {incoming.leaf for _, batch in filling.on_devices for incoming in batch}
+        self.on_devices = {incoming.leaf for _, batch in filling.on_devices for incoming in batch}
 
     def fill(self, group: _Group) -> None:
         """Reads a group. What is large and does not stay in host memory is left to `make`."""
         resident, staged, on_devices = self._divided(group)
         fill_buffers(self._reading, resident)
-        if group.is_large:
-            return
-        if staged:
+        if staged and not group.is_large:
             fill_buffers(self._reading, staged, Region(min(group.nbytes, self._group_bytes)).allocate)
         group.brought = list(devices.load(self._reading, self._codec, on_devices))
 
     def make(self, group: _Group) -> None:
         """Makes the arrays of a group, and lets go of what they do not keep."""
-        resident, staged, on_devices = self._divided(group)
+        resident, staged, _ = self._divided(group)
         self._made.make(self._codec, resident, wait=False)
         if group.is_large:
-            group.brought = list(devices.load(self._reading, self._codec, on_devices))
             staging.load_staged(
                 self._reading, [(self._codec, incoming) for incoming in staged], self._group_bytes, self._made
             )
@@ -157,6 +172,6 @@ class _Streaming:
         """Those that stay in host memory, those that do not, and those that never get there as a whole."""
         parts: tuple[list[Incoming], list[Incoming], list[Incoming]] = ([], [], [])
         for incoming in group.arrays:
-            part = 1 if incoming.leaf in self._staged else 2 if incoming.leaf in self._on_devices else 0
+            part = 1 if incoming.leaf in self._staged else 2 if incoming.leaf in self.on_devices else 0
             parts[part].append(incoming)
         return parts

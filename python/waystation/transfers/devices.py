@@ -8,12 +8,16 @@ what the layers below cannot do so goes through host memory, as everything else 
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from waystation import _native
+from waystation._errors import WaystationError
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import Codec, DeviceArrays
 from waystation.grid import volume
@@ -23,6 +27,8 @@ from waystation.layouts.opened import Opened
 from waystation.transfers.buffers import Incoming, Reading
 
 CAST_GROUP_BYTES = 512 << 20
+
+_log = logging.getLogger("waystation")
 
 
 def can_take(opened: Opened, codec: Codec, incoming: Incoming) -> bool:
@@ -34,7 +40,21 @@ def can_take(opened: Opened, codec: Codec, incoming: Incoming) -> bool:
         and hasattr(opened, "read_to_devices")
         and tuple(incoming.stored.shape) == tuple(incoming.target.shape)
         and bool(ask(incoming.target, incoming.stored.dtype))
+        and _has_devices()
     )
+
+
+@functools.cache
+def _has_devices() -> bool:
+    """Whether the engine finds the devices that a framework has; if not, says why once."""
+    try:
+        if _native.devices():
+            return True
+        reason = "there is no CUDA driver, or it shows no device"
+    except WaystationError as error:
+        reason = error.message
+    _log.warning("arrays go to GPUs through host memory, which takes longer: %s", reason)
+    return False
 
 
 def load(
