@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks import machine, states
 from benchmarks.command import results_path, wide_console
-from benchmarks.gpu_worker import BUS, READ_WAYS, STORAGE, SYSTEMS, write_model
+from benchmarks.gpu_worker import BUS, READ_WAYS, STORAGE, SYSTEMS, leaves_of, write_model
 from benchmarks.session import ROOT
 from waystation import _native
 
@@ -102,12 +102,13 @@ def measured(arguments: argparse.Namespace, figures: Figures, files: dict[str, P
     """Runs all rounds; yields a line on each measurement."""
     for round_number in range(arguments.rounds):
         for place in arguments.places:
+            is_first = round_number == 0 and place == arguments.places[0]
             systems = [BUS, STORAGE, *arguments.systems]
             for turn in range(len(systems)):  # every round begins with another
                 system = systems[(turn + round_number) % len(systems)]
                 if system in figures.missing:
                     continue
-                outcome = _measure(arguments, system, files[place], place, is_first=round_number == 0)
+                outcome = _measure(arguments, system, files[place], place, is_first=is_first)
                 figures.add(place, system, outcome)
                 yield f"{place} {system}: {outcome.get('seconds', outcome.get('missing'))}"
 
@@ -116,7 +117,7 @@ def _measure(
     arguments: argparse.Namespace, system: str, path: Path, place: str, *, is_first: bool
 ) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.gpu_worker", system, str(path), place]
-    command += ["--state", arguments.state]
+    command += ["--state", arguments.state, "--copies", str(arguments.copies)]
     command += ["--quick"] * arguments.quick + ["--check"] * is_first
     try:
         done = subprocess.run(
@@ -133,6 +134,7 @@ def _measure(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--state", default="llama", choices=list(states.STATES))
+    parser.add_argument("--copies", type=int, default=2, help="how many times as large the model is")
     parser.add_argument("--quick", action="store_true", help="a small model: does everything work?")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--places", nargs="+", default=list(READ_WAYS), choices=list(READ_WAYS))
@@ -144,7 +146,7 @@ def main() -> int:
     if not devices:
         print("no CUDA device here: nothing measured", file=sys.stderr)
         return 0
-    leaves = states.describe(arguments.state, arguments.quick)
+    leaves = leaves_of(arguments.state, arguments.copies, quick=arguments.quick)
     console = wide_console()
     with (
         tempfile.TemporaryDirectory(dir=arguments.directory) as storage,

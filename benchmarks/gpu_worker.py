@@ -42,6 +42,16 @@ class NotMeasuredError(Exception):
     """Something that is needed is not here."""
 
 
+def leaves_of(state: str, copies: int, *, quick: bool) -> list[Leaf]:
+    """The tensors of a model that is so many times as large as a state."""
+    leaves = states.describe(state, quick)
+    return [
+        Leaf(f"copies.{number}.{leaf.name}", leaf.shape, leaf.dtype)
+        for number in range(copies)
+        for leaf in leaves
+    ]
+
+
 def write_model(path: Path, leaves: list[Leaf]) -> None:
     """A file as the package `safetensors` writes it: tensors in the order of names, aligned to 8 bytes."""
     ordered = sorted(leaves, key=lambda leaf: leaf.name)
@@ -266,10 +276,11 @@ def main() -> int:
     parser.add_argument("path", type=Path)
     parser.add_argument("place", choices=list(READ_WAYS))
     parser.add_argument("--state", default="llama")
+    parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--check", action="store_true", help="compare the bytes of all tensors")
     arguments = parser.parse_args()
-    leaves = states.describe(arguments.state, arguments.quick)
+    leaves = leaves_of(arguments.state, arguments.copies, quick=arguments.quick)
     try:
         found = run(arguments.system, arguments.path, arguments.place, leaves, check=arguments.check)
     except NotMeasuredError as reason:

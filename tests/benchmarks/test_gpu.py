@@ -26,12 +26,13 @@ def test_without_a_device_nothing_is_measured() -> None:
 
 
 def test_the_model_is_a_safetensors_file_with_the_bytes_of_its_leaves(tmp_path: Path) -> None:
-    leaves = states.describe("llama", quick=True)
+    leaves = gpu_worker.leaves_of("llama", 2, quick=True)
+    assert len(leaves) == 2 * len(states.describe("llama", quick=True))
     gpu_worker.write_model(tmp_path / "model.safetensors", leaves)
     loaded = load(tmp_path / "model.safetensors", framework="numpy")
     assert gpu_worker.differing(leaves, loaded) is None
-    loaded["norm"] = loaded["norm"] + 1
-    assert gpu_worker.differing(leaves, loaded) == "norm"
+    loaded["copies.1.norm"] = loaded["copies.1.norm"] + 1
+    assert gpu_worker.differing(leaves, loaded) == "copies.1.norm"
 
 
 def test_every_way_of_reading_reads_the_file(tmp_path: Path) -> None:

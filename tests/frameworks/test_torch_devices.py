@@ -61,6 +61,8 @@ def test_bytes_become_tensors_of_every_dtype(name: str) -> None:
         ("cuda:1", (4,), "float8_e4m3fn", "float8_e4m3fn", True),
         ("cuda", (4,), "bfloat16", "float32", True),
         ("cuda", (4,), "float8_e4m3fn", "float32", False),  # which devices may round otherwise
+        ("cuda", (4,), "float32", "float64", True),
+        ("cuda", (4,), "float16", "float64", False),
         ("cuda", (4,), "int32", "float32", False),
         ("cuda", (0, 4), "float32", "float32", False),
         ("cpu", (4,), "float32", "float32", False),

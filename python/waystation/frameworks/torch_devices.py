@@ -24,7 +24,10 @@ ALIGN_BYTES = 256
 OWN_BYTES = 1 << 20
 SHARED_BYTES = 64 << 20
 
-_CAST = frozenset({"float16", "bfloat16", "float32", "float64"})
+# What each dtype is cast to on devices. Torch rounds 64 bits to 32 on the way to 16, the host does not.
+_HALVES = frozenset({"float16", "bfloat16"})
+_CASTS = {name: _HALVES | {"float32", "float64"} for name in ("float16", "bfloat16", "float32")}
+_CASTS["float64"] = frozenset({"float32"})
 
 
 def goes_to_devices(target: Target, stored_dtype: str) -> bool:
@@ -36,7 +39,7 @@ def goes_to_devices(target: Target, stored_dtype: str) -> bool:
     _, shape = target.boxes[0]
     if math.prod(shape) == 0 or (place.form is not None and place.form.shard.shape != shape):
         return False
-    return stored_dtype == target.dtype or (stored_dtype in _CAST and target.dtype in _CAST)
+    return stored_dtype == target.dtype or target.dtype in _CASTS.get(stored_dtype, ())
 
 
 class DeviceArrays:

@@ -28,8 +28,9 @@ const MOST_USUAL_RING_THREADS: usize = 4;
 /// Threads that keep a device busy with one request each.
 const LEAST_DIRECT_THREADS: usize = 4;
 const MOST_THREADS: usize = 64;
-/// Units that a reader has on their way to a device, and the one that it reads.
-const READER_SLOTS: usize = 4;
+/// Units that a reader has on their way to a device, and the one that it reads: no more, since pinning the
+/// first load's memory takes time.
+const READER_SLOTS: usize = 3;
 /// Delivering runs shorter than this costs more than reading them.
 const SHORT_RUN_BYTES: u64 = 4 << 10;
 
