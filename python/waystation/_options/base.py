@@ -145,12 +145,14 @@ class OptionGroup:
         object.__setattr__(self, "_frozen", value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        values = {
-            name: child.__deepcopy__(memo) if isinstance(child, OptionGroup) else child
-            for name in _names(type(self)).options
-            for child in (getattr(self, name),)
-        }
-        return type(self)(**values)
+        # Made without its constructor: every load copies options, and these have been checked.
+        duplicate = object.__new__(type(self))
+        for name in _names(type(self)).options:
+            child = getattr(self, name)
+            value = child.__deepcopy__(memo) if isinstance(child, OptionGroup) else child
+            object.__setattr__(duplicate, name, value)
+        duplicate.__post_init__()
+        return duplicate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
