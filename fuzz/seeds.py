@@ -14,6 +14,11 @@ HEADERS = [
     b' "a":{"data_offsets":[0,4],"shape":[8],"dtype":"F4"}}',
     b' {"\\ud83d\\ude00":{"dtype":"F8_E4M3FNUZ","shape":[0,7],"data_offsets":[0,0]}}  ',
 ]
+INDEXES = [
+    b'{"weight_map":{"a":"m.safetensors"}}',
+    b'{"metadata":{"total_size":1.5e3,"x":[null,true,{}]},"weight_map":{"\\u00e9":"m-00001-of-00002.safetensors",'
+    b'"b":"m-00002-of-00002.safetensors"}}',
+]
 RECORDS = [b'{"crc64":"ae8b14860a799888","record":123456789}\n', b"{}", b'{"version":1}']
 
 
@@ -69,10 +74,21 @@ def slots() -> list[bytes]:
     return [*seeds, b"\1" + record.ljust(2 * PAYLOAD_BYTES, b"\0"), b"\2" + struct.pack("<Q", 1) + entry]
 
 
+def files() -> list[bytes]:
+    """Whole files, each after a byte that says that all of it was read."""
+    data_bytes = [0, 0, 24, 6, 0]
+    return [
+        b"\xff" + len(header).to_bytes(8, "little") + header + bytes(nbytes)
+        for header, nbytes in zip(HEADERS, data_bytes, strict=True)
+    ]
+
+
 def main() -> None:
     """Writes the seeds where cargo-fuzz looks for them."""
     seeds_of_targets = {
         "safetensors_header": HEADERS,
+        "safetensors_file": files(),
+        "safetensors_index": INDEXES,
         "table": tables(),
         "sealed_json": RECORDS,
         "slot": slots(),

@@ -38,6 +38,9 @@ def parse_safetensors_header(
     which data begins.
     """
 
+def parse_safetensors_index(data: Buffer, path: str, /) -> dict[str, str]:
+    """Strictly parses an index: the file of each tensor, a plain name. What else it says is stepped over."""
+
 def build_safetensors_header(
     tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: dict[str, str] | None, align_bytes: int, /
 ) -> bytes:

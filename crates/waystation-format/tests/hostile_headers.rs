@@ -5,7 +5,7 @@
 
 use waystation_format::Kind;
 use waystation_format::safetensors::{
-    DIMENSION_LIMIT, ENTRY_LIMIT, HEADER_LIMIT_BYTES, Planned, build, header_end, parse,
+    DIMENSION_LIMIT, ENTRY_LIMIT, HEADER_LIMIT_BYTES, NAME_LIMIT_BYTES, Planned, build, header_end, parse,
 };
 
 /// A file with this JSON and so many bytes of data.
@@ -242,6 +242,21 @@ fn bombs_are_bounded() {
 }
 
 #[test]
+fn errors_are_short_whatever_they_are_about() {
+    let long = "x".repeat(1 << 20);
+    refused_by_us(format!("{{{}}}", entry(&long, 0, 4)), 4, "more than 65536 bytes");
+    accepted(format!("{{{}}}", entry(&long[..NAME_LIMIT_BYTES], 0, 4)), 4);
+    for json in [
+        format!(r#"{{"w":{{"dtype":"{long}","shape":[4],"data_offsets":[0,4]}}}}"#),
+        format!(r#"{{"w":{{"{long}":"U8","shape":[4],"data_offsets":[0,4]}}}}"#),
+        format!(r#"{{"__metadata__":{{"{long}":"","{long}":""}}}}"#),
+        format!("{{{long}}}"),
+    ] {
+        assert!(refused(json, 4, "").len() < 300);
+    }
+}
+
+#[test]
 fn errors_name_tensor_and_offset() {
     let json = format!("{{{},{}}}", entry("first", 0, 4), entry("layers.0.weight", 5, 4));
     let shown = refused(json, 9, "(tensor: layers.0.weight, offset: 5)");
@@ -300,7 +315,9 @@ fn the_writer_refuses_what_the_reader_would() {
     }
     let pair = ("k".to_owned(), "v".to_owned());
     assert!(build(&[], Some(&[pair.clone(), pair]), 8).is_err());
-    let long = "x".repeat(HEADER_LIMIT_BYTES as usize);
-    let tensors = [Planned { name: long.into(), ..plan("", &[2]) }];
+    let named = |name: String| Planned { name: name.into(), ..plan("", &[2]) };
+    refused(&[named("x".repeat(NAME_LIMIT_BYTES + 1))], 8, "more than 65536 bytes");
+    let count = HEADER_LIMIT_BYTES as usize / NAME_LIMIT_BYTES + 1;
+    let tensors: Vec<_> = (0..count).map(|number| named(format!("{number:0>NAME_LIMIT_BYTES$}"))).collect();
     refused(&tensors, 8, "divide the tensors between files");
 }

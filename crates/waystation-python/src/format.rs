@@ -1,5 +1,7 @@
 //! The `# format` section of `_native.pyi`: headers, tables and sealed JSON. Pure calls on bytes.
 
+use std::collections::HashMap;
+
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -22,6 +24,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(encode_table, module)?)?;
     module.add_function(wrap_pyfunction!(decode_table, module)?)?;
     module.add_function(wrap_pyfunction!(parse_safetensors_header, module)?)?;
+    module.add_function(wrap_pyfunction!(parse_safetensors_index, module)?)?;
     module.add_function(wrap_pyfunction!(build_safetensors_header, module)?)?;
     Ok(())
 }
@@ -159,6 +162,26 @@ fn header_to_py<'py>(py: Python<'py>, header: &Header) -> PyResult<Bound<'py, Py
         tensors.append((&tensor.name, dtype, shape, tensor.begin, tensor.end))?;
     }
     (metadata, tensors, header.data_start).into_pyobject(py)
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, path, /))]
+fn parse_safetensors_index<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    path: &str,
+) -> PyResult<Bound<'py, PyDict>> {
+    let data = Bytes::of(data)?;
+    let parse = || safetensors::parse_index(data.as_slice()).map_err(|error| error.with("path", path));
+    let entries = py.detach(|| guarded(parse))?;
+    // A model has thousands of tensors in few files: the names of those are made once.
+    let mut names: HashMap<&str, Bound<'py, PyString>> = HashMap::new();
+    let weight_map = PyDict::new(py);
+    for (tensor, file) in &entries {
+        let name = names.entry(file).or_insert_with(|| PyString::new(py, file));
+        weight_map.set_item(tensor, &*name)?;
+    }
+    Ok(weight_map)
 }
 
 /// `(name, dtype, shape)`

@@ -150,7 +150,7 @@ def _read(descriptor: int, path: str) -> Header:
         end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
         # What is too long for the file or the format is refused by the parser, from the length alone.
         if len(data) < end <= min(identity.nbytes, LENGTH_BYTES + LIMIT_BYTES):
-            data += _read_range(descriptor, path, len(data), end - len(data))
+            data = _read_range(descriptor, path, 0, end)  # appended, it would be held twice
     metadata, tensors, data_start = _native.parse_safetensors_header(data, identity.nbytes, path)
     return Header(path, identity, metadata, tensors, data_start)
 

@@ -12,7 +12,15 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from waystation._errors import Corrupt, InvalidInput, NotFound, WrongType, from_os_error
+from waystation._errors import (
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    WaystationError,
+    WrongType,
+    from_os_error,
+)
 from waystation._paths import absolute
 from waystation.safetensors.headers import Header, read_headers
 from waystation.safetensors.index import SUFFIX, Index, read_index
@@ -23,6 +31,8 @@ Files: TypeAlias = PathLike | Sequence[PathLike]
 _WHOLE_FILE = "model.safetensors"
 _INDEX_FILE = f"model{SUFFIX}"
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors", re.DOTALL)
+_ATTEMPTS = 5  # while a model is being replaced
+
 _REVISION = re.compile(r"[0-9a-f]{40}")
 
 
@@ -33,8 +43,35 @@ def find(files: Files) -> list[Header]:
         NotFound: There is nothing at a path, or no safetensors file in a directory.
         InvalidInput: It cannot be told what is meant.
         Corrupt: A file is damaged, missing, or not what its index says.
+        Conflict: Somebody replaces them all the time.
     """
-    paths, index = _resolve(files)
+    if not isinstance(files, str | os.PathLike):
+        return _read(_paths(files), None)
+    resolved = _resolve(files)
+    for _ in range(_ATTEMPTS):
+        paths, index = resolved
+        try:
+            headers = _read(paths, index)
+        except WaystationError:
+            again = _resolve(files)
+            if again == resolved:
+                raise
+        else:
+            if index is None or index.is_current():
+                return headers
+            again = _resolve(files)
+        resolved = again
+    raise Conflict(
+        "the files were replaced again and again while their headers were read; open them once nobody saves "
+        "there",
+        path=resolved[0][0],
+    )
+
+
+def _read(paths: Sequence[str], index: Index | None) -> list[Header]:
+    """The headers, held against the index and each other."""
+    if index is not None:
+        index.check_present()
     headers = read_headers(paths)
     if index is not None:
         index.check(headers)
@@ -42,14 +79,17 @@ def find(files: Files) -> list[Header]:
     return headers
 
 
-def _resolve(files: Files) -> tuple[list[str], Index | None]:
-    if not isinstance(files, str | os.PathLike):
-        if not isinstance(files, Iterable):
-            raise WrongType(f"files are a path or several paths, not {type(files).__name__}")
-        paths = [absolute(path) for path in files]
-        if not paths:
-            raise InvalidInput("no files were given")
-        return paths, None
+def _paths(files: Sequence[PathLike]) -> list[str]:
+    if not isinstance(files, Iterable):
+        raise WrongType(f"files are a path or several paths, not {type(files).__name__}")
+    paths = [absolute(path) for path in files]
+    if not paths:
+        raise InvalidInput("no files were given")
+    return paths
+
+
+def _resolve(files: PathLike) -> tuple[list[str], Index | None]:
+    """The files that a path means, and the index that names them."""
     path = absolute(files)
     if os.path.isdir(path):
         return _in_directory(path)

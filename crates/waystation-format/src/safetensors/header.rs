@@ -7,9 +7,10 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use super::json::Scanner;
+use super::json::{Scanner, shown};
 use super::{
-    DIMENSION_LIMIT, Dtype, ENTRY_LIMIT, HEADER_LIMIT_BYTES, LENGTH_BYTES, METADATA_KEY, array_bytes,
+    DIMENSION_LIMIT, Dtype, ENTRY_LIMIT, HEADER_LIMIT_BYTES, LENGTH_BYTES, METADATA_KEY, NAME_LIMIT_BYTES,
+    array_bytes,
 };
 use crate::{Error, Kind, Result};
 
@@ -86,7 +87,7 @@ const SHORTEST_ENTRY_BYTES: usize = 50;
 
 /// Reads the JSON; offsets are still relative to the data and unchecked.
 fn read_entries(text: &str) -> Result<Header> {
-    let mut scanner = Scanner::new(text);
+    let mut scanner = Scanner::of_header(text);
     // A guess that cannot be too small for a valid header, and is bounded for any other.
     let expected = (text.len() / SHORTEST_ENTRY_BYTES).min(ENTRY_LIMIT);
     let mut header = Header { metadata: None, tensors: Vec::with_capacity(expected), data_start: 0 };
@@ -96,24 +97,17 @@ fn read_entries(text: &str) -> Result<Header> {
         if key == METADATA_KEY {
             header.metadata = Some(read_metadata(&mut scanner)?);
         } else {
+            if key.len() > NAME_LIMIT_BYTES {
+                let message = format!("the name of a tensor has more than {NAME_LIMIT_BYTES} bytes");
+                return Err(scanner.fault(message));
+            }
             let tensor = read_tensor(&mut scanner, &key).map_err(|error| error.with("tensor", &*key))?;
             header.tensors.push(tensor);
         }
-        remember(&mut seen, key, &scanner)?;
+        scanner.remember(&mut seen, key, ENTRY_LIMIT)?;
     }
     scanner.end()?;
     Ok(header)
-}
-
-/// Refuses a key that was there before, and more keys than anyone needs.
-fn remember<'a>(seen: &mut HashSet<Cow<'a, str>>, key: Cow<'a, str>, scanner: &Scanner<'_>) -> Result<()> {
-    if seen.len() == ENTRY_LIMIT {
-        return Err(scanner.fault(format!("the header has more than {ENTRY_LIMIT} entries")));
-    }
-    match seen.replace(key) {
-        None => Ok(()),
-        Some(key) => Err(scanner.fault(format!("the header has the key {key:?} twice"))),
-    }
 }
 
 fn read_metadata(scanner: &mut Scanner<'_>) -> Result<Vec<(String, String)>> {
@@ -123,7 +117,7 @@ fn read_metadata(scanner: &mut Scanner<'_>) -> Result<Vec<(String, String)>> {
     while let Some(key) = scanner.next_key(metadata.is_empty())? {
         let value = scanner.string()?;
         metadata.push((key.clone().into_owned(), value.into_owned()));
-        remember(&mut seen, key, scanner)?;
+        scanner.remember(&mut seen, key, ENTRY_LIMIT)?;
     }
     Ok(metadata)
 }
@@ -141,7 +135,11 @@ fn read_tensor(scanner: &mut Scanner<'_>, name: &str) -> Result<Tensor> {
             "dtype" => dtype.replace(read_dtype(scanner)?).is_some(),
             "shape" => shape.replace(scanner.integers(DIMENSION_LIMIT)?).is_some(),
             "data_offsets" => offsets.replace(read_offsets(scanner)?).is_some(),
-            _ => return Err(scanner.fault(format!("unknown field {field:?} in the entry of a tensor"))),
+            _ => {
+                return Err(
+                    scanner.fault(format!("unknown field {} in the entry of a tensor", shown(&field)))
+                );
+            }
         };
         if repeated {
             return Err(scanner.fault(format!("the entry of a tensor has the field {field:?} twice")));
@@ -155,7 +153,7 @@ fn read_tensor(scanner: &mut Scanner<'_>, name: &str) -> Result<Tensor> {
 
 fn read_dtype(scanner: &mut Scanner<'_>) -> Result<Dtype> {
     let name = scanner.string()?;
-    Dtype::from_name(&name).ok_or_else(|| scanner.fault(format!("unknown dtype {name:?}")))
+    Dtype::from_name(&name).ok_or_else(|| scanner.fault(format!("unknown dtype {}", shown(&name))))
 }
 
 fn read_offsets(scanner: &mut Scanner<'_>) -> Result<(u64, u64)> {

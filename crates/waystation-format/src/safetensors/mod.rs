@@ -1,4 +1,4 @@
-//! The header of a safetensors file: a strict reader and a writer.
+//! The header of a safetensors file: a strict reader and a writer. And a reader of the index of several.
 //!
 //! A file is `u64 N`, `N` bytes of JSON, then the tensors one after another. The reader accepts no
 //! file that the reference implementation refuses, and refuses what that one lets through although
@@ -8,11 +8,13 @@
 
 mod dtype;
 mod header;
+mod index;
 mod json;
 mod writer;
 
 pub use dtype::Dtype;
 pub use header::{Header, Tensor, header_end, parse};
+pub use index::{IndexEntry, parse_index};
 pub use writer::{Planned, build};
 
 /// Longest JSON text of a header, as in the reference implementation.
@@ -24,6 +26,9 @@ pub const ENTRY_LIMIT: usize = 1 << 20;
 /// Most dimensions of one array: the 64 that NumPy can hold, and the byte axis that the native
 /// layout appends where safetensors has no dtype.
 pub const DIMENSION_LIMIT: usize = 65;
+
+/// Most bytes of the name of one tensor, so that errors can hold it.
+pub const NAME_LIMIT_BYTES: usize = 1 << 16;
 
 /// Bytes of the length in front of the JSON text.
 const LENGTH_BYTES: u64 = 8;

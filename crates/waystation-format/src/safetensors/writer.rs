@@ -8,7 +8,8 @@ use std::collections::HashSet;
 use std::fmt::Write;
 
 use super::{
-    DIMENSION_LIMIT, Dtype, ENTRY_LIMIT, HEADER_LIMIT_BYTES, LENGTH_BYTES, METADATA_KEY, array_bytes,
+    DIMENSION_LIMIT, Dtype, ENTRY_LIMIT, HEADER_LIMIT_BYTES, LENGTH_BYTES, METADATA_KEY, NAME_LIMIT_BYTES,
+    array_bytes,
 };
 use crate::{Error, Kind, Result};
 
@@ -107,6 +108,9 @@ fn check(tensor: &Planned<'_>, is_new: bool) -> Result<()> {
     }
     if tensor.name.contains('\0') {
         return Err(invalid("the name of a tensor holds a NUL character"));
+    }
+    if tensor.name.len() > NAME_LIMIT_BYTES {
+        return Err(invalid(format!("the name of a tensor has more than {NAME_LIMIT_BYTES} bytes")));
     }
     if tensor.shape.len() > DIMENSION_LIMIT {
         return Err(invalid(format!("a tensor has more than {DIMENSION_LIMIT} dimensions")));
