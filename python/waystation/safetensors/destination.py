@@ -2,13 +2,15 @@
 
 Everything is written into a hidden directory beside its place and made durable; then it moves. A directory
 that did not exist appears whole, in one act. Failure sequence: killed while writing, the hidden directory is
-left and the destination is as it was; killed while files move into a directory that was there before, that
-holds no index, neither the old nor the new, so that no reader takes a mixture for a model. The name of the
-hidden directory says which process it is of, so that `waystation gc` can remove what a dead one left.
+left and the destination is as it was; killed while several files move into a directory that has no model yet,
+some of them are there without an index, which readers refuse as a part of a model. How files take the place
+of earlier ones is told by `replacing.py`. The name of the hidden directory says which process it is of, so
+that `waystation gc` can remove what a dead one left.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -21,9 +23,13 @@ from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_erro
 from waystation.layouts.native import names
 from waystation.layouts.native.attempts import new_attempt_id, remove_tree
 from waystation.layouts.orbax import checkpoint as orbax
+from waystation.safetensors import replacing
 from waystation.safetensors.index import encode_index
 
 Format = Literal["safetensors", "npz"]
+
+# What sets the names of new files apart from those of the earlier ones that they replace.
+_ALTERNATE = ".alternate"
 
 
 class Entry(Protocol):
@@ -102,19 +108,27 @@ class Destination:
 
     def _present(self) -> list[str]:
         """Names of earlier files of this name, the index first."""
-        pattern = re.compile(rf"{re.escape(self.stem)}(-\d{{5}}-of-\d{{5}})?\.{self.format}")
+        if self.format == "npz":
+            pattern = re.compile(re.escape(f"{self.stem}.npz"))
+        else:
+            part = rf"(({re.escape(_ALTERNATE)}\d*)?-\d{{5}}-of-\d{{5}})?"
+            index = re.escape(replacing.index_name(self.stem))
+            pattern = re.compile(rf"{re.escape(self.stem)}{part}\.safetensors|{index}")
         try:
             entries = sorted(os.listdir(self.directory))
         except FileNotFoundError:
             return []
         except OSError as error:
             raise from_os_error(error, "list", self.directory) from error
-        index = [name for name in entries if name == self._index_name]
-        return index + [name for name in entries if pattern.fullmatch(name)]
+        found = [name for name in entries if pattern.fullmatch(name)]
+        return sorted(found, key=lambda name: not name.endswith(".json"))
 
-    @property
-    def _index_name(self) -> str:
-        return f"{self.stem}.safetensors.index.json"
+    def _earlier(self) -> replacing.Earlier | None:
+        """The model that is replaced, if there is one."""
+        if not self._overwrite or self.format == "npz":
+            return None
+        present = self._present()
+        return replacing.Earlier.found(self.directory, self.stem, present) if present else None
 
     def plan(self, arrays: Sequence[T], max_file_bytes: int) -> list[PlannedFile[T]]:
         """Deals the arrays out to files, in order, each file full before the next is begun."""
@@ -129,13 +143,29 @@ class Destination:
             groups[-1].append(entry)
             held += entry.nbytes
         return [
-            PlannedFile(self._file_name(number, len(groups)), sorted(group, key=_alignment_rank))
-            for number, group in enumerate(groups, 1)
+            PlannedFile(name, sorted(group, key=_alignment_rank))
+            for name, group in zip(self._file_names(len(groups)), groups, strict=True)
         ]
 
-    def _file_name(self, number: int, count: int) -> str:
-        part = f"-{number:05}-of-{count:05}" if count > 1 else ""
-        return f"{self.stem}{part}.safetensors"
+    def _file_names(self, count: int) -> list[str]:
+        """Names of so many files; of several none is one that readers of an earlier model look for."""
+        earlier = self._earlier()
+        if count == 1:
+            if earlier is not None and not earlier.can_become_one_file():
+                name = replacing.one_name(self.stem)
+                raise Conflict(
+                    f"{len(earlier.live)} files are there that are one model to a reader, {name!r} among "
+                    "them, which cannot be replaced alone; remove them, or choose another place",
+                    path=os.path.join(self.directory, name),
+                )
+            return [replacing.one_name(self.stem)]
+        taken = frozenset() if earlier is None else earlier.live
+        alternates = (f"{self.stem}{_ALTERNATE}{number or ''}" for number in itertools.count())
+        sets = (
+            [f"{stem}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+            for stem in itertools.chain([self.stem], alternates)
+        )
+        return next(found for found in sets if taken.isdisjoint(found))
 
     @contextmanager
     def staged(self) -> Iterator[str]:
@@ -155,36 +185,42 @@ class Destination:
     def publish(self, stage: str, files: Sequence[PlannedFile[Any]]) -> list[str]:
         """Gives durable files their names; returns their paths, that of the index last."""
         file_names = [file.name for file in files]
-        if len(files) > 1:
-            index = encode_index(
-                [(file.name, [entry.label for entry in file.arrays]) for file in files],
-                sum(entry.nbytes for file in files for entry in file.arrays),
-            )
-            _native.write_small_files([(os.path.join(stage, self._index_name), index)])
-            file_names.append(self._index_name)
-        _native.sync_paths([stage])
-        if os.path.isdir(self.directory):
-            self._move_into(stage, file_names)
+        index = encode_index(
+            [(file.name, [entry.label for entry in file.arrays]) for file in files],
+            sum(entry.nbytes for file in files for entry in file.arrays),
+        )
+        earlier = self._earlier()
+        if earlier is not None:
+            _native.sync_paths([stage])
+            replacing.replace(earlier, stage, file_names, index)
         else:
+            self._publish_new(stage, file_names, index)
+        published = [*file_names, replacing.index_name(self.stem)] if len(files) > 1 else file_names
+        return [os.path.join(self.directory, name) for name in published]
+
+    def _publish_new(self, stage: str, file_names: Sequence[str], index: bytes) -> None:
+        """Gives files their names where there is no model; the index comes last."""
+        if len(file_names) > 1:
+            name = replacing.index_name(self.stem)
+            _native.write_small_files([(os.path.join(stage, name), index)])
+            file_names = [*file_names, name]
+        _native.sync_paths([stage])
+        if not os.path.isdir(self.directory):
             _rename_new(stage, self.directory)
             _native.sync_paths([os.path.dirname(self.directory)])
-        return [os.path.join(self.directory, name) for name in file_names]
-
-    def _move_into(self, stage: str, file_names: Sequence[str]) -> None:
-        old = self._present() if self._overwrite else []
-        try:
-            for name in old:  # the index goes first
-                if len(file_names) > 1 or name not in file_names:
-                    os.unlink(os.path.join(self.directory, name))
-            for name in file_names:
-                source, target = os.path.join(stage, name), os.path.join(self.directory, name)
-                if self._overwrite:
-                    os.replace(source, target)
-                else:
-                    _rename_new(source, target)
-        except OSError as error:
-            raise from_os_error(error, "replace files in", self.directory) from error
+            return
+        for name in file_names:
+            self._move_in(os.path.join(stage, name), os.path.join(self.directory, name))
         _native.sync_paths([self.directory])
+
+    def _move_in(self, source: str, target: str) -> None:
+        if not self._overwrite:
+            _rename_new(source, target)
+            return
+        try:
+            os.replace(source, target)
+        except OSError as error:
+            raise from_os_error(error, "replace", target) from error
 
 
 def _rename_new(source: str, target: str) -> None:
