@@ -68,7 +68,7 @@ docs: build ## build the documentation into target/site; a broken link is an err
 	$(PYTHON) -m mkdocs build --strict --quiet
 	@echo "open target/site/index.html"
 
-fuzz: ## run every fuzz target for FUZZ_SECONDS (needs a nightly Rust and cargo-fuzz)
+fuzz: build ## run every fuzzer for FUZZ_SECONDS (needs a nightly Rust and cargo-fuzz)
 	@tools/fuzz $(FUZZ_SECONDS)
 
 lock: build ## resolve requirements.lock anew
