@@ -183,6 +183,17 @@ def test_nothing_is_overwritten_unasked(saved: Path, tmp_path: Path, run) -> Non
     assert names_in(out) == sorted(before)
 
 
+def test_an_archive_leaves_the_safetensors_files_beside_it_alone(saved: Path, tmp_path: Path, run) -> None:
+    out = tmp_path / "out"
+    assert run("export", saved, out, "--max-shard-bytes", "20KB").code == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    for _ in range(2):
+        archive = ["--select", "^layers.0.b", "--overwrite"]
+        assert run("export", saved, out / "model.npz", *archive).code == 0
+        assert {path.name: path.read_bytes() for path in out.glob("*.[sj]*")} == before
+    assert names_in(out) == sorted([*before, "model.npz"])
+
+
 @pytest.mark.parametrize("exists", [False, True], ids=["new directory", "directory that is there"])
 def test_a_failure_leaves_no_trace(exists: bool, saved: Path, tmp_path: Path, run, damage) -> None:
     out = tmp_path / "deep" / "out"

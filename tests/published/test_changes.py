@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.published import models
 
 import waystation.safetensors
 from waystation import _native, errors
-from waystation.safetensors import load, load_async
+from waystation.safetensors import load, load_async, sources
 
 
 @pytest.fixture
@@ -110,6 +110,45 @@ def test_a_change_between_loads_is_none(path: Path) -> None:
     after = load(path, framework="numpy")["w"]
     assert before[-1] == (1 << 18) - 1
     assert after[-1:].tobytes() == b"abcd"
+
+
+def saved(directory: Path, value: int) -> None:
+    """Two files and their index, of a model of which every element is the value."""
+    arrays = {name: np.full(64, value, np.float32) for name in ("a", "b")}
+    waystation.safetensors.save(arrays, directory, max_file_bytes=256, overwrite=True)
+
+
+@pytest.mark.parametrize("is_read_first", [True, False])
+def test_a_model_that_is_replaced_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read_first: bool
+) -> None:
+    """The new one is opened: its files, and none of the earlier one."""
+    saved(tmp_path, 1)
+    read_headers = sources.read_headers
+
+    def read_and_replace(paths: Sequence[str]) -> Any:
+        monkeypatch.setattr(sources, "read_headers", read_headers)
+        headers = read_headers(paths) if is_read_first else None
+        saved(tmp_path, 2)
+        return headers or read_headers(paths)
+
+    monkeypatch.setattr(sources, "read_headers", read_and_replace)
+    loaded = load(tmp_path, framework="numpy")
+    assert {name: set(array.tolist()) for name, array in loaded.items()} == {"a": {2.0}, "b": {2.0}}
+
+
+def test_a_model_that_is_replaced_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, 1)
+    read_headers = sources.read_headers
+
+    def read_and_replace(paths: Sequence[str]) -> Any:
+        headers = read_headers(paths)
+        saved(tmp_path, 2)
+        return headers
+
+    monkeypatch.setattr(sources, "read_headers", read_and_replace)
+    with pytest.raises(errors.Conflict, match="again and again"):
+        waystation.safetensors.open(tmp_path)
 
 
 def test_no_permission_and_no_room_for_a_name(tmp_path: Path) -> None:
