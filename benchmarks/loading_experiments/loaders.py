@@ -4,7 +4,7 @@ A process wants the model whole, or its block of the rows of every tensor of two
 loader is made before the clock starts and imports what it needs; `load` holds only what a user of that
 library would write. In programs of several processes the framework has connected them already.
 
-- Waystation loads together in torch (`load_in_group`); in JAX each process loads its own by a `sharding_fn`.
+- Waystation loads together in torch (`load_in_group`); in JAX by a `sharding_fn`.
 - fastsafetensors spreads the files over the processes and broadcasts or scatters each tensor.
 - Run:ai's streamer can read shares and broadcast them (`distributed`), or each process reads everything; it
   has no slices, so a block is copied out of every tensor as it comes.
@@ -71,8 +71,9 @@ class WaystationSafetensorsTorch(Loader):
     def load(self, directory: Path) -> Arrays:
         if self.processes == 1 and not self.divided:
             return self._library.load(directory, framework="torch", mmap=self.way == "mmap")
-        axis = (lambda _, shape: 0 if len(shape) == 2 else None) if self.divided else None
-        return self._library.load_in_group(directory, group=self._group, axis=axis)
+        rows = self._library.Divided(axis=0)
+        placement = (lambda _, shape: rows if len(shape) == 2 else None) if self.divided else None
+        return self._library.load_in_group(directory, group=self._group, placement=placement)
 
 
 class WaystationSafetensorsJax(Loader):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed
+from tests.checkpoint.load_peak import give_back_free_memory, status
 from tests.support.programs import Place, raised
 
 import waystation
 from waystation import _native
-from waystation.safetensors import load_in_group
+from waystation.grid import volume
+from waystation.safetensors import Divided, Joined, Only, load_in_group
+from waystation.safetensors.open_files import OpenFiles
 
 
 def bytes_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
@@ -32,18 +39,59 @@ def load(place: Place, model: Path, options: dict[str, Any]) -> Any:
     return [(name, bytes_of(tensor)) for name, tensor in found.items()]
 
 
-def read(place: Place, model: Path) -> Any:
-    """Loads a model; returns the bytes that this process has asked the system for, and how many it holds."""
+def read(place: Place, model: Any, options: dict[str, Any]) -> tuple[int, int, dict[int, int]]:
+    """Loads a model; returns the bytes that this process has asked the system for, those that it holds, and
+    those that its plans read of each device."""
     torch.set_num_threads(1)
     place.connect()
     throttle = str(place.directory / f"throttle-{place.index}")
     _native.create_throttle(throttle)  # counts, without a limit
-    context = waystation.Context()
-    context.engine.throttle_path = throttle
-    with context:
-        found = load_in_group(model, group=torch.distributed.group.WORLD)
+    by_device: dict[int, int] = {}
+    with counting_reads(by_device):
+        context = waystation.Context()
+        context.engine.throttle_path = throttle
+        with context:
+            found = load_in_group(model, group=torch.distributed.group.WORLD, **options)
     held = sum(tensor.nbytes for tensor in found.values())
-    return _native.throttle_usage(throttle)["bytes"], held
+    return _native.throttle_usage(throttle)["bytes"], held, by_device
+
+
+@contextmanager
+def counting_reads(by_device: dict[int, int]) -> Iterator[None]:
+    """Counts what is asked of the files of each device."""
+    read_placed = OpenFiles.read_placed
+
+    def counted(self: OpenFiles, boxes: Any, *arguments: Any) -> None:
+        boxes = list(boxes)
+        for number, box, *_ in boxes:
+            device = self.device_of(number)
+            item_bytes = self.tensors[number][4] - self.tensors[number][3]
+            item_bytes //= max(1, math.prod(self.array(number).shape))
+            by_device[device] = by_device.get(device, 0) + volume(box) * item_bytes
+        read_placed(self, boxes, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OpenFiles, "read_placed", counted)
+        yield
+
+
+def peak(place: Place, model: Path, options: dict[str, Any]) -> tuple[int, int]:
+    """Loads a model twice; returns the bytes of the tensors, and the host memory that the second time took
+    beyond them."""
+    torch.set_num_threads(1)
+    place.connect()
+
+    def once() -> int:
+        found = load_in_group(model, group=torch.distributed.group.WORLD, **options)
+        return sum(tensor.nbytes for tensor in found.values())
+
+    once()
+    give_back_free_memory()
+    before = status("VmRSS")
+    torch.distributed.barrier()
+    Path("/proc/self/clear_refs").write_text("5")
+    held = once()
+    return held, status("VmHWM") - before - held
 
 
 def different(place: Place, models: list[Path]) -> Any:
@@ -51,7 +99,7 @@ def different(place: Place, models: list[Path]) -> Any:
     return load(place, models[place.index], {})
 
 
-def broken(place: Place, model: Path, file: str) -> Any:
+def broken(place: Place, model: Path, file: str, placement: dict[str, Any]) -> Any:
     """What each process sees when a file that one of them has to read is cut after the headers were read."""
     place.connect()
     opened = waystation.safetensors.open(model, framework="torch")
@@ -60,7 +108,41 @@ def broken(place: Place, model: Path, file: str) -> Any:
         os.truncate(model / file, (model / file).stat().st_size - 1)
     torch.distributed.barrier()
     try:
-        load_in_group(opened, group=torch.distributed.group.WORLD)
+        load_in_group(opened, group=torch.distributed.group.WORLD, placement=placement)
     except Exception as error:
         return raised(error)
     return None
+
+
+def beside_fastsafetensors(
+    place: Place, directory: Path, joins: dict[str, Joined], placement: dict[str, Any]
+) -> Any:
+    """What fastsafetensors makes of a model, and what `load_in_group` does."""
+    from fastsafetensors import SafeTensorsFileLoader
+
+    torch.set_num_threads(1)
+    place.connect()
+    group = torch.distributed.group.WORLD
+    paths = sorted(str(path) for path in directory.glob("*.safetensors"))
+    loader = SafeTensorsFileLoader(group, "cpu", nogds=True, framework="pytorch")
+    loader.add_filenames({rank: paths[rank :: place.count] for rank in range(place.count)})
+    buffer = loader.copy_files_to_device()
+    expected: dict[str, Any] = {}
+    joined = {name for own in joins.values() for name in own.names}
+    for name, own in joins.items():
+        expected[name] = buffer.get_multi_cols(list(own.names), own.axis).get_raw()
+    for name in list(buffer.key_to_rank_lidx):
+        where = placement.get(name)
+        if name in joined:
+            continue
+        if isinstance(where, Only):
+            expected[name] = buffer.push_tensor(name, where.rank)
+        elif isinstance(where, Divided):
+            expected[name] = buffer.get_sharded(name, where.axis)
+        else:
+            expected[name] = buffer.get_tensor(name)
+    found = load_in_group(directory, group=group, placement=placement, join=joins)
+    return (
+        {name: bytes_of(tensor) for name, tensor in expected.items() if tensor is not None},
+        {name: bytes_of(tensor) for name, tensor in found.items()},
+    )

@@ -1,7 +1,11 @@
-"""Loads by the processes of a torch program together: what each gets, and who reads how much."""
+"""Loads by the processes of a torch program together: who reads how much, and how they fail.
+
+What each gets is in `test_placement.py`.
+"""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +14,10 @@ import torch
 from safetensors.torch import save_file
 from tests.published import group_scenarios
 from tests.published.group_scenarios import bytes_of
+from tests.support import disks
 from tests.support.programs import Raised, running
 
-from waystation.frameworks.torch_groups import even_blocks
-from waystation.safetensors import load_in_group
+from waystation.safetensors import Divided, Only, load_in_group
 
 MIB = 1 << 20
 STATE = {
@@ -51,20 +55,6 @@ def test_all_get_all(tmp_path: Path, model: Path, count: int) -> None:
         assert dict(found) == expected
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_blocks_go_to_each(tmp_path: Path, model: Path, count: int) -> None:
-    axes = {"0.a": 0, "1.a": 1, "2.b": -1, "0.packed": 0, "1.vector": 0, "2.narrow": 0, "0.none": 0}
-    found = values(tmp_path, count, group_scenarios.load, model, {"axis": axes})
-    for rank, own in enumerate(found):
-        for name, tensor in dict(own).items():
-            whole = STATE[name.partition(".")[2]]
-            axis = axes.get(name)
-            if axis is not None:
-                block = even_blocks(whole.shape[axis], count)[rank]
-                whole = whole.narrow(axis, block.start, len(block))
-            assert tensor == bytes_of(whole), (rank, name)
-
-
 def test_choices_are_those_of_load(tmp_path: Path, model: Path) -> None:
     options = {"select": r"\.[ab]$", "rename": {"0.a": "first"}, "dtype": "bfloat16"}
     expected = [
@@ -77,24 +67,75 @@ def test_choices_are_those_of_load(tmp_path: Path, model: Path) -> None:
 
 
 def test_a_process_alone_needs_no_group(model: Path) -> None:
-    found = load_in_group(model, group=None, axis={"0.a": 0})
+    found = load_in_group(model, group=None, placement={"0.a": Divided(0)})
     assert bytes_of(found["0.a"]) == bytes_of(STATE["a"])
     assert list(found) == [name for number in range(3) for name in found if name.startswith(f"{number}.")]
 
 
-@pytest.mark.parametrize("files", [1, 5])
-def test_every_byte_is_read_by_one_process(tmp_path: Path, files: int) -> None:
-    directory = tmp_path / "model"
+def write_model(directory: Path, files: int) -> Path:
+    """40 tensors of 1 MiB each, in so many files."""
     directory.mkdir()
     for number in range(files):
-        state = {f"{number}.{part}": torch.randn(MIB // 4) for part in range(40 // files)}
+        state = {f"{number}.{part}": torch.randn(512, 512) for part in range(40 // files)}
         save_file(state, directory / f"{number}.safetensors")
-    total = sum(path.stat().st_size for path in directory.iterdir())
-    counted = values(tmp_path, 4, group_scenarios.read, directory)
-    assert [held for _, held in counted] == [40 * MIB] * 4
-    assert 40 * MIB <= sum(nbytes for nbytes, _ in counted) <= 1.05 * total
-    for nbytes, _ in counted:
+    return directory
+
+
+def bytes_of_files(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("files", [1, 5])
+@pytest.mark.parametrize("place", [None, Divided(0), Divided(1)], ids=["all", "rows", "columns"])
+def test_every_byte_is_read_by_one_process(tmp_path: Path, files: int, place: Any) -> None:
+    directory = write_model(tmp_path / "model", files)
+    names = [f"{number}.{part}" for number in range(files) for part in range(40 // files)]
+    placement = dict.fromkeys(names, place)
+    counted = values(tmp_path, 4, group_scenarios.read, directory, {"placement": placement})
+    assert [held for _, held, _ in counted] == [40 * MIB if place is None else 10 * MIB] * 4
+    total = bytes_of_files(directory)
+    assert 40 * MIB <= sum(nbytes for nbytes, _, _ in counted) <= 1.05 * total
+    for nbytes, _, _ in counted:
         assert abs(nbytes - total / 4) < 3 * MIB
+
+
+def test_who_reads_for_itself_reads_less_for_others(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model", 5)
+    placement = {f"0.{part}": Only(1) for part in range(8)}
+    counted = values(tmp_path, 4, group_scenarios.read, directory, {"placement": placement})
+    assert [held for _, held, _ in counted] == [32 * MIB, 40 * MIB, 32 * MIB, 32 * MIB]
+    for nbytes, _, _ in counted:
+        assert abs(nbytes - 10 * MIB) < 2 * MIB
+
+
+@pytest.mark.parametrize("place", [None, Divided(0), Divided(1)], ids=["all", "rows", "columns"])
+def test_each_reads_its_share_of_every_disk(tmp_path: Path, place: Any) -> None:
+    """The larger part of the model is on the disk, the smaller one in memory: each process reads of both."""
+    with disks.in_memory() as elsewhere:
+        directory = write_model(tmp_path / "model", 5)
+        placement = {f"{number}.{part}": place for number in range(5) for part in range(8)}
+        for number in range(2):
+            shutil.move(directory / f"{number}.safetensors", elsewhere)
+        files = sorted([*directory.iterdir(), *elsewhere.iterdir()])
+        counted = values(tmp_path, 4, group_scenarios.read, files, {"placement": placement})
+    for _, _, by_device in counted:
+        slow, fast = sorted(by_device.values(), reverse=True)
+        assert abs(slow - 6 * MIB) < 2 * MIB
+        assert abs(fast - 4 * MIB) < 2 * MIB
+
+
+@pytest.mark.parametrize("place", [None, Divided(0), Divided(1)], ids=["all", "rows", "columns"])
+def test_memory_stays_within_its_limit(tmp_path: Path, place: Any) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    save_file({"large": torch.randn(1 << 12, 1 << 12)}, directory / "large.safetensors")
+    placement = {"large": place}
+    found = values(
+        tmp_path, 2, group_scenarios.peak, directory, {"placement": placement, "memory_limit": 8 * MIB}
+    )
+    for held, extra in found:
+        assert held == 64 * MIB // (1 if place is None else 2)
+        assert extra < 8 * MIB + 4 * MIB, "beside it what gloo and the interpreter allocate"
 
 
 def test_memory_is_bounded_and_all_arrive(tmp_path: Path, model: Path) -> None:
@@ -110,16 +151,25 @@ def test_different_models_are_refused_in_all(tmp_path: Path, model: Path) -> Non
     assert [error.type for error in errors] == ["InvalidInput"] * 2
 
 
-def test_what_one_cannot_read_fails_in_all(tmp_path: Path, model: Path) -> None:
-    errors = values(tmp_path, 3, group_scenarios.broken, model, "2.safetensors")
+@pytest.mark.parametrize("placement", [{}, {"2.a": Only(0)}])
+def test_what_one_cannot_read_fails_in_all(tmp_path: Path, model: Path, placement: dict[str, Any]) -> None:
+    errors = values(tmp_path, 3, group_scenarios.broken, model, "2.safetensors", placement)
     assert all(isinstance(error, Raised) for error in errors), errors
-    assert sorted(error.type for error in errors) == ["Conflict", "Unavailable", "Unavailable"]
+    assert [error.type for error in errors] == ["Conflict"] * 3
+    processes = [error.context.get("process") for error in errors]
+    (failed,) = [rank for rank, process in enumerate(processes) if process is None]
+    assert processes == [None if rank == failed else failed for rank in range(3)]
 
 
-def test_an_axis_that_is_not_there_is_refused(model: Path) -> None:
-    for axis in ({"0.a": 2}, lambda name, shape: len(shape)):
-        with pytest.raises(ValueError, match="axis"):
-            load_in_group(model, group=None, axis=axis)
+def test_what_one_cannot_open_fails_in_all(tmp_path: Path, model: Path) -> None:
+    """Each host has a copy of its own, and one of them lacks a file."""
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    (copy / "1.safetensors").write_bytes(b"damaged!")
+    errors = values(tmp_path, 3, group_scenarios.different, [model, copy, model])
+    assert [error.type for error in errors] == ["Corrupt"] * 3
+    assert [error.context.get("process") for error in errors] == [1, None, 1]
+    assert {error.context["path"] for error in errors} == {str(copy / "1.safetensors")}
 
 
 def test_what_is_no_group_is_refused(model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.published import models
+from tests.support.programs import HANG_S
 
 from waystation import _native, errors
 from waystation.frameworks.jax_arrays import JaxCodec
@@ -94,6 +96,25 @@ def test_memory_is_bounded_and_arrays_are_the_callers_alone(model: Path) -> None
         del array
     assert most <= 4 * MIB
     assert _native.arena_statistics()["live_bytes"] <= before
+
+
+def test_large_arrays_are_read_ahead_where_there_is_room(tmp_path: Path) -> None:
+    """Each takes more than a quarter of the limit, and two more than half of it."""
+    arrays = {f"w{number}": np.full((3, MIB // 4), number, np.float32) for number in range(5)}
+    path = models.write_file(tmp_path / "model.safetensors", arrays)
+    _native.trim_arena()
+    before = _native.arena_statistics()["live_bytes"]
+    coming = stream(path, framework="numpy", memory_limit=8 * MIB)
+    for number in range(5):
+        array = next(coming)[1]
+        expected = 3 * MIB * (2 if number < 4 else 1)
+        until = time.monotonic() + HANG_S
+        while _native.arena_statistics()["live_bytes"] - before < expected:
+            assert time.monotonic() < until, "the next array is not read ahead"
+        assert _native.arena_statistics()["live_bytes"] - before <= expected + MIB
+        assert array.tobytes() == arrays[f"w{number}"].tobytes()
+        del array
+    coming.close()
 
 
 def test_closing_stops_it(model: Path) -> None:

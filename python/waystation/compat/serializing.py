@@ -23,7 +23,7 @@ from waystation.compat.errors import Directory, NoSuchDtype, NotPositive, transl
 from waystation.frameworks import dtypes
 from waystation.layouts.native import engine_job, names
 from waystation.layouts.native.attempts import new_attempt_id
-from waystation.safetensors.open_files import PACKED
+from waystation.safetensors.description import PACKED
 from waystation.safetensors.sources import PathLike
 
 _HEADER_ALIGN_BYTES = 8

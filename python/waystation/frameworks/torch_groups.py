@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as distributed
 
-from waystation._errors import InvalidInput, Unavailable
+from waystation._errors import InvalidInput
+from waystation.coordination import error_codec
 from waystation.frameworks import torch_memory
+
+T = TypeVar("T")
 
 
 def of_group(group: Any) -> TorchGroup:
@@ -105,35 +108,28 @@ class TorchGroup:
         if padded is not own and nbytes:
             as_bytes(own).copy_(padded[:nbytes])
 
-    def scatter_blocks(
-        self,
-        tensor: torch.Tensor | None,
-        shape: Sequence[int],
-        dtype: str,
-        axis: int,
-        source: int,
-        device: str,
+    def exchange(
+        self, parts: Sequence[Sequence[torch.Tensor]], sizes: Sequence[int], device: str
     ) -> torch.Tensor:
-        """The block of this process of a tensor that is divided along an axis, see `even_blocks`.
+        """Sends bytes to every process, and receives some of every process.
 
         Args:
-            tensor: The whole, in the source.
-            shape: Of the whole.
-            dtype: Of its elements, logical.
-            axis: That is divided.
-            source: Who has it.
-            device: Where the block goes.
+            parts: What goes to each, by rank: arrays of bytes of any strides.
+            sizes: How many bytes come from each.
+            device: Where they go.
+
+        Returns:
+            The bytes of all processes, one after another.
         """
-        if self.size == 1:
-            assert tensor is not None
-            return tensor
-        blocks = even_blocks(shape[axis], self.size)
-        shapes = [(*shape[:axis], len(block), *shape[axis + 1 :]) for block in blocks]
-        own = empty(shapes[self.rank], dtype, device)
-        parts = [] if tensor is None else [tensor.narrow(axis, block.start, len(block)) for block in blocks]
-        most = max(math.prod(block) for block in shapes) * own.element_size()
-        self.scatter(parts, own, source, most)
-        return own
+        lengths = [sum(part.numel() for part in own) for own in parts]
+        sent = torch.empty(sum(lengths), dtype=torch.uint8, device=device)
+        begin = 0
+        for part in (part for own in parts for part in own):
+            sent[begin : begin + part.numel()].view(part.shape).copy_(part)
+            begin += part.numel()
+        received = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        distributed.all_to_all_single(received, sent, list(sizes), lengths, group=self.group)
+        return received
 
     def send(self, tensor: torch.Tensor, destination: int, tag: int) -> None:
         """Sends a tensor to one process, which receives it."""
@@ -158,23 +154,30 @@ class TorchGroup:
                 "all of them the same"
             )
 
-    def agree(self, problem: str | None) -> None:
-        """Has all processes go on, or none.
-
-        Args:
-            problem: Why this process cannot; None if it can.
+    def attempt(self, work: Callable[[], T]) -> T:
+        """Does something that can fail in one process and not in others; then all go on, or none.
 
         Raises:
-            Unavailable: Another one cannot; the message says why.
+            WaystationError: The work failed in some process. That one raises its error as it is, the others
+                the error of the first that failed: of the same class and message, with its rank as `process`
+                in the context and its traceback as a note.
         """
         if self.size == 1:
-            return
-        problems: list[str | None] = [None] * self.size
-        distributed.all_gather_object(problems, problem, group=self.group)
-        found = [(rank, said) for rank, said in enumerate(problems) if said is not None]
-        if found and problem is None:
-            rank, said = found[0]
-            raise Unavailable(f"process {rank} of the group could not read what it was to send: {said}")
+            return work()
+        failure: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+        failures: list[bytes | None] = [None] * self.size
+        told = None if failure is None else error_codec.encode(failure, self.rank)
+        distributed.all_gather_object(failures, told, group=self.group)
+        if failure is not None:
+            raise failure
+        first = next((encoded for encoded in failures if encoded is not None), None)
+        if first is not None:
+            raise error_codec.decode(first)
+        return result
 
 
 def even_blocks(extent: int, count: int) -> list[range]:
@@ -193,6 +196,11 @@ def bytes_in_order(tensor: torch.Tensor) -> torch.Tensor:
     # torch copies no elements of some narrow dtypes, but any bytes.
     plain = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
     return as_bytes(plain.contiguous())
+
+
+def byte_array(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as an array of bytes, in the same memory: those of an element are its last axis."""
+    return as_bytes(tensor).reshape(*tensor.shape, tensor.element_size())
 
 
 def _padded(part: torch.Tensor, nbytes: int) -> torch.Tensor:

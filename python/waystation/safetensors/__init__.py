@@ -4,11 +4,15 @@ from waystation.safetensors.checksums import DamagedFile, verify_files, write_ch
 from waystation.safetensors.handle import Tensors, TensorSlice, open  # noqa: A004
 from waystation.safetensors.in_group import load_in_group
 from waystation.safetensors.load import load, load_async
+from waystation.safetensors.placement import Divided, Joined, Only
 from waystation.safetensors.save import save
 from waystation.safetensors.stream import stream
 
 __all__ = [
     "DamagedFile",
+    "Divided",
+    "Joined",
+    "Only",
     "TensorSlice",
     "Tensors",
     "load",

@@ -18,8 +18,9 @@ from waystation.grid import Box, whole
 from waystation.layouts.native import memory
 from waystation.layouts.native.read import Request
 from waystation.layouts.native.read_job import ReadStatistics
+from waystation.safetensors.description import describe
 from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensors
-from waystation.safetensors.open_files import OpenFiles, describe
+from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.sources import Files, find
 from waystation.transfers import staging
 

@@ -1,32 +1,40 @@
-"""`load_in_group`: a model that the processes of a torch program load together, each reading a share of it.
+"""`load_in_group`: a model that the processes of a torch program load together.
 
-Tensors are dealt out in the order of the files, so that each process reads about as many bytes as any other,
-one range after the other; then they go to all processes, or a block of each to every process, over the
-devices. Invariants: who reads what follows from the headers alone, and all processes make sure that they have
-the same ones; what one process cannot read fails in all. Beyond the tensors a process holds what it reads
-ahead, within its limit, and what is just being sent.
+`placement.py` says what each process gets, `group_plan.py` who reads what. Each process then reads what it
+alone needs straight to where it stays; the rest goes over the devices in turns: every process reads some
+pieces, all make sure that each has its own, and then they are sent. Invariants: what one process cannot open,
+decide or read fails in all of them, before any waits for what never comes; beyond its tensors a process holds
+what it reads ahead and what is just being sent, within its limit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
 
-from waystation._errors import InvalidInput
-from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser, renamed, selected
+from waystation._options import Options
+from waystation.frameworks.base import Codec
+from waystation.grid import Box, intersect, relative_to, slices_of_box, volume
+from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser
+from waystation.safetensors.composed import Composed, Composition
+from waystation.safetensors.group_plan import GroupPlan, Piece
 from waystation.safetensors.handle import Tensors
-from waystation.safetensors.handle import open as open_files
-from waystation.safetensors.making import codec_of
-from waystation.safetensors.sources import Files
-from waystation.safetensors.stream import stream
+from waystation.safetensors.making import Made, Wanted, calling_arrays_tensors, codec_of, incoming_of
+from waystation.safetensors.open_files import OpenFiles
+from waystation.safetensors.placement import Joined, Placement, part_of, results_of
+from waystation.safetensors.request import options_of
+from waystation.safetensors.sources import Files, find
+from waystation.safetensors.stream import stream_arrays
+from waystation.transfers.filling import Filling
+from waystation.transfers.handle import Progress
 
-Axis: TypeAlias = Mapping[str, int] | Callable[[str, tuple[int, ...]], int | None]
-
-# Small tensors are sent together: each message waits for every process.
+# Small tensors are sent together, and large ones that are divided in pieces of this size.
 _RUN_BYTES = 16 << 20
+_LEAST_RUN_BYTES = 128 << 10
+_RUNS_IN_LIMIT = 16
+# What exists of a run beside what is read ahead: as it was read, as it is sent, and as it comes.
+_COPIES = 3
 _ALIGN_BYTES = 256
 
 
@@ -35,11 +43,13 @@ def load_in_group(
     *,
     group: Any,
     device: Any = None,
-    axis: Axis | None = None,
+    placement: Placement | None = None,
+    join: Mapping[str, Joined] | None = None,
     dtype: DType = None,
     select: Select | None = None,
     rename: Rename | None = None,
     memory_limit: int | None = None,
+    verify: bool | None = None,
 ) -> dict[str, Any]:
     """Loads a published model into torch, in all processes of a group at once: each reads a share of it.
 
@@ -49,184 +59,242 @@ def load_in_group(
         files: What `load` takes.
         group: A process group of torch; None for this process alone.
         device: Where tensors go: a device or its name, by default the CPU. The group has to reach it.
-        axis: Which tensors are divided, and along which axis: by their names, or by a function of name and
-            shape that returns an axis, or None for a tensor that all processes get whole. Of an axis each
-            process gets one block, even and rounded up: the last ones may be smaller, or empty.
+        placement: What each process gets of a tensor: `Divided(axis)` is one block to each, `Only(rank)` all
+            of it to one of them and nothing to the others; None, or a name that is left out, is all of it to
+            all. By the names of tensors in the files, or a function of such a name and a shape.
+        join: Arrays that are made of several tensors, by their new names: `Joined(names, axis)` is what this
+            process gets of each, one after another along an axis, such as of the queries, keys and values of
+            attention. The tensors themselves are not returned.
         dtype: What `load` takes, as are the next.
         select: Load only some tensors.
         rename: Names of arrays by names of tensors.
         memory_limit: Most bytes of host memory that are read ahead and on their way to the device.
+        verify: Check the checksum of every block that is read.
 
     Returns:
         The tensors by name, in the order of the files.
 
     Raises:
-        InvalidInput: The processes were given other files, or something cannot be had as wanted.
-        Unavailable: Another process could not read its share.
-        NotFound, Corrupt, Conflict, Unsupported: As `load` does.
+        InvalidInput: The processes were given other files or arguments, or something cannot be had as
+            wanted.
+        TensorNotFound: A tensor is named that is not there.
+        NotFound, Corrupt, Conflict, Unavailable, Unsupported: As `load` does. What one process raises, all
+            raise; the context of the error then names that `process`, by its rank.
     """
     codec = codec_of("torch")
     from waystation.frameworks import torch_groups
 
     collectives = torch_groups.of_group(group)
-    place = codec.place_of(device)
-    opened = files if isinstance(files, Tensors) else open_files(files, framework="torch")
-    plan = _Plan(opened, collectives.size, axis=axis, dtype=dtype, select=select, rename=rename)
+    options = options_of(memory_limit, verify)
+    limit_bytes = options.memory.read_concurrent_bytes or 0
+    run_bytes = max(_LEAST_RUN_BYTES, min(limit_bytes // _RUNS_IN_LIMIT, _RUN_BYTES))
+
+    def decide() -> tuple[OpenFiles, GroupPlan, Any]:
+        place = codec.place_of(device)
+        torch_groups.use_device(str(place.device))  # which the group needs to agree on anything
+        opened = files.opened if isinstance(files, Tensors) else OpenFiles(find(files))
+        results = results_of(
+            opened, collectives.size, placement=placement, join=join, select=select, rename=rename
+        )
+        plan = GroupPlan(
+            opened,
+            results,
+            dtype_chooser(dtype),
+            size=collectives.size,
+            run_bytes=run_bytes,
+            least_stretch_bytes=opened.least_stretch_bytes(options.array.loading.verify),
+        )
+        return opened, plan, place
+
+    opened, plan, place = collectives.attempt(decide)
     collectives.agree_on(plan.digest())
-    torch_groups.use_device(str(place.device))
-    own = [tensor.stored for turn in plan.turns for tensor in turn[collectives.rank]]
-    # What is sent takes memory as well, once as it is read and once as it goes.
-    coming = stream(
-        opened, framework="torch", device=device, dtype=dtype, select=own, memory_limit=memory_limit
-    )
-    found: dict[str, Any] = {}
-    with contextlib.closing(coming):
-        for turn in plan.turns:
-            held = _read(coming, turn[collectives.rank], collectives)
-            for source, tensors in enumerate(turn):
-                mine = held if source == collectives.rank else None
-                found.update(_sent(tensors, mine, source, collectives, str(place.device)))
-    return {name: found[name] for name in plan.names}
+    loading = _Loading(opened, plan, options, codec, place, collectives)
+    found = collectives.attempt(loading.read_own)
+    if plan.dealt or plan.shared:
+        sending = _Sending(loading, _less(options, _COPIES * run_bytes))
+        found |= sending.run()
+    return {result.name: found[number] for number, result in enumerate(plan.results) if number in found}
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """A tensor that is loaded.
-
-    Attributes:
-        stored: Its name in the files.
-        name: Its name in the result.
-        shape: As torch has it.
-        dtype: Of the result, logical.
-        nbytes: In the files.
-        axis: Along which it is divided; None if it is not.
-    """
-
-    stored: str
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-    axis: int | None
+def _less(options: Options, nbytes: int) -> Options:
+    """The options with a bound on memory that is so much lower."""
+    chosen = options.thawed()
+    chosen.memory.read_concurrent_bytes = max(0, (options.memory.read_concurrent_bytes or 0) - nbytes)
+    return chosen.frozen()
 
 
-# What each process sends, by its rank.
-_Turn: TypeAlias = list[list[_Tensor]]
-
-
-class _Plan:
-    """Who reads what, and what is sent when.
-
-    Attributes:
-        names: Of the result, in order.
-        turns: In each of them every process reads some tensors, and then each sends its own.
-    """
+class _Loading:
+    """What the steps of one load have in common, and its first: what this process reads for itself."""
 
     def __init__(
         self,
-        opened: Tensors,
-        size: int,
-        *,
-        axis: Axis | None,
-        dtype: DType,
-        select: Select | None,
-        rename: Rename | None,
+        opened: OpenFiles,
+        plan: GroupPlan,
+        options: Options,
+        codec: Codec,
+        place: Any,
+        collectives: Any,
     ) -> None:
-        choose = dtype_chooser(dtype)
-        shapes, dtypes = opened.shapes, opened.dtypes
-        stored = selected(list(opened.keys()), select)
-        sizes = {tensor[0]: tensor[4] - tensor[3] for tensor in opened.opened.tensors}
-        tensors = [
-            _Tensor(
-                old,
-                new,
-                shapes[old],
-                choose(old, dtypes[old]),
-                sizes[old],
-                _axis_of(axis, old, shapes[old]),
+        self.opened = opened
+        self.plan = plan
+        self.options = options
+        self.codec = codec
+        self.place = place
+        self.collectives = collectives
+
+    def read_own(self) -> dict[int, Any]:
+        """What this process reads for itself, by the number of the result."""
+        compositions: dict[int, Composition] = {}
+        for number in self.plan.own:
+            composition = self.composition(number)
+            if composition is not None:
+                compositions[number] = composition
+        composed = Composed(self.opened, list(compositions.values()))
+        wanted = self.wanted(composed, list(compositions))
+        incoming = incoming_of(composed, self.codec, wanted)
+        made = Made(composed, len(wanted))
+        filling = Filling(composed, self.options, Progress(), None, [(self.codec, incoming)])
+        with calling_arrays_tensors():
+            filling.finish(made)
+        return dict(zip(compositions, made.arrays, strict=True))
+
+    def composition(self, number: int) -> Composition | None:
+        """What this process gets of a result."""
+        return self.plan.results[number].composition(self.collectives.rank, self.collectives.size)
+
+    def wanted(self, composed: Composed, results: Sequence[int]) -> list[Wanted]:
+        """The arrays of compositions, each of which is (a part of) one of the results."""
+        return [
+            Wanted(
+                number, composed.labels[number], composed.array(number), self.plan.dtypes[result], self.place
             )
-            for old, new in zip(stored, renamed(stored, rename), strict=True)
-        ]
-        self.names = [tensor.name for tensor in tensors]
-        runs = [list(_runs(share)) for share in _dealt(tensors, size)]
-        self.turns: list[_Turn] = [
-            [own[number] if number < len(own) else [] for own in runs]
-            for number in range(max(map(len, runs), default=0))
+            for number, result in enumerate(results)
         ]
 
-    def digest(self) -> str:
-        """What tells this plan from others."""
-        return hashlib.sha256(repr(self.turns).encode()).hexdigest()
 
+class _Sending:
+    """What goes over the devices: it is read by one process, and sent to all that need it.
 
-def _axis_of(axis: Axis | None, name: str, shape: tuple[int, ...]) -> int | None:
-    chosen = axis(name, shape) if callable(axis) else (axis or {}).get(name)
-    if chosen is not None and not -len(shape) <= chosen < len(shape):
-        raise InvalidInput(f"there is no axis {chosen} in the shape {shape}", tensor=name)
-    return None if chosen is None else chosen % len(shape)
+    Args:
+        loading: Of which this is a part.
+        options: How pieces are read.
+    """
 
+    def __init__(self, loading: _Loading, options: Options) -> None:
+        self._loading = loading
+        self._options = options
+        self._plan = loading.plan
+        self._collectives = loading.collectives
+        self._device = str(loading.place.device)
+        self._found: dict[int, Any] = {}
 
-def _dealt(tensors: Sequence[_Tensor], size: int) -> list[list[_Tensor]]:
-    """Tensors as consecutive shares of about as many bytes, one for each process."""
-    total = sum(tensor.nbytes for tensor in tensors)
-    shares: list[list[_Tensor]] = [[] for _ in range(size)]
-    passed = 0
-    for tensor in tensors:
-        middle = passed + tensor.nbytes // 2
-        shares[min(size - 1, middle * size // max(1, total))].append(tensor)
-        passed += tensor.nbytes
-    return shares
+    def run(self) -> dict[int, Any]:
+        """What this process gets of it, by the number of the result."""
+        for number in self._plan.sent:
+            if not self._plan.goes_whole(number):
+                self._make_room(number)
+        turns = [turn[self._collectives.rank] for turn in (*self._plan.dealt, *self._plan.shared)]
+        with contextlib.closing(self._read([piece for run in turns for piece in run])) as coming:
+            for turn in self._plan.dealt:
+                self._deal(turn, self._next(coming, turn[self._collectives.rank]))
+            for turn in self._plan.shared:
+                held = self._next(coming, turn[self._collectives.rank])
+                for source, run in enumerate(turn):
+                    self._share(run, held if source == self._collectives.rank else None, source)
+        return self._found
 
+    def _make_room(self, number: int) -> None:
+        """Makes the tensor of a result that comes in pieces."""
+        from waystation.frameworks import torch_groups
 
-def _runs(tensors: Sequence[_Tensor]) -> Iterator[list[_Tensor]]:
-    """Consecutive tensors that are sent in one turn: those that go whole together."""
-    run: list[_Tensor] = []
-    for tensor in tensors:
-        if run and sum(own.nbytes for own in run) + tensor.nbytes > _RUN_BYTES:
-            yield run
-            run = []
-        run.append(tensor)
-    if run:
-        yield run
+        shape = self._composition(number).shape
+        self._found[number] = torch_groups.empty(shape, self._plan.dtypes[number], self._device)
 
+    def _composition(self, number: int) -> Composition:
+        composition = self._loading.composition(number)
+        assert composition is not None, "what only one process gets is not sent"
+        return composition
 
-def _read(coming: Iterator[tuple[str, Any]], own: Sequence[_Tensor], collectives: Any) -> list[Any]:
-    """The tensors that this process sends next, once every process has its own."""
-    held: list[Any] = []
-    problem: Exception | None = None
-    try:
-        held = [next(coming)[1] for _ in own]
-    except Exception as error:
-        problem = error
-    collectives.agree(None if problem is None else str(problem))
-    if problem is not None:
-        raise problem
-    return held
+    # ---- reading -------------------------------------------------------------------------------
 
+    def _read(self, pieces: Sequence[Piece]) -> Generator[Any, None, None]:
+        """The pieces of this process, as tensors on the device, one after another."""
+        composed = Composed(
+            self._loading.opened, [part_of(self._plan.source_of(piece), piece.box) for piece in pieces]
+        )
+        wanted = self._loading.wanted(composed, [piece.result for piece in pieces])
+        incoming = incoming_of(composed, self._loading.codec, wanted)
+        return stream_arrays(composed, self._loading.codec, incoming, self._options)
 
-def _sent(
-    tensors: Sequence[_Tensor], held: Sequence[Any] | None, source: int, collectives: Any, device: str
-) -> Iterator[tuple[str, Any]]:
-    """What this process has of the tensors that one process sends; `held` are those, in that one."""
-    from waystation.frameworks import torch_groups
+    def _next(self, coming: Iterator[Any], run: Sequence[Piece]) -> list[Any]:
+        """The pieces that this process sends next, once every process has its own."""
+        held: list[Any] = self._collectives.attempt(lambda: [next(coming) for _ in run])
+        return held
 
-    whole = [number for number, tensor in enumerate(tensors) if tensor.axis is None]
-    if len(whole) == 1 or collectives.size == 1:
-        for number in whole:
-            tensor = tensors[number]
-            value = torch_groups.empty(tensor.shape, tensor.dtype, device) if held is None else held[number]
-            collectives.broadcast(value, source)
-            yield tensor.name, value
-    elif whole:
-        shapes = [tensors[number].shape for number in whole]
-        dtypes = [tensors[number].dtype for number in whole]
-        sent = None if held is None else [held[number] for number in whole]
-        values = collectives.broadcast_joined(sent, shapes, dtypes, source, device, _ALIGN_BYTES)
-        yield from zip([tensors[number].name for number in whole], values, strict=True)
-    for number, tensor in enumerate(tensors):
-        if tensor.axis is not None:
-            value = None if held is None else held[number]
-            yield (
-                tensor.name,
-                collectives.scatter_blocks(value, tensor.shape, tensor.dtype, tensor.axis, source, device),
+    # ---- sending -------------------------------------------------------------------------------
+
+    def _deal(self, turn: Sequence[Sequence[Piece]], held: Sequence[Any]) -> None:
+        """Sends each process its part of the pieces of every process."""
+        from waystation.frameworks import torch_groups
+
+        rank, size = self._collectives.rank, self._collectives.size
+        parts = [
+            [
+                torch_groups.byte_array(tensor)[slices_of_box(relative_to(box, piece.box[0]))]
+                for piece, tensor in zip(turn[rank], held, strict=True)
+                for box in self._common(piece, other)
+            ]
+            for other in range(size)
+        ]
+        sizes = [
+            sum(self._nbytes(piece, box) for piece in run for box in self._common(piece, rank))
+            for run in turn
+        ]
+        received = self._collectives.exchange(parts, sizes, self._device)
+        begin = 0
+        for piece in (piece for run in turn for piece in run):
+            for box in self._common(piece, rank):
+                end = begin + self._nbytes(piece, box)
+                self._put(piece, box, received[begin:end])
+                begin = end
+
+    def _share(self, run: Sequence[Piece], held: Sequence[Any] | None, source: int) -> None:
+        """Sends all of the pieces of one process to all."""
+        from waystation.frameworks import torch_groups
+
+        shapes = [piece.box[1] for piece in run]
+        dtypes = [self._plan.dtypes[piece.result] for piece in run]
+        if len(run) == 1:
+            value = torch_groups.empty(shapes[0], dtypes[0], self._device) if held is None else held[0]
+            self._collectives.broadcast(value, source)
+            values = [value]
+        elif run:
+            values = self._collectives.broadcast_joined(
+                held, shapes, dtypes, source, self._device, _ALIGN_BYTES
             )
+        for piece, value in zip(run, values if run else [], strict=True):
+            if self._plan.goes_whole(piece.result):
+                self._found[piece.result] = value
+                continue
+            for box in self._common(piece, self._collectives.rank):
+                part = torch_groups.byte_array(value)[slices_of_box(relative_to(box, piece.box[0]))]
+                self._put(piece, box, part)
+
+    def _common(self, piece: Piece, rank: int) -> list[Box]:
+        """What a process gets of a piece: one box of its tensor, or nothing."""
+        box = self._plan.source_of(piece).box(rank, self._collectives.size)
+        common = None if box is None else intersect(box, piece.box)
+        return [] if common is None else [common]
+
+    def _nbytes(self, piece: Piece, box: Box) -> int:
+        return volume(box) * int(self._found[piece.result].element_size())
+
+    def _put(self, piece: Piece, box: Box, data: Any) -> None:
+        """Puts the bytes of a box of a tensor where they belong."""
+        from waystation.frameworks import torch_groups
+
+        part = self._composition(piece.result).parts[piece.source]
+        begin = relative_to(box, part.box[0])[0]
+        own = tuple(at + offset for at, offset in zip(begin, part.offset, strict=True)), box[1]
+        place = torch_groups.byte_array(self._found[piece.result])[slices_of_box(own)]
+        place.copy_(data.reshape(place.shape))

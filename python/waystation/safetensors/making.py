@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, WaystationError
 from waystation.frameworks import dtypes, registry
 from waystation.frameworks.base import Codec, StoredArray
-from waystation.safetensors.open_files import PACKED, OpenFiles
+from waystation.layouts.opened import Opened
+from waystation.safetensors.description import PACKED
 from waystation.transfers import staging
 from waystation.transfers.buffers import Incoming
 
@@ -54,6 +55,20 @@ def as_cast(stored: StoredArray, dtype: str) -> StoredArray:
     )
 
 
+class OpenedTensors(Opened, Protocol):
+    """What arrays are made of: the tensors of files, or what is composed of them.
+
+    Attributes:
+        labels: What each is called.
+    """
+
+    labels: list[str]
+
+    def path_of(self, number: int) -> str:
+        """The file of one of them."""
+        ...
+
+
 @dataclasses.dataclass(slots=True)
 class Wanted:
     """A tensor that is to be loaded.
@@ -74,7 +89,7 @@ class Wanted:
 
 
 @paused_collection()
-def incoming_of(opened: OpenFiles, codec: Codec, wanted: Sequence[Wanted]) -> list[Incoming]:
+def incoming_of(opened: OpenedTensors, codec: Codec, wanted: Sequence[Wanted]) -> list[Incoming]:
     """The arrays with the places where they go, numbered as they are given."""
     with naming_tensors(opened, [one.number for one in wanted]):
         targets = codec.placed(
@@ -89,7 +104,7 @@ def incoming_of(opened: OpenFiles, codec: Codec, wanted: Sequence[Wanted]) -> li
 
 
 @contextlib.contextmanager
-def naming_tensors(opened: OpenFiles, numbers: Sequence[int]) -> Iterator[None]:
+def naming_tensors(opened: OpenedTensors, numbers: Sequence[int]) -> Iterator[None]:
     """Replaces a codec's index into its batch by the tensor and its file, in errors."""
     try:
         yield
@@ -117,7 +132,7 @@ class Made:
         arrays: By the number of the leaf; None until made.
     """
 
-    def __init__(self, opened: OpenFiles, count: int) -> None:
+    def __init__(self, opened: OpenedTensors, count: int) -> None:
         self._opened = opened
         self.arrays: list[Any] = [None] * count
 

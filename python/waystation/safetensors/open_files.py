@@ -10,33 +10,54 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from waystation._collection import paused_collection
-from waystation._errors import Conflict, Corrupt, NotFound, Unsupported, WaystationError
+from waystation._errors import Conflict, Corrupt, NotFound, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
 from waystation.frameworks.storage import StorageMetadata
-from waystation.grid import Box, contiguous_strides, whole
+from waystation.grid import Box, contiguous_strides, volume, whole
 from waystation.layouts.native import memory, read_job
 from waystation.layouts.native.destinations import Destinations
 from waystation.layouts.native.read import Allocate, Request, as_array
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
 from waystation.safetensors.checksums import FileChecksums, checksums_of, require_checksums
+from waystation.safetensors.description import stored_as
 from waystation.safetensors.headers import Header, Tensor, check_unchanged
 from waystation.tree import flatten
 
-PACKED = "float4_e2m1fn_x2"  # two elements to a byte
-
-_MOST_AXES = 64  # of NumPy
-_MOST_ITEMS = 1 << 59
 _WHOLE_WORDS = 5  # of a record of the engine without axes
+
+# On either side of a stretch the engine reads up to the next page, or, where blocks are verified, all of the
+# block.
+_LEAST_STRETCH_BYTES = 256 << 10
+_LEAST_VERIFIED_STRETCH_BYTES = 8 << 20
+
+# The number of a tensor, a box of it, where that goes and with which strides (bytes).
+PlacedBox: TypeAlias = tuple[int, Box, int, Sequence[int]]
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What is to be read.
+
+    Attributes:
+        plain: The numbers of tensors that are read whole, and where they go.
+        parts: The numbers of others, with the records of the engine for parts of them, without their files.
+        nbytes: What all that has.
+    """
+
+    plain: list[tuple[int, int]]
+    parts: list[tuple[int, list[int]]]
+    nbytes: int
 
 
 class OpenFiles:
@@ -76,7 +97,7 @@ class OpenFiles:
         found = self._arrays.get(number)
         if found is None:
             try:
-                found = self._arrays[number] = _stored(self.tensors[number])
+                found = self._arrays[number] = stored_as(self.tensors[number])
             except WaystationError as error:
                 raise error.where(tensor=self.labels[number], path=self.path_of(number))
         return found
@@ -92,6 +113,20 @@ class OpenFiles:
         """How a tensor is cut: not at all."""
         shape = self.array(number).shape
         return StorageMetadata(shape, shape)
+
+    def device_of(self, number: int) -> int:
+        """The device that holds a tensor, as the system numbers those of file systems."""
+        return self.headers[int(self._files[number])].identity.device
+
+    def least_stretch_bytes(self, verify: bool | None) -> int:
+        """How long what is read without a gap has to be, at least, so that little is read in vain.
+
+        Raises:
+            InvalidInput: Blocks are to be verified, and a file has no checksums.
+        """
+        checksums = self._checksums_of(range(len(self.headers)), verify)
+        is_verified = any(blocks is not None for blocks in checksums)
+        return _LEAST_VERIFIED_STRETCH_BYTES if is_verified else _LEAST_STRETCH_BYTES
 
     def extent(self, number: int) -> tuple[Header, int, int]:
         """The file of a tensor, and where in it the data begin and end."""
@@ -115,7 +150,7 @@ class OpenFiles:
         forms = [dtypes.of_stored(self.array(request.array)) for request in requests]
         places, addresses = allocate(_sizes(requests, forms))
         destinations = Destinations(addresses, [place[0] for place in places])
-        self._read(requests, forms, destinations, options, on_job, statistics)
+        self._read(self._wanted(requests, forms, addresses), destinations, options, on_job, statistics)
         remaining = iter(places)
         return [
             [as_array(next(remaining), box[1], form.host) for box in request.boxes]
@@ -138,92 +173,141 @@ class OpenFiles:
             Corrupt: A file is damaged.
         """
         forms = [dtypes.of_stored(self.array(request.array)) for request in requests]
-        self._read(requests, forms, destinations, options, on_job, statistics)
+        wanted = self._wanted(requests, forms, destinations.addresses)
+        self._read(wanted, destinations, options, on_job, statistics)
 
-    def _read(
+    def read_placed(
         self,
-        requests: Sequence[Request],
-        forms: Sequence[dtypes.LogicalDtype],
+        boxes: Sequence[PlacedBox],
         destinations: Destinations,
         options: Options,
         on_job: Callable[[Any], None],
         statistics: ReadStatistics,
     ) -> None:
-        sizes = _sizes(requests, forms)
-        words, used = self._words(requests, forms, destinations.addresses, sizes)
-        if used:
-            self._run(words, used, destinations, options, on_job, statistics)
-            statistics.bytes_needed += sum(sizes)
+        """Reads boxes of tensors to addresses, all at once.
+
+        Args:
+            boxes: What goes where; none without elements.
+            destinations: The memory in which that is.
+            options: How.
+            on_job: Told of every job.
+            statistics: Where what was read is added.
+
+        Raises:
+            Conflict, Corrupt: As `read_boxes`.
+        """
+        wanted = _Wanted([], [], 0)
+        for number, box, address, strides in boxes:
+            stored = self.array(number)
+            item_bytes = dtypes.of_stored(stored).host.itemsize
+            part = self._part(number, stored.shape, item_bytes, box, address, strides)
+            wanted.parts.append((number, part))
+            wanted.nbytes += volume(box) * item_bytes
+        self._read(wanted, destinations, options, on_job, statistics)
 
     @paused_collection()
-    def _words(
+    def _wanted(
         self,
         requests: Sequence[Request],
         forms: Sequence[dtypes.LogicalDtype],
         addresses: NDArray[np.int64],
-        sizes: Sequence[int],
-    ) -> tuple[NDArray[np.int64], list[int]]:
-        """The records of `_native.start_read`, and the files that they count."""
-        plain: list[tuple[int, int]] = []  # tensors that are read whole, and where they go
-        parts: list[tuple[int, list[int]]] = []
-        destinations = zip(addresses.tolist(), sizes, strict=True)
+    ) -> _Wanted:
+        sizes = _sizes(requests, forms)
+        wanted = _Wanted([], [], sum(sizes))
+        places = zip(addresses.tolist(), sizes, strict=True)
         for request, form in zip(requests, forms, strict=True):
             number, shape = request.array, self.array(request.array).shape
-            for box, (address, nbytes) in zip(request.boxes, destinations, strict=False):
+            for box, (address, nbytes) in zip(request.boxes, places, strict=False):
                 if nbytes and box == whole(shape):
-                    plain.append((number, address))
+                    wanted.plain.append((number, address))
                 elif nbytes:
-                    parts.append((number, self._part(number, shape, form.host.itemsize, box, address)))
-        chosen = np.array(plain, np.int64).reshape(-1, 2)
+                    strides = contiguous_strides(box[1], form.host.itemsize)
+                    part = self._part(number, shape, form.host.itemsize, box, address, strides)
+                    wanted.parts.append((number, part))
+        return wanted
+
+    def _part(
+        self,
+        number: int,
+        shape: tuple[int, ...],
+        item_bytes: int,
+        box: Box,
+        address: int,
+        strides: Sequence[int],
+    ) -> list[int]:
+        """The record of a part of a tensor, without its file."""
+        begin = self.tensors[number][3]
+        return [begin, item_bytes, len(shape), *shape, *box[0], *box[1], address, *strides]
+
+    @paused_collection()
+    def _words(self, wanted: _Wanted) -> tuple[NDArray[np.int64], list[int]]:
+        """The records of `_native.start_read`, and the files that they count."""
+        chosen = np.array(wanted.plain, np.int64).reshape(-1, 2)
         own = self._files[chosen[:, 0]]
-        files_of_parts = [int(self._files[number]) for number, _ in parts]
+        files_of_parts = [int(self._files[number]) for number, _ in wanted.parts]
         used = sorted({*np.unique(own).tolist(), *files_of_parts})
-        records = np.zeros((len(plain), _WHOLE_WORDS), np.int64)
+        records = np.zeros((len(wanted.plain), _WHOLE_WORDS), np.int64)
         records[:, 0] = np.searchsorted(used, own) if used else 0
-        records[:, 1] = [self.tensors[number][3] for number, _ in plain]
-        records[:, 2] = [self.tensors[number][4] - self.tensors[number][3] for number, _ in plain]
+        records[:, 1] = [self.tensors[number][3] for number, _ in wanted.plain]
+        records[:, 2] = [self.tensors[number][4] - self.tensors[number][3] for number, _ in wanted.plain]
         records[:, 4] = chosen[:, 1]
         places = {file: place for place, file in enumerate(used)}
         others = [
             word
-            for file, (_, record) in zip(files_of_parts, parts, strict=True)
+            for file, (_, record) in zip(files_of_parts, wanted.parts, strict=True)
             for word in (places[file], *record)
         ]
         return np.concatenate([records.ravel(), np.array(others, np.int64)]), used
 
-    def _part(
-        self, number: int, shape: tuple[int, ...], item_bytes: int, box: Box, address: int
-    ) -> list[int]:
-        """The record of a part of a tensor, without its file."""
-        strides = contiguous_strides(box[1], item_bytes)
-        begin = self.tensors[number][3]
-        return [begin, item_bytes, len(shape), *shape, *box[0], *box[1], address, *strides]
+    def _by_device(self, wanted: _Wanted) -> list[_Wanted]:
+        """What is wanted of each device that holds files."""
+        if len({header.identity.device for header in self.headers}) == 1:
+            return [wanted] if wanted.plain or wanted.parts else []
+        found: dict[int, _Wanted] = {}
+        for pair in wanted.plain:
+            found.setdefault(self.device_of(pair[0]), _Wanted([], [], 0)).plain.append(pair)
+        for part in wanted.parts:
+            found.setdefault(self.device_of(part[0]), _Wanted([], [], 0)).parts.append(part)
+        return list(found.values())
 
-    def _run(
+    def _read(
         self,
-        words: NDArray[np.int64],
-        used: Sequence[int],
+        wanted: _Wanted,
         destinations: Destinations,
         options: Options,
         on_job: Callable[[Any], None],
         statistics: ReadStatistics,
     ) -> None:
-        """Runs one job of the engine; its files are the same before and after."""
-        headers = [self.headers[file] for file in used]
+        """Runs a job of the engine for each device that holds files, all at once, so that all are busy; the
+        files are the same before and after."""
+        planned = [self._words(share) for share in self._by_device(wanted)]
+        headers = [self.headers[file] for _, used in planned for file in used]
         check_unchanged(headers)
-        checksums = self._checksums_of(used, options.array.loading.verify)
-        files = [
-            (header.path, header.identity.nbytes, blocks)
-            for header, blocks in zip(headers, checksums, strict=True)
-        ]
+        shared = _shared(options, len(planned))
+        jobs: list[Any] = []
         try:
-            job = read_job.start(files, words, destinations.owner, options, destinations.regions)
-            on_job(job)
-            read_job.finish(job, statistics)
+            for words, used in planned:
+                files = self._to_read(used, options.array.loading.verify)
+                job = read_job.start(files, words, destinations.owner, shared, destinations.regions)
+                jobs.append(job)
+                on_job(job)
+            for job in jobs:
+                read_job.finish(job, statistics)
         except (Conflict, Corrupt, NotFound) as error:
+            _stop(jobs)
             check_unchanged(headers)  # says better what has happened
             raise self._named(error)
+        except BaseException:
+            _stop(jobs)
+            raise
         check_unchanged(headers)
+        statistics.bytes_needed += wanted.nbytes
+
+    def _to_read(self, used: Sequence[int], verify: bool | None) -> list[read_job.ReadFile]:
+        return [
+            (self.headers[file].path, self.headers[file].identity.nbytes, blocks)
+            for file, blocks in zip(used, self._checksums_of(used, verify), strict=True)
+        ]
 
     def _checksums_of(self, used: Sequence[int], verify: bool | None) -> list[bytes | None]:
         """The block checksums of files, None where nothing is to be verified.
@@ -256,6 +340,39 @@ class OpenFiles:
         return error.where(tensor=next(hit, None))
 
 
+def _shared(options: Options, count: int) -> Options:
+    """The options of each of so many jobs that run at once, where they bound what one takes."""
+    if count < 2:
+        return options
+    chosen = options.thawed()
+    engine, memory_options = chosen.engine, chosen.memory
+    engine.depth = _share(engine.depth, count)
+    engine.threads = _share(engine.threads, count)
+    memory_options.read_concurrent_bytes = _share(memory_options.read_concurrent_bytes, count)
+    return chosen.frozen()
+
+
+def _share(most: int | None, count: int) -> int | None:
+    return None if most is None else max(1, most // count)
+
+
+def _sizes(requests: Sequence[Request], forms: Sequence[dtypes.LogicalDtype]) -> list[int]:
+    """The bytes of each box."""
+    return [
+        math.prod(box[1]) * form.host.itemsize
+        for request, form in zip(requests, forms, strict=True)
+        for box in request.boxes
+    ]
+
+
+def _stop(jobs: Sequence[Any]) -> None:
+    """Ends jobs, none of which uses memory any more then."""
+    for job in jobs:
+        job.cancel()
+    for job in jobs:
+        job.wait()
+
+
 class _Arrays(Sequence[StoredArray]):
     """The tensors as arrays are described, each when it is asked for: some may be of no use to anyone."""
 
@@ -269,15 +386,6 @@ class _Arrays(Sequence[StoredArray]):
         return self._opened.array(range(len(self))[number])
 
 
-def _sizes(requests: Sequence[Request], forms: Sequence[dtypes.LogicalDtype]) -> list[int]:
-    """The bytes of each box."""
-    return [
-        math.prod(box[1]) * form.host.itemsize
-        for request, form in zip(requests, forms, strict=True)
-        for box in request.boxes
-    ]
-
-
 def _blocks(header: Header, checksums: FileChecksums | None) -> bytes | None:
     if checksums is None:
         return None
@@ -288,33 +396,3 @@ def _blocks(header: Header, checksums: FileChecksums | None) -> bytes | None:
             path=header.path,
         )
     return checksums.blocks
-
-
-def describe(tensor: Tensor) -> tuple[tuple[int, ...], str]:
-    """The shape and logical dtype of the array that a tensor becomes; of what no framework has, those in the
-    header."""
-    _, storage_dtype, shape, _, _ = tensor
-    if storage_dtype == "F4" and shape and shape[-1] % 2 == 0:
-        return (*shape[:-1], shape[-1] // 2), PACKED
-    return shape, dtypes.name_of_storage(storage_dtype) or storage_dtype
-
-
-def _stored(tensor: Tensor) -> StoredArray:
-    _, storage_dtype, shape, _, _ = tensor
-    # With an extent of 0 any others fit into no bytes, but not into what frameworks count in.
-    if len(shape) > _MOST_AXES or math.prod(filter(None, shape)) > _MOST_ITEMS:
-        raise Unsupported(f"no framework has arrays of the shape {shape}; leave the tensor out (select)")
-    if storage_dtype == "F4":
-        if not shape or shape[-1] % 2:
-            raise Unsupported(
-                f"a tensor of F4 with the shape {shape} does not fill whole bytes along its last axis, as "
-                "frameworks want; leave it out (select)"
-            )
-        packed = (*shape[:-1], shape[-1] // 2)
-        return StoredArray(packed, PACKED, "torch", "U8", (*packed, 1), None, {})
-    logical = dtypes.name_of_storage(storage_dtype)
-    if logical is None:
-        raise Unsupported(
-            f"no framework has arrays of {storage_dtype}, which the tensor is of; leave it out (select)"
-        )
-    return StoredArray(shape, logical, "numpy", storage_dtype, shape, None, {})

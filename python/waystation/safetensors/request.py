@@ -114,14 +114,14 @@ def decide(
         stored = as_held_by(opened.array(number), codec.name)
         wanted.append(Wanted(number, new_name, stored, choose(name, stored.dtype), None))
     placing.places(codec, wanted)
-    options = _options(memory_limit, verify)
+    options = options_of(memory_limit, verify)
     is_mapped = mmap and not options.array.loading.verify
     mappings = Mappings(opened, _MAP_ALIGN_BYTES.get(codec.name)) if is_mapped else None
     incoming = incoming_of(opened, codec, wanted)
     return Request(opened, codec, wanted, incoming, options, mappings, separator)
 
 
-def _options(memory_limit: int | None, verify: bool | None) -> Options:
+def options_of(memory_limit: int | None, verify: bool | None) -> Options:
     """The options in effect, with a bound on memory in any case."""
     chosen = current_options().thawed()
     if memory_limit is not None or chosen.memory.read_concurrent_bytes is None:

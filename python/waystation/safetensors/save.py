@@ -25,9 +25,9 @@ from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import engine_job
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.write_plan import segment_words
+from waystation.safetensors.description import PACKED
 from waystation.safetensors.destination import Destination, PlannedFile
 from waystation.safetensors.index import is_text
-from waystation.safetensors.open_files import PACKED
 from waystation.safetensors.sources import PathLike
 from waystation.tree import flatten, format_key_path, label
 

@@ -2,8 +2,9 @@
 
 Arrays come in the order of the files and of the data in them, so that a disk reads ahead. They are read in
 groups of bounded size, the next while one is handed out. Invariant: what was read and not handed out yet, and
-what is on its way to other devices or dtypes, stays within the bound; a single array that is larger is read
-when it is its turn, and goes in pieces where it does not stay in host memory. What the engine brings to
+what is on its way to other devices or dtypes, stays within the bound, counted to the byte: of an array that
+is larger than a group, too, the next is read meanwhile if there is room for it. What is larger than that is
+read when it is its turn, and goes in pieces where it does not stay in host memory. What the engine brings to
 devices itself takes next to no host memory: there groups grow, up to `_MOST_DEVICE_BYTES`, so that devices do
 not wait.
 """
@@ -15,9 +16,11 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from waystation._options import Options
+from waystation.frameworks.base import Codec
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
-from waystation.safetensors.making import Framework, Made, calling_arrays_tensors
+from waystation.safetensors.making import Framework, Made, OpenedTensors, calling_arrays_tensors
 from waystation.safetensors.request import Placing, Request, decide
 from waystation.safetensors.sources import Files
 from waystation.transfers import devices, staging
@@ -64,6 +67,7 @@ def stream(
     return _stream(request)
 
 
+_GROUPS = 2  # of full size, for which there is room
 _MOST_DEVICE_BYTES = 512 << 20
 
 
@@ -87,23 +91,37 @@ class _Group:
 
 
 def _stream(request: Request) -> Generator[tuple[str, Any], None, None]:
+    arrays = stream_arrays(request.opened, request.codec, request.incoming, request.options)
+    with contextlib.closing(arrays):
+        for wanted in request.wanted:
+            yield wanted.name, next(arrays)  # kept by nobody here: it is the caller's alone
+
+
+def stream_arrays(
+    opened: OpenedTensors, codec: Codec, arrays: Sequence[Incoming], options: Options
+) -> Generator[Any, None, None]:
+    """Reads arrays and yields them in their order, see `stream`.
+
+    Args:
+        opened: What is read.
+        codec: What makes the arrays.
+        arrays: Where they go, numbered in their order.
+        options: How to read; they bound the memory.
+    """
     progress = Progress()
-    batches = [(request.codec, request.incoming)]
-    filling = Filling(request.opened, request.options, progress, None, batches, in_groups=True)
-    made = Made(request.opened, len(request.wanted))
-    streaming = _Streaming(request, filling, made)
-    groups = _groups(request.incoming, filling.group_bytes, streaming.on_devices)
+    filling = Filling(opened, options, progress, None, [(codec, list(arrays))], in_groups=True)
+    made = Made(opened, len(arrays))
+    streaming = _Streaming(codec, filling, made)
+    groups = _groups(arrays, filling.group_bytes, streaming.on_devices)
     try:
         with (
             calling_arrays_tensors(),
-            contextlib.closing(
-                read_ahead(groups, streaming.fill, lambda group: not group.is_large)
-            ) as filled,
+            contextlib.closing(read_ahead(groups, streaming.fill, streaming.may_overlap)) as filled,
         ):
             for group, _ in filled:
                 streaming.make(group)
                 for incoming in group.arrays:
-                    yield request.wanted[incoming.leaf].name, made.take(incoming.leaf)
+                    yield made.take(incoming.leaf)
     finally:
         progress.cancel()
 
@@ -112,7 +130,7 @@ def _groups(arrays: Sequence[Incoming], group_bytes: int, on_devices: Collection
     group = _Group([], 0, is_large=False)
     most_device_bytes = group_bytes
     for incoming in arrays:
-        nbytes = sum(aligned(size) for size in incoming.box_bytes())
+        nbytes = _nbytes(incoming)
         host_bytes, device_bytes = (0, nbytes) if incoming.leaf in on_devices else (nbytes, 0)
         is_full = (
             group.nbytes + host_bytes > group_bytes or group.device_bytes + device_bytes > most_device_bytes
@@ -129,6 +147,10 @@ def _groups(arrays: Sequence[Incoming], group_bytes: int, on_devices: Collection
         yield group
 
 
+def _nbytes(incoming: Incoming) -> int:
+    return sum(aligned(size) for size in incoming.box_bytes())
+
+
 class _Streaming:
     """Reads groups, and makes arrays of them.
 
@@ -136,8 +158,8 @@ class _Streaming:
         on_devices: The arrays that the engine brings to devices itself.
     """
 
-    def __init__(self, request: Request, filling: Filling, made: Made) -> None:
-        self._codec = request.codec
+    def __init__(self, codec: Codec, filling: Filling, made: Made) -> None:
+        self._codec = codec
         self._made = made
         self._reading = filling.reading
         self._group_bytes = filling.group_bytes
@@ -151,6 +173,14 @@ class _Streaming:
         if staged and not group.is_large:
             fill_buffers(self._reading, staged, Region(min(group.nbytes, self._group_bytes)).allocate)
         group.brought = list(devices.load(self._reading, self._codec, on_devices))
+
+    def may_overlap(self, group: _Group, following: _Group) -> bool:
+        """Whether a group may be read while the one before is handed out."""
+        first = group.arrays[0]
+        held_bytes = group.nbytes
+        if first.leaf not in self._staged and first.leaf not in self.on_devices:  # it is the caller's at once
+            held_bytes -= _nbytes(first)
+        return held_bytes + following.nbytes <= _GROUPS * self._group_bytes
 
     def make(self, group: _Group) -> None:
         """Makes the arrays of a group, and lets go of what they do not keep."""

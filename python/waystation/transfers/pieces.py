@@ -95,9 +95,10 @@ def read_parts(
 def read_ahead(
     groups: Iterable[Group],
     read: Callable[[Group], Loaded],
-    may_overlap: Callable[[Group], bool] = lambda _: True,
+    may_overlap: Callable[[Group, Group], bool] = lambda _, __: True,
 ) -> Generator[tuple[Group, Loaded], None, None]:
-    """Each group with what `read` makes of it, while the next one is read in the background, if it may be.
+    """Each group with what `read` makes of it, while the next one is read in the background, if both may be
+    in memory.
 
     At most two groups are in memory if the caller lets go of one before it asks for the next.
     """
@@ -111,7 +112,7 @@ def read_ahead(
         while group is not None:
             loaded = (pending or reader.submit(read, group)).result()
             pending = None
-            if following is not None and may_overlap(following):
+            if following is not None and may_overlap(group, following):
                 pending = reader.submit(read, following)
             yield group, loaded
             del loaded

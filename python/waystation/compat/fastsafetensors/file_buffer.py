@@ -119,20 +119,12 @@ class FilesBufferOnDevice:
         """Waits until every process has read its files.
 
         Raises:
-            Corrupt, Conflict: A file of this process could not be read.
-            Unavailable: One of another process could not.
+            Corrupt, Conflict: A file could not be read, by this process or the one that the context names.
         """
         if self._wait is None:
             return
         wait, self._wait = self._wait, None
-        problem: Exception | None = None
-        try:
-            wait()
-        except Exception as error:
-            problem = error
-        self.pg.collectives.agree(None if problem is None else str(problem))
-        if problem is not None:
-            raise problem
+        self.pg.collectives.attempt(wait)
 
     # ---- tensors -------------------------------------------------------------------------------
 

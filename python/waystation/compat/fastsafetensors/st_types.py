@@ -10,7 +10,7 @@ from enum import Enum
 
 from waystation._errors import InvalidInput, Unsupported
 from waystation.frameworks import dtypes
-from waystation.safetensors.open_files import PACKED
+from waystation.safetensors.description import PACKED
 
 
 class DeviceType(Enum):
