@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from waystation._errors import InvalidInput
-from waystation.frameworks import dtypes, jax_broadcast, jax_devices, jax_sources, jax_targets
+from waystation.frameworks import dtypes, jax_broadcast, jax_devices, jax_exchange, jax_sources, jax_targets
 from waystation.frameworks.base import (
     ArraySource,
     Broadcaster,
@@ -109,6 +109,23 @@ class JaxCodec:
     def wait(self, leaves: Sequence[Any]) -> None:
         """Returns once all copies to devices are done."""
         jax.block_until_ready(leaves)
+
+    def processes_of(self, sharding: Any) -> set[int]:
+        """The processes whose devices a sharding is over; None stands for all devices."""
+        if sharding is None:
+            return set(range(jax.process_count()))
+        return jax_exchange.processes_of(sharding)
+
+    def reading(
+        self, target: Target, item_bytes: int, least_bytes: int
+    ) -> tuple[tuple[int, ...], Any] | None:
+        """With which shape and sharding an array is read first, whose processes need short parts of it, below
+        `least_bytes` in the file; None for others."""
+        return jax_exchange.reading(target, item_bytes, least_bytes)
+
+    def exchanged(self, array: Any, target: Target) -> Any:
+        """Such an array as it should be."""
+        return jax_exchange.exchanged(array, target)
 
     def sharded(self, stored: StoredArray, sharding: Any) -> Any:
         """A `jax.ShapeDtypeStruct` with the given sharding; None for the default device."""

@@ -135,7 +135,7 @@ class JaxBroadcaster:
         words = -(-nbytes // (_WORD_BYTES * len(devices)))
         sends = any(group[0] == self.process_index for group in layer)
         try:
-            with _in_scope(mesh):
+            with in_scope(mesh):
                 parts = _sent(piece, devices, words) if sends else self._nothing(devices, words)
                 shape = (*mesh.devices.shape, words)
                 sharding = NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
@@ -186,7 +186,7 @@ def _sum(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
     return program
 
 
-def _in_scope(mesh: Mesh) -> AbstractContextManager[Any]:
+def in_scope(mesh: Mesh) -> AbstractContextManager[Any]:
     """Whatever mesh the program has set, this one counts here. JAX before 0.7 needs the mesh alone."""
     own: AbstractContextManager[Any] = jax.set_mesh(mesh) if hasattr(jax, "set_mesh") else mesh
     return own

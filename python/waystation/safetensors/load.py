@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from waystation.safetensors import nesting
+from waystation.safetensors import by_rows, nesting
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
-from waystation.safetensors.making import Framework, Made, calling_arrays_tensors
-from waystation.safetensors.request import Placing, Request, decide
+from waystation.safetensors.making import Framework, Made, calling_arrays_tensors, codec_of
+from waystation.safetensors.request import Placing, Request, decide, options_of
 from waystation.safetensors.sources import Files
+from waystation.safetensors.together import Together, open_together
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import AsyncResponse, Progress
 from waystation.transfers.statistics import LoadStatistics
@@ -40,6 +41,7 @@ def load(
     mmap: bool = False,
     nested: bool | str = False,
     progress: Callable[[int, int], object] | None = None,
+    together: bool | None = None,
 ) -> dict[str, Any]:
     """Loads a published model.
 
@@ -66,6 +68,9 @@ def load(
             then never change while an array lives; shrinking one ends the program with SIGBUS.
         nested: Return a tree of dicts by the parts of names, which a dot separates, or the given text.
         progress: Called about ten times a second with the bytes that have been read, and those to read.
+        together: Whether the processes of the program load this together: all make this call, each gets its
+            part, and what fails in one is raised by all. None: those of JAX do whose devices `sharding` is
+            over, and with `sharding_fn` all of them; other loads are this process's alone.
 
     Returns:
         The arrays by name, in the order of the files and of the data in them.
@@ -75,9 +80,11 @@ def load(
         InvalidInput: Something cannot be had as wanted; names the tensor where it is about one.
         Corrupt: A file is damaged, missing, or not what its index says; names file and tensor.
         Conflict: A file changed while it was read.
+        Unavailable: A process that loads with this one has died, or has not come within the deadline
+            (`multiprocessing.deadline_s`).
         Unsupported: The framework has no such dtype, or is not installed.
     """
-    request = decide(
+    request, others = _decide(
         files,
         framework,
         Placing(device=device, sharding=sharding, sharding_fn=sharding_fn),
@@ -88,10 +95,12 @@ def load(
         verify=verify,
         mmap=mmap,
         nested=nested,
+        together=together,
+        may_exchange=True,
     )
     if progress is None:
-        return _load(request, Progress())
-    return _watched(_started(request), progress)
+        return _load(request, others, Progress())
+    return _watched(_started(request, others), progress)
 
 
 def load_async(
@@ -108,12 +117,13 @@ def load_async(
     verify: bool | None = None,
     mmap: bool = False,
     nested: bool | str = False,
+    together: bool | None = None,
 ) -> AsyncResponse[dict[str, Any]]:
     """Loads a published model in the background; takes what `load` takes.
 
     What is wrong with the call or the headers is raised at once, the rest by the handle.
     """
-    request = decide(
+    request, others = _decide(
         files,
         framework,
         Placing(device=device, sharding=sharding, sharding_fn=sharding_fn),
@@ -124,13 +134,61 @@ def load_async(
         verify=verify,
         mmap=mmap,
         nested=nested,
+        together=together,
+        may_exchange=False,  # devices would be used at any time
     )
-    return _started(request)
+    return _started(request, others)
 
 
-def _started(request: Request) -> AsyncResponse[dict[str, Any]]:
+def _decide(
+    files: Files | Tensors,
+    framework: Framework,
+    placing: Placing,
+    *,
+    dtype: DType,
+    select: Select | None,
+    rename: Rename | None,
+    memory_limit: int | None,
+    verify: bool | None,
+    mmap: bool,
+    nested: bool | str,
+    together: bool | None,
+    may_exchange: bool,
+) -> tuple[Request, Together]:
+    """What is loaded, decided with the processes that load it as well."""
+    options = options_of(memory_limit, verify)
+    others = open_together(
+        codec_of(framework),
+        options,
+        sharding=placing.sharding,
+        has_function=placing.sharding_fn is not None,
+        together=together,
+    )
+    try:
+        request = others.decide(
+            lambda: decide(
+                files,
+                framework,
+                placing,
+                dtype=dtype,
+                select=select,
+                rename=rename,
+                options=options,
+                mmap=mmap,
+                nested=nested,
+                may_exchange=may_exchange and not others.is_alone,
+            ),
+            lambda request: request.shared(),
+        )
+    except BaseException:
+        others.close()
+        raise
+    return request, others
+
+
+def _started(request: Request, others: Together) -> AsyncResponse[dict[str, Any]]:
     what = f"loading '{request.opened.headers[0].path}'"
-    return AsyncResponse(what, lambda progress: _load(request, progress))
+    return AsyncResponse(what, lambda progress: _load(request, others, progress))
 
 
 def _watched(
@@ -147,7 +205,7 @@ def _watched(
     return response.result()
 
 
-def _load(request: Request, progress: Progress) -> dict[str, Any]:
+def _load(request: Request, others: Together, progress: Progress) -> dict[str, Any]:
     started_s = time.monotonic()
     made = Made(request.opened, len(request.wanted))
     filling = Filling(
@@ -157,8 +215,14 @@ def _load(request: Request, progress: Progress) -> dict[str, Any]:
         request.mappings,
         [(request.codec, request.incoming)],
     )
-    with calling_arrays_tensors():
-        filling.finish(made)
+
+    def read() -> None:
+        with calling_arrays_tensors():
+            filling.finish(made)
+
+    with contextlib.closing(others):
+        others.finish(read)
+    by_rows.exchange(request.codec, made.arrays, request.exchanged)
     _report(request, filling, time.monotonic() - started_s)
     arrays = {one.name: array for one, array in zip(request.wanted, made.arrays, strict=True)}
     return arrays if request.separator is None else nesting.nest(arrays, request.separator)

@@ -7,6 +7,7 @@ may run in another thread.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation._options.in_effect import current_options
-from waystation.frameworks.base import Codec
-from waystation.safetensors import nesting
+from waystation.frameworks.base import Codec, Target
+from waystation.safetensors import by_rows, nesting
 from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser, renamed, selected
 from waystation.safetensors.handle import Tensors
 from waystation.safetensors.making import Wanted, as_cast, as_held_by, codec_of, incoming_of
@@ -75,6 +76,7 @@ class Request:
         options: How to read, with a bound on memory.
         mappings: What is mapped instead of being read, if anything is.
         separator: What separates the parts of names in a nested result; None for a flat one.
+        exchanged: Where arrays go in the end that are read by rows first, by their leaves.
     """
 
     opened: OpenFiles
@@ -84,6 +86,23 @@ class Request:
     options: Options
     mappings: Mappings | None
     separator: str | None
+    exchanged: dict[int, Target]
+
+    def shared(self) -> bytes:
+        """What processes that load together have to decide alike: all about arrays that several hold."""
+        ask = getattr(self.codec, "processes_of", None)
+        if ask is None:
+            return b""
+        are_shared: dict[int, bool] = {}
+        digest = hashlib.sha256()
+        for leaf, one in enumerate(self.wanted):
+            place = one.place
+            if id(place) not in are_shared:
+                are_shared[id(place)] = place is not None and len(ask(place)) > 1
+            if are_shared[id(place)]:
+                what = one.name, one.stored.shape, one.stored.dtype, one.dtype, place, leaf in self.exchanged
+                digest.update(repr(what).encode())
+        return digest.digest()
 
 
 def decide(
@@ -94,10 +113,10 @@ def decide(
     dtype: DType,
     select: Select | None,
     rename: Rename | None,
-    memory_limit: int | None,
-    verify: bool | None,
+    options: Options,
     mmap: bool,
     nested: bool | str,
+    may_exchange: bool,
 ) -> Request:
     """Opens the files and decides everything about a load of them."""
     separator = nesting.separator_of(nested)
@@ -114,11 +133,13 @@ def decide(
         stored = as_held_by(opened.array(number), codec.name)
         wanted.append(Wanted(number, new_name, stored, choose(name, stored.dtype), None))
     placing.places(codec, wanted)
-    options = options_of(memory_limit, verify)
     is_mapped = mmap and not options.array.loading.verify
     mappings = Mappings(opened, _MAP_ALIGN_BYTES.get(codec.name)) if is_mapped else None
     incoming = incoming_of(opened, codec, wanted)
-    return Request(opened, codec, wanted, incoming, options, mappings, separator)
+    exchanged: dict[int, Target] = {}
+    if may_exchange and mappings is None:
+        exchanged = by_rows.prepare(opened, codec, incoming, options.array.loading.verify)
+    return Request(opened, codec, wanted, incoming, options, mappings, separator, exchanged)
 
 
 def options_of(memory_limit: int | None, verify: bool | None) -> Options:

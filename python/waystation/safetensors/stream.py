@@ -21,7 +21,7 @@ from waystation.frameworks.base import Codec
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
 from waystation.safetensors.making import Framework, Made, OpenedTensors, calling_arrays_tensors
-from waystation.safetensors.request import Placing, Request, decide
+from waystation.safetensors.request import Placing, Request, decide, options_of
 from waystation.safetensors.sources import Files
 from waystation.transfers import devices, staging
 from waystation.transfers.buffers import Incoming, Region, aligned, fill_buffers
@@ -59,10 +59,10 @@ def stream(
         dtype=dtype,
         select=select,
         rename=rename,
-        memory_limit=memory_limit,
-        verify=verify,
+        options=options_of(memory_limit, verify),
         mmap=False,
         nested=False,
+        may_exchange=False,
     )
     return _stream(request)
 
