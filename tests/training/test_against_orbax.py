@@ -154,6 +154,15 @@ def test_errors_are_those_of_orbax(tmp_path: Path) -> None:
                 wrong(own)
 
 
+def test_metrics_alone_are_no_checkpoint(tmp_path: Path) -> None:
+    for training in (theirs, waystation.training):
+        with training.Checkpointer(tmp_path / training.__name__) as checkpointer:
+            checkpointer.save(0, STATE, metrics={"loss": 1.0})
+            with pytest.raises(ValueError, match="delete the"):
+                checkpointer.delete(0, checkpointable_name="state")
+            assert steps_of(checkpointer) == [0]
+
+
 @pytest.mark.parametrize("what", ["metrics", "custom_metadata"])
 def test_what_json_does_not_have_is_a_type_error_as_in_orbax(tmp_path: Path, what: str) -> None:
     """Orbax raises it from within a save, which it leaves half done; so it does not run here."""

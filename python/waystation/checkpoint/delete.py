@@ -14,6 +14,7 @@ from waystation._errors import (
 )
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import local_storage, opening
+from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.saving import check_name
@@ -50,7 +51,7 @@ def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok
         CheckpointNotFound: There is nothing at `path`.
         CheckpointableNotFound: The checkpoint has no such checkpointable.
         InvalidInput: What is there is not a checkpoint, but a part of one, or something else; it is left
-            alone. Or the checkpointable is the last one: delete the checkpoint then.
+            alone. Or the checkpointable is the last one, but for metrics: delete the checkpoint then.
         DeletionRecoveryError: The deletion of another checkpointable has begun and has not ended.
     """
     return _Deletion(path, checkpointable_name, missing_ok=missing_ok).run()
@@ -142,7 +143,7 @@ class _Deletion:
         present = self._present()
         if self._name not in present:
             return _ABSENT
-        if len(present) == 1:
+        if not set(present) - {self._name, METRICS}:  # metrics alone are no checkpoint
             raise InvalidInput(
                 f"'{self._name}' is the last checkpointable of '{self.target}'; delete the checkpoint: "
                 "delete(path)",
