@@ -4,9 +4,12 @@
 //! `store` owns the slots of a host, `writer` fills one and `reader` loads from one, in whatever process.
 //! `slots` is how a slot changes and which one is given to whom: pure, but for the count of readers that
 //! threads share. `process` and `locks` tell who still uses one. `docs/format-slots.md` specifies the files,
-//! whose bytes `waystation-format` reads and writes; bytes of arrays are moved by `waystation-io`.
+//! whose bytes `waystation-format` reads and writes; bytes of arrays are moved by `waystation-io`. `peers` (a
+//! feature, for those who need no network) is how agents of several hosts speak to each other.
 
 pub mod locks;
+#[cfg(feature = "peers")]
+pub mod peers;
 pub mod prefix;
 pub mod process;
 pub mod reader;

@@ -1,0 +1,21 @@
+//! Agents among each other: who may connect, what they tell each other, how the bytes of slots travel.
+//!
+//! `secret`, `keys`, `hello` and `handshake` are how two sides prove to each other that they belong to one
+//! job; `gate` and `listener` keep strangers from taking anything; `stream` carries what is said between those
+//! who have proven themselves. `docs/protocol-peers.md` specifies the wire.
+
+mod connection;
+mod gate;
+mod handshake;
+mod hello;
+mod keys;
+mod listener;
+mod secret;
+mod stream;
+
+pub use connection::{Connection, Credentials, Peer};
+pub use gate::Limits;
+pub use handshake::Identity;
+pub use hello::{Name, Purpose, VERSION};
+pub use listener::Listener;
+pub use secret::{LEAST_BYTES as LEAST_SECRET_BYTES, MOST_BYTES as MOST_SECRET_BYTES, Secret};

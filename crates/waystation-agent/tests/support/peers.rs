@@ -1,0 +1,110 @@
+//! Agents on loopback addresses, and proxies between them, for the tests.
+#![allow(clippy::unwrap_used, dead_code)] // each test uses a part of it
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use waystation_agent::peers::{Connection, Credentials, Identity, Limits, Listener, Name, Peer, Secret};
+use waystation_format::slot::Id;
+
+pub const RUN: Id = Id([1; 16]);
+pub const SECRET: [u8; 32] = [0x5e; 32];
+/// For what ends sooner, unless a test is about to fail.
+pub const LONG: Duration = Duration::from_secs(60);
+
+/// Any port of this host.
+pub fn any_port() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
+
+pub fn credentials(name: &str) -> Credentials {
+    credentials_of(name, RUN, &SECRET)
+}
+
+pub fn credentials_of(name: &str, run: Id, secret: &[u8]) -> Credentials {
+    let identity = Identity { name: Name::new(name).unwrap(), run };
+    Credentials { identity, secret: Arc::new(Secret::new(secret).unwrap()) }
+}
+
+/// Generous but for a test of them.
+pub fn limits() -> Limits {
+    Limits { handshake: LONG, ..Limits::default() }
+}
+
+pub async fn listen(name: &str, limits: Limits) -> (Listener, Peer) {
+    let listener = Listener::bind(any_port(), credentials(name), limits).await.unwrap();
+    let peer = Peer { name: Name::new(name).unwrap(), address: listener.address().unwrap() };
+    (listener, peer)
+}
+
+/// Runs a listener until the future beside it is done, which nobody may get through it.
+pub async fn nobody_gets_in<T>(listener: &mut Listener, beside: impl Future<Output = T>) -> T {
+    tokio::select! {
+        connection = listener.accept() => unreachable!("'{}' was let in", connection.peer()),
+        done = beside => done,
+    }
+}
+
+/// Runs a listener until somebody gets in and the future beside it is done.
+pub async fn gets_in<T>(listener: &mut Listener, beside: impl Future<Output = T>) -> (Connection, T) {
+    tokio::join!(listener.accept(), beside)
+}
+
+/// Which way bytes go through a proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    ToServer,
+    ToClient,
+}
+
+/// A proxy that changes the byte at a position of one direction of every connection, and keeps what the
+/// clients have sent.
+pub async fn changing_proxy(
+    target: SocketAddr,
+    way: Way,
+    position: usize,
+) -> (SocketAddr, tokio::sync::mpsc::UnboundedReceiver<Vec<u8>>) {
+    let listener = TcpListener::bind(any_port()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = TcpStream::connect(target).await.unwrap();
+            let (from_client, to_client) = client.into_split();
+            let (from_server, to_server) = server.into_split();
+            let at = |other: Way| (other == way).then_some(position);
+            tokio::spawn(pump(from_client, to_server, at(Way::ToServer), Some(sender.clone())));
+            tokio::spawn(pump(from_server, to_client, at(Way::ToClient), None));
+        }
+    });
+    (address, receiver)
+}
+
+async fn pump(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    changed: Option<usize>,
+    record: Option<tokio::sync::mpsc::UnboundedSender<Vec<u8>>>,
+) {
+    let (mut all, mut buffer) = (Vec::new(), vec![0; 65_536]);
+    while let Ok(count) = from.read(&mut buffer).await {
+        if count == 0 {
+            break;
+        }
+        let begin = all.len();
+        all.extend_from_slice(&buffer[..count]);
+        if let Some(position) = changed.filter(|at| (begin..begin + count).contains(at)) {
+            buffer[position - begin] ^= 0x10;
+        }
+        if to.write_all(&buffer[..count]).await.is_err() {
+            break;
+        }
+    }
+    drop(to.shutdown().await);
+    if let Some(record) = record {
+        drop(record.send(all));
+    }
+}
