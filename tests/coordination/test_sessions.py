@@ -224,7 +224,8 @@ def test_a_round_costs_the_others_the_same_however_many_there_are(framework: str
         assert calls[0]["read"] == 10
         assert sum(calls[0].values()) <= 80
         assert all(process.get("set_once", 0) <= 10 for process in calls[1:])
-    assert others[2] == others[4] == {"set": 10, "add": 10, "get": 10, "delete": 10}
+    removals = {} if framework == "jax" else {"delete": 10}
+    assert others[2] == others[4] == {"set": 10, "add": 10, "get": 10, **removals}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -18,20 +18,21 @@ Whoever fails puts the verdict itself, so that nobody waits for processes that a
 As it is put once only, all processes get the same one, also when several fail, or the primary decides while
 another gives up waiting. A process with a verdict has no more to do in the round.
 
-**Who removes what.** Each process removes its own part once it knows the verdict: the primary has then read
-all parts, or will not use them. When all parts of a round are there, everybody has read the verdict of the
-round before, so that the primary removes that one, and what counted the arrivals. What is left is that of
-the last round, which nobody knows to be the last until sessions close: `closed` counts these, and the last
-one out removes the rest. Where the store would vanish with its host, the host waits for that moment (`over`),
+**Who removes what.** When all parts of a round are there, everybody has read the verdict of the round before,
+and the primary removes what there is of that one. In a store that removes only key by key, this is its
+verdict, and what counted the arrivals is removed at once; each process removes its own part once it knows the
+verdict: the primary has then read all parts, or will not use them. What is left is that of the last rounds,
+which nobody knows to be the last until sessions close: `closed` counts these, and the last one out removes
+the rest. Where the store would vanish with its host, the host waits for that moment (`over`),
 or others could not read the last verdict. If a process dies, it never closes, and what that session left
 stays: a few small keys, in a store that will hardly outlive that death for long.
 
 **Generations.** A store may outlive the group of processes that uses it (torch elastic keeps one for all
 restarts of a group). Each process counts in the store how often it began to coordinate here.
 
-**Costs.** In a round without failure a process other than the primary makes four calls (part, arrival,
-verdict, removal), and five if it is the last; the primary makes three more, of which one reads all parts at
-once. Only values too large for a message, and waiting for long, cost more.
+**Costs.** In a round without failure a process other than the primary makes three calls (part, arrival,
+verdict), a fourth if it is the last, and one more (removal) where removal is key by key; the primary makes
+three more, of which one reads all parts at once. Only values too large for a message, and waiting for long, cost more.
 """
 
 from __future__ import annotations
@@ -51,11 +52,13 @@ class Store(Protocol):
         longest_wait_s: How long one call of `get` may wait, as deaths and interrupts are looked for between.
         host: The process with which the store vanishes, whether or not the others are done; None if it
             stays until all are.
+        removes_below: Whether `delete` of a key also removes all those that are below it.
     """
 
     message_bytes: int
     longest_wait_s: float
     host: int | None
+    removes_below: bool
 
     def set(self, key: str, value: bytes) -> None:
         """Puts a value, in place of an earlier one."""

@@ -114,7 +114,8 @@ class StoreSession:
         finally:
             # Not before the verdict: whoever misses a part knows that there is one.
             handed_in, self._handed_in = self._handed_in, []
-            self._remove(handed_in)
+            if not self._store.removes_below:
+                self._remove(handed_in)
         if isinstance(outcome, WaystationError):
             self._over = True
             raise outcome
@@ -199,7 +200,10 @@ class StoreSession:
             self._remove(pieces)
             return self._read_verdict(keys)
         self._verdict_pieces[self._rounds - 1] = pieces
-        self._remove([keys.arrived, keys.ready, *self._verdict_before()])
+        if not self._store.removes_below:
+            self._remove([keys.arrived, keys.ready, *self._verdict_before()])
+        elif self._rounds > 1:
+            self._remove([self._keys(self._rounds - 2).prefix])
         return decision
 
     def _collect(self, keys: _Keys, own: bytes) -> list[bytes] | None:
@@ -340,14 +344,18 @@ class StoreSession:
             if host == self.process_index:
                 self._await_farewell(closed, over)
             return
-        left = [closed, *(key for pieces in self._verdict_pieces.values() for key in pieces)]
-        # Rounds do not end everywhere at once: some may have begun one more or one less.
-        for number in range(max(0, self._rounds - 2), self._rounds + 1):
-            keys = self._keys(number)
-            left += [keys.arrived, keys.ready, keys.verdict]
-        self._store.delete(left)
+        self._store.delete([closed, *self._left_of_rounds()])
         if host not in (None, self.process_index) and not self._store.set_once(over, _ALL_OUT):
             self._store.delete([over])
+
+    def _left_of_rounds(self) -> list[str]:
+        """What there may still be of the last rounds. They do not end everywhere at once: some processes may
+        have begun one more or one less."""
+        last = [self._keys(number) for number in range(max(0, self._rounds - 2), self._rounds + 1)]
+        if self._store.removes_below:
+            return [keys.prefix for keys in last]
+        pieces = [key for keys in self._verdict_pieces.values() for key in keys]
+        return [*pieces, *(key for keys in last for key in (keys.arrived, keys.ready, keys.verdict))]
 
     def _await_farewell(self, closed: str, over: str) -> None:
         """Waits, not for long, until the last one is out; the dead never are."""
