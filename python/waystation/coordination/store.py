@@ -32,7 +32,8 @@ restarts of a group). Each process counts in the store how often it began to coo
 
 **Costs.** In a round without failure a process other than the primary makes three calls (part, arrival,
 verdict), a fourth if it is the last, and one more (removal) where removal is key by key; the primary makes
-three more, of which one reads all parts at once. Only values too large for a message, and waiting for long, cost more.
+three more, of which one reads all parts at once. Only values too large for a message, and waiting for long,
+cost more.
 """
 
 from __future__ import annotations
