@@ -14,6 +14,7 @@ mod store;
 
 use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 
 pub use contents::{Entry, ItemBox, decode_contents, encode_contents, place};
 pub use copies::{COPIES, Newest, Record, newest};
@@ -22,6 +23,7 @@ pub use store::StoreRecord;
 
 use crate::checksum::{BLOCK_BYTES, Crc64};
 use crate::page::PAGE_BYTES;
+use crate::{Error, Kind, Result};
 
 /// The version that this crate writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
@@ -39,6 +41,19 @@ pub struct Id(pub [u8; 16]);
 impl fmt::Display for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for Id {
+    type Err = Error;
+
+    /// Reads 32 hex digits.
+    fn from_str(text: &str) -> Result<Self> {
+        let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = is_hex.then(|| u128::from_str_radix(text, 16).ok()).flatten();
+        number.map(|number| Self(number.to_be_bytes())).ok_or_else(|| {
+            Error::new(Kind::InvalidInput, format!("'{text}' is not an id: those are 32 hex digits"))
+        })
     }
 }
 

@@ -186,6 +186,20 @@ pub(super) fn parse_segments(words: &[i64]) -> Result<Vec<PlannedSegment>> {
     Ok(segments)
 }
 
+/// The segments of words and where each begins, for a target that is no file and has room between them.
+///
+/// InvalidInput if they break a rule of segments, Unsupported if memory of a device is among their sources.
+pub fn host_segments(words: &[i64]) -> Result<Vec<(u64, Segment)>> {
+    let host_only = |(index, segment): (usize, PlannedSegment)| {
+        if segment.devices.is_empty() {
+            return Ok((segment.file_offset, segment.host));
+        }
+        let message = "memory of a device is among the sources; copy it to host memory first";
+        Err(Error::new(Kind::Unsupported, message).with("segment", index.to_string()))
+    };
+    parse_segments(words)?.into_iter().enumerate().map(host_only).collect()
+}
+
 fn parse_segment(words: &mut Words<'_>) -> Result<PlannedSegment> {
     let file_offset = words.size()?;
     let item_bytes = words.size()?;
