@@ -3,10 +3,15 @@
 //!
 //! `store` owns the slots of a host, `writer` fills one and `reader` loads from one, in whatever process.
 //! `slots` is how a slot changes and which one is given to whom: pure, but for the count of readers that
-//! threads share. `process` and `locks` tell who still uses one. `docs/format-slots.md` specifies the files,
+//! threads share. `daemon` is the agent as a program, `client` what a trainer does with it, `local` what the two
+//! say to each other. `process` and `locks` tell who still uses one. `docs/format-slots.md` specifies the files,
 //! whose bytes `waystation-format` reads and writes; bytes of arrays are moved by `waystation-io`. `peers` (a
 //! feature, for those who need no network) is how agents of several hosts speak to each other.
 
+pub mod client;
+#[cfg(feature = "daemon")]
+pub mod daemon;
+pub mod local;
 pub mod locks;
 #[cfg(feature = "peers")]
 pub mod peers;

@@ -10,7 +10,7 @@ use waystation_format::{Error, Kind, Result};
 
 use super::creation::{RECORD, make_slot, touch};
 use super::directory::Directory;
-use super::file::{SlotFile, first_headers, slot_name};
+use super::file::{SlotFile, first_headers};
 use super::verify::verify_sealed;
 use super::{Config, Store};
 use crate::locks::{self, Part};
@@ -106,7 +106,7 @@ fn open_slot(
     slot: u32,
     threads: usize,
 ) -> Result<(SlotFile, Header, Found)> {
-    let name = slot_name(slot);
+    let name = SlotFile::name(slot);
     let opened = directory.open_file(&name)?.map(|file| SlotFile::new(file, directory.path_of(&name)));
     let file = match opened {
         Some(file) if file.nbytes()? == record.slot_bytes => file,

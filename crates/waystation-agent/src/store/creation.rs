@@ -13,8 +13,9 @@ use waystation_io::arena::memory_bytes;
 use waystation_io::job::in_parallel;
 
 use super::directory::Directory;
-use super::file::{SlotFile, first_headers, slot_name};
+use super::file::{SlotFile, first_headers};
 use super::{Config, Store};
+use crate::local::place::SOCKET;
 use crate::locks::{self, Part};
 
 /// The file that says that a directory is a store.
@@ -73,7 +74,7 @@ fn fill(directory: &Directory, config: &Config) -> Result<Made> {
 
 /// A file of zeros, whose memory is taken but not touched.
 pub(super) fn make_slot(directory: &Directory, slot: u32, slot_bytes: u64) -> Result<SlotFile> {
-    let name = slot_name(slot);
+    let name = SlotFile::name(slot);
     let file = SlotFile::new(directory.create_file(&name)?, directory.path_of(&name));
     file.allocate(slot_bytes)?;
     Ok(file)
@@ -132,7 +133,7 @@ fn check(config: &Config) -> Result<()> {
 /// Removes what an agent left that was killed while it made a store; refuses a directory of anything else.
 fn clear(directory: &Directory) -> Result<()> {
     let names = directory.names()?;
-    let is_leftover = |name: &String| name == RECORD_ASIDE || is_slot_name(name);
+    let is_leftover = |name: &String| name == RECORD_ASIDE || name == SOCKET || is_slot_name(name);
     if let Some(other) = names.iter().find(|name| !is_leftover(name)) {
         let message = "the directory holds other things; a store wants one of its own";
         return Err(Error::new(Kind::InvalidInput, message)
@@ -143,7 +144,7 @@ fn clear(directory: &Directory) -> Result<()> {
 
 fn is_slot_name(name: &str) -> bool {
     let digits = name.strip_prefix("slot-").unwrap_or_default();
-    digits.parse().is_ok_and(|slot| slot_name(slot) == name)
+    digits.parse().is_ok_and(|slot| SlotFile::name(slot) == name)
 }
 
 /// Takes a store away, of whatever run, with all that its slots hold.

@@ -32,6 +32,11 @@ impl SlotFile {
         Self { file, path }
     }
 
+    /// The name of the file of a slot.
+    pub fn name(slot: u32) -> String {
+        format!("slot-{slot:05}")
+    }
+
     /// The open file.
     pub fn file(&self) -> &File {
         &self.file
@@ -142,11 +147,6 @@ impl SlotFile {
     fn named(&self, error: Error) -> Error {
         error.with("path", self.path.display().to_string())
     }
-}
-
-/// The name of the file of a slot.
-pub fn slot_name(slot: u32) -> String {
-    format!("slot-{slot:05}")
 }
 
 /// The headers that a new slot begins with: the same twice, so that both copies exist.

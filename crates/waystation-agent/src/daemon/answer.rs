@@ -1,0 +1,240 @@
+//! What the agent does when it is asked: each request in terms of the store.
+//!
+//! Invariant: whoever has not heard an answer may ask again, the same agent or the next, and gets what the first
+//! answer was, or one that is as good.
+
+use std::sync::Arc;
+
+use waystation_format::slot::{Header, Key, State, Tenant, Version, Writer};
+use waystation_format::{Error, Kind, Result};
+
+use super::log;
+use crate::local::message::{
+    AdoptionReport, HexId, Reply, Request, SlotReport, Status, Ticket, Wanted, Wish,
+};
+use crate::store::{Adoption, Found, Store};
+
+/// What is asked, and what to answer from.
+#[derive(Debug)]
+pub(super) struct Answers {
+    store: Arc<Store>,
+    adoption: AdoptionReport,
+}
+
+/// How an agent found its store, counted.
+pub fn report(adoption: &Adoption) -> AdoptionReport {
+    let mut report = AdoptionReport { is_new: adoption.is_new, ..AdoptionReport::default() };
+    for found in &adoption.slots {
+        match found {
+            Found::Free => report.free += 1,
+            Found::Whole => report.whole += 1,
+            Found::InWriting => report.in_writing += 1,
+            Found::Abandoned => report.abandoned += 1,
+            Found::Quarantined => report.quarantined += 1,
+            Found::Gone => report.gone += 1,
+            Found::Damaged(error) => report.damaged.push(error.to_string()),
+        }
+    }
+    report
+}
+
+impl Answers {
+    pub fn new(store: Arc<Store>, adoption: AdoptionReport) -> Self {
+        Self { store, adoption }
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Does what a process asks for.
+    pub fn answer(&self, process: &Writer, process_count: usize, request: Request) -> Result<Reply> {
+        match request {
+            Request::Hello(_) => {
+                Err(Error::new(Kind::InvalidInput, "a connection has one greeting, at its beginning"))
+            }
+            Request::Status {} => Ok(Reply::Status(self.status(process_count))),
+            Request::Inventory {} => {
+                Ok(Reply::Inventory(self.store.inventory().iter().map(SlotReport::from).collect()))
+            }
+            Request::Grant(wanted) => self.grant(process, wanted).map(Reply::Granted),
+            Request::Seal(ticket) => self.seal(process, ticket).map(|digest| Reply::Sealed { digest }),
+            Request::Abandon(ticket) => self.abandon(process, ticket).map(|()| Reply::Done {}),
+            Request::Find(wish) => self.find(wish).map(|slot| Reply::Found { slot }),
+            Request::Commit(at) => self.store.commit(at.into()).map(Reply::Slots),
+            Request::GiveUp(at) => self.store.give_up(at.into()).map(Reply::Slots),
+            Request::RetireBefore(at) => self.store.retire_before(at.into()).map(Reply::Slots),
+            Request::Quarantine(at) => self.quarantine(at.into()).map(Reply::Slots),
+            Request::DiscardQuarantined { slot } => self.discard_quarantined(slot).map(|()| Reply::Done {}),
+            Request::RaiseEpoch { epoch } => self.raise_epoch(epoch).map(Reply::Epoch),
+        }
+    }
+
+    pub fn status(&self, process_count: usize) -> Status {
+        let record = self.store.record();
+        Status {
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            process: std::process::id(),
+            process_count: u32::try_from(process_count).unwrap_or(u32::MAX),
+            directory: self.store.path().display().to_string(),
+            run: HexId(record.run),
+            topology: HexId(record.topology),
+            store: HexId(record.store),
+            epoch: record.epoch,
+            slot_bytes: record.slot_bytes,
+            slot_count: record.slot_count,
+            versions_per_shard: record.versions_per_shard,
+            adoption: self.adoption.clone(),
+        }
+    }
+
+    fn grant(&self, process: &Writer, wanted: Wanted) -> Result<Ticket> {
+        let version = Version { epoch: wanted.epoch, step: wanted.step };
+        let tenant = Tenant {
+            key: Key { run: self.store.record().run, shard: wanted.shard, version },
+            contents_bytes: wanted.contents_bytes,
+            data_bytes: wanted.data_bytes,
+            writer: *process,
+        };
+        // The slots of the dead are there to be had, also of those whose death nobody has told.
+        self.store.reap()?;
+        // Whoever asks for what it has been given has not heard of it, or has lost it: it begins anew.
+        for header in self.store.inventory() {
+            if is_writing(&header, process, &tenant.key) {
+                self.store.abort(header.slot, header.sequence)?;
+            }
+        }
+        let grant = self.store.begin(&tenant)?;
+        Ok(Ticket { slot: grant.slot, ticket: grant.ticket })
+    }
+
+    fn seal(&self, process: &Writer, Ticket { slot, ticket }: Ticket) -> Result<u64> {
+        match self.header(slot)?.state {
+            State::Writing(tenant) if tenant.writer != *process => {
+                return Err(Error::new(Kind::Fenced, "the slot is that of another process")
+                    .with("slot", slot.to_string())
+                    .with("process", tenant.writer.process.to_string()));
+            }
+            State::Writing(tenant) => self.check_epoch(&tenant)?,
+            _ => {}
+        }
+        match self.store.seal(slot, ticket) {
+            Ok(sums) => Ok(sums.digest),
+            Err(error) if error.kind() == Kind::Fenced => {
+                let header = self.header(slot)?;
+                let is_theirs = header.state.tenant().is_some_and(|tenant| tenant.writer == *process);
+                match (&header.state, header.state.sums()) {
+                    // It is the version that was sealed with this ticket: the answer was lost.
+                    (State::Sealed(..), Some(sums)) if is_theirs && since(&header, ticket) == Some(1) => {
+                        Ok(sums.digest)
+                    }
+                    (State::Committed(..), Some(sums)) if is_theirs && since(&header, ticket) == Some(2) => {
+                        Ok(sums.digest)
+                    }
+                    _ => Err(error),
+                }
+            }
+            Err(error) => {
+                log::error("not_sealed", &error);
+                Err(error)
+            }
+        }
+    }
+
+    fn check_epoch(&self, tenant: &Tenant) -> Result<()> {
+        let (epoch, current) = (tenant.key.version.epoch, self.store.record().epoch);
+        if epoch >= current {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Fenced, format!("epoch {epoch} is over; the epoch is {current} now"))
+            .with("shard", &*tenant.key.shard))
+    }
+
+    fn abandon(&self, process: &Writer, Ticket { slot, ticket }: Ticket) -> Result<()> {
+        let header = self.header(slot)?;
+        match &header.state {
+            State::Writing(tenant) if tenant.writer == *process && header.sequence == ticket => {
+                self.store.abort(slot, ticket)
+            }
+            _ => Ok(()), // it has been taken from them already
+        }
+    }
+
+    fn find(&self, wish: Wish) -> Result<u32> {
+        let version = Version { epoch: wish.epoch, step: wish.step };
+        let is_meant = |header: &&Header| {
+            header.state.sums().is_some()
+                && header
+                    .state
+                    .tenant()
+                    .is_some_and(|tenant| tenant.key.shard == wish.shard && tenant.key.version == version)
+        };
+        self.store.inventory().iter().find(is_meant).map(|header| header.slot).ok_or_else(|| {
+            Error::new(Kind::NotFound, "this version of the shard is not in the store, or not sealed yet")
+                .with("shard", &*wish.shard)
+                .with("epoch", version.epoch.to_string())
+                .with("step", version.step.to_string())
+        })
+    }
+
+    fn quarantine(&self, version: Version) -> Result<Vec<u32>> {
+        let is_meant = |header: &&Header| {
+            !matches!(header.state, State::Quarantined(_))
+                && header.state.tenant().is_some_and(|tenant| tenant.key.version == version)
+        };
+        let slots: Vec<u32> =
+            self.store.inventory().iter().filter(is_meant).map(|header| header.slot).collect();
+        for &slot in &slots {
+            self.store.quarantine(slot)?;
+        }
+        if !slots.is_empty() {
+            let told = [("epoch", version.epoch), ("step", version.step)]
+                .map(|(key, value)| (key, value.to_string()));
+            log::line("quarantined", &told);
+        }
+        Ok(slots)
+    }
+
+    fn discard_quarantined(&self, slot: u32) -> Result<()> {
+        match self.header(slot)?.state {
+            State::Free => Ok(()), // done before
+            _ => self.store.discard_quarantined(slot),
+        }
+    }
+
+    fn raise_epoch(&self, epoch: u64) -> Result<u64> {
+        self.store.raise_epoch(epoch)?;
+        let current = self.store.record().epoch;
+        for header in self.store.inventory() {
+            match &header.state {
+                State::Writing(tenant) if tenant.key.version.epoch < current => {
+                    // Its writer may live and write on: nobody else is given the bytes as long as it can.
+                    match self.store.abort(header.slot, header.sequence) {
+                        // Sealed or taken back meanwhile, or read: it is refused when it is to be sealed.
+                        Err(error) if [Kind::Fenced, Kind::Unavailable].contains(&error.kind()) => {}
+                        other => other?,
+                    }
+                }
+                _ => {}
+            }
+        }
+        log::line("epoch", &[("epoch", current.to_string())]);
+        Ok(current)
+    }
+
+    fn header(&self, slot: u32) -> Result<Header> {
+        let found = self.store.inventory().into_iter().find(|header| header.slot == slot);
+        found.ok_or_else(|| {
+            Error::new(Kind::NotFound, "the store has no such slot").with("slot", slot.to_string())
+        })
+    }
+}
+
+/// How often a header has changed since it was given away with a ticket.
+fn since(header: &Header, ticket: u64) -> Option<u64> {
+    header.sequence.checked_sub(ticket)
+}
+
+fn is_writing(header: &Header, process: &Writer, key: &Key) -> bool {
+    matches!(&header.state, State::Writing(tenant) if tenant.writer == *process && tenant.key == *key)
+}

@@ -1,0 +1,262 @@
+//! The command line of `waystation-agent`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use waystation_format::slot::Id;
+use waystation_format::{Error, Kind, Result};
+
+use crate::store::{Config, slot_bytes};
+
+/// What the program is for, and what it takes.
+const HELP: &str = "\
+Keeps versions of a program's state in this host's memory, beyond the deaths of the program and its own.
+
+usage: waystation-agent run --directory DIRECTORY --run-id ID --slots N --data-bytes BYTES
+                            --memory-cap-bytes BYTES [OPTION...]
+       waystation-agent discard --directory DIRECTORY [--allow-disk]
+
+run: serves the processes of this host until SIGTERM, which leaves every slot as it is. Prints one line of JSON
+once it is ready, and what happens on stderr. Takes over what an earlier agent has left in the directory.
+  --directory DIRECTORY     a directory on tmpfs, of this user alone (0700); made if its parent is there
+  --run-id ID               the run whose versions it keeps, 32 hex digits
+  --topology ID             what the slots were counted for, 32 hex digits; by default zeros
+  --slots N                 how many slots: one more than versions for every shard that is kept here
+  --data-bytes BYTES        how many bytes of arrays a slot holds
+  --contents-bytes BYTES    how long a table of contents may be; by default 1MiB
+  --slot-bytes BYTES        instead of both: how long the file of a slot is
+  --versions N              versions of a shard that there may be at a time; by default 2
+  --memory-cap-bytes BYTES  what the store may take of the host's memory; more is refused, never taken
+  --threads N               threads that verify slots; by default 4, or as many as there are cores
+  --allow-disk              the directory may be on a disk
+
+discard: removes what is kept in the directory. Refused while an agent or a process uses it.
+
+BYTES are a number, or one with KiB, MiB, GiB or TiB.
+";
+const DEFAULT_CONTENTS_BYTES: u64 = 1 << 20;
+const DEFAULT_VERSIONS: u32 = 2;
+const MOST_DEFAULT_THREADS: usize = 4;
+/// Options of `run` that take a value, and those that take none.
+const RUN_OPTIONS: [&str; 10] = [
+    "--directory",
+    "--run-id",
+    "--topology",
+    "--slots",
+    "--data-bytes",
+    "--contents-bytes",
+    "--slot-bytes",
+    "--versions",
+    "--memory-cap-bytes",
+    "--threads",
+];
+const ALLOW_DISK: &str = "--allow-disk";
+
+/// What the program is to do.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// To print something.
+    Say(String),
+    /// To serve a store.
+    Run(Config),
+    /// To remove a store.
+    Discard {
+        /// Where it is.
+        directory: PathBuf,
+        /// Whether that may be on a disk.
+        allow_disk: bool,
+    },
+}
+
+impl Command {
+    /// Reads arguments. InvalidInput if they are not what [`HELP`] says.
+    pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self> {
+        let mut arguments = arguments.into_iter().peekable();
+        let command = arguments.next();
+        if arguments.peek().is_some_and(|argument| argument == "--help" || argument == "-h") {
+            return Ok(Command::Say(HELP.to_owned()));
+        }
+        match command.as_ref().and_then(|command| command.to_str()) {
+            Some("run") => run_config(&Given::parse(arguments, &RUN_OPTIONS)?).map(Command::Run),
+            Some("discard") => {
+                let given = Given::parse(arguments, &["--directory"])?;
+                let directory = given.directory()?;
+                Ok(Command::Discard { directory, allow_disk: given.allow_disk })
+            }
+            Some("--help" | "-h" | "help") => Ok(Command::Say(HELP.to_owned())),
+            Some("--version" | "-V") => {
+                Ok(Command::Say(format!("waystation-agent {}\n", env!("CARGO_PKG_VERSION"))))
+            }
+            _ => Err(invalid("say what to do: 'run' or 'discard'; --help tells of both")),
+        }
+    }
+}
+
+fn run_config(given: &Given) -> Result<Config> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let slot_bytes = match given.bytes("--slot-bytes")? {
+        Some(_) if given.has("--data-bytes") || given.has("--contents-bytes") => {
+            return Err(invalid("give --slot-bytes, or --data-bytes and --contents-bytes, not both"));
+        }
+        Some(bytes) => bytes,
+        None => {
+            let data_bytes = given.required("--data-bytes", given.bytes("--data-bytes")?)?;
+            let contents_bytes = given.bytes("--contents-bytes")?.unwrap_or(DEFAULT_CONTENTS_BYTES);
+            slot_bytes(contents_bytes, data_bytes).ok_or_else(|| invalid("--data-bytes is too large"))?
+        }
+    };
+    Ok(Config {
+        directory: given.directory()?,
+        run: given.required("--run-id", given.id("--run-id")?)?,
+        topology: given.id("--topology")?.unwrap_or_default(),
+        slot_count: given.required("--slots", given.number("--slots")?)?,
+        slot_bytes,
+        versions_per_shard: given.number("--versions")?.unwrap_or(DEFAULT_VERSIONS),
+        cap_bytes: given.required("--memory-cap-bytes", given.bytes("--memory-cap-bytes")?)?,
+        allow_disk: given.allow_disk,
+        threads: match given.number("--threads")? {
+            Some(threads) => threads as usize,
+            None => cores.min(MOST_DEFAULT_THREADS),
+        },
+    })
+}
+
+/// The options that were given, by name.
+struct Given {
+    values: BTreeMap<&'static str, OsString>,
+    allow_disk: bool,
+}
+
+impl Given {
+    fn parse(arguments: impl Iterator<Item = OsString>, known: &[&'static str]) -> Result<Self> {
+        let mut given = Self { values: BTreeMap::new(), allow_disk: false };
+        let mut arguments = arguments;
+        while let Some(argument) = arguments.next() {
+            let text = argument.to_string_lossy().into_owned();
+            if text == ALLOW_DISK {
+                given.allow_disk = true;
+                continue;
+            }
+            let name = text.split_once('=').map_or(&*text, |(name, _)| name);
+            let unknown = || invalid(format!("'{text}' is not an option here; --help tells which there are"));
+            let name = known.iter().find(|option| **option == name).ok_or_else(unknown)?;
+            let value = match text.split_once('=') {
+                Some((_, value)) => OsString::from(value),
+                None => arguments.next().ok_or_else(|| invalid(format!("{name} wants a value")))?,
+            };
+            if given.values.insert(name, value).is_some() {
+                return Err(invalid(format!("{name} is given twice")));
+            }
+        }
+        Ok(given)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.values.contains_key(name)
+    }
+
+    fn required<T>(&self, name: &str, value: Option<T>) -> Result<T> {
+        value.ok_or_else(|| invalid(format!("{name} is missing; --help tells what it is for")))
+    }
+
+    fn directory(&self) -> Result<PathBuf> {
+        let given = self.required("--directory", self.values.get("--directory"))?;
+        std::path::absolute(Path::new(given))
+            .map_err(|error| Error::from_io(error, "find the directory of a store", Path::new(given)))
+    }
+
+    /// The value of an option, made of its text.
+    fn value<T>(&self, name: &str, wanted: &str, read: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
+        let Some(value) = self.values.get(name) else { return Ok(None) };
+        let found = value.to_str().and_then(read);
+        found.map(Some).ok_or_else(|| {
+            invalid(format!("{name} wants {wanted}, and '{}' is none", value.to_string_lossy()))
+        })
+    }
+
+    fn number(&self, name: &str) -> Result<Option<u32>> {
+        self.value(name, "a number", |text| text.parse().ok())
+    }
+
+    fn bytes(&self, name: &str) -> Result<Option<u64>> {
+        self.value(name, "a number of bytes, such as 4096 or 4GiB", bytes_of)
+    }
+
+    fn id(&self, name: &str) -> Result<Option<Id>> {
+        self.value(name, "an id of 32 hex digits", |text| text.parse().ok())
+    }
+}
+
+fn bytes_of(text: &str) -> Option<u64> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
+    let with_unit = |&(unit, shift): &(&str, u32)| Some((text.strip_suffix(unit)?, shift));
+    let (digits, shift) = units.iter().find_map(with_unit).unwrap_or((text, 0));
+    digits.trim_end().parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(Kind::InvalidInput, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "000102030405060708090a0b0c0d0e0f";
+
+    fn parse(line: &str) -> Result<Command> {
+        Command::parse(line.split_whitespace().map(OsString::from))
+    }
+
+    fn complete() -> String {
+        format!("run --directory /d --run-id {ID} --slots 3 --data-bytes 4MiB --memory-cap-bytes=1GiB")
+    }
+
+    #[test]
+    fn a_complete_line_is_a_config() {
+        let Command::Run(config) = parse(&complete()).unwrap() else { unreachable!("it says run") };
+        assert_eq!(config.directory, Path::new("/d"));
+        assert_eq!(config.run.to_string(), ID);
+        assert_eq!(config.topology, Id::default());
+        assert_eq!((config.slot_count, config.versions_per_shard), (3, 2));
+        assert_eq!(config.slot_bytes, slot_bytes(1 << 20, 4 << 20).unwrap());
+        assert_eq!((config.cap_bytes, config.allow_disk), (1 << 30, false));
+        assert!((1..=4).contains(&config.threads));
+        let Command::Run(config) = parse(&(complete() + " --allow-disk --threads 7")).unwrap() else {
+            unreachable!("it says run")
+        };
+        assert_eq!((config.allow_disk, config.threads), (true, 7));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (line, named) in [
+            (String::new(), "say what to do"),
+            ("fly".to_owned(), "say what to do"),
+            (complete() + " --slots 4", "--slots is given twice"),
+            (complete() + " --wings 2", "'--wings' is not an option here"),
+            (complete() + " --threads", "--threads wants a value"),
+            (complete() + " --threads many", "--threads wants a number, and 'many' is none"),
+            (complete() + " --topology 12", "--topology wants an id of 32 hex digits"),
+            (complete() + " --slot-bytes 8192", "not both"),
+            (complete().replace("4MiB", "99999999TiB"), "--data-bytes wants a number of bytes"),
+            (complete().replace("--slots 3", ""), "--slots is missing"),
+            ("discard".to_owned(), "--directory is missing"),
+            ("discard --directory /d --slots 3".to_owned(), "'--slots' is not an option here"),
+        ] {
+            let error = parse(&line).unwrap_err();
+            assert_eq!(error.kind(), Kind::InvalidInput);
+            assert!(error.message().contains(named), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn help_names_every_option() {
+        for line in ["--help", "run --help", "discard -h"] {
+            let Command::Say(help) = parse(line).unwrap() else { unreachable!("it is asked for help") };
+            assert!(RUN_OPTIONS.iter().all(|option| help.contains(option)) && help.contains(ALLOW_DISK));
+        }
+        assert!(matches!(parse("--version").unwrap(), Command::Say(version) if version.contains('.')));
+    }
+}
