@@ -241,3 +241,108 @@ def calibrate(directory: str, /, *, probe_bytes: int, force: bool = False) -> di
 
 def calibration(directory: str, /) -> dict[str, Any] | None:
     """What is remembered for the file system of `directory`."""
+
+# ---- memory tier -------------------------------------------------------------------------------
+
+def place_shard(
+    entries: Sequence[tuple[str, str, Sequence[int], Sequence[int], Sequence[int], int]], /
+) -> tuple[bytes, list[int], int]:
+    """Lays out the boxes of arrays that make up a shard in a slot, in the given order.
+
+    Each is `(path, dtype, array_shape, offset, shape, nbytes)`; no two have path and box in common. What is
+    no array is an entry of one axis, as long as it has bytes. Returns the table of contents, where in the
+    data each box begins, and how long the data are.
+    """
+
+@final
+class AgentClient:
+    """This process, as the agent of its host knows it.
+
+    Connections are made as they are needed and again when the agent was replaced; a call waits `timeout_s`
+    for an agent to be there, and is Unavailable if none is; one that is there has a second at least to
+    answer, and more to verify what it seals. Calls of several threads do not wait for each other. What was
+    begun with one agent is finished with the next. Not to be used in a forked child.
+    """
+
+    def __new__(cls, directory: str, /, *, run: str | None = None, timeout_s: float = 30.0) -> AgentClient:
+        """Greets the agent of the store in `directory`. Conflict if that is of another run (32 hex digits)
+        than `run`, Unsupported if it speaks another version of the protocol."""
+
+    def status(self) -> dict[str, Any]:
+        """`{"agent_version": str, "process": int, "process_count": int, "directory": str, "run": str,
+        "topology": str, "store": str, "epoch": int, "slot_bytes": int, "slot_count": int,
+        "versions_per_shard": int, "adoption": {"is_new": bool, "free": int, "whole": int, "in_writing": int,
+        "abandoned": int, "quarantined": int, "gone": int, "damaged": [str, …] why, one per slot}}`: the
+        store, how its agent found it, and how many processes that agent watches. Ids are 32 hex digits."""
+
+    def inventory(self) -> list[dict[str, Any]]:
+        """Every slot: `{"slot": int, "state": "free" | "writing" | "sealed" | "committed" | "quarantined",
+        "sequence": int}`; of one that is not free also `{"shard": str, "epoch": int, "step": int,
+        "contents_bytes": int, "data_bytes": int, "process": int}`, the process that wrote it; of one that is
+        sealed or committed also `{"digest": int}`. Equal digests of a shard are equal bytes."""
+
+    def start_save(
+        self,
+        epoch: int,
+        step: int,
+        shard: str,
+        contents: bytes,
+        words: Buffer,
+        owners: object,
+        /,
+        *,
+        data_bytes: int,
+        threads: int | None = None,
+    ) -> Job:
+        """Copies a version of a shard into a slot and has the agent verify and seal it.
+
+        `contents` and `data_bytes` are of `place_shard`; `words` are segment records as `start_write` takes
+        them, of host memory only, with offsets in the data; between segments are zeros. `owners` is kept
+        until no thread reads sources. `Job.wait_gathered(data_bytes)` returns once everything was copied. Its
+        result is `{"slot": int, "digest": int, "grant_s": float, "fill_s": float, "seal_s": float}`. Errors
+        are the job's: Fenced if the epoch is over, Conflict if the version is there already or is not newer
+        than what is committed, Unavailable if no slot can be had now or no agent is there. A job that fails
+        or is cancelled gives its slot back.
+        """
+
+    def hold(self, epoch: int, step: int, shard: str, /) -> HeldShard:
+        """Keeps a version that is sealed or committed from being overwritten. NotFound if it is not here,
+        Corrupt if its tables are damaged."""
+
+    def commit(self, epoch: int, step: int, /) -> list[int]:
+        """Commits the sealed slots of a version that is whole everywhere; returns all that are committed,
+        none if none is there. Older versions may be overwritten from then on."""
+
+    def give_up(self, epoch: int, step: int, /) -> list[int]:
+        """Frees the sealed slots of a version that will not be committed; returns them."""
+
+    def retire_before(self, epoch: int, step: int, /) -> list[int]:
+        """Frees what is sealed or committed of all versions before this one, which the caller vouches to be
+        committed and whole; returns the slots. Unavailable if one is being read."""
+
+    def quarantine(self, epoch: int, step: int, /) -> list[int]:
+        """Keeps the slots of a version from use, as they are; returns them."""
+
+    def discard_quarantined(self, slot: int, /) -> None:
+        """Frees a slot that is quarantined."""
+
+    def raise_epoch(self, epoch: int, /) -> int:
+        """Refuses writers of lower epochs from now on and takes their unfinished slots from them. Never goes
+        back; returns the epoch that holds."""
+
+@final
+class HeldShard:
+    """A version of a shard in its slot, which is not overwritten while this exists and is not released."""
+
+    @property
+    def file(self) -> tuple[str, int, bytes]:
+        """A file for `start_read`, with the checksums that it verifies. The job's owners must hold this."""
+
+    @property
+    def entries(
+        self,
+    ) -> list[tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int]]:
+        """The boxes of arrays in it: `(path, dtype, array_shape, offset, shape, file_offset, nbytes)`."""
+
+    def release(self) -> None:
+        """Lets the slot go; what is read of it from now on may be anything."""

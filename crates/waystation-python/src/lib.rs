@@ -11,6 +11,7 @@ mod files;
 mod format;
 mod job;
 mod memory;
+mod memory_tier;
 mod read;
 mod tables;
 mod throttle;
@@ -23,6 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     format::register(module)?;
     job::register(module)?;
     memory::register(module)?;
+    memory_tier::register(module)?;
     read::register(module)?;
     tables::register(module)?;
     throttle::register(module)?;

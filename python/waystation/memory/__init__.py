@@ -1,6 +1,7 @@
 """The memory tier: checkpoints that hosts keep in memory for each other.
 
-So far its plan: which hosts keep copies of whose shards, and what such a plan survives.
+`placement` and `odds` are its plan: which hosts keep copies of whose shards, and what that survives.
+`program` finds the agent that keeps versions in the memory of a host.
 """
 
 from waystation.memory.odds import (
@@ -10,10 +11,12 @@ from waystation.memory.odds import (
     recovery_probability,
 )
 from waystation.memory.placement import Placement, place
+from waystation.memory.program import agent_program
 
 __all__ = [
     "Odds",
     "Placement",
+    "agent_program",
     "domain_recovery_odds",
     "grouped_recovery_bound",
     "place",

@@ -18,6 +18,8 @@ use crate::local::timed::Timed;
 
 /// How long a wish to stop may go unnoticed.
 const SLICE: Duration = Duration::from_millis(50);
+/// What an agent that is there has to answer, however little time is left.
+const LEAST_TIME: Duration = Duration::from_secs(1);
 /// How long a message may be on its way once it has begun.
 const MESSAGE_TIME: Duration = Duration::from_secs(10);
 
@@ -91,7 +93,7 @@ fn converse(
         Kind::Unavailable => Failure::Lost(error),
         _ => Failure::Refused(error), // it is too long to be asked
     })?;
-    await_reply(stream, until, stop)?;
+    await_reply(stream, until.max(Instant::now() + LEAST_TIME), stop)?;
     match frame::read(&mut Timed::new(stream, MESSAGE_TIME), REPLY_LIMIT_BYTES) {
         Ok(Some(body)) => frame::parse(&body).map_err(Failure::Refused),
         Ok(None) => Err(Failure::Lost(Error::new(Kind::Unavailable, "the agent closed the connection"))),

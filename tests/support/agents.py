@@ -1,0 +1,103 @@
+"""Agents of the memory tier as the processes that they are, each with a store in a directory in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from waystation.memory import agent_program
+
+RUN = "0123456789abcdef0123456789abcdef"
+HANG_S = 60.0  # far beyond what anything here takes
+
+
+@contextmanager
+def memory_directory() -> Iterator[Path]:
+    """A directory on tmpfs that only this user can enter."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="waystation-") as directory:
+        yield Path(directory)
+
+
+class Agent:
+    """An agent that can be killed and started again on the same store.
+
+    Attributes:
+        directory: Of its store.
+        ready: What it said when it was ready last.
+    """
+
+    def __init__(self, directory: Path, *, slots: int = 4, data_bytes: int = 4 << 20, run: str = RUN) -> None:
+        self.directory = directory
+        self.ready: dict[str, Any] = {}
+        self._options = [f"--directory={directory}", f"--run-id={run}", f"--slots={slots}"]
+        self._options += [f"--data-bytes={data_bytes}", "--contents-bytes=64KiB", "--memory-cap-bytes=1GiB"]
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def process(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Starts it, and waits until it is ready."""
+        command = [agent_program(), "run", *self._options]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self._process.stdout is not None
+        with self._process.stdout as said:
+            line = said.readline()
+        assert line, f"the agent ended with {self._process.wait()}"
+        self.ready = json.loads(line)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def end(self) -> int:
+        """SIGTERM; returns its exit code."""
+        return self._end(signal.SIGTERM)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends it a signal that does not end it."""
+        os.kill(self.process, number)
+
+    def _end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        code = self._process.wait(HANG_S)
+        self._process = None
+        return code
+
+    def close(self) -> None:
+        """Lets nothing of it be left."""
+        if self._process is not None:
+            self.kill()
+
+
+@contextmanager
+def running_agent(directory: Path, **options: Any) -> Iterator[Agent]:
+    """An agent that is ready."""
+    agent = Agent(directory, **options)
+    agent.start()
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits for what will be."""
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.005)
