@@ -5,7 +5,8 @@ a step whose inputs are unchanged is skipped, also without a network:
 
 1. the environment, made anew when the interpreter is another;
 2. the packages: exactly those of `requirements.lock`, by hash, nothing built from source;
-3. the extension, built by maturin next to the Python sources, which are used where they lie.
+3. the extension, built by maturin next to the Python sources, which are used where they lie, and the agent of
+   the memory tier, which is installed as the program that it is.
 
 A stamp is written last, so a step that was interrupted runs again. Uses the standard library alone.
 """
@@ -27,6 +28,8 @@ ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
 EXTENSION = ROOT / "python" / "waystation" / "_native.abi3.so"
+AGENT = ROOT / "crates" / "waystation-agent"
+PROGRAM = ENVIRONMENT / "bin" / "waystation-agent"
 
 
 def main() -> None:
@@ -46,8 +49,9 @@ def main() -> None:
         write_stamp("packages", locked)
 
     sources = digest([locked, *rust_sources()])
-    if arguments.force_build or stamp_of("extension") != sources or not EXTENSION.exists():
-        build_extension()
+    is_built = stamp_of("extension") == sources and EXTENSION.exists() and PROGRAM.exists()
+    if arguments.force_build or not is_built:
+        build()
         write_stamp("extension", sources)
 
 
@@ -96,13 +100,13 @@ def install_packages() -> None:
     stamp_path("extension").unlink(missing_ok=True)  # the package itself was among everything else
 
 
-def build_extension() -> None:
-    """Builds the Rust workspace and installs the package in place."""
-    say("building the extension")
+def build() -> None:
+    """Builds the Rust workspace; installs the package in place, and the agent beside the interpreter."""
+    say("building the extension and the agent")
     # `maturin develop` would ask the index for the development group, which the lock has settled.
     options = ["--quiet", "--offline", "--no-deps", "--no-build-isolation", "--reinstall", "--no-cache"]
     locked = {"MATURIN_PEP517_ARGS": "--locked"} if os.environ.get("CI") else {}
-    run([ENVIRONMENT / "bin" / "uv", "pip", "install", *options, "--editable", ROOT], **locked)
+    run([ENVIRONMENT / "bin" / "uv", "pip", "install", *options, "--editable", ROOT, AGENT], **locked)
 
 
 def rust_sources() -> list[Path]:

@@ -313,3 +313,27 @@ def _launch(
 
         either = jax or torch
         launch.run(output, command, count, jax=jax or not either, torch=torch or not either, grace_s=grace)
+
+
+@application.command(
+    "agent",
+    # The options are the agent's, its --help included.
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+        "help_option_names": [],
+    },
+)
+def _agent(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="run|discard [OPTION...]", help="What the agent is told.")
+    ] = None,
+) -> None:
+    """Run the agent that keeps checkpoints in this host's memory, or remove what one has left.
+
+    It is a program of its own, which this command becomes; 'waystation agent --help' tells of its options.
+    """
+    with reporting(as_json=False, show_traceback=False):
+        from waystation.cli.commands import agent
+
+        agent.run(arguments or [])
