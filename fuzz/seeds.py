@@ -83,6 +83,17 @@ def files() -> list[bytes]:
     ]
 
 
+def local_frames() -> list[bytes]:
+    """A request, an answer, and a frame that claims more than there is."""
+    bodies = [
+        b'{"grant":{"shard":"0/2","epoch":1,"step":7,"contents_bytes":8,"data_bytes":9}}',
+        b'{"refused":{"kind":"Fenced","message":"late","context":[["slot","3"]]}}',
+        b'{"inventory":[{"slot":0,"state":"free","sequence":1,"tenant":null,"digest":null}]}',
+    ]
+    frames = [b"WSTA" + struct.pack("<I", len(body)) + body for body in bodies]
+    return [*frames, b"".join(frames), b"WSTA" + struct.pack("<I", 1 << 16) + b"{"]
+
+
 def main() -> None:
     """Writes the seeds where cargo-fuzz looks for them."""
     seeds_of_targets = {
@@ -92,6 +103,7 @@ def main() -> None:
         "table": tables(),
         "sealed_json": RECORDS,
         "slot": slots(),
+        "local_frame": local_frames(),
     }
     for target, seeds in seeds_of_targets.items():
         directory = Path(__file__).parent / "corpus" / target
