@@ -117,14 +117,19 @@ def load_pytree_async(*args: Any, **kwargs: Any) -> AsyncResponse[Any]:
     return load_async(*args, **kwargs)
 
 
-def _opened(path: PathLike, asked: Any, *, is_in_background: bool) -> tuple[Loading, dict[str, Any]]:
-    """A load of what is asked for, which is empty where everything is."""
+def asked_for(asked: Any) -> tuple[list[str] | None, dict[str, Any]]:
+    """The names of what is asked for, None for everything, and what each is wanted as."""
     abstracts = asked.metadata if isinstance(asked, CheckpointMetadata) else asked
     if abstracts is not None and not isinstance(abstracts, dict):
         raise InvalidInput(
             f"abstract_checkpointables is a dict of names and what is wanted of each, not {abstracts!r:.60}"
         )
     check_names(abstracts or {})
-    names = list(abstracts) if abstracts else None
+    return list(abstracts) if abstracts else None, dict(abstracts or {})
+
+
+def _opened(path: PathLike, asked: Any, *, is_in_background: bool) -> tuple[Loading, dict[str, Any]]:
+    """A load of what is asked for, which is empty where everything is."""
+    names, abstracts = asked_for(asked)
     loading = Loading(resolve(path), names, current_options(), is_in_background=is_in_background)
-    return loading, dict(abstracts or {})
+    return loading, abstracts

@@ -23,8 +23,6 @@ from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation.checkpoint.context import Context, copy_of_current
 from waystation.checkpoint.handlers.choice import STATE
-from waystation.checkpoint.save import check_checkpointables
-from waystation.checkpoint.saving import check_name
 from waystation.training import deleting, opening
 from waystation.training.collection import Collector
 from waystation.training.costs import SaveCosts
@@ -39,6 +37,7 @@ from waystation.training.save_decision_policies import SaveDecisionPolicy, defau
 from waystation.training.saving import Request, Saver
 from waystation.training.step_metadata import as_step
 from waystation.training.step_names import NameFormat, PathLike, standard_name_format
+from waystation.training.tiers import Tier
 from waystation.transfers.handle import AsyncResponse
 
 
@@ -73,6 +72,8 @@ class Checkpointer(ReadingCheckpointer):
         logger: Is told of each save and load.
         max_saves_in_flight: How many saves there may be in the background at a time. Another one waits
             until there are fewer.
+        memory: A tier above the directory, `waystation.memory.MemoryTier`: saves also go there, as often as
+            its own policy says, loads prefer what is newer, and its failures are warned of, never raised.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Checkpointer(ReadingCheckpointer):
         lightweight_initialize: bool = False,
         logger: Logger | None = None,
         max_saves_in_flight: int = 1,
+        memory: Tier | None = None,
     ) -> None:
         if max_saves_in_flight < 1:
             raise InvalidInput(f"max_saves_in_flight is 1 or more, not {max_saves_in_flight}")
@@ -111,15 +113,17 @@ class Checkpointer(ReadingCheckpointer):
                 clean_up=cleanup_tmp_directories,
                 with_records=self._with_records,
             )
+            self._tier = None if memory is None else memory.open(place, options, self._logger)
 
     # ---- when ----------------------------------------------------------------------------------
 
     def should_save(self, step: Step) -> bool:
         """Whether `save` would save this step: it comes after the one that was saved last, and the policy
-        says so."""
+        says so; or that of the memory tier does."""
         number = as_step(step)
         with self._place.options() as options, self._beginning:
-            return self._decisions.should_save(number, options)
+            in_tier = self._tier is not None and self._tier.should_save(number, options)
+            return self._decisions.should_save(number, options) or in_tier
 
     @property
     def is_preempted(self) -> bool:
@@ -154,7 +158,7 @@ class Checkpointer(ReadingCheckpointer):
             custom_metadata: A JSON value to keep with the checkpoint.
 
         Returns:
-            Whether it was saved.
+            Whether it was saved to the directory.
 
         Raises:
             StepAlreadyExistsError: The step has a checkpoint, and `overwrite` is False.
@@ -211,7 +215,7 @@ class Checkpointer(ReadingCheckpointer):
 
         Takes and returns what `save` does, with what `waystation.save_checkpointables` takes.
         """
-        request = _request(step, checkpointables, overwrite, metrics, custom_metadata)
+        request = Request.of(step, checkpointables, overwrite, metrics, custom_metadata)
         begun = time.monotonic()
         with self._place.options() as options, self._beginning:
             if not self._is_to_be_saved(request, options, force=force):
@@ -236,7 +240,7 @@ class Checkpointer(ReadingCheckpointer):
         Returns:
             What `save_async` returns.
         """
-        request = _request(step, checkpointables, overwrite, metrics, custom_metadata)
+        request = Request.of(step, checkpointables, overwrite, metrics, custom_metadata)
         begun = time.monotonic()
         with self._place.options() as options, self._beginning:
             if not self._is_to_be_saved(request, options, force=force):
@@ -248,8 +252,10 @@ class Checkpointer(ReadingCheckpointer):
         return response
 
     def _is_to_be_saved(self, request: Request, options: Options, *, force: bool) -> bool:
-        """Decides; if so, there is room for another save when this returns."""
+        """Saves to memory, and decides about the directory: if so, there is room for another save then."""
         self._require_open()
+        if self._tier is not None:
+            self._tier.save(request, options, force=force)
         self._flights.raise_failure()
         if request.overwrite:
             self._flights.wait_for_step(request.step)
@@ -322,6 +328,8 @@ class Checkpointer(ReadingCheckpointer):
         with self._place.options() as options, self._beginning:
             self._require_open()
             self._flights.wait()
+            if self._tier is not None and checkpointable_name is None:
+                missing_ok |= self._tier.forget(number)
             response = self._deleter.begin(number, checkpointable_name, options, missing_ok=missing_ok)
             self._flights.add(response)
         return response
@@ -357,6 +365,8 @@ class Checkpointer(ReadingCheckpointer):
         Raises:
             WaystationError: What something failed with, if nobody has heard of that.
         """
+        if self._tier is not None:
+            self._tier.wait()
         self._flights.wait()
 
     def close(self) -> None:
@@ -367,7 +377,7 @@ class Checkpointer(ReadingCheckpointer):
         """
         with self._beginning:
             self._is_closed = True
-        self._flights.wait()
+        self.wait()
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -387,12 +397,3 @@ class Checkpointer(ReadingCheckpointer):
             error.add_note(
                 f"A save in the background has failed, too: {failure}"
             )  # it is not to hide the first
-
-
-def _request(
-    step: object, checkpointables: dict[str, Any], overwrite: bool, metrics: Any, custom_metadata: Any
-) -> Request:
-    check_checkpointables(checkpointables)
-    for name in checkpointables:
-        check_name(name)  # also where the policy says no, as in Orbax
-    return Request(as_step(step), checkpointables, overwrite, metrics, custom_metadata)

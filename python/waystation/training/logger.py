@@ -13,7 +13,8 @@ class Logger(Protocol):
 
     def log_entry(self, msg: Any, *args: Any, **kwargs: Any) -> None:
         """Takes one entry: a dict with `event_type` (`save` or `restore`), `step`, `directory`, and what the
-        call took of the program's time, in seconds (`blocking_s`)."""
+        call took of the program's time, in seconds (`blocking_s`). The memory tier adds `memory_restore`, and
+        `memory_failure` with `failure` in place of the time."""
         ...
 
 

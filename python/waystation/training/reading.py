@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import operator
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -20,11 +21,13 @@ from typing_extensions import deprecated
 from waystation._options import Options
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.load import (
+    asked_for,
     load,
     load_async,
     load_checkpointables,
     load_checkpointables_async,
 )
+from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import checkpointables_metadata, metadata
 from waystation.checkpoint.paths import resolve
 from waystation.checkpoint.sessions import process_count
@@ -34,7 +37,8 @@ from waystation.training.place import Place
 from waystation.training.restoring import Restorer
 from waystation.training.step_metadata import CheckpointMetadata, RootMetadata, as_step
 from waystation.training.step_names import PathLike
-from waystation.transfers.handle import AsyncResponse
+from waystation.training.tiers import OpenTier, TierStatistics, Wish, merged
+from waystation.transfers.handle import AsyncResponse, Progress
 
 T = TypeVar("T")
 Step = int | CheckpointMetadata[Any]
@@ -44,6 +48,7 @@ class ReadingCheckpointer:
     """See `Checkpointer`."""
 
     def __init__(self, place: Place, logger: Logger) -> None:
+        self._tier: OpenTier | None = None
         self._place = place
         self._restorer = Restorer(place)
         self._logger = logger
@@ -55,20 +60,27 @@ class ReadingCheckpointer:
 
     @property
     def latest(self) -> CheckpointMetadata[None] | None:
-        """The committed checkpoint of the greatest step; None if there is none."""
-        committed = self._place.catalogue.committed()
-        return committed[-1] if committed else None
+        """The committed checkpoint of the greatest step, in memory or in the directory; None if there is
+        none."""
+        known = self.checkpoints
+        return known[-1] if known else None
 
     @property
     def checkpoints(self) -> Sequence[CheckpointMetadata[None]]:
         """The committed checkpoints, ascending, as far as this `Checkpointer` knows without looking again
-        (`reload`); those that are known to be damaged are not among them."""
-        return self._place.catalogue.committed()
+        (`reload`); those that are known to be damaged are not among them. `tiers` says where each is."""
+        committed = self._place.catalogue.committed()
+        return committed if self._tier is None else merged(self._tier.checkpoints(), committed)
 
     @property
     def damaged(self) -> Sequence[CheckpointMetadata[None]]:
         """The checkpoints that are known to be damaged, ascending. A save of such a step replaces it."""
         return self._place.catalogue.damaged()
+
+    @property
+    def tier_statistics(self) -> TierStatistics | None:
+        """What the memory tier has done so far in this process; None if there is none."""
+        return None if self._tier is None else self._tier.statistics
 
     # ---- loading -------------------------------------------------------------------------------
 
@@ -76,6 +88,10 @@ class ReadingCheckpointer:
         self, step: Step | None = None, abstract_state: Any = None, *, checkpointable_name: str = STATE
     ) -> Any:
         """Loads the state of a step.
+
+        With a memory tier, the newest is taken from there unless the directory has a newer one, and what
+        cannot be loaded from memory comes from an older version or from the directory, with a warning. A step
+        that is asked for by number comes from the directory if it is there.
 
         Args:
             step: The step; None for the newest that is whole. Where newer ones turn out to be damaged, a
@@ -122,31 +138,47 @@ class ReadingCheckpointer:
         number = None if step is None else as_step(step)
         begun = time.monotonic()
         with self._place.options() as options:
-            info, loaded = self._restorer.run(number, options, wanted.now)
-        self._log("restore", info.step, begun, is_asynchronous=False)
-        return loaded
+            found = self._load_from_tier(number, wanted, options)
+            if found is None:
+                info, loaded = self._restorer.run(number, options, wanted.now)
+                found = info.step, loaded
+        self._log("restore", found[0], begun, is_asynchronous=False)
+        return found[1]
+
+    def _load_from_tier(self, step: int | None, wanted: _Wanted[T], options: Options) -> tuple[int, T] | None:
+        """The step and what was loaded, if the tier above the directory has something better than this."""
+        if self._tier is None:
+            return None
+        return self._tier.load(Wish(step, wanted.names), options, wanted.through)
 
     def _load_async(self, step: Step | None, wanted: _Wanted[T]) -> AsyncResponse[T]:
         number = None if step is None else as_step(step)
         with self._place.options() as options:
             if process_count(options) == 1:
-                self._restorer.existing(number)
+                if self._tier is None:
+                    self._restorer.existing(number)
                 load = functools.partial(self._load, step, wanted)
                 # The thread is to see the options of this call.
                 run: Callable[[], T] = functools.partial(contextvars.copy_context().run, load)
             else:
-                # Sessions come in the same order in all processes only if this thread opens them.
-                run = self._restorer.begin(number, options, wanted.in_background, wanted.now)
+                # Sessions come in the same order in all processes only if this thread opens them. Memory is
+                # read while the caller waits, since it is over soon.
+                found = self._load_from_tier(number, wanted, options)
+                run = (
+                    self._restorer.begin(number, options, wanted.in_background, wanted.now)
+                    if found is None
+                    else functools.partial(operator.itemgetter(1), found)
+                )
         what = "the newest step" if number is None else f"step {number}"
         return AsyncResponse(f"loading {what} of '{self.directory}'", lambda _: run())
 
     # ---- looking -------------------------------------------------------------------------------
 
     def metadata(self, step: Step | None = None) -> CheckpointMetadata[Any]:
-        """What is known of a step, with the abstract state of its state as `metadata`.
+        """What is known of a step that the directory has, with the abstract state of its state as `metadata`.
 
         Args:
-            step: The step; None for the newest.
+            step: The step; None for the newest there.
 
         Raises:
             StepNotFoundError: The step has no checkpoint.
@@ -233,10 +265,13 @@ class ReadingCheckpointer:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted(Generic[T]):
-    """What is to be loaded of a step: how to, and how to in the background."""
+    """What is to be loaded of a step: how to, how to in the background, and how to of a load that was
+    opened, of the checkpointables of these names."""
 
     now: Callable[[Path], T]
     in_background: Callable[[Path], AsyncResponse[T]]
+    through: Callable[[Loading], T]
+    names: Sequence[str] | None
 
     @classmethod
     def state(cls, abstract: Any, name: str) -> _Wanted[Any]:
@@ -244,14 +279,24 @@ class _Wanted(Generic[T]):
         return _Wanted(
             lambda path: load(path, wanted, checkpointable_name=name),
             lambda path: load_async(path, wanted, checkpointable_name=name),
+            lambda loading: loading.run(wanted, Progress()),
+            [name],
         )
 
     @classmethod
     def checkpointables(cls, abstract: Any) -> _Wanted[dict[str, Any]]:
         wanted = abstract.metadata if isinstance(abstract, CheckpointMetadata) else abstract
+
+        def through(loading: Loading) -> dict[str, Any]:
+            loading.begin(abstracts, Progress())
+            return loading.end()
+
+        names, abstracts = asked_for(wanted)
         return _Wanted(
             lambda path: load_checkpointables(path, wanted),
             lambda path: load_checkpointables_async(path, wanted),
+            through,
+            names,
         )
 
 

@@ -16,19 +16,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from waystation._errors import not_json
 from waystation._options import Options
 from waystation.checkpoint.handlers.choice import METRICS
-from waystation.checkpoint.save import in_background, open_saving, write
+from waystation.checkpoint.save import check_checkpointables, in_background, open_saving, write
+from waystation.checkpoint.saving import check_name
 from waystation.coordination import Session
 from waystation.training.catalogue import Info, described, from_json, relocated, to_json
 from waystation.training.collection import Collector
 from waystation.training.costs import SaveCost, SaveCosts
 from waystation.training.flights import StepResponse
 from waystation.training.place import Place
-from waystation.training.step_metadata import CheckpointMetadata
+from waystation.training.step_metadata import CheckpointMetadata, as_step
 from waystation.transfers.handle import Progress
 
 
@@ -49,6 +50,25 @@ class Request:
     overwrite: bool
     metrics: Any
     custom_metadata: Any
+
+    @classmethod
+    def of(
+        cls,
+        step: object,
+        checkpointables: dict[str, Any],
+        overwrite: bool,
+        metrics: Any,
+        custom_metadata: Any,
+    ) -> Self:
+        """What a call asks for.
+
+        Raises:
+            InvalidInput: The step or a name cannot be one.
+        """
+        check_checkpointables(checkpointables)
+        for name in checkpointables:
+            check_name(name)  # also where the policy says no, as in Orbax
+        return cls(as_step(step), checkpointables, overwrite, metrics, custom_metadata)
 
     def parts(self) -> dict[str, Any]:
         """All that the checkpoint is to hold."""

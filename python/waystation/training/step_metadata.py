@@ -33,6 +33,8 @@ class CheckpointMetadata(Generic[T]):
         commit_timestamp_nsecs: When it was committed.
         custom_metadata: What was given to the save.
         metrics: What was given to the save to tell good checkpoints from bad ones.
+        tiers: Where it can be loaded from, the fastest first: `memory`, `directory`. Of one that only memory
+            has, `path` is the directory of the agent, and nothing more is known.
     """
 
     step: int
@@ -42,6 +44,7 @@ class CheckpointMetadata(Generic[T]):
     commit_timestamp_nsecs: int | None = dataclasses.field(default=None, kw_only=True)
     custom_metadata: Any = dataclasses.field(default=None, kw_only=True)
     metrics: Any = dataclasses.field(default=None, kw_only=True)
+    tiers: tuple[str, ...] = dataclasses.field(default=("directory",), kw_only=True)
 
     @property
     def init_timestamp(self) -> datetime.datetime | None:
