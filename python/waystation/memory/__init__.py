@@ -1,19 +1,25 @@
 """The memory tier: checkpoints that hosts keep in memory for each other.
 
-`placement` and `odds` are its plan: which hosts keep copies of whose shards, and what that survives.
-`program` finds the agent that keeps versions in the memory of a host.
+`MemoryTier` keeps the newest checkpoints of a `training.Checkpointer` in the memory of this host, whose agent
+`agent_program` finds. `place` and the odds are the plan for several hosts: which keep copies of whose shards,
+and what that survives.
 """
 
+from waystation.memory.errors import MemoryTierWarning
 from waystation.memory.odds import (
     Odds,
     domain_recovery_odds,
     grouped_recovery_bound,
     recovery_probability,
 )
+from waystation.memory.options import DIRECTORY_VARIABLE, MemoryTier
 from waystation.memory.placement import Placement, place
 from waystation.memory.program import agent_program
 
 __all__ = [
+    "DIRECTORY_VARIABLE",
+    "MemoryTier",
+    "MemoryTierWarning",
     "Odds",
     "Placement",
     "agent_program",

@@ -1,0 +1,363 @@
+"""The memory tier of one `Checkpointer`, at work.
+
+What can go wrong in a save, in a load, or with the agent is a `MemoryTierWarning`, told once until it works
+again, and a number in the statistics; it is never raised into the program. Invariants: all processes take the
+same steps, for all of them decide by what a round has told; a step that is not newer than the last one is
+saved in a new epoch; a version is listed only once it is whole, and not any more once it may be overwritten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from waystation import _native
+from waystation._errors import Cancelled, Corrupt, InvalidInput, Unavailable, Unsupported, WaystationError
+from waystation._options import Options
+from waystation.checkpoint.loading import Loading
+from waystation.checkpoint.sessions import open_session, process_count
+from waystation.coordination import Session
+from waystation.memory.degrading import Degrading
+from waystation.memory.errors import MemoryTierWarning
+from waystation.memory.host import Host
+from waystation.memory.loading import VersionLoading
+from waystation.memory.pause import Pause
+from waystation.memory.restores import Restores
+from waystation.memory.saving import VersionSaving, saving_options
+from waystation.memory.versions import Version, Whole, candidates
+from waystation.training.logger import Logger
+from waystation.training.place import Place
+from waystation.training.save_decision_policies import (
+    DecisionContext,
+    SaveDecisionPolicy,
+    is_same_everywhere,
+)
+from waystation.training.saving import Request
+from waystation.training.step_metadata import CheckpointMetadata
+from waystation.training.tiers import TierStatistics, Wish
+from waystation.transfers.handle import AsyncResponse, Progress
+
+T = TypeVar("T")
+
+TIER = "memory"
+# What a load raises that no other version or tier would mend.
+_OF_THE_CALL = (InvalidInput, Unsupported, Cancelled)
+_ABOVE = 6  # frames of this package between a warning and the program's own call
+
+
+class OpenMemoryTier:
+    """See `options.MemoryTier`, which has what it is given."""
+
+    def __init__(
+        self,
+        directory: str,
+        run: str | None,
+        policy: SaveDecisionPolicy,
+        deadline_s: float,
+        place: Place,
+        logger: Logger,
+    ) -> None:
+        sequence = f"{_native.crc64(os.fsencode(os.path.realpath(place.root))):016x}"
+        self._host = Host(directory, run, sequence, deadline_s)
+        self._policy = policy
+        self._deadline_s = deadline_s
+        self._place = place
+        self._logger = logger
+        self._restores = Restores(place.root)
+        self._calls = threading.RLock()  # one call at a time
+        self._known = threading.Lock()  # of what the thread of a save changes
+        self._statistics = TierStatistics()
+        self._whole: list[Whole] = []  # the newest first
+        self._flight: tuple[int, AsyncResponse[None]] | None = None
+        self._pause = Pause()
+        self._is_open = self._is_primary = self._was_warned = False
+        self._loaded: set[Version] = set()  # of earlier programs, since the last save
+        self._has_older = True  # versions in the store that this program has not saved
+        self._uncommitted: Version | None = None  # of what is whole
+        self._last_step: int | None = None  # that was saved in this epoch, or was to be
+
+    # ---- what it is ----------------------------------------------------------------------------
+
+    @property
+    def statistics(self) -> TierStatistics:
+        """What it has done so far."""
+        with self._known:
+            return self._statistics
+
+    def checkpoints(self) -> list[CheckpointMetadata[None]]:
+        """The checkpoints that it has, ascending, as far as it knows."""
+        with self._known:
+            whole = list(self._whole)
+        # What an earlier epoch has of later steps is of a past that the program went back from.
+        steps = {entry.version.step for entry in whole if entry.version.step <= whole[0].version.step}
+        path = Path(self._host.directory)
+        return [CheckpointMetadata(step, path, metadata=None, tiers=(TIER,)) for step in sorted(steps)]
+
+    def begin(self, options: Options) -> None:
+        """Begins an epoch and finds out what memory holds."""
+        with self._calls, self._degrading("be opened", None):
+            self._open(saving_options(options, self._deadline_s), is_waited_for=True)
+
+    def _open(self, options: Options, *, is_waited_for: bool) -> None:
+        with self._session("open the memory tier", options) as session:
+            self._is_primary = session.is_primary
+            self._host.raise_epoch(session, is_waited_for=is_waited_for)
+            whole = self._host.settle(session)
+        with self._known:
+            self._whole = whole
+        self._last_step = None
+        self._is_open = True
+
+    # ---- saving --------------------------------------------------------------------------------
+
+    def should_save(self, step: int, options: Options) -> bool:
+        """Whether its policy says to save a step."""
+        own = self._ask(step, options)
+        if process_count(options) == 1 or is_same_everywhere(self._policy):
+            return own
+        with self._calls, self._degrading("decide", step):
+            limited = saving_options(options, self._deadline_s)
+            with self._session(f"decide whether to keep step {step} in memory", limited) as session:
+                part = b"yes" if own else b""
+                return session.round(lambda: part, lambda parts: parts[session.primary]) == b"yes"
+        return False
+
+    def _ask(self, step: int, options: Options) -> bool:
+        present = CheckpointMetadata(
+            step, Path(self._host.directory), metadata=None, init_timestamp_nsecs=time.time_ns()
+        )
+        context = DecisionContext(
+            is_saving_in_progress=False,  # a save waits for the one before, which is short
+            reached_preemption=False,
+            multiprocessing_options=options.multiprocessing,
+        )
+        return bool(self._policy.should_save(present, self.checkpoints(), context=context))
+
+    def save(self, request: Request, options: Options, *, force: bool) -> None:
+        """Saves a step, if its policy says so; returns once the program may change its state."""
+        if not (force or self.should_save(request.step, options)):
+            return
+        begun = time.monotonic()
+        with self._calls:
+            self._hear_of_last()
+            if self._pause.leaves_out():
+                return
+            with self._degrading("save", request.step):
+                self._save(request, saving_options(options, self._deadline_s))
+        self._count(blocked_s=time.monotonic() - begun)
+
+    def _save(self, request: Request, options: Options) -> None:
+        if not self._is_open:
+            self._open(options, is_waited_for=False)
+        elif self._last_step is not None and request.step <= self._last_step:
+            with self._session("go back in the memory tier", options) as session:
+                self._host.raise_epoch(session, is_waited_for=False)
+        self._last_step = request.step
+        if self._uncommitted is not None and self._host.commit(self._uncommitted):
+            self._uncommitted = None
+        with self._known:
+            del self._whole[self._host.versions_kept - 1 :]  # the oldest is what may be overwritten
+        version = Version(self._host.epoch, request.step)
+        saving = VersionSaving(self._host.saver, self._host.sequence, version, options)
+        parts = request.parts()
+        with saving.closed_on_error():
+            saving.begin(parts, request.custom_metadata)
+            saving.prepare(parts)
+        self._finish_in_background(saving, version)
+
+    def _finish_in_background(self, saving: VersionSaving, version: Version) -> None:
+        """Has the rest of a save done; returns once the program may change its state."""
+        is_copied = threading.Event()
+
+        def work(progress: Progress) -> None:
+            try:
+                with saving:
+                    saving.finish(progress, is_copied.set)
+            finally:
+                is_copied.set()
+            self._has_saved(Whole(version, saving.shard_count), saving.saved_bytes)
+
+        response = AsyncResponse(f"saving {saving.target}", work)
+        self._flight = version.step, response
+        try:
+            is_copied.wait()
+        except BaseException:  # Ctrl-C: the program may change what is still read
+            response.cancel()
+            raise
+
+    def _has_saved(self, entry: Whole, saved_bytes: int) -> None:
+        """A version is whole."""
+        self._uncommitted = None if self._host.commit(entry.version) else entry.version
+        with self._known:
+            self._whole.insert(0, entry)
+            kept = self._whole[: self._host.versions_kept]
+        if self._has_older and len(kept) > 1 and kept[-1].version.epoch == self._host.epoch:
+            self._host.retire_before(kept[-1].version)
+            self._has_older = False
+        if self._loaded and self._is_primary:
+            self._restores.forget()
+        self._loaded.clear()
+        with self._known:
+            self._statistics = dataclasses.replace(
+                self._statistics,
+                saves=self._statistics.saves + 1,
+                saved_bytes=self._statistics.saved_bytes + saved_bytes,
+                last_saved_step=entry.version.step,
+            )
+
+    def _hear_of_last(self) -> None:
+        """Waits for the end of the last save, and takes notice of how that was."""
+        if self._flight is None:
+            return
+        (step, response), self._flight = self._flight, None
+        with self._degrading("save", step):
+            response.result()
+            self._pause.succeeded()
+            self._was_warned = False
+
+    # ---- loading -------------------------------------------------------------------------------
+
+    def load(self, wish: Wish, options: Options, load: Callable[[Loading], T]) -> tuple[int, T] | None:
+        """Loads a step, if one that memory has is to be preferred to what the directory has."""
+        with self._calls:
+            self._hear_of_last()
+            for entry in self._to_try(wish, options):
+                with self._degrading("be loaded", entry.version.step, _OF_THE_CALL):
+                    loaded = self._load(entry, wish, options, load)
+                    self._count(loads=1)
+                    return entry.version.step, loaded
+        return None
+
+    def _load(self, entry: Whole, wish: Wish, options: Options, load: Callable[[Loading], T]) -> T:
+        version = entry.version
+        if version.epoch != self._host.epoch and version not in self._loaded:
+            self._loaded.add(version)
+            if self._is_primary:
+                self._restores.note(version)
+        begun = time.monotonic()
+        try:
+            loaded = load(VersionLoading(self._host.client, self._host.sequence, entry, wish.names, options))
+        except Corrupt:
+            self._drop(version)
+            raise
+        self._log("memory_restore", version.step, begun)
+        return loaded
+
+    def _to_try(self, wish: Wish, options: Options) -> list[Whole]:
+        """The versions to try, in this order, before the directory."""
+        limited = saving_options(options, self._deadline_s)
+        with self._degrading("be looked into", None):
+            if not self._is_open:
+                self._open(limited, is_waited_for=False)
+            with self._session("choose a version in memory", limited) as session:
+                whole = self._host.take_stock(session).whole
+
+                def choose() -> bytes:
+                    spent = set(self._restores.spent()) - self._loaded
+                    chosen = candidates(whole, wish.step, self._newest_on_disk(), spent)
+                    if wish.step is not None and self._is_on_disk(wish.step):
+                        chosen = []
+                    return json.dumps([entry.to_json() for entry in chosen]).encode()
+
+                chosen = [Whole.from_json(entry) for entry in json.loads(session.broadcast(choose))]
+            with self._known:
+                self._whole = whole
+            return chosen
+        return []
+
+    def _newest_on_disk(self) -> int | None:
+        committed = self._place.catalogue.committed()
+        return committed[-1].step if committed else None
+
+    def _is_on_disk(self, step: int) -> bool:
+        return any(info.step == step for info in self._place.catalogue.committed())
+
+    # ---- the rest ------------------------------------------------------------------------------
+
+    def forget(self, step: int) -> bool:
+        """Does not load a step any more, which the program deletes; returns whether it had that."""
+        with self._calls:
+            self._hear_of_last()
+            with self._known:
+                versions = [entry.version for entry in self._whole if entry.version.step == step]
+            for version in versions:
+                self._drop(version)
+        return bool(versions)
+
+    def _drop(self, version: Version) -> None:
+        self._host.discard(version)
+        with self._known:
+            self._whole = [entry for entry in self._whole if entry.version != version]
+
+    def wait(self) -> None:
+        """Waits for the save in the background."""
+        with self._calls:
+            self._hear_of_last()
+
+    @contextlib.contextmanager
+    def _session(self, what: str, options: Options) -> Iterator[Session]:
+        session = open_session(what, options)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def _degrading(self, what: str, step: int | None, passes: tuple[type[Exception], ...] = ()) -> Degrading:
+        """Takes notice of what the block fails with instead of raising it, but for errors of some classes."""
+        return Degrading(functools.partial(self._failed, what, step), passes)
+
+    def _failed(self, what: str, step: int | None, error: Exception) -> None:
+        of_step = "" if step is None else f" step {step}"
+        kind = error.kind if isinstance(error, WaystationError) else type(error).__name__
+        if what == "save":
+            self._pause.failed()
+            self._count(failures=1)
+            if isinstance(error, Unavailable) and self._has_older:
+                self._make_room()
+        with self._known:
+            self._statistics = dataclasses.replace(self._statistics, last_failure=f"{kind}: {error}")
+        self._log("memory_failure", step, None, f"{kind}: {error}")
+        if not self._was_warned:
+            self._was_warned = True
+            warnings.warn(
+                f"the memory tier could not {what}{of_step}, and the program goes on without it ({kind}): "
+                f"{error}",
+                MemoryTierWarning,
+                stacklevel=_ABOVE,
+            )
+
+    def _make_room(self) -> None:
+        """Frees what keeps slots from being used: versions of earlier programs (of another number of
+        processes, another sequence) that are older than the newest one, or on the disk in a newer form."""
+        on_disk = self._newest_on_disk()
+        with self._known:
+            needed = [
+                entry.version for entry in self._whole if on_disk is None or entry.version.step > on_disk
+            ]
+        self._host.retire_before(needed[0] if needed else Version(self._host.epoch, 0))
+
+    def _count(self, *, failures: int = 0, loads: int = 0, blocked_s: float = 0.0) -> None:
+        with self._known:
+            self._statistics = dataclasses.replace(
+                self._statistics,
+                failures=self._statistics.failures + failures,
+                loads=self._statistics.loads + loads,
+                blocked_s=self._statistics.blocked_s + blocked_s,
+            )
+
+    def _log(self, event: str, step: int | None, begun: float | None, failure: str | None = None) -> None:
+        entry: dict[str, Any] = {"event_type": event, "step": step, "directory": str(self._place.root)}
+        if begun is not None:
+            entry["blocking_s"] = time.monotonic() - begun
+        if failure is not None:
+            entry["failure"] = failure
+        self._logger.log_entry(entry)

@@ -1,0 +1,64 @@
+"""`MemoryTier`: the options of the memory tier, and the warning that it gives where others raise."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from waystation._errors import InvalidInput
+from waystation._options import Options
+from waystation.memory.open_tier import OpenMemoryTier
+from waystation.training.logger import Logger
+from waystation.training.place import Place
+from waystation.training.save_decision_policies import FixedIntervalPolicy, SaveDecisionPolicy
+
+# Where `waystation launch --agent` tells its processes the directory of the agent.
+DIRECTORY_VARIABLE = "WAYSTATION_AGENT_DIRECTORY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTier:
+    """Keeps the newest checkpoints in the memory of this host, for `training.Checkpointer(memory=…)`.
+
+    The agent of the host (`waystation agent run`, or `waystation launch --agent`) owns that memory, so what
+    was saved outlives the program, and the agent as well. One sequence of checkpoints at a time uses an
+    agent: another `Checkpointer` that is given it fences the earlier one.
+
+    Attributes:
+        directory: The directory of the agent's store. None takes it from the environment variable
+            `WAYSTATION_AGENT_DIRECTORY`, which `waystation launch --agent` sets.
+        save_decision_policy: When to save to memory, independent of when the directory is written; by default
+            at every step.
+        run: The id that the agent's store must have (32 hexadecimal digits), so that the memory of another
+            program is not taken for this one's. None takes any.
+        deadline_s: How long a save or load waits for the agent, and for other processes, before it goes on
+            without memory.
+    """
+
+    directory: str | os.PathLike[str] | None = None
+    save_decision_policy: SaveDecisionPolicy = field(default_factory=lambda: FixedIntervalPolicy(1))
+    run: str | None = None
+    deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.deadline_s <= 0:
+            raise InvalidInput(f"deadline_s is {self.deadline_s}; it must be above 0 seconds")
+
+    def open(self, place: Place, options: Options, logger: Logger) -> OpenMemoryTier:
+        """Opens the tier for the checkpoints of a directory. What goes wrong is warned of, not raised.
+
+        Raises:
+            InvalidInput: Nothing says where the agent is.
+        """
+        directory = self.directory or os.environ.get(DIRECTORY_VARIABLE)
+        if directory is None:
+            raise InvalidInput(
+                "the memory tier needs an agent: start the program with 'waystation launch --agent', or run "
+                "'waystation agent run' and give its directory, MemoryTier(directory=…), or set "
+                f"{DIRECTORY_VARIABLE}"
+            )
+        tier = OpenMemoryTier(
+            os.fspath(directory), self.run, self.save_decision_policy, self.deadline_s, place, logger
+        )
+        tier.begin(options)
+        return tier

@@ -1,0 +1,66 @@
+"""Which versions were loaded to no avail, and how long a tier that fails is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from waystation.memory.pause import MOST_LEFT_OUT, Pause
+from waystation.memory.restores import FILE_NAME, Restores
+from waystation.memory.versions import Version
+
+NEW, OLD = Version(3, 20), Version(3, 10)
+
+
+def test_two_loads_without_progress_spend_a_version(tmp_path: Path) -> None:
+    Restores(tmp_path).note(NEW)
+    assert Restores(tmp_path).spent() == []
+    Restores(tmp_path).note(NEW)
+    assert Restores(tmp_path).spent() == [NEW]
+    Restores(tmp_path).note(OLD)
+    assert Restores(tmp_path).spent() == [NEW]
+
+
+def test_progress_makes_up_for_it(tmp_path: Path) -> None:
+    restores = Restores(tmp_path)
+    restores.note(NEW)
+    restores.forget()
+    restores.note(NEW)
+    assert restores.spent() == []
+    restores.forget()
+    restores.forget()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"{}", b"[1]", b"[[1,2]]", b'[["a",2,3]]', b"null"])
+def test_what_cannot_be_read_counts_for_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content)
+    restores = Restores(tmp_path)
+    assert restores.spent() == []
+    restores.note(NEW)
+    restores.note(NEW)
+    assert restores.spent() == [NEW]
+
+
+def test_a_directory_that_is_gone_is_no_reason_to_fail(tmp_path: Path) -> None:
+    restores = Restores(tmp_path / "gone")
+    restores.note(NEW)
+    assert restores.spent() == []
+
+
+def test_each_failure_in_a_row_leaves_out_twice_as_many_saves() -> None:
+    pause = Pause()
+    left_out = []
+    for _ in range(9):
+        pause.failed()
+        count = 0
+        while pause.leaves_out():
+            count += 1
+        left_out.append(count)
+    assert left_out == [0, 1, 3, 7, 15, 31, MOST_LEFT_OUT, MOST_LEFT_OUT, MOST_LEFT_OUT]
+    pause.failed()
+    pause.succeeded()
+    assert not pause.leaves_out()
+    pause.failed()
+    assert not pause.leaves_out()
