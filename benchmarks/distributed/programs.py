@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from benchmarks import measure
 from benchmarks.distributed.process import Request
-from waystation.cli.launching import free_ports
+from waystation.cli.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDED = ("bytes_read", "bytes_needed", "disk_read_bytes", "disk_written_bytes", "cpu_s")

@@ -301,18 +301,35 @@ def _launch(
         float,
         typer.Option("--grace", metavar="SECONDS", min=0, help="How long others may go on when one failed."),
     ] = 30.0,
+    restarts: Annotated[
+        int, typer.Option("--restarts", metavar="N", min=0, help="Start what died again, so often at most.")
+    ] = 0,
+    agent: Annotated[
+        Path | None,
+        typer.Option(
+            "--agent", metavar="DIR", help="Have an agent keep checkpoints in memory; its store, on tmpfs."
+        ),
+    ] = None,
+    agent_memory: Annotated[
+        str | None,
+        typer.Option("--agent-memory", metavar="BYTES", help="What a new agent may take, such as 8GiB."),
+    ] = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Run the processes of one program on this machine; name the one that failed first.
 
-    Sets what `torch.distributed` and `jax.distributed` need. Exits with 1 if a process ended abnormally.
+    Sets what `torch.distributed` and `jax.distributed` need. Exits with 1 if a process ended abnormally. The
+    agent outlives the program and the launch, so that a later launch goes on from what it keeps.
     """
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import launch
 
         either = jax or torch
-        launch.run(output, command, count, jax=jax or not either, torch=torch or not either, grace_s=grace)
+        request = launch.Request(
+            command, count, jax or not either, torch or not either, grace, restarts, agent, agent_memory
+        )
+        launch.run(output, request)
 
 
 @application.command(

@@ -27,13 +27,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
+
+from waystation.cli.lines import Lines
 
 TERMINATION_S = 5.0
 KEPT_LINES = 12
 _READ_BYTES = 1 << 16
-# A program that never ends its line (a progress bar) is shown what it has written by then.
-_LONGEST_LINE_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 1, 36, 37
@@ -84,6 +84,19 @@ class Program:
             return f"signal {-self.exit_code}"
 
 
+class Companion(Protocol):
+    """A process that the program needs while it runs, and that outlives the launch."""
+
+    @property
+    def process_id(self) -> int | None:
+        """Its number; None if there is none to be followed."""
+        ...
+
+    def restart(self) -> None:
+        """Starts it again, if it may be: it has ended."""
+        ...
+
+
 @dataclass
 class Outcome:
     """How a launch went.
@@ -112,6 +125,7 @@ class Launch:
         grace_s: float,
         on_line: OnLine,
         on_failure: Callable[[Program], None],
+        companion: Companion | None = None,
     ) -> None:
         """
         Args:
@@ -120,12 +134,15 @@ class Launch:
             grace_s: How long the others may still run when one has failed.
             on_line: Takes each line of output.
             on_failure: Called when a process has failed and the others are given their time.
+            companion: What runs beside the program, and is started again when it ends.
         """
         self._command = list(command)
         self._environments = environments
         self._grace_s = grace_s
         self._on_line = on_line
         self._on_failure = on_failure
+        self._companion = companion
+        self._companion_end: int | None = None
         self._selector = selectors.DefaultSelector()
         self._programs: list[Program] = []
         self._order: list[Program] = []  # of ending
@@ -140,9 +157,11 @@ class Launch:
         with _adopting_orphans() as strangers, self._receiving_signals():
             self._strangers = strangers
             try:
+                self._follow_companion()
                 self._start()
                 self._follow()
             finally:
+                self._leave_companion()
                 self._end_everything()
                 self._selector.close()
         return Outcome(self._programs, self._first_failure(), self._passed_on)
@@ -180,7 +199,7 @@ class Launch:
 
     def _read_lines(self, program: Program, stream: IO[bytes], *, is_error: bool) -> None:
         os.set_blocking(stream.fileno(), False)
-        lines = _Lines(lambda line: self._show(program, is_error, line))
+        lines = Lines(lambda line: self._show(program, is_error, line))
 
         def read() -> None:
             try:
@@ -199,6 +218,27 @@ class Launch:
     def _show(self, program: Program, is_error: bool, line: str) -> None:
         program.last_lines.append(line)
         self._on_line(program.index, is_error, line)
+
+    def _follow_companion(self) -> None:
+        process_id = None if self._companion is None else self._companion.process_id
+        if process_id is None:
+            return
+        self._strangers.add(process_id)
+        with contextlib.suppress(ProcessLookupError):
+            self._companion_end = os.pidfd_open(process_id)
+            self._selector.register(self._companion_end, selectors.EVENT_READ, self._companion_ended)
+
+    def _companion_ended(self) -> None:
+        self._leave_companion()
+        assert self._companion is not None, "it was followed"
+        self._companion.restart()
+        self._follow_companion()
+
+    def _leave_companion(self) -> None:
+        if self._companion_end is not None:
+            self._selector.unregister(self._companion_end)
+            os.close(self._companion_end)
+            self._companion_end = None
 
     # Following ------------------------------------------------------------------------------------------
 
@@ -301,28 +341,6 @@ class Launch:
             pass
 
 
-class _Lines:
-    """Cuts a stream of bytes into lines."""
-
-    def __init__(self, on_line: Callable[[str], None]) -> None:
-        self._on_line = on_line
-        self._begun = b""
-
-    def feed(self, data: bytes) -> None:
-        """Takes bytes; none at the end."""
-        *whole, self._begun = (self._begun + data).split(b"\n")
-        for line in whole:
-            self._give(line)
-        if self._begun and (not data or len(self._begun) > _LONGEST_LINE_BYTES):
-            self._give(self._begun)
-            self._begun = b""
-
-    def _give(self, line: bytes) -> None:
-        # Of a line that was written over, what was seen last.
-        shown = line.removesuffix(b"\r").rpartition(b"\r")[2]
-        self._on_line(shown.decode(errors="replace"))
-
-
 def _signal_group(program: Program, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(program.process_id, number)
@@ -361,15 +379,6 @@ def _children() -> list[int]:
                 if int(fields[1]) == os.getpid():
                     found.append(int(entry.name))
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody uses now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [int(opened.getsockname()[1]) for opened in sockets]
 
 
 def describe(program: Program) -> dict[str, Any]:

@@ -6,49 +6,109 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from waystation.cli.launching import Launch, Outcome, Program, describe, free_ports
+from waystation.cli.host_agent import HostAgent
+from waystation.cli.launching import Launch, Outcome, Program, describe
 from waystation.cli.output import Output
+from waystation.cli.ports import free_ports
 from waystation.errors import InvalidInput
 
 FOUND_FAILURE = 1
 _ADDRESS = "127.0.0.1"
 
 
-def run(
-    output: Output, command: Sequence[str], count: int, *, jax: bool, torch: bool, grace_s: float
-) -> None:
-    """Runs the command `count` times over, and reports how that went.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be run.
+
+    Attributes:
+        command: The program and its arguments.
+        count: How many processes.
+        jax: Whether to set what JAX reads.
+        torch: Whether to set what torch reads.
+        grace_s: How long others may go on when one has failed.
+        restarts: How often the program, and the agent, are started again at most.
+        agent: The directory of the agent's store; None for no agent.
+        agent_memory: How much memory it may take, as a number of bytes with or without a unit.
+    """
+
+    command: Sequence[str]
+    count: int
+    jax: bool
+    torch: bool
+    grace_s: float
+    restarts: int = 0
+    agent: Path | None = None
+    agent_memory: str | None = None
+
+
+def run(output: Output, request: Request) -> None:
+    """Runs the command so many times over, and reports how that went.
 
     Raises:
-        InvalidInput: The command cannot be started.
+        InvalidInput: The command cannot be started, or the options contradict each other.
+        WaystationError: The agent cannot be started.
     """
     if sys.platform != "linux":
         raise InvalidInput(f"'waystation launch' runs on Linux only, and this is {sys.platform}")
-    environments = _environments(count, jax=jax, torch=torch)
+    agent = _agent(output, request)
+    for left in range(request.restarts, -1, -1):
+        outcome = _launched(output, request, agent)
+        report = _report(outcome)
+        for line in report:
+            output.note(line, style="red" if line is report[0] else None)
+        code = _exit_code(outcome)
+        if not code or not left or outcome.passed_on is not None:
+            break
+        output.note(f"the program is started again, {left - 1} more times at most", style="yellow")
+    if output.as_json:
+        output.document(_document(outcome, report, agent) | {"restarts": request.restarts - left})
+    if code:
+        raise typer.Exit(code)
+
+
+def _agent(output: Output, request: Request) -> HostAgent | None:
+    if request.agent is None:
+        if request.agent_memory is not None:
+            raise InvalidInput("--agent-memory says what an agent may take; give its directory, --agent")
+        return None
+    agent = HostAgent(
+        request.agent,
+        request.agent_memory,
+        request.count,
+        request.restarts,
+        lambda text: output.note(text, style="yellow"),
+    )
+    agent.start()
+    return agent
+
+
+def _launched(output: Output, request: Request, agent: HostAgent | None) -> Outcome:
+    environments = _environments(request.count, jax=request.jax, torch=request.torch)
+    if agent is not None:
+        environments = [environment | agent.environment for environment in environments]
     launch = Launch(
-        command, environments, grace_s, _printer(output, count), _announcer(output, count, grace_s)
+        request.command,
+        environments,
+        request.grace_s,
+        _printer(output, request.count),
+        _announcer(output, request.count, request.grace_s),
+        agent,
     )
     try:
-        outcome = launch.run()
+        return launch.run()
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
         raise InvalidInput(
-            f"'{command[0]}' cannot be started: {error.strerror or error}; "
+            f"'{request.command[0]}' cannot be started: {error.strerror or error}; "
             "give the command as a shell would take it, such as: waystation launch -n 2 -- python train.py"
         ) from error
-    report = _report(outcome)
-    if output.as_json:
-        output.document(_document(outcome, report))
-    for line in report:
-        output.note(line, style="red" if line is report[0] else None)
-    code = _exit_code(outcome)
-    if code:
-        raise typer.Exit(code)
 
 
 def _environments(count: int, *, jax: bool, torch: bool) -> list[dict[str, str]]:
@@ -143,8 +203,9 @@ def _exit_code(outcome: Outcome) -> int:
     return FOUND_FAILURE if outcome.passed_on is None else 128 + outcome.passed_on
 
 
-def _document(outcome: Outcome, report: list[str]) -> dict[str, Any]:
+def _document(outcome: Outcome, report: list[str], agent: HostAgent | None) -> dict[str, Any]:
     return {
+        "agent": None if agent is None else agent.describe(),
         "processes": [describe(program) for program in outcome.programs],
         "first_failure": None if outcome.first is None else outcome.first.index,
         "passed_on": None if outcome.passed_on is None else outcome.passed_on.name,

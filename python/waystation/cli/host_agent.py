@@ -1,0 +1,170 @@
+"""The agent of this host, as `waystation launch --agent` starts and follows it.
+
+It runs in a session of its own and outlives the launch: what it keeps is for the next one. What can go wrong,
+in order: an agent serves the directory already (it is used as it is); a new one is refused its memory or its
+directory (the launch ends, and says why); it ends while the program runs (it is started again, so often as
+was said, and finds what it has kept). Its stderr goes to a file beside the directory, since it must not keep
+the output of a launch open that has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from waystation import _native
+from waystation._errors import from_os_error
+from waystation.errors import InvalidInput, Unavailable, WaystationError
+from waystation.memory import DIRECTORY_VARIABLE, agent_program
+
+SLOTS_PER_PROCESS = 3  # two versions of a shard, and a slot that somebody may still map
+_SLOT_STEP_BYTES = 1 << 18
+_STORE_BYTES = 1 << 20  # what a store takes beside its slots, generously
+_UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
+
+
+class HostAgent:
+    """The agent of one directory.
+
+    Args:
+        directory: Of its store.
+        memory: What a new agent may take.
+        process_count: How many processes will save to it.
+        restarts: How often it is started again.
+        tell: Takes what people should know.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        memory: str | None,
+        process_count: int,
+        restarts: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.directory = Path(os.path.abspath(directory))
+        self._memory = memory
+        self._process_count = process_count
+        self._restarts = restarts
+        self._tell = tell
+        self._process: subprocess.Popen[bytes] | None = None
+        self._process_id: int | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the processes of the program are told."""
+        return {DIRECTORY_VARIABLE: str(self.directory)}
+
+    @property
+    def process_id(self) -> int | None:
+        """Its number; None if it is not to be followed."""
+        return self._process_id
+
+    def describe(self) -> dict[str, Any]:
+        """The agent, for a JSON document."""
+        return {"directory": str(self.directory), "pid": self._process_id}
+
+    def start(self) -> None:
+        """Makes sure that an agent serves the directory.
+
+        Raises:
+            InvalidInput: There is none, and it was not said what a new one may take.
+            NotFound: Its program is not installed.
+            Unavailable: It could not be started.
+        """
+        with contextlib.suppress(WaystationError):
+            status = _native.AgentClient(str(self.directory), timeout_s=0.0).status()
+            self._process_id = int(status["process"])
+            return
+        self._spawn()
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with self._process.stdout as said:
+            is_ready = bool(said.readline())
+        if not is_ready:
+            code = self._process.wait()
+            raise Unavailable(
+                f"the agent for '{self.directory}' ended with code {code}; its last words are in "
+                f"'{self._log_path}': {self._last_words()}",
+                path=str(self.directory),
+            )
+
+    def restart(self) -> None:
+        """Starts it again, if it may be: it has ended."""
+        if self._process is not None:
+            self._process.wait()
+        self._process_id = None
+        if not self._restarts:
+            self._tell("the agent has ended; the program goes on without memory")
+            return
+        self._restarts -= 1
+        self._tell(f"the agent has ended and is started again, {self._restarts} more times at most")
+        try:
+            self._spawn(wait=False)
+        except (OSError, WaystationError) as error:
+            self._tell(f"the agent could not be started again: {error}")
+
+    def _spawn(self, *, wait: bool = True) -> None:
+        command = [str(agent_program()), "run", *self._options()]
+        with self._opened_log() as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if wait else subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._process_id = self._process.pid
+
+    def _opened_log(self) -> BinaryIO:
+        try:
+            return open(os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb")
+        except OSError as error:
+            raise from_os_error(error, "write", self._log_path) from error
+
+    def _options(self) -> list[str]:
+        if self._memory is None:
+            raise InvalidInput(
+                f"no agent serves '{self.directory}' yet; say what a new one may take, such as "
+                "--agent-memory 8GiB"
+            )
+        memory_bytes = bytes_of(self._memory)
+        slots = SLOTS_PER_PROCESS * self._process_count
+        slot_bytes = (memory_bytes - _STORE_BYTES) // slots // _SLOT_STEP_BYTES * _SLOT_STEP_BYTES
+        if slot_bytes < 2 * _SLOT_STEP_BYTES:
+            raise InvalidInput(f"--agent-memory {self._memory} is too little for {slots} slots; give more")
+        # The run is that of the directory, so that a later launch is of the same.
+        run = hashlib.sha256(b"waystation launch " + os.fsencode(self.directory)).hexdigest()[:32]
+        return [
+            f"--directory={self.directory}",
+            f"--run-id={run}",
+            f"--slots={slots}",
+            f"--slot-bytes={slot_bytes}",
+            f"--memory-cap-bytes={memory_bytes}",
+        ]
+
+    @property
+    def _log_path(self) -> str:
+        return f"{self.directory}.log"
+
+    def _last_words(self) -> str:
+        with open(self._log_path, encoding="utf-8", errors="replace") as log:
+            return (log.read().splitlines() or ["nothing"])[-1]
+
+
+def bytes_of(text: str) -> int:
+    """A number of bytes, with or without a unit.
+
+    Raises:
+        InvalidInput: It is none.
+    """
+    for unit, shift in reversed(_UNITS.items()):
+        digits = text.removesuffix(unit).rstrip()
+        if text.endswith(unit) and digits.isdecimal():
+            return int(digits) << shift
+    raise InvalidInput(f"'{text}' is no number of bytes; give one such as 8GiB")
