@@ -6,6 +6,7 @@
 //! may go on from there. Invariants: nothing of a slot is touched before the writer's lock is had and the
 //! header names this writer with its ticket; a block's checksum is in place before the prefix contains it.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -37,6 +38,17 @@ pub struct Placed {
     pub segment: Segment,
 }
 
+/// What became of a block that was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Receipt {
+    /// It is in place.
+    Placed,
+    /// It was there, or is being received by somebody else; nothing was read.
+    Known,
+    /// It is not what its checksum says; it counts as not received.
+    Damaged,
+}
+
 /// What fills one slot.
 #[derive(Debug)]
 pub struct SlotWriter {
@@ -44,6 +56,8 @@ pub struct SlotWriter {
     grant: Grant,
     regions: Regions,
     prefix: Mutex<Prefix>,
+    /// The blocks that are being received.
+    claimed: Mutex<BTreeSet<u64>>,
     /// Up to where data were written through this mapping, so that their pages are in it.
     populated_bytes: u64,
 }
@@ -70,7 +84,8 @@ impl SlotWriter {
         let (regions, slot_bytes) = check(&pages, grant)?;
         let mapping = map(&file, slot_bytes, path)?;
         mapping.populate(PROGRESS_OFFSET..regions.checksums.end)?;
-        Ok(Self { mapping, grant: grant.clone(), regions, prefix: Mutex::default(), populated_bytes: 0 })
+        let (prefix, claimed) = (Mutex::default(), Mutex::default());
+        Ok(Self { mapping, grant: grant.clone(), regions, prefix, claimed, populated_bytes: 0 })
     }
 
     /// Goes on with the slot for another version that was granted to this process.
@@ -163,6 +178,42 @@ impl SlotWriter {
         // SAFETY: this writer is borrowed alone, so no other thread fills the block.
         unsafe { self.complete(index, actual) };
         Ok(())
+    }
+
+    /// Has `read` fill one block where it lies in the slot, and counts it if it is what its checksum says.
+    /// Threads may receive blocks at the same time.
+    pub fn receive_block(
+        &self,
+        index: u64,
+        expected: u64,
+        read: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<Receipt> {
+        let block = self.block(index).ok_or_else(|| invalid("the slot has no block of that number"))?;
+        if !self.claim(index) {
+            return Ok(Receipt::Known);
+        }
+        let (offset, nbytes) = (self.regions.data.start + block.start, block.end - block.start);
+        let received = self.touch(offset..offset + nbytes).and_then(|()| {
+            // SAFETY: the block lies in the mapping, and who has claimed it has it alone.
+            let bytes = unsafe { slice::from_raw_parts_mut(self.mapping.at(offset), nbytes as usize) };
+            read(bytes)?;
+            let actual = crc64(bytes);
+            if actual != expected {
+                return Ok(Receipt::Damaged);
+            }
+            // SAFETY: as above.
+            unsafe { self.complete(index, actual) };
+            Ok(Receipt::Placed)
+        });
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner).remove(&index);
+        received
+    }
+
+    /// Takes a block that is neither in place nor taken.
+    fn claim(&self, index: u64) -> bool {
+        let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_there = self.prefix.lock().unwrap_or_else(PoisonError::into_inner).contains(index);
+        !is_there && claimed.insert(index)
     }
 
     /// Where a block begins and ends in the data.

@@ -44,7 +44,7 @@ pub struct Connection {
     peer: Name,
     purpose: Purpose,
     /// Its place where it was accepted, given back when it ends.
-    _place: Option<Proven>,
+    place: Option<Proven>,
 }
 
 impl Connection {
@@ -75,7 +75,14 @@ impl Connection {
         purpose: Purpose,
         place: Option<Proven>,
     ) -> Self {
-        Self { signed: SignedStream::new(stream, keys), peer, purpose, _place: place }
+        Self { signed: SignedStream::new(stream, keys), peer, purpose, place }
+    }
+
+    /// What it is made of, for who has something else to send than a stream. Nothing may have been read.
+    pub(super) fn into_parts(self) -> (TcpStream, Keys, Name, Option<Proven>) {
+        let Self { signed, peer, place, .. } = self;
+        let (stream, keys) = signed.into_parts();
+        (stream, keys, peer, place)
     }
 
     /// Who is at the other end.

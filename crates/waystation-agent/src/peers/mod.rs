@@ -2,8 +2,9 @@
 //!
 //! `secret`, `keys`, `hello` and `handshake` are how two sides prove to each other that they belong to one
 //! job; `gate` and `listener` keep strangers from taking anything; `stream` carries what is said between those
-//! who have proven themselves. `docs/protocol-peers.md` specifies the wire.
+//! who have proven themselves, `bulk` the bytes of slots. `docs/protocol-peers.md` specifies the wire.
 
+pub mod bulk;
 mod connection;
 mod gate;
 mod handshake;

@@ -51,6 +51,12 @@ impl<S> SignedStream<S> {
     pub(super) fn new(stream: S, keys: Keys) -> Self {
         Self { stream, keys, incoming: Incoming::default(), outgoing: Outgoing::default() }
     }
+
+    /// What it was made of; nothing may have been read or written.
+    pub(super) fn into_parts(self) -> (S, Keys) {
+        debug_assert!(self.incoming.number == 0 && self.outgoing.number == 0);
+        (self.stream, self.keys)
+    }
 }
 
 impl Incoming {

@@ -60,46 +60,66 @@ pub enum Way {
     ToClient,
 }
 
-/// A proxy that changes the byte at a position of one direction of every connection, and keeps what the
-/// clients have sent.
-pub async fn changing_proxy(
+/// What becomes of a byte on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Pass,
+    Flip,
+    /// The connection ends before it.
+    Cut,
+}
+
+/// A proxy that knows the fate of each byte: by the number of its connection, its way and its position. Gives
+/// its address, and what clients have sent over connections that have ended.
+pub async fn proxy(
     target: SocketAddr,
-    way: Way,
-    position: usize,
+    fate: impl Fn(usize, Way, usize) -> Fate + Clone + Send + 'static,
 ) -> (SocketAddr, tokio::sync::mpsc::UnboundedReceiver<Vec<u8>>) {
     let listener = TcpListener::bind(any_port()).await.unwrap();
     let address = listener.local_addr().unwrap();
     let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
     tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let server = TcpStream::connect(target).await.unwrap();
+        for number in 0.. {
+            let Ok((client, _)) = listener.accept().await else { return };
+            let Ok(server) = TcpStream::connect(target).await else { continue };
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
-            let at = |other: Way| (other == way).then_some(position);
-            tokio::spawn(pump(from_client, to_server, at(Way::ToServer), Some(sender.clone())));
-            tokio::spawn(pump(from_server, to_client, at(Way::ToClient), None));
+            let (there, back) = (fate.clone(), fate.clone());
+            let there = move |position| there(number, Way::ToServer, position);
+            let back = move |position| back(number, Way::ToClient, position);
+            tokio::spawn(pump(from_client, to_server, there, Some(sender.clone())));
+            tokio::spawn(pump(from_server, to_client, back, None));
         }
     });
     (address, receiver)
 }
 
+/// A proxy that changes the byte at a position of one direction of every connection.
+pub async fn changing_proxy(
+    target: SocketAddr,
+    way: Way,
+    position: usize,
+) -> (SocketAddr, tokio::sync::mpsc::UnboundedReceiver<Vec<u8>>) {
+    let is_meant = move |other: Way, at: usize| (other, at) == (way, position);
+    proxy(target, move |_, way, at| if is_meant(way, at) { Fate::Flip } else { Fate::Pass }).await
+}
+
 async fn pump(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
-    changed: Option<usize>,
+    fate: impl Fn(usize) -> Fate,
     record: Option<tokio::sync::mpsc::UnboundedSender<Vec<u8>>>,
 ) {
     let (mut all, mut buffer) = (Vec::new(), vec![0; 65_536]);
     while let Ok(count) = from.read(&mut buffer).await {
-        if count == 0 {
-            break;
-        }
         let begin = all.len();
         all.extend_from_slice(&buffer[..count]);
-        if let Some(position) = changed.filter(|at| (begin..begin + count).contains(at)) {
-            buffer[position - begin] ^= 0x10;
+        let fates: Vec<Fate> = (begin..begin + count).map(&fate).collect();
+        let end = fates.iter().position(|&fate| fate == Fate::Cut).unwrap_or(count);
+        for (byte, fate) in buffer[..end].iter_mut().zip(fates) {
+            *byte ^= if fate == Fate::Flip { 0x10 } else { 0 };
         }
-        if to.write_all(&buffer[..count]).await.is_err() {
+        if end == 0 || to.write_all(&buffer[..end]).await.is_err() || end < count {
             break;
         }
     }

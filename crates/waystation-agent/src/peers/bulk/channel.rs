@@ -1,0 +1,239 @@
+//! One connection for bytes of slots, as the thread sees it that serves it: frames, with deadlines.
+//!
+//! Invariants: nobody is waited for longer than [`SILENCE`] who says nothing; who has nothing to send for a
+//! while says that it is still there.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use waystation_format::{Error, Kind, Result};
+
+use super::frame::{Frame, FrameKind, FrameReader, FrameWriter, Opener, Sealer, lost};
+use super::message::{decode_failure, encode_failure};
+use crate::peers::connection::Connection;
+use crate::peers::gate::Proven;
+use crate::peers::hello::Name;
+
+/// How long the other side may be silent.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How often a side speaks that has nothing to send.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
+/// How long a side that fails goes on to listen.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// What it then takes at a time.
+const LAST_BYTES: usize = 256 << 10;
+/// Frames are read through a buffer; what is longer goes past it.
+const BUFFER_BYTES: usize = 4096;
+
+/// A connection for bytes of slots.
+pub struct Channel {
+    reader: FrameReader<BufReader<TcpStream>>,
+    writer: FrameWriter<TcpStream>,
+    peer: Name,
+    /// The digest of the key of the version that it carries.
+    transfer: u64,
+    last_sent: Instant,
+    paced_bytes_per_s: u64,
+    _place: Option<Proven>,
+}
+
+impl Channel {
+    /// The channel of a connection of which nothing was read or written yet.
+    pub(in crate::peers) fn new(connection: Connection) -> Result<Self> {
+        let (stream, keys, peer, place) = connection.into_parts();
+        let set_up = || -> io::Result<(TcpStream, TcpStream)> {
+            let stream = stream.into_std()?;
+            stream.set_nonblocking(false)?;
+            stream.set_read_timeout(Some(SILENCE))?;
+            stream.set_write_timeout(Some(SILENCE))?;
+            Ok((stream.try_clone()?, stream))
+        };
+        let (incoming, outgoing) = set_up().map_err(|error| lost(&error))?;
+        Ok(Self {
+            reader: FrameReader::new(
+                Opener::new(keys.other),
+                BufReader::with_capacity(BUFFER_BYTES, incoming),
+            ),
+            writer: FrameWriter::new(Sealer::new(keys.own), outgoing),
+            peer,
+            transfer: 0,
+            last_sent: Instant::now(),
+            paced_bytes_per_s: u64::MAX,
+            _place: place,
+        })
+    }
+
+    /// Says which version it carries from now on.
+    pub fn carry(&mut self, transfer: u64) {
+        self.transfer = transfer;
+    }
+
+    /// What ends the connection when the thread that serves it waits.
+    pub fn end(&self) -> Result<End> {
+        self.writer.target.try_clone().map(End).map_err(|error| lost(&error))
+    }
+
+    /// Has the system spread what is sent over time.
+    pub fn pace(&mut self, bytes_per_s: u64) {
+        if std::mem::replace(&mut self.paced_bytes_per_s, bytes_per_s) == bytes_per_s {
+            return;
+        }
+        // SAFETY: the option's value is a `u64`, which outlives the call. Systems that know no such option,
+        // or not this size, send in bursts; the pacer holds the rate all the same.
+        unsafe {
+            libc::setsockopt(
+                self.writer.target.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_MAX_PACING_RATE,
+                (&raw const bytes_per_s).cast(),
+                size_of::<u64>() as libc::socklen_t,
+            );
+        }
+    }
+
+    /// Sends a frame without bulk.
+    pub fn send(&mut self, kind: FrameKind, message: Vec<u8>) -> Result<()> {
+        self.send_with_bulk(kind, 0, message, 0)
+    }
+
+    /// Sends the frame before some bulk.
+    pub fn send_with_bulk(
+        &mut self,
+        kind: FrameKind,
+        offset: u64,
+        message: Vec<u8>,
+        bulk_bytes: usize,
+    ) -> Result<()> {
+        self.last_sent = Instant::now();
+        self.writer.write(&Frame { kind, transfer: self.transfer, offset, message, bulk_bytes })
+    }
+
+    /// Sends bulk from a file, whose bytes go to the connection without a copy here.
+    pub fn send_file(&mut self, file: &File, offset: u64, nbytes: usize) -> Result<()> {
+        let (mut position, mut left) = (offset, nbytes);
+        while left > 0 {
+            match rustix::fs::sendfile(&self.writer.target, file, Some(&mut position), left) {
+                Ok(0) => return Err(Error::new(Kind::Corrupt, "a slot has been cut off")),
+                Ok(count) => left -= count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(lost(&errno.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends bulk from memory.
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        io::Write::write_all(&mut self.writer.target, bytes).map_err(|error| lost(&error))
+    }
+
+    /// Says that this side is still there, if it has been silent for a while.
+    pub fn show_life(&mut self) -> Result<()> {
+        if self.last_sent.elapsed() < SIGN_OF_LIFE { Ok(()) } else { self.send(FrameKind::Wait, Vec::new()) }
+    }
+
+    /// Tells the other side why this one does not go on, and takes what that is about to send, so that it
+    /// comes to hear it.
+    pub fn tell_failure(&mut self, error: &Error) {
+        let stream = &self.writer.target;
+        let can_hear = stream.set_read_timeout(Some(LAST_WORDS)).is_ok()
+            && self.send(FrameKind::Failed, encode_failure(error)).is_ok()
+            && self.writer.target.shutdown(Shutdown::Write).is_ok();
+        let (mut buffer, end) = (vec![0; LAST_BYTES], Instant::now() + LAST_WORDS);
+        while can_hear && Instant::now() < end {
+            match self.reader.source.read(&mut buffer) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// The next frame that means something. A failure of the other side is one of this side.
+    pub fn receive(&mut self) -> Result<Frame> {
+        loop {
+            let frame = self.reader.read()?;
+            let is_of_transfer =
+                matches!(frame.kind, FrameKind::Offer | FrameKind::Fetch) || frame.transfer == self.transfer;
+            match frame.kind {
+                FrameKind::Failed => {
+                    return Err(decode_failure(&frame.message).with("peer", self.peer.as_str()));
+                }
+                _ if !is_of_transfer => {
+                    return Err(Error::new(Kind::Corrupt, "a frame belongs to another version"));
+                }
+                FrameKind::Wait if frame.bulk_bytes == 0 => {}
+                FrameKind::Blocks | FrameKind::Contents => return Ok(frame),
+                _ if frame.bulk_bytes > 0 => return Err(unexpected(frame.kind)),
+                _ => return Ok(frame),
+            }
+        }
+    }
+
+    /// The message of the next frame, which must be of that kind.
+    pub fn expect(&mut self, kind: FrameKind) -> Result<Vec<u8>> {
+        let frame = self.receive()?;
+        if frame.kind == kind { Ok(frame.message) } else { Err(unexpected(frame.kind)) }
+    }
+
+    /// Reads bulk of the last frame.
+    pub fn read_bulk(&mut self, bytes: &mut [u8]) -> Result<()> {
+        self.reader.source.read_exact(bytes).map_err(|error| lost(&error))
+    }
+
+    /// Whether the other side has said something, or gone away, without waiting for it.
+    pub fn has_incoming(&self) -> bool {
+        if !self.reader.source.buffer().is_empty() {
+            return true;
+        }
+        let mut byte = 0u8;
+        let descriptor = self.writer.target.as_raw_fd();
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // SAFETY: the byte is writable; nothing is taken from the connection.
+        unsafe { libc::recv(descriptor, (&raw mut byte).cast(), 1, flags) >= 0 }
+    }
+
+    /// Does something that takes long, and meanwhile shows that this side is still there.
+    pub fn while_showing_life<T: Send>(&mut self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        thread::scope(|scope| {
+            let (sender, receiver) = channel();
+            scope.spawn(move || sender.send(work()));
+            loop {
+                match receiver.recv_timeout(SIGN_OF_LIFE) {
+                    Ok(done) => return done,
+                    // Whether the other side hears it is seen when it is told the outcome.
+                    Err(RecvTimeoutError::Timeout) => drop(self.send(FrameKind::Wait, Vec::new())),
+                    Err(RecvTimeoutError::Disconnected) => return Err(waystation_io::job::panicked()),
+                }
+            }
+        })
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // Somebody may still have the right to end it, which would keep it open.
+        drop(self.writer.target.shutdown(Shutdown::Both));
+    }
+}
+
+/// The right to end a connection from another thread.
+#[derive(Debug)]
+pub struct End(TcpStream);
+
+impl End {
+    /// Ends it; whoever reads or writes gets an error.
+    pub fn now(&self) {
+        drop(self.0.shutdown(Shutdown::Both)); // it may have ended by itself
+    }
+}
+
+/// A frame that does not belong here.
+pub fn unexpected(kind: FrameKind) -> Error {
+    Error::new(Kind::Corrupt, "another agent sent a frame that has no place there")
+        .with("frame", format!("{kind:?}"))
+}

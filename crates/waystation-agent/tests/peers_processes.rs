@@ -1,0 +1,147 @@
+//! Agents in processes of their own, which are killed while a version goes from one to the other.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/bulk.rs"]
+mod bulk;
+#[path = "support/peers.rs"]
+mod peers;
+mod support;
+
+use std::env;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use bulk::*;
+use peers::{Fate, any_port, credentials, limits, proxy};
+use support::memory_directory;
+use waystation_agent::peers::bulk::{BulkService, Intake, Route, replicate};
+use waystation_agent::peers::{Listener, Name, Peer};
+use waystation_format::checksum::BLOCK_BYTES;
+use waystation_format::slot::PROGRESS_OFFSET;
+
+const ROLE: &str = "WAYSTATION_TEST_ROLE";
+const DIRECTORY: &str = "WAYSTATION_TEST_DIRECTORY";
+const ADDRESS: &str = "WAYSTATION_TEST_ADDRESS";
+const BYTES_PER_S: &str = "WAYSTATION_TEST_BYTES_PER_S";
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    match env::var(ROLE).ok().as_deref() {
+        None => {
+            runtime.block_on(a_transfer_goes_on_after_its_sender_was_killed());
+            println!("a_transfer_goes_on_after_its_sender_was_killed ... ok");
+            runtime.block_on(a_transfer_begins_anew_after_its_receiver_was_killed());
+            println!("a_transfer_begins_anew_after_its_receiver_was_killed ... ok");
+        }
+        Some("sender") => runtime.block_on(send()),
+        Some("receiver") => runtime.block_on(receive()),
+        Some(other) => unreachable!("{other}"),
+    }
+}
+
+fn start(role: &str, directory: &Path, address: SocketAddr, bytes_per_s: u64) -> Child {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.env(ROLE, role).env(DIRECTORY, directory).env(ADDRESS, address.to_string());
+    command.env(BYTES_PER_S, bytes_per_s.to_string()).stdin(Stdio::null()).stdout(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+fn kill(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn argument(name: &str) -> String {
+    env::var(name).unwrap()
+}
+
+fn far(address: SocketAddr) -> Peer {
+    Peer { name: Name::new("far").unwrap(), address }
+}
+
+/// Sends the version that it finds in its store.
+async fn send() {
+    let store = open(&PathBuf::from(argument(DIRECTORY)));
+    let route = route(&far(argument(ADDRESS).parse().unwrap()));
+    route.order.pacer.limit(argument(BYTES_PER_S).parse().unwrap(), 1.0).unwrap();
+    replicate(&store, &key("a", 1), &route).await.unwrap();
+}
+
+/// Takes what comes, and tells where.
+async fn receive() {
+    let intake = Arc::new(Intake::new(open(&PathBuf::from(argument(DIRECTORY)))).unwrap());
+    let service = BulkService::new(intake, order());
+    let address = argument(ADDRESS).parse().unwrap();
+    let mut listener = Listener::bind(address, credentials("far"), limits()).await.unwrap();
+    println!("{}", listener.address().unwrap());
+    loop {
+        service.serve(listener.accept().await).unwrap();
+    }
+}
+
+async fn a_transfer_goes_on_after_its_sender_was_killed() {
+    let directory = memory_directory();
+    seal(&open(directory.path()), &key("a", 1));
+    let far = agent("far").await;
+    let (address, mut sent) = proxy(far.peer.address, |_, _, _| Fate::Pass).await;
+    let mut before = 0;
+    for enough in [3, 12, 25] {
+        let child = start("sender", directory.path(), address, 8 << 20);
+        let in_place = || far.intake.blocks_in_place(&key("a", 1));
+        until(|| in_place() >= enough).await;
+        kill(child);
+        let lengths = sent.recv().await.unwrap().len() as u64;
+        // Nothing that was in place was sent again: at most a chunk was on its way.
+        let most = (in_place() - before + 4) * BLOCK_BYTES as u64;
+        assert!(lengths < most, "{lengths} bytes for {} blocks", in_place() - before);
+        before = in_place();
+    }
+    assert!(before < BLOCKS);
+    let mut last = start("sender", directory.path(), address, u64::MAX);
+    until(|| last.try_wait().unwrap().is_some()).await;
+    assert!(last.wait().unwrap().success());
+    assert_sealed(&far.store, &key("a", 1));
+}
+
+async fn a_transfer_begins_anew_after_its_receiver_was_killed() {
+    let near = agent("near").await;
+    let sums = seal(&near.store, &key("a", 1));
+    let directory = memory_directory();
+    let started = |address| {
+        let mut child = start("receiver", directory.path(), address, 0);
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        (child, line.trim_end().parse::<SocketAddr>().unwrap())
+    };
+    let (child, address) = started(any_port());
+    let mut route = Route { attempts: 100, ..route(&far(address)) };
+    route.order.pacer.limit(8 << 20, 1.0).unwrap();
+    let pacer = Arc::clone(&route.order.pacer);
+    let store = Arc::clone(&near.store);
+    route.streams = 2;
+    let sending = tokio::spawn(async move {
+        let key = key("a", 1);
+        replicate(&store, &key, &route).await
+    });
+    let slot = directory.path().join("slot-00000");
+    until(|| progress(&slot) >= 10).await;
+    kill(child);
+    pacer.limit(u64::MAX, 1.0).unwrap();
+    let (child, again) = started(address);
+    assert_eq!(again, address);
+    assert_eq!(sending.await.unwrap().unwrap(), sums);
+    kill(child);
+    // What was acknowledged is there, whoever was killed since.
+    assert_sealed(&open(directory.path()), &key("a", 1));
+}
+
+fn progress(slot: &Path) -> u64 {
+    let mut bytes = [0; 8];
+    File::open(slot).unwrap().read_exact_at(&mut bytes, PROGRESS_OFFSET).unwrap();
+    u64::from_le_bytes(bytes)
+}
