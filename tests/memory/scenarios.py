@@ -195,6 +195,25 @@ def load_sharded(place: Place, root: Path, agent: Path) -> dict[str, Any]:
     }
 
 
+def take_up_and_save(place: Place, root: Path, agent: Path, steps: int) -> dict[str, Any]:
+    """Loads what other processes have kept, and saves so many steps more, to the directory as well."""
+    join(place, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MemoryTierWarning)  # until there is room
+        with checkpointer_of(root, agent, on_disk_every=1) as checkpointer:
+            first = checkpointer.load(None, sharded_state(0, divided=False))["step"]
+            for step in range(first + 1, first + 1 + steps):
+                checkpointer.save(step, sharded_state(step, divided=False))
+            checkpointer.wait()
+            statistics = checkpointer.tier_statistics
+            newest = checkpointer.latest
+    assert statistics is not None
+    assert newest is not None
+    if place.count > 1:
+        place.disconnect()
+    return {"first": first, "tiers": newest.tiers, "kept": statistics.last_saved_step}
+
+
 def train_together_until_killed(place: Place, root: Path, agent: Path) -> None:
     """Resumes, and saves each step, without end, in several processes."""
     sequences.join(place)

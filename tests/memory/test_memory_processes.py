@@ -87,3 +87,18 @@ def test_what_processes_share_is_kept_once(agent: Agent, root: Path, tmp_path: P
             held.release()
     for name in scenarios.SHAPES:
         assert kept[f"state/arrays/{name}"] == scenarios.values_of(name, 0).nbytes
+
+
+def test_what_other_numbers_of_processes_have_kept_gives_way(root: Path, tmp_path: Path) -> None:
+    """Two processes have left two versions, and there is room for but one of four processes beside them."""
+    with memory_directory() as directory, running_agent(directory, slots=8) as agent:
+        save(root, agent, tmp_path)
+        arguments = (root, agent.directory, 6)
+        with running(
+            scenarios.take_up_and_save, *arguments, count=4, framework="jax", directory=tmp_path
+        ) as programs:
+            expected = {"first": 2, "tiers": ("memory", "directory"), "kept": 8}
+            assert programs.values() == [expected] * 4
+        client = _native.AgentClient(str(agent.directory))
+        shards = {slot["shard"].split("/")[1] for slot in client.inventory() if slot["state"] == "committed"}
+        assert shards == {f"{process}-of-4" for process in range(4)}
