@@ -161,6 +161,7 @@ def start_read(
     throttle: str | None = None,
     device_memory: Sequence[tuple[int, int, int]] | None = None,
     staging_bytes: int | None = None,
+    among: tuple[int, int] | None = None,
 ) -> Job:
     """Reads boxes of stored chunks to chosen addresses. Each file is
     `(path, file_bytes, block_checksums)`; with checksums every block that is touched is verified
@@ -169,6 +170,9 @@ def start_read(
     `device_memory` are ranges of CUDA devices' memory as `(ordinal, address, nbytes)`. Destinations in one of
     them are copied to, from pinned memory of at most `staging_bytes`, while more is read; whatever used that
     memory before must have been waited for. Unsupported without a CUDA driver.
+
+    `among` is the number of this process and the count of those that read the same through the page cache:
+    each begins with another part.
 
     `words` (int64) are records
     `file, chunk_offset, item_bytes, ndim, chunk_shape[ndim], box_offset[ndim], box_shape[ndim],

@@ -27,7 +27,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyfunction]
 #[pyo3(signature = (
     files, words, owners, /, *, mode=None, block_bytes=None, depth=None, threads=None, throttle=None,
-    device_memory=None, staging_bytes=None
+    device_memory=None, staging_bytes=None, among=None
 ))]
 #[allow(clippy::too_many_arguments)] // they are the keywords of the Python function
 fn start_read(
@@ -42,6 +42,7 @@ fn start_read(
     throttle: Option<PathBuf>,
     device_memory: Option<Vec<(u32, usize, usize)>>,
     staging_bytes: Option<usize>,
+    among: Option<(usize, usize)>,
 ) -> PyResult<Job> {
     let words = Bytes::of(words)?;
     let regions = device_memory.map(|regions| {
@@ -59,7 +60,8 @@ fn start_read(
             let plan = Plan::new(files, &integers(words.as_slice(), i64::from_ne_bytes)?)?;
             let throttle = open_throttle(throttle)?;
             let devices = regions.map(|regions| Devices::new(Arc::new(CudaCopy), regions)).transpose()?;
-            let options = Options { mode, block_bytes, depth, threads, throttle, devices, staging_bytes };
+            let options =
+                Options { mode, block_bytes, depth, threads, throttle, devices, staging_bytes, among };
             // SAFETY: `Job` keeps the owners of the destinations until the job has finished, and only
             // Waystation calls this module, with destinations that are nobody else's meanwhile.
             unsafe { read::start(plan, options) }

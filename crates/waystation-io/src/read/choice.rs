@@ -1,9 +1,12 @@
 //! The way in which files that are not cached are read, and how many workers a job gets.
 //!
 //! What the caller prescribes comes first, then what was measured for the file system, else what suits most
-//! disks. Invariants: a worker has megabytes to read; scratch memory stays within [`SCRATCH_BYTES`]. A ring
-//! keeps the disk busy from few threads, and each more takes a core from the kernel, so it gets as many as
-//! were measured; copies from the page cache, and copies item by item, are work for every core.
+//! disks. Invariants: a worker has megabytes to read; scratch memory stays within [`SCRATCH_BYTES`].
+//!
+//! There are several workers on few cores, too, also where one keeps the disk busy. On an idle machine that
+//! costs nothing. On a busy one each thread that is ready gets its turn: one that has all requests in flight
+//! to itself keeps the disk waiting until the programs beside it have had theirs, and loses its time slice to
+//! first touches of memory.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -19,11 +22,14 @@ use crate::ring::Ring;
 
 /// Work below which another thread does not pay.
 const LEAST_BYTES_PER_WORKER: u64 = 4 << 20;
-/// Workers that the engine starts of its own accord, and where they share their way with a device, whose bus
-/// takes bytes faster than eight bring them.
-const MOST_WORKERS: usize = 8;
+/// Workers that the engine starts of its own accord, whatever the cores.
+const WORKERS: usize = 8;
+/// The same, at most one to a core, where they share their way with a device, whose bus takes bytes faster
+/// than eight bring them.
 const MOST_DEVICE_WORKERS: usize = 16;
-/// Threads of a ring where nothing was measured: enough for fast disks.
+/// Requests that each of several rings has in flight, while others wait for their turn.
+const LEAST_DEPTH_OF_RING: usize = 4;
+/// Threads of a ring to a device where nothing was measured: enough for fast disks.
 const MOST_USUAL_RING_THREADS: usize = 4;
 /// Threads that keep a device busy with one request each.
 const LEAST_DIRECT_THREADS: usize = 4;
@@ -52,14 +58,15 @@ pub fn choose_way(plan: &Plan, options: &Options, total: u64) -> Way {
 /// What suits most disks that nobody has measured.
 fn usual(mode: Mode) -> Way {
     let threads = match mode {
-        Mode::DirectRing => (cores(MOST_WORKERS) / 2).clamp(1, MOST_USUAL_RING_THREADS),
+        Mode::DirectRing => (cores(WORKERS) / 2).clamp(1, MOST_USUAL_RING_THREADS),
         Mode::DirectThreads => LEAST_DIRECT_THREADS,
         Mode::Buffered => 1,
     };
     Way { mode, block_bytes: 1 << 20, depth: 16, threads }
 }
 
-/// How many workers read `total` bytes of the files.
+/// How many workers read `total` bytes of the files. Of rings to devices there are as many as were measured,
+/// since each pins memory.
 pub fn count_workers(
     way: &Way,
     options: &Options,
@@ -74,9 +81,21 @@ pub fn count_workers(
     if useful == 1 {
         return Ok(1);
     }
+    let roomy = (SCRATCH_BYTES / way.block_bytes).max(1);
+    if options.devices.is_none() {
+        return Ok(way.threads.max(WORKERS).min(useful).min(roomy));
+    }
     let is_light = way.mode == Mode::DirectRing && !is_scattered(plan) && !files.are_cached()?;
-    let most = if options.devices.is_some() { MOST_DEVICE_WORKERS } else { MOST_WORKERS };
-    Ok(if is_light { way.threads } else { way.threads.max(cores(most)) }.min(useful))
+    Ok(if is_light { way.threads } else { way.threads.max(cores(MOST_DEVICE_WORKERS)) }.min(useful))
+}
+
+/// Requests in flight on the ring of each worker.
+pub fn depth_of_ring(way: &Way, options: &Options) -> usize {
+    let share = way.depth.div_ceil(way.threads);
+    if options.depth.is_some() || options.devices.is_some() || way.threads == 1 {
+        return share;
+    }
+    share.max(LEAST_DEPTH_OF_RING).min((SCRATCH_BYTES / way.block_bytes / way.threads).max(1))
 }
 
 /// Fits blocks and requests in flight to the staging memory that loads to devices may take, half of it for

@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use waystation_format::Result;
 use waystation_format::checksum::BLOCK_BYTES;
 
-use self::choice::{choose_way, count_workers, stage};
+use self::choice::{choose_way, count_workers, depth_of_ring, stage};
 use self::device::Devices;
 use self::files::Files;
 use self::flight::Flight;
@@ -71,6 +71,9 @@ pub struct Options {
     pub devices: Option<Devices>,
     /// Most staging memory for these.
     pub staging_bytes: Option<usize>,
+    /// Of so many processes that read the same through the page cache, which this is, counted from 0: each
+    /// begins with another part, so that all of them together read everything from storage once.
+    pub among: Option<(usize, usize)>,
 }
 
 /// What a finished job has done.
@@ -138,6 +141,8 @@ struct Work<'a> {
     plan: &'a Plan,
     files: &'a Files<'a>,
     way: Way,
+    /// Units that the ring of a worker has in flight.
+    ring_depth: usize,
     /// Units that a worker without a ring reads or copies at a time.
     slots: usize,
     stripes: Vec<Stripe>,
@@ -161,11 +166,15 @@ impl<'a> Work<'a> {
     ) -> Self {
         let share = total / (way.threads as u64 * STRIPES_PER_WORKER);
         let stripe_bytes = share.clamp(STRIPE_LEAST_BYTES, STRIPE_MOST_BYTES);
-        let stripes: Vec<Stripe> = spans
+        let mut stripes: Vec<Stripe> = spans
             .iter()
             .enumerate()
             .flat_map(|(file, spans)| stripes_of(file, spans, stripe_bytes))
             .collect();
+        if let Some((index, count)) = options.among.filter(|_| !stripes.is_empty()) {
+            let first = stripes.len() * (index % count.max(1)) / count.max(1);
+            stripes.rotate_left(first);
+        }
         for stripe in &stripes {
             files.expect_stripe(stripe.file);
         }
@@ -173,6 +182,7 @@ impl<'a> Work<'a> {
             plan,
             files,
             way,
+            ring_depth: depth_of_ring(&way, options),
             slots,
             stripes,
             next: AtomicUsize::new(0),
@@ -307,8 +317,8 @@ impl<'a> Worker<'a> {
     /// This worker's ring, unless the system refuses one.
     fn flight(&mut self) -> Result<Option<&mut Flight<'a>>> {
         if self.flight.is_none() && !self.work.no_ring.load(Ordering::Relaxed) {
-            let depth = self.work.way.depth.div_ceil(self.work.way.threads);
-            self.flight = Flight::new(depth, self.work.way.block_bytes, self.work.devices)?;
+            let Work { ring_depth, way, devices, .. } = self.work;
+            self.flight = Flight::new(*ring_depth, way.block_bytes, *devices)?;
             self.work.no_ring.fetch_or(self.flight.is_none(), Ordering::Relaxed);
         }
         Ok(self.flight.as_mut())

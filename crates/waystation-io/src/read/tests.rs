@@ -6,10 +6,11 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use waystation_format::Kind;
 use waystation_format::checksum::crc64;
+use waystation_format::{Error, Kind};
 
-use super::choice::count_workers;
+use super::choice::{count_workers, depth_of_ring};
+use super::device::{CopyToDevice, HostRows};
 use super::files::Files;
 use super::flight::Flight;
 use super::layout::{Layout, Rules};
@@ -19,6 +20,7 @@ use super::source::{Source, Wanted};
 use super::spans::{portions, spans_of, stripes_of};
 use super::*;
 use crate::aligned::AlignedBlock;
+use crate::write::DeviceCopies;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const DIRECT: Rules =
@@ -111,6 +113,29 @@ fn stripes_are_the_spans_again() {
     assert_eq!(portions(3..3, 4).count(), 0);
 }
 
+#[test]
+fn processes_that_read_the_same_begin_with_other_parts() {
+    let plan = imagined(16 * STRIPE_LEAST_BYTES, false, &[(0, 16 * STRIPE_LEAST_BYTES, 0x10_0000)]);
+    let spans: Vec<Vec<Range<u64>>> = plan.files.iter().map(spans_of).collect();
+    let way = Way { mode: Mode::Buffered, block_bytes: 1 << 20, depth: 1, threads: 4 };
+    let begins_of = |among| {
+        let files = Files::new(&plan, &spans, Some(Mode::Buffered), Mode::Buffered);
+        let options = Options { among, ..Options::default() };
+        let shared = Shared::new(0);
+        let total = span_bytes(&spans[0]);
+        let work = Work::new(&plan, &files, &spans, (way, 1), total, &shared, &options);
+        work.stripes.iter().map(|stripe| stripe.spans[0].start).collect::<Vec<u64>>()
+    };
+    let all = begins_of(None);
+    assert_eq!(all.len(), 16);
+    for index in 0..4 {
+        let mut own = begins_of(Some((index, 4)));
+        assert_eq!(own[0], all[4 * index]);
+        own.sort_unstable();
+        assert_eq!(own, all);
+    }
+}
+
 /// A file of two blocks, opened by a mode, and where it is to go.
 struct Opened {
     plan: Plan,
@@ -186,7 +211,7 @@ fn a_refused_direct_transfer_is_repeated_through_the_page_cache() {
 }
 
 /// Workers for a file of 64 MiB, of which everything is needed, in runs of `run_bytes`.
-fn workers(path: PathBuf, run_bytes: u64, prescribed: Option<Mode>, threads: Option<usize>) -> usize {
+fn workers(path: PathBuf, run_bytes: u64, options: &Options) -> usize {
     const FILE_BYTES: u64 = 64 << 20;
     const RING_THREADS: usize = 1;
     let rows = FILE_BYTES / run_bytes;
@@ -195,41 +220,77 @@ fn workers(path: PathBuf, run_bytes: u64, prescribed: Option<Mode>, threads: Opt
     let words = [0, 0, 1, 2, rows, run, 0, 0, rows, run, 0x10_0000, run + 64, 1];
     let plan = Plan::new(vec![ReadFile { path, file_bytes: FILE_BYTES, checksums: None }], &words).unwrap();
     let spans: Vec<Vec<Range<u64>>> = plan.files.iter().map(spans_of).collect();
-    let way = Way {
-        mode: prescribed.unwrap_or(Mode::DirectRing),
-        block_bytes: 1 << 20,
-        depth: 16,
-        threads: RING_THREADS,
-    };
-    let files = Files::new(&plan, &spans, prescribed, way.mode);
-    let options = Options { mode: prescribed, threads, ..Options::default() };
-    count_workers(&way, &options, FILE_BYTES, &plan, &files).unwrap()
+    let mode = options.mode.unwrap_or(Mode::DirectRing);
+    let way = Way { mode, block_bytes: 1 << 20, depth: 16, threads: RING_THREADS };
+    let files = Files::new(&plan, &spans, options.mode, way.mode);
+    count_workers(&way, options, FILE_BYTES, &plan, &files).unwrap()
+}
+
+/// A device that nothing is copied to.
+struct Untouched;
+
+impl CopyToDevice for Untouched {
+    fn prepare_staging(&self, _: usize, _: usize, _: u32) -> Result<()> {
+        Ok(())
+    }
+
+    fn release_staging(&self, _: usize, _: usize) {}
+
+    fn stay_near(&self, _: u32) {}
+
+    unsafe fn start(&self, _: &[HostRows]) -> Result<Box<dyn DeviceCopies>> {
+        Err(Error::new(Kind::Internal, "nothing is to be copied"))
+    }
+}
+
+fn to_a_device(mode: Option<Mode>) -> Options {
+    let devices = Devices::new(Arc::new(Untouched), Vec::new()).unwrap();
+    Options { mode, devices: Some(devices), ..Options::default() }
 }
 
 #[test]
-fn a_ring_gets_few_workers_and_copying_every_core() {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(8);
-    let count = |run_bytes, mode| workers(PathBuf::new(), run_bytes, Some(mode), None);
+fn there_are_several_workers_on_any_number_of_cores() {
+    for mode in Mode::ALL {
+        let options = Options { mode: Some(mode), ..Options::default() };
+        assert_eq!(workers(PathBuf::new(), 1 << 20, &options), 8);
+        let prescribed = Options { threads: Some(3), ..options };
+        assert_eq!(workers(PathBuf::new(), 1 << 20, &prescribed), 3);
+    }
+}
+
+#[test]
+fn each_of_several_rings_has_requests_in_flight_while_others_wait() {
+    let way = Way { mode: Mode::DirectRing, block_bytes: 1 << 20, depth: 16, threads: 8 };
+    assert_eq!(depth_of_ring(&way, &Options::default()), 4);
+    assert_eq!(depth_of_ring(&way, &Options { depth: Some(16), ..Options::default() }), 2);
+    assert_eq!(depth_of_ring(&way, &to_a_device(None)), 2);
+    assert_eq!(depth_of_ring(&Way { threads: 1, ..way }, &Options::default()), 16);
+    assert_eq!(depth_of_ring(&Way { block_bytes: 16 << 20, depth: 8, ..way }, &Options::default()), 1);
+}
+
+#[test]
+fn a_ring_to_a_device_gets_few_workers_and_copying_every_core() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(16);
+    let count = |run_bytes, mode| workers(PathBuf::new(), run_bytes, &to_a_device(Some(mode)));
     assert_eq!(count(1 << 20, Mode::DirectRing), 1);
     assert_eq!(count(64, Mode::DirectRing), cores);
     assert_eq!(count(1 << 20, Mode::Buffered), cores);
     assert_eq!(count(1 << 20, Mode::DirectThreads), cores);
-    assert_eq!(workers(PathBuf::new(), 64, Some(Mode::DirectRing), Some(3)), 3);
 }
 
 #[test]
-fn a_cached_file_is_read_by_every_core_a_cold_one_as_the_way_says() {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+fn a_cached_file_goes_to_a_device_by_every_core_a_cold_one_as_the_way_says() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(16);
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), vec![7; 64 << 20]).unwrap();
-    assert_eq!(workers(file.path().to_owned(), 1 << 20, None, None), cores);
+    assert_eq!(workers(file.path().to_owned(), 1 << 20, &to_a_device(None)), cores);
     file.as_file().sync_all().unwrap();
     rustix::fs::fadvise(file.as_file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
     let mut byte = [0];
     let mut byte = [std::io::IoSliceMut::new(&mut byte)];
     let flags = rustix::io::ReadWriteFlags::NOWAIT;
     if rustix::io::preadv2(file.as_file(), &mut byte, 1 << 20, flags) == Err(rustix::io::Errno::AGAIN) {
-        assert_eq!(workers(file.path().to_owned(), 1 << 20, None, None), 1);
+        assert_eq!(workers(file.path().to_owned(), 1 << 20, &to_a_device(None)), 1);
     }
     let missing = file.path().with_extension("missing");
     let plan = plan(missing, 64 << 20, None, &[(0, 64 << 20, 0x10_0000)]);
