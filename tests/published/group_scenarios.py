@@ -56,6 +56,34 @@ def read(place: Place, model: Any, options: dict[str, Any]) -> tuple[int, int, d
     return _native.throttle_usage(throttle)["bytes"], held, by_device
 
 
+def read_copies(place: Place, models: list[Path], options: dict[str, Any]) -> tuple[int, int, dict[int, int]]:
+    """The same of a program in which each process has the model in a place of its own."""
+    return read(place, models[place.index], options)
+
+
+def read_cold(place: Place, model: Path, options: dict[str, Any]) -> int:
+    """Loads a model twice; returns how much of it this process made the disk read the second time, when
+    nothing of it was cached."""
+    torch.set_num_threads(1)
+    place.connect()
+    load_in_group(model, group=torch.distributed.group.WORLD, **options)
+    torch.distributed.barrier()
+    if place.index == 0:
+        for file in model.iterdir():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    torch.distributed.barrier()
+    before = _bytes_read_from_disk()
+    load_in_group(model, group=torch.distributed.group.WORLD, **options)
+    return _bytes_read_from_disk() - before
+
+
+def _bytes_read_from_disk() -> int:
+    counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counters["read_bytes"])
+
+
 @contextmanager
 def counting_reads(by_device: dict[int, int]) -> Iterator[None]:
     """Counts what is asked of the files of each device."""
@@ -99,7 +127,7 @@ def different(place: Place, models: list[Path]) -> Any:
     return load(place, models[place.index], {})
 
 
-def broken(place: Place, model: Path, file: str, placement: dict[str, Any]) -> Any:
+def broken(place: Place, model: Path, file: str, options: dict[str, Any]) -> Any:
     """What each process sees when a file that one of them has to read is cut after the headers were read."""
     place.connect()
     opened = waystation.safetensors.open(model, framework="torch")
@@ -108,7 +136,7 @@ def broken(place: Place, model: Path, file: str, placement: dict[str, Any]) -> A
         os.truncate(model / file, (model / file).stat().st_size - 1)
     torch.distributed.barrier()
     try:
-        load_in_group(opened, group=torch.distributed.group.WORLD, placement=placement)
+        load_in_group(opened, group=torch.distributed.group.WORLD, **options)
     except Exception as error:
         return raised(error)
     return None

@@ -48,10 +48,10 @@ def values(tmp_path: Path, count: int, scenario: Any, *arguments: Any) -> list[A
         return programs.values()
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_all_get_all(tmp_path: Path, model: Path, count: int) -> None:
+@pytest.mark.parametrize(("count", "send"), [(1, None), (2, True), (2, False), (4, True), (4, None)])
+def test_all_get_all(tmp_path: Path, model: Path, count: int, send: bool | None) -> None:
     expected = {f"{number}.{name}": bytes_of(tensor) for number in range(3) for name, tensor in STATE.items()}
-    for found in values(tmp_path, count, group_scenarios.load, model, {}):
+    for found in values(tmp_path, count, group_scenarios.load, model, {"send": send}):
         assert dict(found) == expected
 
 
@@ -90,8 +90,8 @@ def bytes_of_files(directory: Path) -> int:
 def test_every_byte_is_read_by_one_process(tmp_path: Path, files: int, place: Any) -> None:
     directory = write_model(tmp_path / "model", files)
     names = [f"{number}.{part}" for number in range(files) for part in range(40 // files)]
-    placement = dict.fromkeys(names, place)
-    counted = values(tmp_path, 4, group_scenarios.read, directory, {"placement": placement})
+    options = {"placement": dict.fromkeys(names, place), "send": True}
+    counted = values(tmp_path, 4, group_scenarios.read, directory, options)
     assert [held for _, held, _ in counted] == [40 * MIB if place is None else 10 * MIB] * 4
     total = bytes_of_files(directory)
     assert 40 * MIB <= sum(nbytes for nbytes, _, _ in counted) <= 1.05 * total
@@ -102,7 +102,8 @@ def test_every_byte_is_read_by_one_process(tmp_path: Path, files: int, place: An
 def test_who_reads_for_itself_reads_less_for_others(tmp_path: Path) -> None:
     directory = write_model(tmp_path / "model", 5)
     placement = {f"0.{part}": Only(1) for part in range(8)}
-    counted = values(tmp_path, 4, group_scenarios.read, directory, {"placement": placement})
+    options = {"placement": placement, "send": True}
+    counted = values(tmp_path, 4, group_scenarios.read, directory, options)
     assert [held for _, held, _ in counted] == [32 * MIB, 40 * MIB, 32 * MIB, 32 * MIB]
     for nbytes, _, _ in counted:
         assert abs(nbytes - 10 * MIB) < 2 * MIB
@@ -117,29 +118,58 @@ def test_each_reads_its_share_of_every_disk(tmp_path: Path, place: Any) -> None:
         for number in range(2):
             shutil.move(directory / f"{number}.safetensors", elsewhere)
         files = sorted([*directory.iterdir(), *elsewhere.iterdir()])
-        counted = values(tmp_path, 4, group_scenarios.read, files, {"placement": placement})
+        options = {"placement": placement, "send": True}
+        counted = values(tmp_path, 4, group_scenarios.read, files, options)
     for _, _, by_device in counted:
         slow, fast = sorted(by_device.values(), reverse=True)
         assert abs(slow - 6 * MIB) < 2 * MIB
         assert abs(fast - 4 * MIB) < 2 * MIB
 
 
+@pytest.mark.parametrize("send", [True, False])
 @pytest.mark.parametrize("place", [None, Divided(0), Divided(1)], ids=["all", "rows", "columns"])
-def test_memory_stays_within_its_limit(tmp_path: Path, place: Any) -> None:
+def test_memory_stays_within_its_limit(tmp_path: Path, place: Any, send: bool) -> None:
     directory = tmp_path / "model"
     directory.mkdir()
     save_file({"large": torch.randn(1 << 12, 1 << 12)}, directory / "large.safetensors")
-    placement = {"large": place}
-    found = values(
-        tmp_path, 2, group_scenarios.peak, directory, {"placement": placement, "memory_limit": 8 * MIB}
-    )
+    options = {"placement": {"large": place}, "memory_limit": 8 * MIB, "send": send}
+    found = values(tmp_path, 2, group_scenarios.peak, directory, options)
     for held, extra in found:
         assert held == 64 * MIB // (1 if place is None else 2)
         assert extra < 8 * MIB + 4 * MIB, "beside it what gloo and the interpreter allocate"
 
 
+@pytest.mark.parametrize("place", [None, Divided(1)], ids=["all", "columns"])
+def test_on_one_machine_each_reads_through_the_page_cache(tmp_path: Path, place: Any) -> None:
+    directory = write_model(tmp_path / "model", 1)
+    options = {"placement": {f"0.{part}": place for part in range(40)}}
+    counted = values(tmp_path, 4, group_scenarios.read, directory, options)
+    for nbytes, held, _ in counted:
+        assert held == 40 * MIB // (1 if place is None else 4)
+        assert nbytes >= 39 * MIB, "what lies between its own columns, too"
+
+
+@pytest.mark.parametrize("place", [None, Divided(1)], ids=["all", "columns"])
+def test_the_disk_of_one_machine_is_read_once(tmp_path: Path, place: Any) -> None:
+    directory = write_model(tmp_path / "model", 5)
+    options = {"placement": {f"{number}.{part}": place for number in range(5) for part in range(8)}}
+    counted = values(tmp_path, 4, group_scenarios.read_cold, directory, options)
+    assert sum(counted) <= 1.05 * bytes_of_files(directory)
+
+
+def test_processes_with_files_of_their_own_send(tmp_path: Path) -> None:
+    """As those of several machines with disks of their own do."""
+    directory = write_model(tmp_path / "model", 1)
+    copy = tmp_path / "copy"
+    shutil.copytree(directory, copy)
+    counted = values(tmp_path, 2, group_scenarios.read_copies, [directory, copy], {})
+    for nbytes, held, _ in counted:
+        assert held == 40 * MIB
+        assert abs(nbytes - 20 * MIB) < 3 * MIB
+
+
 def test_memory_is_bounded_and_all_arrive(tmp_path: Path, model: Path) -> None:
-    options = {"memory_limit": 8 * MIB}
+    options = {"memory_limit": 8 * MIB, "send": True}
     found = values(tmp_path, 2, group_scenarios.load, model, options)
     assert found[0] == found[1] == values(tmp_path, 2, group_scenarios.load, model, {})[0]
 
@@ -153,12 +183,18 @@ def test_different_models_are_refused_in_all(tmp_path: Path, model: Path) -> Non
 
 @pytest.mark.parametrize("placement", [{}, {"2.a": Only(0)}])
 def test_what_one_cannot_read_fails_in_all(tmp_path: Path, model: Path, placement: dict[str, Any]) -> None:
-    errors = values(tmp_path, 3, group_scenarios.broken, model, "2.safetensors", placement)
+    options = {"placement": placement, "send": True}
+    errors = values(tmp_path, 3, group_scenarios.broken, model, "2.safetensors", options)
     assert all(isinstance(error, Raised) for error in errors), errors
     assert [error.type for error in errors] == ["Conflict"] * 3
     processes = [error.context.get("process") for error in errors]
     (failed,) = [rank for rank, process in enumerate(processes) if process is None]
     assert processes == [None if rank == failed else failed for rank in range(3)]
+
+
+def test_what_all_read_fails_in_all(tmp_path: Path, model: Path) -> None:
+    errors = values(tmp_path, 2, group_scenarios.broken, model, "2.safetensors", {})
+    assert [error.type for error in errors] == ["Conflict"] * 2
 
 
 def test_what_one_cannot_open_fails_in_all(tmp_path: Path, model: Path) -> None:

@@ -90,21 +90,22 @@ def test_what_each_gets_is_what_fastsafetensors_gives(tmp_path: Path, model: Pat
             assert found[name] == tensor, (rank, name)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(("count", "send"), [(1, None), (2, True), (2, None), (3, True), (3, False)])
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_blocks_of_every_dtype(tmp_path: Path, model: Path, count: int, axis: int) -> None:
+def test_blocks_of_every_dtype(tmp_path: Path, model: Path, count: int, axis: int, send: bool | None) -> None:
     names = [name for name in STATE if name.startswith("2.") and (name != "2.packed" or axis == 0)]
-    options = {"select": names, "placement": dict.fromkeys(names, Divided(axis))}
+    options = {"select": names, "placement": dict.fromkeys(names, Divided(axis)), "send": send}
     for rank, found in enumerate(values(tmp_path, count, group_scenarios.load, model, options)):
         assert {name for name, _ in found} == set(names)
         for name, tensor in found:
             assert tensor == bytes_of(block(STATE[name], axis, rank, count)), (rank, name)
 
 
-def test_fewer_blocks_than_processes(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("send", [True, False])
+def test_fewer_blocks_than_processes(tmp_path: Path, model: Path, send: bool) -> None:
     """Of keys and values with two heads, two processes each get the same one."""
     placement = {"0.q": Divided(0), "0.k": Divided(0, blocks=2), "0.v": Divided(0, blocks=2)}
-    options = {"select": [*placement], "placement": placement, "join": {"qkv": QKV["qkv"]}}
+    options = {"select": [*placement], "placement": placement, "join": {"qkv": QKV["qkv"]}, "send": send}
     for rank, found in enumerate(values(tmp_path, 4, group_scenarios.load, model, options)):
         parts = [
             block(STATE["0.q"], 0, rank, 4),
@@ -114,8 +115,8 @@ def test_fewer_blocks_than_processes(tmp_path: Path, model: Path) -> None:
         assert found == [("qkv", bytes_of(joined(parts)))]
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_joins_across_files_dtypes_and_axes(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize(("count", "send"), [(1, None), (2, True), (2, False)])
+def test_joins_across_files_dtypes_and_axes(tmp_path: Path, count: int, send: bool | None) -> None:
     directory = tmp_path / "model"
     directory.mkdir()
     first, second = torch.randn(700, 501), torch.randn(700, 300)
@@ -128,6 +129,7 @@ def test_joins_across_files_dtypes_and_axes(tmp_path: Path, count: int) -> None:
         "placement": {"a": Divided(0), "b": Divided(0)},
         "dtype": "bfloat16",
         "rename": {"x": "y"},
+        "send": send,
     }
     for rank, found in enumerate(values(tmp_path, count, group_scenarios.load, directory, options)):
         whole = block(joined([second, first], 1), 0, rank, count).bfloat16()

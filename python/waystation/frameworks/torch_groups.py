@@ -141,12 +141,17 @@ class TorchGroup:
         if tensor.numel():
             distributed.recv(as_bytes(tensor), group=self.group, group_src=source, tag=tag)
 
+    def gather(self, value: T) -> list[T]:
+        """A small value of every process, in all of them."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        distributed.all_gather_object(values, value, group=self.group)
+        return values
+
     def agree_on(self, text: str) -> None:
         """Raises InvalidInput, in all processes, unless all give the same text."""
-        if self.size == 1:
-            return
-        texts: list[str] = [""] * self.size
-        distributed.all_gather_object(texts, text, group=self.group)
+        texts = self.gather(text)
         other = next((rank for rank, found in enumerate(texts) if found != texts[0]), None)
         if other is not None:
             raise InvalidInput(
@@ -169,9 +174,7 @@ class TorchGroup:
             result = work()
         except Exception as error:
             failure = error
-        failures: list[bytes | None] = [None] * self.size
-        told = None if failure is None else error_codec.encode(failure, self.rank)
-        distributed.all_gather_object(failures, told, group=self.group)
+        failures = self.gather(None if failure is None else error_codec.encode(failure, self.rank))
         if failure is not None:
             raise failure
         first = next((encoded for encoded in failures if encoded is not None), None)

@@ -57,12 +57,23 @@ class Composition:
 class Composed:
     """Compositions of the tensors of some files, numbered in their order.
 
+    Args:
+        opened: The files.
+        compositions: What is put together of them.
+        among: The number of this process, and of how many that read the same, see `read_job.start`.
+
     Attributes:
         labels: What they are called.
     """
 
-    def __init__(self, opened: OpenFiles, compositions: Sequence[Composition]) -> None:
+    def __init__(
+        self,
+        opened: OpenFiles,
+        compositions: Sequence[Composition],
+        among: tuple[int, int] | None = None,
+    ) -> None:
         self._opened = opened
+        self._among = among
         self._compositions = compositions
         self.labels = [composition.label for composition in compositions]
 
@@ -147,7 +158,7 @@ class Composed:
             item_bytes = dtypes.of_stored(self.array(request.array)).host.itemsize
             for box in request.boxes:
                 placed += self._placed(request.array, box, next(addresses), item_bytes)
-        self._opened.read_placed(placed, destinations, options, on_job, statistics)
+        self._opened.read_placed(placed, destinations, options, on_job, statistics, self._among)
 
     def _placed(self, number: int, box: Box, address: int, item_bytes: int) -> list[PlacedBox]:
         """The boxes of tensors that make up a box of an array, which begins at an address."""

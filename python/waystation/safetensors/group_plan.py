@@ -102,6 +102,12 @@ class GroupPlan:
         """The tensor that a piece is of."""
         return self.results[piece.result].sources[piece.source]
 
+    def page_cache_bytes(self) -> int:
+        """What it takes if all processes read what would be sent through the page cache: their arrays, and
+        what is cached of the files."""
+        sources = [source for number in self.sent for source in self.results[number].sources]
+        return sum(source.nbytes * (1 + source.copies(self._size)) for source in sources)
+
     def goes_whole(self, number: int) -> bool:
         """Whether a result that is sent is a tensor that goes to all in one piece."""
         sources = self.results[number].sources

@@ -1,8 +1,9 @@
 """`load_in_group`: a model that the processes of a torch program load together.
 
 `placement.py` says what each process gets, `group_plan.py` who reads what. Each process then reads what it
-alone needs straight to where it stays; the rest goes over the devices in turns: every process reads some
-pieces, all make sure that each has its own, and then they are sent. Invariants: what one process cannot open,
+alone needs straight to where it stays. The rest it reads likewise where all share a page cache
+(`one_machine.py`); elsewhere that goes over the devices in turns: every process reads some pieces, all make
+sure that each has its own, and then they are sent. Invariants: what one process cannot open,
 decide or read fails in all of them, before any waits for what never comes; beyond its tensors a process holds
 what it reads ahead and what is just being sent, within its limit.
 """
@@ -21,6 +22,7 @@ from waystation.safetensors.composed import Composed, Composition
 from waystation.safetensors.group_plan import GroupPlan, Piece
 from waystation.safetensors.handle import Tensors
 from waystation.safetensors.making import Made, Wanted, calling_arrays_tensors, codec_of, incoming_of
+from waystation.safetensors.one_machine import View, share_page_cache
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.placement import Joined, Placement, part_of, results_of
 from waystation.safetensors.request import options_of
@@ -50,6 +52,7 @@ def load_in_group(
     rename: Rename | None = None,
     memory_limit: int | None = None,
     verify: bool | None = None,
+    send: bool | None = None,
 ) -> dict[str, Any]:
     """Loads a published model into torch, in all processes of a group at once: each reads a share of it.
 
@@ -70,6 +73,10 @@ def load_in_group(
         rename: Names of arrays by names of tensors.
         memory_limit: Most bytes of host memory that are read ahead and on their way to the device.
         verify: Check the checksum of every block that is read.
+        send: Whether what several processes need is read by one of them and sent to the others; else each
+            reads all that it needs itself, through the page cache, and the processes of a machine begin at
+            different places, so that its disk is read once. None: send, unless all are on CPUs of one
+            machine that has the memory to cache what they need.
 
     Returns:
         The tensors by name, in the order of the files.
@@ -110,7 +117,12 @@ def load_in_group(
     collectives.agree_on(plan.digest())
     loading = _Loading(opened, plan, options, codec, place, collectives)
     found = collectives.attempt(loading.read_own)
-    if plan.dealt or plan.shared:
+    if plan.sent and send is None:
+        view = View.of(opened.headers, options, is_on_host=place.device.type == "cpu")
+        send = not share_page_cache(collectives.gather(view), plan.page_cache_bytes())
+    if plan.sent and not send:
+        found |= collectives.attempt(loading.read_cached)
+    elif plan.sent:
         sending = _Sending(loading, _less(options, _COPIES * run_bytes))
         found |= sending.run()
     return {result.name: found[number] for number, result in enumerate(plan.results) if number in found}
@@ -144,16 +156,27 @@ class _Loading:
 
     def read_own(self) -> dict[int, Any]:
         """What this process reads for itself, by the number of the result."""
+        return self._read(self.plan.own, self.options)
+
+    def read_cached(self) -> dict[int, Any]:
+        """Its part of what several processes need, through the page cache."""
+        chosen = self.options.thawed()
+        chosen.engine.read_mode = "buffered"
+        return self._read(self.plan.sent, chosen.frozen(), (self.collectives.rank, self.collectives.size))
+
+    def _read(
+        self, numbers: Sequence[int], options: Options, among: tuple[int, int] | None = None
+    ) -> dict[int, Any]:
         compositions: dict[int, Composition] = {}
-        for number in self.plan.own:
+        for number in numbers:
             composition = self.composition(number)
             if composition is not None:
                 compositions[number] = composition
-        composed = Composed(self.opened, list(compositions.values()))
+        composed = Composed(self.opened, list(compositions.values()), among)
         wanted = self.wanted(composed, list(compositions))
         incoming = incoming_of(composed, self.codec, wanted)
         made = Made(composed, len(wanted))
-        filling = Filling(composed, self.options, Progress(), None, [(self.codec, incoming)])
+        filling = Filling(composed, options, Progress(), None, [(self.codec, incoming)])
         with calling_arrays_tensors():
             filling.finish(made)
         return dict(zip(compositions, made.arrays, strict=True))

@@ -23,7 +23,7 @@ from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
 from waystation.frameworks.storage import StorageMetadata
-from waystation.grid import Box, contiguous_strides, volume, whole
+from waystation.grid import Box, contiguous_strides, volume
 from waystation.layouts.native import memory, read_job
 from waystation.layouts.native.destinations import Destinations
 from waystation.layouts.native.read import Allocate, Request, as_array
@@ -76,7 +76,7 @@ class OpenFiles:
         self.labels = [tensor[0] for tensor in self.tensors]
         self.numbers = {name: number for number, name in enumerate(self.labels)}
         self._files = np.repeat(np.arange(len(headers)), [len(header.tensors) for header in headers])
-        self._arrays: dict[int, StoredArray] = {}
+        self._arrays: dict[tuple[Any, ...], StoredArray] = {}  # models have few shapes, and many tensors
         self._checksums: list[FileChecksums | None] | None = None  # until first needed
 
     @property
@@ -89,15 +89,17 @@ class OpenFiles:
         return self.headers[int(self._files[number])].path
 
     def array(self, number: int) -> StoredArray:
-        """A tensor as arrays are described.
+        """A tensor as arrays are described; those of equal tensors are one object.
 
         Raises:
             Unsupported: No framework has its dtype.
         """
-        found = self._arrays.get(number)
+        tensor = self.tensors[number]
+        kind = tensor[1:3]  # its dtype and shape
+        found = self._arrays.get(kind)
         if found is None:
             try:
-                found = self._arrays[number] = stored_as(self.tensors[number])
+                found = self._arrays[kind] = stored_as(tensor)
             except WaystationError as error:
                 raise error.where(tensor=self.labels[number], path=self.path_of(number))
         return found
@@ -147,10 +149,11 @@ class OpenFiles:
             Conflict: A file changed.
             Corrupt: A file is damaged.
         """
-        forms = [dtypes.of_stored(self.array(request.array)) for request in requests]
-        places, addresses = allocate(_sizes(requests, forms))
+        forms = self._forms(requests)
+        sizes = _sizes(requests, forms)
+        places, addresses = allocate(sizes)
         destinations = Destinations(addresses, [place[0] for place in places])
-        self._read(self._wanted(requests, forms, addresses), destinations, options, on_job, statistics)
+        self._read(self._wanted(requests, forms, sizes, addresses), destinations, options, on_job, statistics)
         remaining = iter(places)
         return [
             [as_array(next(remaining), box[1], form.host) for box in request.boxes]
@@ -172,8 +175,8 @@ class OpenFiles:
             Conflict: A file changed.
             Corrupt: A file is damaged.
         """
-        forms = [dtypes.of_stored(self.array(request.array)) for request in requests]
-        wanted = self._wanted(requests, forms, destinations.addresses)
+        forms = self._forms(requests)
+        wanted = self._wanted(requests, forms, _sizes(requests, forms), destinations.addresses)
         self._read(wanted, destinations, options, on_job, statistics)
 
     def read_placed(
@@ -183,6 +186,7 @@ class OpenFiles:
         options: Options,
         on_job: Callable[[Any], None],
         statistics: ReadStatistics,
+        among: tuple[int, int] | None = None,
     ) -> None:
         """Reads boxes of tensors to addresses, all at once.
 
@@ -192,6 +196,7 @@ class OpenFiles:
             options: How.
             on_job: Told of every job.
             statistics: Where what was read is added.
+            among: The number of this process, and of how many that read the same, see `read_job.start`.
 
         Raises:
             Conflict, Corrupt: As `read_boxes`.
@@ -203,22 +208,30 @@ class OpenFiles:
             part = self._part(number, stored.shape, item_bytes, box, address, strides)
             wanted.parts.append((number, part))
             wanted.nbytes += volume(box) * item_bytes
-        self._read(wanted, destinations, options, on_job, statistics)
+        self._read(wanted, destinations, options, on_job, statistics, among)
+
+    def _forms(self, requests: Sequence[Request]) -> list[dtypes.LogicalDtype]:
+        """The dtype of each request."""
+        stored = [self.array(request.array) for request in requests]
+        forms = {
+            id(array): dtypes.of_stored(array) for array in {id(array): array for array in stored}.values()
+        }
+        return [forms[id(array)] for array in stored]
 
     @paused_collection()
     def _wanted(
         self,
         requests: Sequence[Request],
         forms: Sequence[dtypes.LogicalDtype],
+        sizes: Sequence[int],
         addresses: NDArray[np.int64],
     ) -> _Wanted:
-        sizes = _sizes(requests, forms)
         wanted = _Wanted([], [], sum(sizes))
         places = zip(addresses.tolist(), sizes, strict=True)
         for request, form in zip(requests, forms, strict=True):
             number, shape = request.array, self.array(request.array).shape
             for box, (address, nbytes) in zip(request.boxes, places, strict=False):
-                if nbytes and box == whole(shape):
+                if nbytes and box[1] == shape:
                     wanted.plain.append((number, address))
                 elif nbytes:
                     strides = contiguous_strides(box[1], form.host.itemsize)
@@ -277,28 +290,29 @@ class OpenFiles:
         options: Options,
         on_job: Callable[[Any], None],
         statistics: ReadStatistics,
+        among: tuple[int, int] | None = None,
     ) -> None:
         """Runs a job of the engine for each device that holds files, all at once, so that all are busy; the
         files are the same before and after."""
         planned = [self._words(share) for share in self._by_device(wanted)]
         headers = [self.headers[file] for _, used in planned for file in used]
         check_unchanged(headers)
-        shared = _shared(options, len(planned))
+        shared = read_job.shared(options, len(planned))
         jobs: list[Any] = []
         try:
             for words, used in planned:
                 files = self._to_read(used, options.array.loading.verify)
-                job = read_job.start(files, words, destinations.owner, shared, destinations.regions)
+                job = read_job.start(files, words, destinations.owner, shared, destinations.regions, among)
                 jobs.append(job)
                 on_job(job)
             for job in jobs:
                 read_job.finish(job, statistics)
         except (Conflict, Corrupt, NotFound) as error:
-            _stop(jobs)
+            read_job.stop(jobs)
             check_unchanged(headers)  # says better what has happened
             raise self._named(error)
         except BaseException:
-            _stop(jobs)
+            read_job.stop(jobs)
             raise
         check_unchanged(headers)
         statistics.bytes_needed += wanted.nbytes
@@ -340,22 +354,6 @@ class OpenFiles:
         return error.where(tensor=next(hit, None))
 
 
-def _shared(options: Options, count: int) -> Options:
-    """The options of each of so many jobs that run at once, where they bound what one takes."""
-    if count < 2:
-        return options
-    chosen = options.thawed()
-    engine, memory_options = chosen.engine, chosen.memory
-    engine.depth = _share(engine.depth, count)
-    engine.threads = _share(engine.threads, count)
-    memory_options.read_concurrent_bytes = _share(memory_options.read_concurrent_bytes, count)
-    return chosen.frozen()
-
-
-def _share(most: int | None, count: int) -> int | None:
-    return None if most is None else max(1, most // count)
-
-
 def _sizes(requests: Sequence[Request], forms: Sequence[dtypes.LogicalDtype]) -> list[int]:
     """The bytes of each box."""
     return [
@@ -363,14 +361,6 @@ def _sizes(requests: Sequence[Request], forms: Sequence[dtypes.LogicalDtype]) ->
         for request, form in zip(requests, forms, strict=True)
         for box in request.boxes
     ]
-
-
-def _stop(jobs: Sequence[Any]) -> None:
-    """Ends jobs, none of which uses memory any more then."""
-    for job in jobs:
-        job.cancel()
-    for job in jobs:
-        job.wait()
 
 
 class _Arrays(Sequence[StoredArray]):

@@ -81,6 +81,12 @@ class Source:
     nbytes: int
     place: Place
 
+    def copies(self, size: int) -> int:
+        """How many times so many processes hold its bytes together."""
+        if isinstance(self.place, Divided):
+            return size // (self.place.blocks or size)
+        return size if self.place is None else 1
+
     def box(self, rank: int, size: int) -> Box | None:
         """What one of so many processes gets of it; None where it does not have the tensor."""
         if isinstance(self.place, Only):

@@ -1,4 +1,4 @@
-"""One reading job of the engine from start to end, and what the jobs of a load have read so far."""
+"""Reading jobs of the engine from start to end, and what those of a load have read so far."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def start(
     owners: object,
     options: Options,
     regions: Sequence[Region] = (),
+    among: tuple[int, int] | None = None,
 ) -> _native.Job:
     """Starts to read files as the options say.
 
@@ -51,6 +52,8 @@ def start(
         owners: What keeps the memory alive that they are read into.
         options: Of the load.
         regions: Memory of devices that some of it goes to.
+        among: The number of this process among so many that read the same through the page cache, if there
+            are others: each begins with another part.
     """
     engine = options.engine
     return _native.start_read(
@@ -64,6 +67,7 @@ def start(
         throttle=engine.throttle_path,
         device_memory=regions or None,
         staging_bytes=_staging_bytes(options) if regions else None,
+        among=among,
     )
 
 
@@ -91,3 +95,27 @@ def finish(job: _native.Job, statistics: ReadStatistics) -> None:
             job.wait()
     statistics.bytes_read += outcome["bytes_read"]
     statistics.modes.update(outcome["modes"])
+
+
+def shared(options: Options, count: int) -> Options:
+    """The options of each of so many jobs that run at once, where they bound what one takes."""
+    if count < 2:
+        return options
+    chosen = options.thawed()
+    engine, memory_options = chosen.engine, chosen.memory
+    engine.depth = _share(engine.depth, count)
+    engine.threads = _share(engine.threads, count)
+    memory_options.read_concurrent_bytes = _share(memory_options.read_concurrent_bytes, count)
+    return chosen.frozen()
+
+
+def _share(most: int | None, count: int) -> int | None:
+    return None if most is None else max(1, most // count)
+
+
+def stop(jobs: Sequence[_native.Job]) -> None:
+    """Ends jobs, none of which uses memory any more then."""
+    for job in jobs:
+        job.cancel()
+    for job in jobs:
+        job.wait()

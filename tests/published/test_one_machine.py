@@ -1,0 +1,62 @@
+"""When processes that load a model together read it through a page cache that they share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import waystation
+from waystation.safetensors.headers import Identity, read_headers
+from waystation.safetensors.one_machine import View, share_page_cache
+from waystation.safetensors.request import options_of
+
+FILE = Identity(device=1, inode=2, nbytes=100, modified_ns=3, changed_ns=4)
+VIEW = View("kernel", (FILE,), is_able=True, available_bytes=1000)
+
+
+def test_processes_of_one_kernel_with_the_same_files_share() -> None:
+    assert share_page_cache([VIEW, VIEW, VIEW], 1000)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(VIEW, kernel="of another machine"),
+        replace(VIEW, files=(replace(FILE, device=7),)),
+        replace(VIEW, files=(FILE, FILE)),
+        replace(VIEW, is_able=False),
+        replace(VIEW, available_bytes=999),
+    ],
+)
+def test_one_that_differs_is_enough_not_to(other: View) -> None:
+    assert not share_page_cache([VIEW, other], 1000)
+    assert not share_page_cache([other, VIEW], 1000)
+
+
+def test_what_is_unknown_is_not_shared() -> None:
+    unknown = replace(VIEW, kernel="")
+    assert not share_page_cache([unknown, unknown], 0)
+
+
+def test_what_a_process_says(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(3)}, path)
+    headers = read_headers([str(path)])
+    view = View.of(headers, options_of(None, None), is_on_host=True)
+    assert view.kernel == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert view.files == (Identity.of(path.stat()),)
+    assert 0 < view.available_bytes < 1 << 50
+    assert view.is_able
+    assert not View.of(headers, options_of(None, None), is_on_host=False).is_able
+
+
+@pytest.mark.parametrize(("mode", "is_able"), [("buffered", True), ("direct-ring", False)])
+def test_a_prescribed_way_to_read_is_kept(tmp_path: Path, mode: str, is_able: bool) -> None:
+    context = waystation.Context()
+    context.engine.read_mode = mode
+    with context:
+        assert View.of([], options_of(None, None), is_on_host=True).is_able is is_able
