@@ -121,11 +121,16 @@ class TorchCodec:
     def placed(
         self, stored: Sequence[StoredArray], dtypes: Sequence[str], places: Sequence[Any]
     ) -> list[Target]:
-        """Each tensor whole, on a given device."""
-        return [
-            _placed(array, dtype, place, index)
-            for index, (array, dtype, place) in enumerate(zip(stored, dtypes, places, strict=True))
-        ]
+        """Each tensor whole, on a given device; targets of one description and place are one object."""
+        targets = []
+        known: dict[tuple[int, str, int], Target] = {}
+        for index, (array, dtype, place) in enumerate(zip(stored, dtypes, places, strict=True)):
+            key = id(array), dtype, id(place)
+            target = known.get(key)
+            if target is None:
+                target = known[key] = _placed(array, dtype, place, index)
+            targets.append(target)
+        return targets
 
     def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
         """Tensors over the buffers, or copies of them on other devices."""

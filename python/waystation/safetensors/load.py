@@ -195,9 +195,11 @@ def _watched(
     response: AsyncResponse[dict[str, Any]], progress: Callable[[int, int], object]
 ) -> dict[str, Any]:
     try:
-        while not response.done():
+        is_over = False
+        while not is_over:
             with contextlib.suppress(TimeoutError):  # one of the load itself is raised at the end
                 response.result(_PROGRESS_INTERVAL_S)
+            is_over = response.done()
             progress(*response.progress())
     except BaseException:
         response.cancel()

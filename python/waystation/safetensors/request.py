@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from waystation._collection import paused_collection
 from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation._options.in_effect import current_options
@@ -105,6 +106,7 @@ class Request:
         return digest.digest()
 
 
+@paused_collection()
 def decide(
     files: Files | Tensors,
     framework: str,

@@ -86,9 +86,15 @@ class Filling:
     def _goes_to_devices(self, codec: Codec, incoming: Incoming) -> bool:
         return not incoming.buffers and devices.can_take(self.reading.opened, codec, incoming)
 
+    def _still_to_devices(self) -> tuple[list[Batch], list[Batch]]:
+        """What of the resident arrays the engine brings to devices after all, and the others."""
+        if self.reading.is_bounded:
+            return [], self.resident
+        return _divide(self.resident, self._goes_to_devices)
+
     def finish(self, maker: staging.Maker) -> None:
         """Reads what has no buffers yet, and has all leaves made."""
-        found, resident = _divide(self.resident, self._goes_to_devices)
+        found, resident = self._still_to_devices()
         fill_buffers(
             self.reading, [incoming for _, batch in resident for incoming in batch if not incoming.buffers]
         )
