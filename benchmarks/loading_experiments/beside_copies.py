@@ -65,7 +65,8 @@ def measure(session: Session, repetition: int) -> None:
         if jobs:
             session.record(nothing_of(jobs), repetition, copy_jobs.undisturbed(jobs))
         for loading in in_turns(loadings(), repetition):
-            session.load(case_of(loading, jobs), repetition, loading, model, beside=copy_jobs.copying(jobs))
+            beside = copy_jobs.copying(jobs, 2 * model.nbytes)
+            session.load(case_of(loading, jobs), repetition, loading, model, beside=beside)
 
 
 def count(rounds: int) -> int:

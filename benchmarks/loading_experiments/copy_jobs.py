@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import measure
 from benchmarks.loading_experiments.programs import Beside, Facts, context
 
 BUFFER_BYTES = 160_000_000
@@ -32,8 +33,14 @@ def fill(passes: Any, index: int, connection: Connection) -> None:
         passes[index] += 1
 
 
-def copying(count: int) -> Beside:
-    """So many jobs beside a program; how fast they fill their buffers is added to its outcome."""
+def copying(count: int, backed_bytes: int = 0) -> Beside:
+    """So many jobs beside a program; how fast they fill their buffers is added to its outcome.
+
+    Args:
+        count: How many.
+        backed_bytes: Of memory that the program is going to use. The jobs begin after the program has had it
+            backed, and may have taken just that, so it is backed once more.
+    """
 
     @contextlib.contextmanager
     def beside(process_ids: Sequence[int]) -> Iterator[Facts]:
@@ -50,6 +57,8 @@ def copying(count: int) -> Beside:
                 with here:
                     if not here.poll(READY_S):
                         raise RuntimeError("a job that copies memory does not begin")
+            if count and backed_bytes:
+                measure.back_free_memory(backed_bytes)
             before, begin_s = sum(passes), time.monotonic()
             yield found
             passed_s = time.monotonic() - begin_s
