@@ -41,6 +41,10 @@ def parse_safetensors_header(
 def parse_safetensors_index(data: Buffer, path: str, /) -> dict[str, str]:
     """Strictly parses an index: the file of each tensor, a plain name. What else it says is stepped over."""
 
+def parse_checksums(data: Buffer, path: str, /) -> dict[str, tuple[int, bytes]]:
+    """Strictly parses a sealed file of checksums: of each file the length, and a little-endian u64 per block.
+    Takes no more memory than a small multiple of the file's. Unsupported if it is of another version."""
+
 def build_safetensors_header(
     tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: dict[str, str] | None, align_bytes: int, /
 ) -> bytes:

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from tests.checkpoint.load_peak import give_back_free_memory, status
 from tests.published import models
 
 import waystation.safetensors
-from waystation import errors
+from waystation import _native, errors
 from waystation.safetensors import load, stream, verify_files, write_checksums
 
 MIB = 1 << 20
@@ -120,6 +121,52 @@ def test_checksums_that_are_damaged_themselves(model: Path) -> None:
     path.write_bytes(content[:20])
     with pytest.raises(errors.Corrupt):
         verify_files(model)
+
+
+HOSTILE: dict[str, tuple[bytes, type[errors.WaystationError], str]] = {
+    "deep": (b"[" * (1 << 20), errors.Corrupt, "expected a JSON object"),
+    "no files": (b'{"version":1,"block_bytes":262144}', errors.Corrupt, "no object 'files'"),
+    "a number twice": (b'{"version":1,"version":1}', errors.Corrupt, "twice"),
+    "too few": (
+        b'{"version":1,"block_bytes":262144,"files":{"model.safetensors":{"nbytes":1,"crc64":""}}}',
+        errors.Corrupt,
+        "does not fit its length",
+    ),
+    "newer": (b'{"version":2,"files":7}', errors.Unsupported, "update waystation"),
+    "other blocks": (b'{"version":1,"block_bytes":4096,"files":{}}', errors.Unsupported, "update waystation"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_checksums_that_are_hostile(model: Path, what: str) -> None:
+    body, error, reason = HOSTILE[what]
+    path = model / "checksums.waystation.json"
+    path.write_bytes(_native.seal_json(body))
+    with pytest.raises(error, match=reason) as caught:
+        load(model, framework="numpy")
+    assert caught.value.context["path"] == str(path)
+
+
+def test_checksums_that_are_a_link_to_themselves(model: Path) -> None:
+    path = model / "checksums.waystation.json"
+    path.symlink_to(path)
+    with pytest.raises(errors.InvalidInput, match="symbolic links") as caught:
+        load(model, framework="numpy")
+    assert caught.value.context["path"] == str(path)
+
+
+def test_checksums_take_no_more_memory_than_a_few_times_their_size(model: Path) -> None:
+    """What `json` makes of empty lists takes thirty times what they take in the file."""
+    path = model / "checksums.waystation.json"
+    body = b'{"version":1,"block_bytes":262144,"files":{},"x":[' + b"[]," * (5 << 20) + b"[]]}"
+    path.write_bytes(_native.seal_json(body))
+    give_back_free_memory()
+    before = status("VmRSS")
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak is counted from here
+    with pytest.raises(errors.InvalidInput, match="no checksums"):
+        load(model, framework="numpy", verify=True)
+    assert status("VmHWM") - before < 3 * len(body) + (32 << 20)
 
 
 def test_files_that_are_links(tmp_path: Path, model: Path) -> None:

@@ -8,6 +8,9 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 
+/// Linux's code of links that lead to each other, which has no stable kind yet.
+const LINK_LOOP: i32 = 40;
+
 /// What the caller can do about an error. The names are stable and shared with Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -84,6 +87,7 @@ impl Error {
     pub fn from_io(source: std::io::Error, action: &str, path: &Path) -> Self {
         use std::io::ErrorKind as Io;
         let kind = match source.kind() {
+            _ if source.raw_os_error() == Some(LINK_LOOP) => Kind::InvalidInput,
             Io::NotFound => Kind::NotFound,
             Io::AlreadyExists | Io::DirectoryNotEmpty => Kind::Conflict,
             Io::PermissionDenied

@@ -25,6 +25,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(decode_table, module)?)?;
     module.add_function(wrap_pyfunction!(parse_safetensors_header, module)?)?;
     module.add_function(wrap_pyfunction!(parse_safetensors_index, module)?)?;
+    module.add_function(wrap_pyfunction!(parse_checksums, module)?)?;
     module.add_function(wrap_pyfunction!(build_safetensors_header, module)?)?;
     Ok(())
 }
@@ -182,6 +183,25 @@ fn parse_safetensors_index<'py>(
         weight_map.set_item(tensor, &*name)?;
     }
     Ok(weight_map)
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, path, /))]
+fn parse_checksums<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    path: &str,
+) -> PyResult<Bound<'py, PyDict>> {
+    let data = Bytes::of(data)?;
+    let parse = || {
+        let body = sealed::open(data.as_slice());
+        body.and_then(safetensors::parse_sums).map_err(|error| error.with("path", path))
+    };
+    let files = PyDict::new(py);
+    for sums in py.detach(|| guarded(parse))? {
+        files.set_item(sums.name, (sums.nbytes, PyBytes::new(py, &sums.blocks)))?;
+    }
+    Ok(files)
 }
 
 /// `(name, dtype, shape)`

@@ -8,25 +8,23 @@ the blocks that they read against it. It protects against damage, not against th
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from waystation import _native
-from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound, Unsupported, from_os_error
-from waystation.layouts.native.records import dump_json, load_json
+from waystation._errors import Conflict, InvalidInput, NotFound, from_os_error
+from waystation.layouts.native.records import dump_json
 from waystation.safetensors.headers import Header
 from waystation.safetensors.sources import Files, find
 
 FILE_NAME = "checksums.waystation.json"
 
 _VERSION = 1
-_LIMIT_BYTES = 1 << 30
+_LIMIT_BYTES = 256 << 20  # the checksums of six terabytes
 _CHUNK_BYTES = 16 * _native.BLOCK_BYTES
 _THREADS = 8
 
@@ -76,23 +74,7 @@ def read_checksums(directory: str) -> dict[str, FileChecksums]:
         (content,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES)
     except NotFound:
         return {}
-    body = load_json(_native.open_sealed_json(content, path), path)
-    known = {"version": _VERSION, "block_bytes": _native.BLOCK_BYTES}
-    if not isinstance(body, dict) or not known.items() <= body.items():
-        raise Unsupported(
-            f"'{path}' is of a version that this one does not know; update waystation", path=path
-        )
-    try:
-        return {name: _decode(entry) for name, entry in body["files"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
-        raise Corrupt(f"'{path}' is malformed: {error}", path=path) from error
-
-
-def _decode(entry: dict[str, Any]) -> FileChecksums:
-    nbytes, blocks = entry["nbytes"], base64.b64decode(entry["crc64"], validate=True)
-    if type(nbytes) is not int or nbytes < 0 or len(blocks) != 8 * -(-nbytes // _native.BLOCK_BYTES):
-        raise ValueError("the number of checksums does not fit the length of a file")
-    return FileChecksums(nbytes, blocks)
+    return {name: FileChecksums(*found) for name, found in _native.parse_checksums(content, path).items()}
 
 
 def _write(directory: str, files: dict[str, FileChecksums]) -> str:

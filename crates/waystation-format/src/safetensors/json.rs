@@ -1,4 +1,4 @@
-//! A reader of just the JSON that a safetensors header or an index may hold: objects of strings, arrays of
+//! A reader of just the JSON that a safetensors header, an index or checksums may hold: objects of strings, arrays of
 //! unsigned integers, strings; and other values, which are stepped over.
 //!
 //! Invariants: no recursion, and nothing kept of what is stepped over but how deep it is, so depth and
@@ -36,6 +36,11 @@ impl<'a> Scanner<'a> {
     /// The begin of an index.
     pub(super) fn of_index(text: &'a str) -> Self {
         Self { text, at: 0, subject: "index", begin: 0 }
+    }
+
+    /// The begin of a file of checksums.
+    pub(super) fn of_sums(text: &'a str) -> Self {
+        Self { text, at: 0, subject: "file of checksums", begin: 0 }
     }
 
     /// An error about the present position.

@@ -1,4 +1,5 @@
-//! The header of a safetensors file: a strict reader and a writer. And a reader of the index of several.
+//! The header of a safetensors file: a strict reader and a writer. And readers of the index of several, and
+//! of the checksums that may stand beside them.
 //!
 //! A file is `u64 N`, `N` bytes of JSON, then the tensors one after another. The reader accepts no
 //! file that the reference implementation refuses, and refuses what that one lets through although
@@ -10,11 +11,13 @@ mod dtype;
 mod header;
 mod index;
 mod json;
+mod sums;
 mod writer;
 
 pub use dtype::Dtype;
 pub use header::{Header, Tensor, header_end, parse};
 pub use index::{IndexEntry, parse_index};
+pub use sums::{FileSums, parse_sums};
 pub use writer::{Planned, build};
 
 /// Longest JSON text of a header, as in the reference implementation.
