@@ -81,6 +81,10 @@ def devices() -> list[dict[str, Any]]:
     `compute_capability` (major, minor). Empty without a driver. Starts the driver (without making a
     context), so that children forked later cannot use CUDA."""
 
+def gpu_direct_problem() -> str | None:
+    """Why files cannot be read straight to memory of devices (GPUDirect Storage) here; None if they can be.
+    Starts the driver, as `devices` does, and opens cuFile."""
+
 def copy_from_devices(words: Buffer, slabs: Sequence[Slab], owners: object, /) -> None:
     """Copies device memory into slabs, as fast as the bus carries it.
 
@@ -104,6 +108,13 @@ class Job:
         order over all files) has been copied out, or the job has finished. Of a job with ranges that
         go `first`, only their bytes count."""
 
+    def wait_arrived(self, records: int, timeout_s: float | None = None, /) -> bool:
+        """True when the first `records` records of a read that announces are in place (on a device: copied
+        to it), or the job has finished, well or not."""
+
+    def arrived(self) -> int:
+        """How many of the first records of a read that announces are in place, without a gap."""
+
     def done(self) -> bool: ...
     def progress(self) -> tuple[int, int]: ...
     def cancel(self) -> None: ...
@@ -112,7 +123,8 @@ class Job:
 
         Of a write: `{"checksums": [bytes, …] one u64 per block and file, "mode": str,
         "bytes_written": int, "gather_s": float, "write_s": float, "sync_s": float}`.
-        Of a read: `{"bytes_read": int, "bytes_needed": int, "modes": [str, …] one per file}`.
+        Of a read: `{"bytes_read": int, "bytes_needed": int, "modes": [str, …] one per file,
+        "gpu_direct_bytes": int, "gpu_direct_reason": str | None}`.
         """
 
 def start_write(
@@ -165,6 +177,8 @@ def start_read(
     throttle: str | None = None,
     device_memory: Sequence[tuple[int, int, int]] | None = None,
     staging_bytes: int | None = None,
+    announce: bool = False,
+    gpu_direct: bool = False,
     among: tuple[int, int] | None = None,
 ) -> Job:
     """Reads boxes of stored chunks to chosen addresses. Each file is
@@ -173,7 +187,9 @@ def start_read(
 
     `device_memory` are ranges of CUDA devices' memory as `(ordinal, address, nbytes)`. Destinations in one of
     them are copied to, from pinned memory of at most `staging_bytes`, while more is read; whatever used that
-    memory before must have been waited for. Unsupported without a CUDA driver.
+    memory before must have been waited for. Unsupported without a CUDA driver. With `announce`, the job tells
+    record by record what is in place (`Job.wait_arrived`). With `gpu_direct`, files without checksums are
+    read straight to them where cuFile can do that; the statistics say how much was, and why the rest was not.
 
     `among` is the number of this process and the count of those that read the same through the page cache:
     each begins with another part.

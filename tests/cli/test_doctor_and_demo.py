@@ -59,6 +59,15 @@ def test_tuning_is_remembered(tmp_path: Path, run, monkeypatch: pytest.MonkeyPat
     assert tuned["calibration"]["write"]["best"] == again["calibration"]["write"]["best"]
 
 
+def test_whether_files_go_straight_to_gpus_is_told() -> None:
+    device: dict[str, Any] = {"ordinal": 0}
+    assert findings.gpu_direct_findings([], None) == []
+    (works,) = findings.gpu_direct_findings([device], None)
+    (fails,) = findings.gpu_direct_findings([device], "there is no cuFile library here")
+    assert works.verdict == "good"
+    assert (fails.verdict, fails.text) == ("info", "through host memory: there is no cuFile library here")
+
+
 def changed(probe: dict[str, Any], **answers: Any) -> dict[str, Any]:
     return probe | answers
 

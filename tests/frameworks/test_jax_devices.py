@@ -47,7 +47,8 @@ def test_what_is_written_to_the_places_is_the_array(number: int) -> None:
             ]
             assert sum(inside) == 1
             ctypes.memmove(address, own.ctypes.data, own.nbytes)
-    for factor, array in enumerate(made.finish(), 1):
+    for factor in (1, 2):
+        array = made.take(factor - 1)
         np.testing.assert_array_equal(np.asarray(array), HOST * factor)
         assert array.committed is (sharding is not None)
         if sharding is not None:

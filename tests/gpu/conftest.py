@@ -46,3 +46,11 @@ def gpu(devices: list[dict[str, Any]]) -> Any:
         return jax.devices("gpu")[0]
     except RuntimeError as error:
         pytest.skip(f"JAX has no GPU (JAX_PLATFORMS=cuda,cpu?): {error}")
+
+
+@pytest.fixture
+def cufile(devices: list[dict[str, Any]]) -> None:
+    """Files can be read straight to the devices."""
+    problem = _native.gpu_direct_problem()
+    if problem is not None:
+        pytest.skip(problem)

@@ -11,14 +11,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tests.support import simulated_driver
+from tests.support import device_codec, simulated_driver
 
 from waystation import _native
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent
-MODULES = ["test_copies.py", "test_loads.py"]
+MODULES = ["test_copies.py", "test_loads.py", "test_streams.py"]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return simulated_driver.build(tmp_path_factory.mktemp("driver"))
 
 
-def run(library: Path, *arguments: str, **settings: int) -> subprocess.CompletedProcess[str]:
+def run(library: Path, *arguments: str, **settings: int | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
         env=simulated_driver.environment(library, **settings),
@@ -93,3 +94,70 @@ def test_a_copy_that_fails_on_its_way_is_an_error_of_that_load_alone(
 def test_memory_that_cannot_be_pinned_is_copied_from_all_the_same(library: Path, path: Path) -> None:
     done = run(library, "-c", PROGRAM, str(path), REFUSING_PINS=1)
     assert done.stdout.split() == ["loaded", "loaded", "True"], done.stderr
+
+
+STREAM = """
+import sys
+from pathlib import Path
+from benchmarks.cuda_driver import CudaDriver
+from tests.support import device_codec
+from waystation import errors
+from waystation.safetensors.open_files import OpenFiles
+from waystation.safetensors.sources import find
+
+path, release = Path(sys.argv[1]), Path(sys.argv[2])
+content = path.read_bytes()
+coming = device_codec.stream(OpenFiles(find(path)), CudaDriver(), limit_bytes=16 << 20, threads=1)
+for number, (label, data) in enumerate(coming):
+    begin = len(content) - (24 - number << 20)
+    assert label == f"w{number:02}" and data == content[begin : begin + (1 << 20)]
+    if number == 3:
+        print("four are here", flush=True)
+        if len(sys.argv) > 3:
+            break
+        release.touch()
+coming.close()
+print("over")
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 tensors of 1 MiB."""
+    noise = np.random.default_rng(0).integers(0, 256, (24, 1 << 20), np.uint8)
+    tensors = {f"w{number:02}": ("U8", (1 << 20,), noise[number].tobytes()) for number in range(24)}
+    return device_codec.write_model(tmp_path_factory.mktemp("model") / "model.safetensors", tensors)
+
+
+def test_the_first_arrays_are_handed_out_while_later_ones_are_held(
+    library: Path, model: Path, tmp_path: Path
+) -> None:
+    release = tmp_path / "release"
+    done = run(library, "-c", STREAM, str(model), str(release), HELD_COPY=12, RELEASE=release)
+    assert done.stdout.split("\n") == ["four are here", "over", ""], done.stderr
+
+
+def test_a_stream_that_is_left_early_waits_for_what_is_on_its_way(
+    library: Path, model: Path, tmp_path: Path
+) -> None:
+    """The held copies write to memory that is given back afterwards."""
+    release = tmp_path / "release"
+    arguments = [sys.executable, "-c", STREAM, str(model), str(release), "leave"]
+    environment = simulated_driver.environment(library, HELD_COPY=12, RELEASE=release)
+    with subprocess.Popen(arguments, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "four are here\n"
+        with pytest.raises(subprocess.TimeoutExpired):  # it has to wait: nothing else tells that it does
+            program.wait(0.5)
+        release.touch()
+        assert program.stdout.read() == "over\n"
+        assert program.wait() == 0
+
+
+def test_arrays_before_one_whose_copy_fails_are_handed_out(
+    library: Path, model: Path, tmp_path: Path
+) -> None:
+    done = run(library, "-c", STREAM, str(model), str(tmp_path / "release"), FAILING_COPY=12)
+    assert done.returncode != 0
+    assert done.stdout == "four are here\n"
+    assert "copying from the host failed on CUDA device 0" in done.stderr

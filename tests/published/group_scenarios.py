@@ -19,6 +19,7 @@ import waystation
 from waystation import _native
 from waystation.grid import volume
 from waystation.safetensors import Divided, Joined, Only, load_in_group
+from waystation.safetensors.arriving import Arriving
 from waystation.safetensors.open_files import OpenFiles
 
 
@@ -87,19 +88,19 @@ def _bytes_read_from_disk() -> int:
 @contextmanager
 def counting_reads(by_device: dict[int, int]) -> Iterator[None]:
     """Counts what is asked of the files of each device."""
-    read_placed = OpenFiles.read_placed
+    start_placed = OpenFiles.start_placed
 
-    def counted(self: OpenFiles, boxes: Any, *arguments: Any) -> None:
+    def counted(self: OpenFiles, boxes: Any, *arguments: Any, **options: Any) -> Arriving:
         boxes = list(boxes)
         for number, box, *_ in boxes:
             device = self.device_of(number)
             item_bytes = self.tensors[number][4] - self.tensors[number][3]
             item_bytes //= max(1, math.prod(self.array(number).shape))
             by_device[device] = by_device.get(device, 0) + volume(box) * item_bytes
-        read_placed(self, boxes, *arguments)
+        return start_placed(self, boxes, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OpenFiles, "read_placed", counted)
+        patch.setattr(OpenFiles, "start_placed", counted)
         yield
 
 

@@ -35,9 +35,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     seen: list[tuple[str, Any]] = []
     start, finish = read_job.start, read_job.finish
 
-    def started(read: Any, words: Any, owners: Any, options: Any, *more: Any) -> Any:
+    def started(read: Any, words: Any, owners: Any, options: Any, *more: Any, **keywords: Any) -> Any:
         seen.append(("start", ([path for path, *_ in read], options.engine.depth)))
-        return start(read, words, owners, options, *more)
+        return start(read, words, owners, options, *more, **keywords)
 
     def finished(job: Any, statistics: Any) -> None:
         seen.append(("finish", None))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from waystation.frameworks import dtypes
 from waystation.frameworks.base import Target
 from waystation.grid import volume, whole
 from waystation.layouts.opened import Opened
+from waystation.safetensors.making import OpenedTensors
+from waystation.safetensors.stream import stream_arrays
 from waystation.transfers.buffers import Incoming
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import Progress
@@ -34,6 +37,7 @@ class DeviceCodec:
     def __init__(self, driver: CudaDriver, stack: contextlib.ExitStack) -> None:
         self._driver = driver
         self._stack = stack
+        self._made: list[_DeviceArrays] = []
 
     def stays_on_host(self, target: Target) -> bool:
         """No array does."""
@@ -45,7 +49,19 @@ class DeviceCodec:
 
     def on_devices(self, targets: Sequence[Target], stored_dtypes: Sequence[str]) -> _DeviceArrays:
         """Memory for them, one after another, with bytes between that nobody may touch."""
-        return _DeviceArrays(self._driver, self._stack, targets)
+        made = _DeviceArrays(self._driver, self._stack, targets)
+        self._made.append(made)
+        return made
+
+    def assemble(self, targets: Sequence[Target], boxes: Sequence[Any]) -> list[Any]:
+        """Nothing goes through host memory."""
+        assert not targets
+        return []
+
+    def check_guards(self) -> None:
+        """Nothing was written to bytes that nobody may touch."""
+        for made in self._made:
+            made.check_guards()
 
 
 class _DeviceArrays:
@@ -69,22 +85,26 @@ class _DeviceArrays:
                 position += -(-size // ALIGN_BYTES) * ALIGN_BYTES + GUARD_BYTES
             self.places.append(places)
 
-    def finish(self) -> list[list[bytes]]:
-        """The bytes of the boxes of each array."""
+    def take(self, number: int) -> list[bytes]:
+        """The bytes of the boxes of an array, as they are on the device now."""
+        found = []
+        for size, (_, address) in zip(self._sizes[number], self.places[number], strict=True):
+            assert address % ALIGN_BYTES == 0
+            host = np.empty(size, np.uint8)
+            self._driver.copy_to_host(host.ctypes.data, address, size)
+            found.append(host.tobytes())
+        return found
+
+    def check_guards(self) -> None:
+        """Nothing was written between arrays."""
         host = np.empty(self._total, np.uint8)
         self._driver.copy_to_host(host.ctypes.data, self._memory, host.nbytes)
         untouched = np.ones(self._total, bool)
-        found = []
         for own, places in zip(self._sizes, self.places, strict=True):
-            arrays = []
             for size, (_, address) in zip(own, places, strict=True):
-                assert address % ALIGN_BYTES == 0
                 start = address - self._memory
-                arrays.append(host[start : start + size].tobytes())
                 untouched[start : start + size] = False
-            found.append(arrays)
         assert (host[untouched] == UNTOUCHED).all()
-        return found
 
 
 def item_bytes(dtype: str) -> int:
@@ -117,32 +137,58 @@ def load(
     progress: Progress | None = None,
     verify: bool | None = None,
     boxes: dict[int, list[Any]] | None = None,
-    threads: int | None = None,
+    **engine: Any,
 ) -> tuple[dict[int, list[bytes]], Filling]:
-    """Loads every array of something, or boxes of some, to the device as a load does; returns their bytes."""
+    """Loads every array of something, or boxes of some, to the device as a load does; returns their bytes.
+    Further options are the engine's."""
     chosen = current_options().thawed()
     chosen.memory.read_concurrent_bytes = limit_bytes
     chosen.array.loading.verify = verify
-    chosen.engine.threads = threads
-    stored = opened.tree.arrays
-    wanted = boxes or {number: [whole(array.shape)] for number, array in enumerate(stored)}
-    incoming = [
-        Incoming(
-            number,
-            stored[number],
-            number,
-            None,
-            Target(stored[number].shape, stored[number].dtype, own, None),
-        )
-        for number, own in wanted.items()
-    ]
+    for name, value in engine.items():
+        setattr(chosen.engine, name, value)
+    incoming = incoming_whole(opened)
+    if boxes is not None:
+        incoming = [
+            dataclasses.replace(one, target=dataclasses.replace(one.target, boxes=boxes[one.leaf]))
+            for one in incoming
+            if one.leaf in boxes
+        ]
     kept = Kept()
     with contextlib.ExitStack() as stack:
         codec: Any = DeviceCodec(driver, stack)
         filling = Filling(opened, chosen.frozen(), progress or Progress(), None, [(codec, incoming)])
         maker: Any = kept
         filling.finish(maker)
+        codec.check_guards()
     return kept.found, filling
+
+
+def incoming_whole(opened: Opened) -> list[Incoming]:
+    """Every array of something, whole and as it is stored."""
+    return [
+        Incoming(
+            number, stored, number, None, Target(stored.shape, stored.dtype, [whole(stored.shape)], None)
+        )
+        for number, stored in enumerate(opened.tree.arrays)
+    ]
+
+
+def stream(
+    opened: OpenedTensors, driver: CudaDriver, *, limit_bytes: int = 256 << 20, **engine: Any
+) -> Generator[tuple[str, bytes], None, None]:
+    """Streams every array of a published model to the device; yields labels, and the bytes that are on the
+    device when an array is handed out. Further options are the engine's."""
+    chosen = current_options().thawed()
+    chosen.memory.read_concurrent_bytes = limit_bytes
+    for name, value in engine.items():
+        setattr(chosen.engine, name, value)
+    with contextlib.ExitStack() as stack:
+        codec: Any = DeviceCodec(driver, stack)
+        arrays = stream_arrays(opened, codec, incoming_whole(opened), chosen.frozen())
+        with contextlib.closing(arrays):  # before the memory is given back that they are brought to
+            for label, boxes in zip(opened.labels, arrays, strict=True):
+                yield label, b"".join(boxes)
+        codec.check_guards()
 
 
 def write_model(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> Path:

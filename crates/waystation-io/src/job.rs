@@ -21,7 +21,7 @@ struct State<T> {
 pub struct Shared<T> {
     total_bytes: u64,
     done_bytes: AtomicU64,
-    gathered_bytes: AtomicU64,
+    front: AtomicU64,
     stop: AtomicBool,
     state: Mutex<State<T>>,
     changed: Condvar,
@@ -33,7 +33,7 @@ impl<T> Shared<T> {
         Arc::new(Self {
             total_bytes,
             done_bytes: AtomicU64::new(0),
-            gathered_bytes: AtomicU64::new(0),
+            front: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             state: Mutex::new(State { outcome: None, sealed: false, finished: false }),
             changed: Condvar::new(),
@@ -50,13 +50,19 @@ impl<T> Shared<T> {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Says that every source byte that is to be copied out first (all, where the job does not say which)
-    /// and stands before plan position `position` has been, and will not be read again. Only moves forward.
-    pub fn set_gathered(&self, position: u64) {
-        if self.gathered_bytes.fetch_max(position, Ordering::Release) < position {
+    /// Says that everything before `position` is over. A write counts source bytes, in plan order, that have
+    /// been copied out and will not be read again (of those that go first, where the job says which); a read
+    /// that announces counts records of its plan that are in place. Only moves forward.
+    pub fn set_front(&self, position: u64) {
+        if self.front.fetch_max(position, Ordering::Release) < position {
             let _guard = self.lock();
             self.changed.notify_all();
         }
+    }
+
+    /// How far the front is.
+    pub fn front(&self) -> u64 {
+        self.front.load(Ordering::Acquire)
     }
 
     /// `(done, total)` bytes.
@@ -117,11 +123,9 @@ impl<T> Shared<T> {
         self.wait_until(timeout, |state| state.finished)
     }
 
-    /// Waits until the gather position reaches `position` or the job has finished.
-    pub fn wait_gathered(&self, position: u64, timeout: Option<Duration>) -> bool {
-        self.wait_until(timeout, |state| {
-            state.finished || self.gathered_bytes.load(Ordering::Acquire) >= position
-        })
+    /// Waits until the front reaches `position` or the job has finished.
+    pub fn wait_front(&self, position: u64, timeout: Option<Duration>) -> bool {
+        self.wait_until(timeout, |state| state.finished || self.front() >= position)
     }
 
     fn wait_until(&self, timeout: Option<Duration>, ready: impl Fn(&State<T>) -> bool) -> bool {
@@ -292,19 +296,19 @@ mod tests {
     }
 
     #[test]
-    fn gathered_positions_wake_their_waiters_and_never_go_back() {
+    fn the_front_wakes_its_waiters_and_never_goes_back() {
         let job = Handle::spawn("test", 10, |shared: &Shared<()>| {
-            shared.set_gathered(7);
-            shared.set_gathered(3);
+            shared.set_front(7);
+            shared.set_front(3);
             while !shared.should_stop() {
                 std::thread::yield_now();
             }
             Ok(())
         })
         .unwrap();
-        assert!(job.shared().wait_gathered(7, None));
-        assert!(!job.shared().wait_gathered(8, Some(Duration::from_millis(1))));
+        assert!(job.shared().wait_front(7, None));
+        assert!(!job.shared().wait_front(8, Some(Duration::from_millis(1))));
         job.shared().cancel();
-        assert!(job.shared().wait_gathered(8, None));
+        assert!(job.shared().wait_front(8, None));
     }
 }

@@ -1,192 +1,18 @@
-//! Reads to devices, with host memory in the place of a device's: a thread for every copy, which begins late
-//! and may be made to fail. What a real device does beyond that is for `tests/gpu`.
+//! Reads to devices, see `device_support`.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod device_support;
 mod read_support;
 
 use std::fs;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use read_support::{BLOCK, Memory, bytes_of, checksums_of};
-use waystation_io::job::Handle;
-use waystation_io::mode::Mode;
-use waystation_io::read::device::{CopyToDevice, Devices, HostRows, Region};
-use waystation_io::read::plan::{Plan, ReadFile};
-use waystation_io::read::{self, Options, Statistics};
-use waystation_io::write::DeviceCopies;
-use waystation_io::{Error, Kind, Result};
-
-const DEVICE: u32 = 3;
-const STAGING_BYTES: usize = 16 * BLOCK;
-
-/// What a copy with some number does instead of copying.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fault {
-    AtStart,
-    OnTheWay,
-}
-
-#[derive(Default)]
-struct Log {
-    prepared: Mutex<Vec<(usize, usize)>>,
-    most_prepared_bytes: AtomicUsize,
-    started: AtomicUsize,
-    in_flight: AtomicUsize,
-    most_in_flight: AtomicUsize,
-    fault: Mutex<Option<(usize, Fault)>>,
-}
-
-struct HostDevice {
-    log: Arc<Log>,
-    late_by: Duration,
-}
-
-struct Copies {
-    thread: Option<JoinHandle<Result<()>>>,
-    log: Arc<Log>,
-}
-
-impl CopyToDevice for HostDevice {
-    fn prepare_staging(&self, address: usize, nbytes: usize, device: u32) -> Result<()> {
-        assert_eq!(device, DEVICE);
-        let mut prepared = self.log.prepared.lock().unwrap();
-        prepared.push((address, address + nbytes));
-        let bytes = prepared.iter().map(|range| range.1 - range.0).sum();
-        self.log.most_prepared_bytes.fetch_max(bytes, Ordering::SeqCst);
-        Ok(())
-    }
-
-    fn release_staging(&self, address: usize, nbytes: usize) {
-        let mut prepared = self.log.prepared.lock().unwrap();
-        let index = prepared.iter().position(|range| *range == (address, address + nbytes));
-        prepared.remove(index.unwrap());
-    }
-
-    fn stay_near(&self, device: u32) {
-        assert_eq!(device, DEVICE);
-    }
-
-    unsafe fn start(&self, copies: &[HostRows]) -> Result<Box<dyn DeviceCopies>> {
-        let number = self.log.started.fetch_add(1, Ordering::SeqCst);
-        let fault = self.log.fault.lock().unwrap().filter(|fault| fault.0 == number).map(|fault| fault.1);
-        if fault == Some(Fault::AtStart) {
-            return Err(Error::new(Kind::Unavailable, "refused on purpose"));
-        }
-        let prepared = self.log.prepared.lock().unwrap().clone();
-        for rows in copies {
-            assert_eq!(rows.device, DEVICE);
-            let end = rows.source + (rows.rows - 1) * rows.source_step as usize + rows.row_bytes;
-            assert!(prepared.iter().any(|range| range.0 <= rows.source && end <= range.1));
-        }
-        let flying = self.log.in_flight.fetch_add(1, Ordering::SeqCst) + 1;
-        self.log.most_in_flight.fetch_max(flying, Ordering::SeqCst);
-        let (copies, late_by) = (copies.to_vec(), self.late_by);
-        let thread = std::thread::spawn(move || {
-            std::thread::sleep(late_by);
-            if fault == Some(Fault::OnTheWay) {
-                return Err(Error::new(Kind::Unavailable, "lost on purpose"));
-            }
-            copies.iter().for_each(copy_rows);
-            Ok(())
-        });
-        Ok(Box::new(Copies { thread: Some(thread), log: Arc::clone(&self.log) }))
-    }
-}
-
-fn copy_rows(rows: &HostRows) {
-    for row in 0..rows.rows {
-        let source = rows.source + row * rows.source_step as usize;
-        let destination =
-            rows.destination.wrapping_add_signed(row as i64 * rows.destination_step) as usize as *mut u8;
-        // SAFETY: sources are staging memory, destinations memory of the tests, until the copy was waited for.
-        unsafe { std::ptr::copy_nonoverlapping(source as *const u8, destination, rows.row_bytes) };
-    }
-}
-
-impl DeviceCopies for Copies {
-    fn wait(&mut self) -> Result<()> {
-        let outcome = self.thread.take().unwrap().join().unwrap();
-        self.log.in_flight.fetch_sub(1, Ordering::SeqCst);
-        outcome
-    }
-}
-
-/// A verified file, memory of the "device", and what it should hold after a load.
-struct Case {
-    _directory: tempfile::TempDir,
-    path: PathBuf,
-    content: Vec<u8>,
-    memory: Memory,
-    log: Arc<Log>,
-    late_by: Duration,
-    verified: bool,
-}
-
-impl Case {
-    fn new(nbytes: usize) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let (path, content) = (directory.path().join("file"), bytes_of(nbytes, 11));
-        fs::write(&path, &content).unwrap();
-        Self {
-            _directory: directory,
-            path,
-            content,
-            memory: Memory::new(2 * nbytes + 4096),
-            log: Arc::default(),
-            late_by: Duration::from_millis(2),
-            verified: true,
-        }
-    }
-
-    /// Starts a job; all memory but the first page is the device's.
-    fn start(&self, words: &[i64], mode: Option<Mode>) -> Result<Handle<Statistics>> {
-        let region =
-            Region { device: DEVICE, address: self.memory.address() + 4096, nbytes: 2 * self.content.len() };
-        let copier = HostDevice { log: Arc::clone(&self.log), late_by: self.late_by };
-        let options = Options {
-            mode,
-            block_bytes: Some(BLOCK),
-            threads: Some(2),
-            devices: Some(Devices::new(Arc::new(copier), vec![region])?),
-            staging_bytes: Some(STAGING_BYTES),
-            ..Options::default()
-        };
-        let checksums = self.verified.then(|| checksums_of(&self.content));
-        let file = ReadFile { path: self.path.clone(), file_bytes: self.content.len() as u64, checksums };
-        let plan = Plan::new(vec![file], words)?;
-        // SAFETY: the memory outlives the job, which every test joins.
-        unsafe { read::start(plan, options) }
-    }
-
-    fn finish(&self, job: Handle<Statistics>) -> Result<Statistics> {
-        job.join();
-        assert_eq!(self.log.in_flight.load(Ordering::SeqCst), 0, "copies were not waited for");
-        assert!(self.log.prepared.lock().unwrap().is_empty(), "staging memory was not released");
-        assert!(self.log.most_prepared_bytes.load(Ordering::SeqCst) <= STAGING_BYTES);
-        job.shared().take_outcome().unwrap()
-    }
-
-    fn run(&self, words: &[i64], mode: Option<Mode>) -> Result<Statistics> {
-        self.finish(self.start(words, mode)?)
-    }
-
-    /// Where on the device something is.
-    fn at(&self, offset: usize) -> i64 {
-        (self.memory.address() + 4096 + offset) as i64
-    }
-
-    fn on_device(&self) -> &[u8] {
-        &self.memory.bytes()[4096..]
-    }
-}
-
-fn modes() -> [Option<Mode>; 4] {
-    [None, Some(Mode::DirectRing), Some(Mode::DirectThreads), Some(Mode::Buffered)]
-}
+use device_support::{Case, DEVICE, Fault, HostDevice, modes};
+use read_support::{BLOCK, Memory};
+use waystation_io::Kind;
+use waystation_io::read::device::{Devices, Region};
 
 #[test]
 fn everything_arrives_though_copies_are_late() {
@@ -319,4 +145,64 @@ fn regions_do_not_overlap() {
     for regions in [vec![region(4096, 101), region(4196, 1)], vec![region(usize::MAX, 2)]] {
         assert_eq!(Devices::new(copier(), regions).unwrap_err().kind(), Kind::InvalidInput);
     }
+}
+
+#[test]
+fn what_is_in_place_is_announced_though_later_copies_are_held() {
+    for mode in modes() {
+        let case = Case { announce: true, ..Case::new(40 * BLOCK) };
+        *case.log.held_from.lock().unwrap() = Some(case.at(4 * BLOCK) as u64);
+        // A record of nothing, then one for each block.
+        let words: Vec<i64> = [0, 0, 0, 0, case.at(0)]
+            .into_iter()
+            .chain(
+                (0..40)
+                    .flat_map(|index| [0, (index * BLOCK) as i64, BLOCK as i64, 0, case.at(index * BLOCK)]),
+            )
+            .collect();
+        let job = case.start(&words, mode).unwrap();
+        assert!(job.shared().wait_front(5, None));
+        assert_eq!(job.shared().front(), 5, "{mode:?}");
+        assert!(!job.shared().is_finished());
+        assert!(case.on_device()[..4 * BLOCK] == case.content[..4 * BLOCK]);
+        case.log.release();
+        for records in 6..=41 {
+            assert!(job.shared().wait_front(records, None));
+            let end = (records as usize - 1) * BLOCK;
+            assert!(case.on_device()[..end] == case.content[..end], "{mode:?}");
+        }
+        case.finish(job).unwrap();
+    }
+}
+
+#[test]
+fn a_record_of_rows_is_in_place_once_all_its_rows_are() {
+    for mode in modes() {
+        let case = Case { announce: true, ..Case::new(8 * BLOCK) };
+        // 8 rows, one at the beginning of each block; and a record behind it whose bytes come first.
+        let (width, rows) = (1000, 8);
+        let mut words = vec![0, 0, 1, 2, rows, BLOCK as i64, 0, 5, rows, width];
+        words.extend([case.at(4096), width, 1, 0, 0, 5, 0, case.at(0)]);
+        *case.log.held_from.lock().unwrap() = Some(case.at(4096 + 7 * width as usize) as u64);
+        let job = case.start(&words, mode).unwrap();
+        let counts = || (case.log.started.load(Ordering::SeqCst), case.log.in_flight.load(Ordering::SeqCst));
+        while counts() != (8, 1) {
+            std::thread::yield_now();
+        }
+        assert_eq!(job.shared().front(), 0, "{mode:?}");
+        case.log.release();
+        assert!(job.shared().wait_front(2, None));
+        assert_eq!(job.shared().front(), 2);
+        case.finish(job).unwrap();
+    }
+}
+
+#[test]
+fn a_failure_ends_the_wait_for_what_did_not_come() {
+    let case = Case { announce: true, ..Case::new(8 * BLOCK) };
+    *case.log.fault.lock().unwrap() = Some((0, Fault::OnTheWay));
+    let job = case.start(&[0, 0, case.content.len() as i64, 0, case.at(0)], None).unwrap();
+    assert!(job.shared().wait_front(1, None));
+    assert_eq!(job.shared().front(), 0);
+    assert_eq!(case.finish(job).unwrap_err().kind(), Kind::Unavailable);
 }

@@ -227,7 +227,7 @@ fn the_gather_position_says_what_may_change() {
         let mut position = 0;
         for source in &mut sources {
             position += source.len() as u64;
-            assert!(job.shared().wait_gathered(position, None));
+            assert!(job.shared().wait_front(position, None));
             source.fill(0xee);
         }
         job.join();
@@ -264,9 +264,9 @@ fn what_goes_first_may_change_before_the_rest_is_copied() {
         };
         // SAFETY: `sources` outlive the job, and are changed only where it has passed.
         let job = unsafe { write::start(inputs.clone(), options) }.unwrap();
-        assert!(job.shared().wait_gathered(starts[2], None));
+        assert!(job.shared().wait_front(starts[2], None));
         sources[1][1 << 20..].fill(0xee);
-        assert!(job.shared().wait_gathered(starts[3] + sources[3].len() as u64, None));
+        assert!(job.shared().wait_front(starts[3] + sources[3].len() as u64, None));
         let (done, total) = job.shared().progress();
         assert!(done < total, "the rest went before");
         sources[3].fill(0xee);
@@ -288,7 +288,7 @@ fn a_cancelled_job_leaves_nothing_or_everything() {
         // SAFETY: `source` outlives the job.
         let job = unsafe { write::start(files, Options { mode, threads: Some(2), ..AUTOMATIC }) }.unwrap();
         let stop_at = job.shared().progress().1 * round as u64 / 20;
-        job.shared().wait_gathered(stop_at, None);
+        job.shared().wait_front(stop_at, None);
         job.shared().cancel();
         job.join();
         match job.shared().take_outcome().unwrap() {

@@ -41,6 +41,18 @@ fn devices(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
     found.into_iter().map(describe).collect()
 }
 
+/// Why files cannot be read straight to memory of devices; nothing if they can be.
+#[pyfunction]
+fn gpu_direct_problem(py: Python<'_>) -> PyResult<Option<String>> {
+    py.detach(|| {
+        guarded(|| match cuda::CuFile::open() {
+            Ok(_) => Ok(None),
+            Err(error) if error.kind() == Kind::Unsupported => Ok(Some(error.message().to_owned())),
+            Err(error) => Err(error),
+        })
+    })
+}
+
 #[pyfunction]
 #[pyo3(signature = (words, slabs, owners, /))]
 fn copy_from_devices(
@@ -98,5 +110,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // Costs nothing until a plan has a device block. Whoever came first in this process stays.
     drop(register_device_copy(Arc::new(CudaCopy)));
     module.add_function(wrap_pyfunction!(devices, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_direct_problem, module)?)?;
     module.add_function(wrap_pyfunction!(copy_from_devices, module)?)
 }

@@ -32,7 +32,8 @@ trait Running: Send + Sync {
     fn cancel(&self);
     fn join(&self);
     fn wait(&self, timeout: Duration) -> bool;
-    fn wait_gathered(&self, position: u64, timeout: Duration) -> bool;
+    fn front(&self) -> u64;
+    fn wait_front(&self, position: u64, timeout: Duration) -> bool;
     fn take_outcome(&self, py: Python<'_>) -> Option<PyResult<Py<PyDict>>>;
 }
 
@@ -61,8 +62,12 @@ impl<T: IntoDictionary> Running for Handle<T> {
         self.shared().wait(Some(timeout))
     }
 
-    fn wait_gathered(&self, position: u64, timeout: Duration) -> bool {
-        self.shared().wait_gathered(position, Some(timeout))
+    fn front(&self) -> u64 {
+        self.shared().front()
+    }
+
+    fn wait_front(&self, position: u64, timeout: Duration) -> bool {
+        self.shared().wait_front(position, Some(timeout))
     }
 
     fn take_outcome(&self, py: Python<'_>) -> Option<PyResult<Py<PyDict>>> {
@@ -138,7 +143,17 @@ impl Job {
 
     #[pyo3(signature = (position, timeout_s=None, /))]
     fn wait_gathered(&self, py: Python<'_>, position: u64, timeout_s: Option<f64>) -> PyResult<bool> {
-        self.wait_while_checking(py, timeout_s, |slice| self.running.wait_gathered(position, slice))
+        self.wait_while_checking(py, timeout_s, |slice| self.running.wait_front(position, slice))
+    }
+
+    #[pyo3(signature = (records, timeout_s=None, /))]
+    fn wait_arrived(&self, py: Python<'_>, records: u64, timeout_s: Option<f64>) -> PyResult<bool> {
+        self.wait_while_checking(py, timeout_s, |slice| self.running.wait_front(records, slice))
+    }
+
+    fn arrived(&self) -> PyResult<u64> {
+        self.check_process()?;
+        Ok(self.running.front())
     }
 
     fn done(&self) -> PyResult<bool> {

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use waystation_format::{Error, Kind, Result};
-use waystation_io::cuda::CudaCopy;
+use waystation_io::cuda::{CuFile, CudaCopy};
 use waystation_io::mode::Mode;
 use waystation_io::read::device::{Devices, Region};
+use waystation_io::read::gpu_direct::GpuDirect;
 use waystation_io::read::plan::{Plan, ReadFile};
 use waystation_io::read::{self, Options, Statistics};
 
@@ -27,7 +28,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyfunction]
 #[pyo3(signature = (
     files, words, owners, /, *, mode=None, block_bytes=None, depth=None, threads=None, throttle=None,
-    device_memory=None, staging_bytes=None, among=None
+    device_memory=None, staging_bytes=None, announce=false,
+    gpu_direct=false, among=None
 ))]
 #[allow(clippy::too_many_arguments)] // they are the keywords of the Python function
 fn start_read(
@@ -42,6 +44,8 @@ fn start_read(
     throttle: Option<PathBuf>,
     device_memory: Option<Vec<(u32, usize, usize)>>,
     staging_bytes: Option<usize>,
+    announce: bool,
+    gpu_direct: bool,
     among: Option<(usize, usize)>,
 ) -> PyResult<Job> {
     let words = Bytes::of(words)?;
@@ -60,8 +64,20 @@ fn start_read(
             let plan = Plan::new(files, &integers(words.as_slice(), i64::from_ne_bytes)?)?;
             let throttle = open_throttle(throttle)?;
             let devices = regions.map(|regions| Devices::new(Arc::new(CudaCopy), regions)).transpose()?;
-            let options =
-                Options { mode, block_bytes, depth, threads, throttle, devices, staging_bytes, among };
+            let gpu_direct =
+                if gpu_direct && devices.is_some() { open_cufile()? } else { GpuDirect::Unwanted };
+            let options = Options {
+                mode,
+                block_bytes,
+                depth,
+                threads,
+                throttle,
+                devices,
+                staging_bytes,
+                gpu_direct,
+                announce,
+                among,
+            };
             // SAFETY: `Job` keeps the owners of the destinations until the job has finished, and only
             // Waystation calls this module, with destinations that are nobody else's meanwhile.
             unsafe { read::start(plan, options) }
@@ -104,6 +120,15 @@ fn decompress_zstd_frame<'py>(
     Ok(PyBytes::new(py, &content))
 }
 
+/// Where files cannot be read straight to devices, why: a load goes on without.
+fn open_cufile() -> Result<GpuDirect> {
+    match CuFile::open() {
+        Ok(reader) => Ok(GpuDirect::By(Arc::new(reader))),
+        Err(error) if error.kind() == Kind::Unsupported => Ok(GpuDirect::Refused(error.message().to_owned())),
+        Err(error) => Err(error),
+    }
+}
+
 fn read_file((path, file_bytes, checksums): (PathBuf, u64, Option<Bytes>)) -> Result<ReadFile> {
     let checksums = checksums.map(|bytes| integers(bytes.as_slice(), u64::from_le_bytes)).transpose()?;
     Ok(ReadFile { path, file_bytes, checksums })
@@ -125,6 +150,8 @@ impl IntoDictionary for Statistics {
         dictionary.set_item("bytes_read", self.bytes_read)?;
         dictionary.set_item("bytes_needed", self.bytes_needed)?;
         dictionary.set_item("modes", modes)?;
+        dictionary.set_item("gpu_direct_bytes", self.gpu_direct_bytes)?;
+        dictionary.set_item("gpu_direct_reason", self.gpu_direct_reason)?;
         Ok(dictionary)
     }
 }

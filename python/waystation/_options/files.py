@@ -60,6 +60,8 @@ class EngineOptions(OptionGroup):
         throttle_path: The file of a throttle: all jobs of all processes of this machine that name it get no
             more bytes and requests a second together than it says. It models a slow store in benchmarks
             (`benchmarks/distributed`), and counts data files only.
+        gpu_direct: Whether files are read straight to the memory of NVIDIA GPUs (GPUDirect Storage) where
+            cuFile can do that: it is tried, and what cannot be read so goes through host memory.
     """
 
     write_mode: str | None = None
@@ -69,6 +71,7 @@ class EngineOptions(OptionGroup):
     threads: int | None = None
     staging_bytes: int | None = None
     throttle_path: str | None = None
+    gpu_direct: bool = False
     _checks: ClassVar = {
         "write_mode": _mode,
         "read_mode": _mode,
@@ -77,4 +80,5 @@ class EngineOptions(OptionGroup):
         "threads": checks.positive_or_none,
         "staging_bytes": checks.positive_or_none,
         "throttle_path": checks.path_or_none,
+        "gpu_direct": checks.boolean,
     }

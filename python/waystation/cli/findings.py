@@ -150,6 +150,21 @@ def device_findings(devices: list[dict[str, Any]], problem: str | None) -> list[
     return [Finding("GPUs", "note", text, advice)]
 
 
+def gpu_direct_findings(devices: list[dict[str, Any]], problem: str | None) -> list[Finding]:
+    """Whether files can be read straight to the CUDA devices, if there are any.
+
+    Args:
+        devices: As the engine describes them.
+        problem: Why not.
+    """
+    if not devices:
+        return []
+    name = "storage to GPU"
+    if problem is None:
+        return [Finding(name, "good", "files can be read past host memory (gpu_direct=True)")]
+    return [Finding(name, "info", f"through host memory: {problem}")]
+
+
 def _device(device: dict[str, Any]) -> Finding:
     major, minor = device["compute_capability"]
     text = (

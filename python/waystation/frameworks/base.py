@@ -147,8 +147,9 @@ class DeviceArrays(Protocol):
     regions: list[tuple[int, int, int]]
     places: list[list[tuple[int, int]]]
 
-    def finish(self) -> list[Any]:
-        """The arrays, once their memory is filled and will not be written any more."""
+    def take(self, number: int) -> Any:
+        """An array, once its memory is filled and will not be written any more; that of others may be. It is
+        the caller's alone then."""
         ...
 
 

@@ -40,8 +40,9 @@ class DeviceArrays:
     """Arrays in the making, see `frameworks.base.DeviceArrays`."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
-        self._writers = [PieceWriter(target) for target in targets]
-        own = [writer.parts() for writer in self._writers]
+        writers = [PieceWriter(target) for target in targets]
+        self._writers: list[PieceWriter | None] = [*writers]
+        own = [writer.parts() for writer in writers]
         jax.block_until_ready(own)
         self.regions: list[tuple[int, int, int]] = []
         self.places: list[list[tuple[int, int]]] = []
@@ -52,6 +53,8 @@ class DeviceArrays:
             for device, part, address in zip(place.devices, parts, addresses, strict=True):
                 self.regions.append((device.local_hardware_id, address, part.nbytes))
 
-    def finish(self) -> list[Any]:
-        """The arrays, once their memory is filled."""
-        return [writer.finish() for writer in self._writers]
+    def take(self, number: int) -> Any:
+        """An array, once its memory is filled."""
+        writer, self._writers[number] = self._writers[number], None
+        assert writer is not None
+        return writer.finish()

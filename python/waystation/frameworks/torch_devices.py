@@ -84,16 +84,15 @@ class DeviceArrays:
         for number, own in zip(numbers, places, strict=True):
             self._bytes[number] = own
 
-    def finish(self) -> list[torch.Tensor]:
-        """The tensors, once their memory is filled; those that are cast leave theirs."""
-        made = []
-        for number, (target, dtype) in enumerate(zip(self._targets, self._dtypes, strict=True)):
-            own, self._bytes[number] = self._bytes[number], None
-            assert own is not None
-            tensor = as_tensor(own, dtype, target.boxes[0][1])
-            wanted = torch_memory.torch_dtype(target.dtype)
-            made.append(target.placement.finished(tensor if dtype == wanted else tensor.to(wanted)))
-        return made
+    def take(self, number: int) -> torch.Tensor:
+        """A tensor, once its memory is filled; one that is cast leaves it."""
+        own, self._bytes[number] = self._bytes[number], None
+        assert own is not None
+        target, dtype = self._targets[number], self._dtypes[number]
+        tensor = as_tensor(own, dtype, target.boxes[0][1])
+        wanted = torch_memory.torch_dtype(target.dtype)
+        found: torch.Tensor = target.placement.finished(tensor if dtype == wanted else tensor.to(wanted))
+        return found
 
 
 def carve(

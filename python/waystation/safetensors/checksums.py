@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from waystation import _native
-from waystation._errors import Conflict, InvalidInput, NotFound, from_os_error
+from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound, from_os_error
 from waystation.layouts.native.records import dump_json
 from waystation.safetensors.headers import Header
 from waystation.safetensors.sources import Files, find
@@ -178,6 +178,23 @@ def require_checksums(
                 path=header.path,
             )
     return [own for own in found if own is not None]
+
+
+def blocks_of(header: Header, checksums: FileChecksums | None) -> bytes | None:
+    """The block checksums of a file, None if it has none.
+
+    Raises:
+        Corrupt: They are of a file of another length.
+    """
+    if checksums is None:
+        return None
+    if checksums.nbytes != header.identity.nbytes:
+        raise Corrupt(
+            f"the file has {header.identity.nbytes} bytes, and had {checksums.nbytes} when it was summed; "
+            "use another copy of it",
+            path=header.path,
+        )
+    return checksums.blocks
 
 
 def _compare(header: Header, wanted: FileChecksums, found: FileChecksums) -> DamagedFile | None:

@@ -26,6 +26,7 @@ from waystation.layouts.native.destinations import Destinations
 from waystation.layouts.native.read import Allocate, Request, as_array
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
+from waystation.safetensors.arriving import Arriving
 from waystation.safetensors.open_files import OpenFiles, PlacedBox
 from waystation.tree import flatten
 
@@ -152,13 +153,32 @@ class Composed:
             Conflict: A file changed.
             Corrupt: A file is damaged.
         """
+        self.start_to_devices(requests, destinations, options, on_job, statistics, announce=False).finish()
+
+    def start_to_devices(
+        self,
+        requests: Sequence[Request],
+        destinations: Destinations,
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+        *,
+        announce: bool = True,
+    ) -> Arriving:
+        """Starts what `read_to_devices` does; the result tells of each tensor when it is there."""
         addresses = iter(destinations.addresses.tolist())
         placed: list[PlacedBox] = []
         for request in requests:
             item_bytes = dtypes.of_stored(self.array(request.array)).host.itemsize
             for box in request.boxes:
                 placed += self._placed(request.array, box, next(addresses), item_bytes)
-        self._opened.read_placed(placed, destinations, options, on_job, statistics, self._among)
+        return self._opened.start_placed(
+            placed, destinations, options, on_job, statistics, announce=announce, among=self._among
+        )
+
+    def tensors_of(self, number: int) -> Sequence[int]:
+        """The tensors that an array is made of."""
+        return [part.tensor for part in self._compositions[number].parts]
 
     def _placed(self, number: int, box: Box, address: int, item_bytes: int) -> list[PlacedBox]:
         """The boxes of tensors that make up a box of an array, which begins at an address."""

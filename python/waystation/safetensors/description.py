@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from waystation._errors import Unsupported
 from waystation.frameworks import dtypes
@@ -48,3 +50,22 @@ def stored_as(tensor: Tensor) -> StoredArray:
             f"no framework has arrays of {storage_dtype}, which the tensor is of; leave it out (select)"
         )
     return StoredArray(shape, logical, "numpy", storage_dtype, shape, None, {})
+
+
+class Described(Sequence[StoredArray]):
+    """Tensors as arrays are described, each when it is asked for: some may be of no use to anyone.
+
+    Args:
+        count: How many there are.
+        array: Describes one of them by its number.
+    """
+
+    def __init__(self, count: int, array: Callable[[int], StoredArray]) -> None:
+        self._count = count
+        self._array = array
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._array(range(self._count)[number])

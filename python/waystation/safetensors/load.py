@@ -42,6 +42,7 @@ def load(
     nested: bool | str = False,
     progress: Callable[[int, int], object] | None = None,
     together: bool | None = None,
+    gpu_direct: bool | None = None,
 ) -> dict[str, Any]:
     """Loads a published model.
 
@@ -71,6 +72,9 @@ def load(
         together: Whether the processes of the program load this together: all make this call, each gets its
             part, and what fails in one is raised by all. None: those of JAX do whose devices `sharding` is
             over, and with `sharding_fn` all of them; other loads are this process's alone.
+        gpu_direct: Read files straight to the memory of an NVIDIA GPU (GPUDirect Storage) where cuFile can do
+            that; what it cannot goes through host memory, and the log says why. What is verified always does,
+            and what the page cache holds. By default the option `engine.gpu_direct`, which is False.
 
     Returns:
         The arrays by name, in the order of the files and of the data in them.
@@ -96,6 +100,7 @@ def load(
         mmap=mmap,
         nested=nested,
         together=together,
+        gpu_direct=gpu_direct,
         may_exchange=True,
     )
     if progress is None:
@@ -118,6 +123,7 @@ def load_async(
     mmap: bool = False,
     nested: bool | str = False,
     together: bool | None = None,
+    gpu_direct: bool | None = None,
 ) -> AsyncResponse[dict[str, Any]]:
     """Loads a published model in the background; takes what `load` takes.
 
@@ -135,6 +141,7 @@ def load_async(
         mmap=mmap,
         nested=nested,
         together=together,
+        gpu_direct=gpu_direct,
         may_exchange=False,  # devices would be used at any time
     )
     return _started(request, others)
@@ -153,10 +160,11 @@ def _decide(
     mmap: bool,
     nested: bool | str,
     together: bool | None,
+    gpu_direct: bool | None,
     may_exchange: bool,
 ) -> tuple[Request, Together]:
     """What is loaded, decided with the processes that load it as well."""
-    options = options_of(memory_limit, verify)
+    options = options_of(memory_limit, verify, gpu_direct)
     others = open_together(
         codec_of(framework),
         options,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waystation._collection import paused_collection
-from waystation._errors import Conflict, Corrupt, NotFound, WaystationError
+from waystation._errors import WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
@@ -29,8 +29,9 @@ from waystation.layouts.native.destinations import Destinations
 from waystation.layouts.native.read import Allocate, Request, as_array
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
-from waystation.safetensors.checksums import FileChecksums, checksums_of, require_checksums
-from waystation.safetensors.description import stored_as
+from waystation.safetensors.arriving import Arriving, ReadJob
+from waystation.safetensors.checksums import FileChecksums, blocks_of, checksums_of, require_checksums
+from waystation.safetensors.description import Described, stored_as
 from waystation.safetensors.headers import Header, Tensor, check_unchanged
 from waystation.tree import flatten
 
@@ -40,6 +41,9 @@ _WHOLE_WORDS = 5  # of a record of the engine without axes
 # block.
 _LEAST_STRETCH_BYTES = 256 << 10
 _LEAST_VERIFIED_STRETCH_BYTES = 8 << 20
+
+# Records of the engine, the files that these count, and of each record the place of its file, and its tensor.
+_Words: TypeAlias = tuple[NDArray[np.int64], list[int], NDArray[np.int64], NDArray[np.int64]]
 
 # The number of a tensor, a box of it, where that goes and with which strides (bytes).
 PlacedBox: TypeAlias = tuple[int, Box, int, Sequence[int]]
@@ -109,7 +113,7 @@ class OpenFiles:
         """The tensors as a state: one dict."""
         numbers, structure = flatten(self.numbers)
         leaves: list[Leaf] = [ArrayLeaf(number) for number in numbers]
-        return TreeFile(structure, leaves, _Arrays(self), self.labels)
+        return TreeFile(structure, leaves, Described(len(self.tensors), self.array), self.labels)
 
     def storage_metadata(self, number: int) -> StorageMetadata:
         """How a tensor is cut: not at all."""
@@ -153,7 +157,8 @@ class OpenFiles:
         sizes = _sizes(requests, forms)
         places, addresses = allocate(sizes)
         destinations = Destinations(addresses, [place[0] for place in places])
-        self._read(self._wanted(requests, forms, sizes, addresses), destinations, options, on_job, statistics)
+        wanted = self._wanted(requests, forms, sizes, addresses)
+        self._start(wanted, destinations, options, on_job, statistics).finish()
         remaining = iter(places)
         return [
             [as_array(next(remaining), box[1], form.host) for box in request.boxes]
@@ -175,20 +180,39 @@ class OpenFiles:
             Conflict: A file changed.
             Corrupt: A file is damaged.
         """
+        self.start_to_devices(requests, destinations, options, on_job, statistics, announce=False).finish()
+
+    def start_to_devices(
+        self,
+        requests: Sequence[Request],
+        destinations: Destinations,
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+        *,
+        announce: bool = True,
+    ) -> Arriving:
+        """Starts what `read_to_devices` does; the result tells of each tensor when it is there."""
         forms = self._forms(requests)
         wanted = self._wanted(requests, forms, _sizes(requests, forms), destinations.addresses)
-        self._read(wanted, destinations, options, on_job, statistics)
+        return self._start(wanted, destinations, options, on_job, statistics, announce=announce)
 
-    def read_placed(
+    def tensors_of(self, number: int) -> Sequence[int]:
+        """The tensors that an array is made of: itself."""
+        return (number,)
+
+    def start_placed(
         self,
         boxes: Sequence[PlacedBox],
         destinations: Destinations,
         options: Options,
         on_job: Callable[[Any], None],
         statistics: ReadStatistics,
+        *,
+        announce: bool = False,
         among: tuple[int, int] | None = None,
-    ) -> None:
-        """Reads boxes of tensors to addresses, all at once.
+    ) -> Arriving:
+        """Starts to read boxes of tensors to addresses, all at once.
 
         Args:
             boxes: What goes where; none without elements.
@@ -196,10 +220,11 @@ class OpenFiles:
             options: How.
             on_job: Told of every job.
             statistics: Where what was read is added.
+            announce: Whether the result can tell of each tensor when it is there.
             among: The number of this process, and of how many that read the same, see `read_job.start`.
 
         Raises:
-            Conflict, Corrupt: As `read_boxes`.
+            Conflict: A file changed.
         """
         wanted = _Wanted([], [], 0)
         for number, box, address, strides in boxes:
@@ -208,7 +233,7 @@ class OpenFiles:
             part = self._part(number, stored.shape, item_bytes, box, address, strides)
             wanted.parts.append((number, part))
             wanted.nbytes += volume(box) * item_bytes
-        self._read(wanted, destinations, options, on_job, statistics, among)
+        return self._start(wanted, destinations, options, on_job, statistics, announce=announce, among=among)
 
     def _forms(self, requests: Sequence[Request]) -> list[dtypes.LogicalDtype]:
         """The dtype of each request."""
@@ -253,8 +278,8 @@ class OpenFiles:
         return [begin, item_bytes, len(shape), *shape, *box[0], *box[1], address, *strides]
 
     @paused_collection()
-    def _words(self, wanted: _Wanted) -> tuple[NDArray[np.int64], list[int]]:
-        """The records of `_native.start_read`, and the files that they count."""
+    def _words(self, wanted: _Wanted) -> _Words:
+        """The records of `_native.start_read`, the files that they count, and of each its file and tensor."""
         chosen = np.array(wanted.plain, np.int64).reshape(-1, 2)
         own = self._files[chosen[:, 0]]
         files_of_parts = [int(self._files[number]) for number, _ in wanted.parts]
@@ -270,7 +295,10 @@ class OpenFiles:
             for file, (_, record) in zip(files_of_parts, wanted.parts, strict=True)
             for word in (places[file], *record)
         ]
-        return np.concatenate([records.ravel(), np.array(others, np.int64)]), used
+        words = np.concatenate([records.ravel(), np.array(others, np.int64)])
+        files = np.concatenate([records[:, 0], [places[file] for file in files_of_parts]]).astype(np.int64)
+        tensors = np.concatenate([chosen[:, 0], [number for number, _ in wanted.parts]]).astype(np.int64)
+        return words, used, files, tensors
 
     def _by_device(self, wanted: _Wanted) -> list[_Wanted]:
         """What is wanted of each device that holds files."""
@@ -283,39 +311,39 @@ class OpenFiles:
             found.setdefault(self.device_of(part[0]), _Wanted([], [], 0)).parts.append(part)
         return list(found.values())
 
-    def _read(
+    def _start(
         self,
         wanted: _Wanted,
         destinations: Destinations,
         options: Options,
         on_job: Callable[[Any], None],
         statistics: ReadStatistics,
+        *,
+        announce: bool = False,
         among: tuple[int, int] | None = None,
-    ) -> None:
-        """Runs a job of the engine for each device that holds files, all at once, so that all are busy; the
-        files are the same before and after."""
+    ) -> Arriving:
+        """Starts a job of the engine for each device that holds files, all at once, so that all are busy."""
         planned = [self._words(share) for share in self._by_device(wanted)]
-        headers = [self.headers[file] for _, used in planned for file in used]
-        check_unchanged(headers)
+        check_unchanged(self.headers[file] for _, used, *_ in planned for file in used)
         shared = read_job.shared(options, len(planned))
-        jobs: list[Any] = []
+        arriving = Arriving(wanted.nbytes, statistics, self._named)
         try:
-            for words, used in planned:
+            for words, used, places, tensors in planned:
                 files = self._to_read(used, options.array.loading.verify)
-                job = read_job.start(files, words, destinations.owner, shared, destinations.regions, among)
-                jobs.append(job)
+                job = read_job.start(
+                    files,
+                    words,
+                    destinations.owner,
+                    shared,
+                    destinations.regions,
+                    announce=announce,
+                    among=among,
+                )
+                arriving.add(ReadJob(job, [self.headers[file] for file in used], places, tensors))
                 on_job(job)
-            for job in jobs:
-                read_job.finish(job, statistics)
-        except (Conflict, Corrupt, NotFound) as error:
-            read_job.stop(jobs)
-            check_unchanged(headers)  # says better what has happened
-            raise self._named(error)
-        except BaseException:
-            read_job.stop(jobs)
-            raise
-        check_unchanged(headers)
-        statistics.bytes_needed += wanted.nbytes
+        except BaseException as error:
+            arriving.fail(error)
+        return arriving
 
     def _to_read(self, used: Sequence[int], verify: bool | None) -> list[read_job.ReadFile]:
         return [
@@ -340,7 +368,7 @@ class OpenFiles:
             self._checksums = checksums_of(self.headers)
         if verify:
             require_checksums([self.headers[file] for file in used], [self._checksums[file] for file in used])
-        return [_blocks(self.headers[file], self._checksums[file]) for file in used]
+        return [blocks_of(self.headers[file], self._checksums[file]) for file in used]
 
     def _named(self, error: WaystationError) -> WaystationError:
         """The error with the first tensor that it is about, if it is about a part of a file."""
@@ -361,28 +389,3 @@ def _sizes(requests: Sequence[Request], forms: Sequence[dtypes.LogicalDtype]) ->
         for request, form in zip(requests, forms, strict=True)
         for box in request.boxes
     ]
-
-
-class _Arrays(Sequence[StoredArray]):
-    """The tensors as arrays are described, each when it is asked for: some may be of no use to anyone."""
-
-    def __init__(self, opened: OpenFiles) -> None:
-        self._opened = opened
-
-    def __len__(self) -> int:
-        return len(self._opened.tensors)
-
-    def __getitem__(self, number: Any) -> Any:
-        return self._opened.array(range(len(self))[number])
-
-
-def _blocks(header: Header, checksums: FileChecksums | None) -> bytes | None:
-    if checksums is None:
-        return None
-    if checksums.nbytes != header.identity.nbytes:
-        raise Corrupt(
-            f"the file has {header.identity.nbytes} bytes, and had {checksums.nbytes} when it was summed; "
-            "use another copy of it",
-            path=header.path,
-        )
-    return checksums.blocks

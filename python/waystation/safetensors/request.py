@@ -144,11 +144,13 @@ def decide(
     return Request(opened, codec, wanted, incoming, options, mappings, separator, exchanged)
 
 
-def options_of(memory_limit: int | None, verify: bool | None) -> Options:
+def options_of(memory_limit: int | None, verify: bool | None, gpu_direct: bool | None = None) -> Options:
     """The options in effect, with a bound on memory in any case."""
     chosen = current_options().thawed()
     if memory_limit is not None or chosen.memory.read_concurrent_bytes is None:
         chosen.memory.read_concurrent_bytes = MEMORY_BYTES if memory_limit is None else memory_limit
     if verify is not None:
         chosen.array.loading.verify = verify
+    if gpu_direct is not None:
+        chosen.engine.gpu_direct = gpu_direct
     return chosen.frozen()

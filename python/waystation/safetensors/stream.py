@@ -5,8 +5,8 @@ groups of bounded size, the next while one is handed out. Invariant: what was re
 what is on its way to other devices or dtypes, stays within the bound, counted to the byte: of an array that
 is larger than a group, too, the next is read meanwhile if there is room for it. What is larger than that is
 read when it is its turn, and goes in pieces where it does not stay in host memory. What the engine brings to
-devices itself takes next to no host memory: there groups grow, up to `_MOST_DEVICE_BYTES`, so that devices do
-not wait.
+devices itself takes next to no host memory: there groups are large, so that devices do not wait, and each
+array is handed out as soon as it is on its devices, while those behind it are on their way.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ def stream(
     rename: Rename | None = None,
     memory_limit: int | None = None,
     verify: bool | None = None,
+    gpu_direct: bool | None = None,
 ) -> Generator[tuple[str, Any], None, None]:
     """Loads a published model array by array: yields name and array as they become ready, in file order.
 
-    Closing the generator stops what is still being read. The parameters are those of `load`; `memory_limit`
+    On GPUs each array is yielded as soon as all of it is there, whatever is still on its way. Closing the
+    generator stops what is still being read. The parameters are those of `load`; `memory_limit`
     also bounds what is read ahead. Each array is the caller's alone: let go of it, and its memory is free.
 
     Raises:
@@ -59,7 +61,7 @@ def stream(
         dtype=dtype,
         select=select,
         rename=rename,
-        options=options_of(memory_limit, verify),
+        options=options_of(memory_limit, verify, gpu_direct),
         mmap=False,
         nested=False,
         may_exchange=False,
@@ -68,7 +70,7 @@ def stream(
 
 
 _GROUPS = 2  # of full size, for which there is room
-_MOST_DEVICE_BYTES = 512 << 20
+_DEVICE_GROUP_BYTES = 512 << 20
 
 
 @dataclass(slots=True)
@@ -80,7 +82,10 @@ class _Group:
         nbytes: The host memory that they take.
         device_bytes: That of devices, of those that the engine brings there itself.
         is_large: Whether it is one array that is larger than groups are.
-        brought: Those that the engine has brought to their devices itself, and what was made of them.
+        brought: Those that the engine has brought to their devices itself to be cast there, and what was
+            made of them.
+        bringing: Those that it brings there as they are stored.
+        places: Their places among these, by leaf.
     """
 
     arrays: list[Incoming]
@@ -88,6 +93,8 @@ class _Group:
     is_large: bool
     device_bytes: int = 0
     brought: list[tuple[list[Incoming], list[Any]]] = field(default_factory=list)
+    bringing: devices.Bringing | None = None
+    places: dict[int, int] = field(default_factory=dict)
 
 
 def _stream(request: Request) -> Generator[tuple[str, Any], None, None]:
@@ -113,32 +120,32 @@ def stream_arrays(
     made = Made(opened, len(arrays))
     streaming = _Streaming(codec, filling, made)
     groups = _groups(arrays, filling.group_bytes, streaming.on_devices)
-    try:
-        with (
-            calling_arrays_tensors(),
-            contextlib.closing(read_ahead(groups, streaming.fill, streaming.may_overlap)) as filled,
-        ):
+    with (
+        calling_arrays_tensors(),
+        contextlib.closing(streaming),
+        contextlib.closing(read_ahead(groups, streaming.fill, streaming.may_overlap)) as filled,
+    ):
+        try:
             for group, _ in filled:
                 streaming.make(group)
                 for incoming in group.arrays:
-                    yield made.take(incoming.leaf)
-    finally:
-        progress.cancel()
+                    yield streaming.take(group, incoming)
+                streaming.finish(group)
+        finally:
+            progress.cancel()
 
 
 def _groups(arrays: Sequence[Incoming], group_bytes: int, on_devices: Collection[int]) -> Iterator[_Group]:
     group = _Group([], 0, is_large=False)
-    most_device_bytes = group_bytes
     for incoming in arrays:
         nbytes = _nbytes(incoming)
         host_bytes, device_bytes = (0, nbytes) if incoming.leaf in on_devices else (nbytes, 0)
         is_full = (
-            group.nbytes + host_bytes > group_bytes or group.device_bytes + device_bytes > most_device_bytes
+            group.nbytes + host_bytes > group_bytes or group.device_bytes + device_bytes > _DEVICE_GROUP_BYTES
         )
         if group.arrays and is_full:
             yield group
             group = _Group([], 0, is_large=False)
-            most_device_bytes = min(2 * most_device_bytes, max(group_bytes, _MOST_DEVICE_BYTES))
         group.arrays.append(incoming)
         group.nbytes += host_bytes
         group.device_bytes += device_bytes
@@ -165,14 +172,23 @@ class _Streaming:
         self._group_bytes = filling.group_bytes
         self._staged = {incoming.leaf for _, incoming in filling.staged}
         self.on_devices = {incoming.leaf for _, batch in filling.on_devices for incoming in batch}
+        self._under_way: devices.Bringing | None = None
 
     def fill(self, group: _Group) -> None:
-        """Reads a group. What is large and does not stay in host memory is left to `make`."""
+        """Reads a group. What is large and does not stay in host memory is left to `make`; what goes to
+        devices is under way then."""
         resident, staged, on_devices = self._divided(group)
         fill_buffers(self._reading, resident)
         if staged and not group.is_large:
             fill_buffers(self._reading, staged, Region(min(group.nbytes, self._group_bytes)).allocate)
-        group.brought = list(devices.load(self._reading, self._codec, on_devices))
+        plain = [incoming for incoming in on_devices if incoming.is_plain]
+        cast = [incoming for incoming in on_devices if not incoming.is_plain]
+        if on_devices and self._under_way is not None:
+            self._under_way.wait()  # two jobs would only take turns
+        group.brought = list(devices.load(self._reading, self._codec, cast))
+        if plain:
+            group.bringing = self._under_way = devices.Bringing(self._reading, self._codec, plain)
+            group.places = {incoming.leaf: place for place, incoming in enumerate(plain)}
 
     def may_overlap(self, group: _Group, following: _Group) -> bool:
         """Whether a group may be read while the one before is handed out."""
@@ -197,6 +213,24 @@ class _Streaming:
         group.brought = []
         for incoming in group.arrays:
             incoming.buffers = []
+
+    def take(self, group: _Group, incoming: Incoming) -> Any:
+        """An array of a group that was made, once it is on its devices; nothing is kept of it here."""
+        place = group.places.get(incoming.leaf)
+        if place is None:
+            return self._made.take(incoming.leaf)
+        assert group.bringing is not None
+        return group.bringing.take(place)
+
+    def finish(self, group: _Group) -> None:
+        """Ends what brought the arrays of a group to devices."""
+        if group.bringing is not None:
+            group.bringing.finish()
+
+    def close(self) -> None:
+        """Ends what is under way to devices."""
+        if self._under_way is not None:
+            self._under_way.close()
 
     def _divided(self, group: _Group) -> tuple[list[Incoming], list[Incoming], list[Incoming]]:
         """Those that stay in host memory, those that do not, and those that never get there as a whole."""

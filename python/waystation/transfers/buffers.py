@@ -129,6 +129,15 @@ class Reading:
         opened: Any = self.opened
         opened.read_to_devices(requests, destinations, self.options, self.progress.add, self.statistics)
 
+    def start_to_devices(self, requests: Sequence[Request], destinations: Destinations) -> Any:
+        """Starts what `read_to_devices` does; only published models can tell when each array is there."""
+        if self.progress.cancelled:
+            raise Cancelled("loading was cancelled")
+        opened: Any = self.opened
+        return opened.start_to_devices(
+            requests, destinations, self.options, self.progress.add, self.statistics
+        )
+
 
 class Region:
     """Memory for what is soon let go of, out of one slab.

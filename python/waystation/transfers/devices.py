@@ -67,6 +67,13 @@ def load(
 
 def load_group(reading: Reading, codec: Codec, arrays: Sequence[Incoming]) -> list[Any]:
     """Loads arrays in one job."""
+    made, requests, destinations = _made(codec, arrays)
+    reading.read_to_devices(requests, destinations)
+    return [made.take(number) for number in range(len(arrays))]
+
+
+def _made(codec: Codec, arrays: Sequence[Incoming]) -> tuple[DeviceArrays, list[Request], Destinations]:
+    """Memory of devices for arrays, what is to be read for them, and where in that memory it goes."""
     make: Any = codec
     made: DeviceArrays = make.on_devices(
         [incoming.target for incoming in arrays], [incoming.stored.dtype for incoming in arrays]
@@ -77,8 +84,41 @@ def load_group(reading: Reading, codec: Codec, arrays: Sequence[Incoming]) -> li
         assert incoming.array is not None
         requests.append(Request(incoming.array, [incoming.target.boxes[number] for number, _ in places]))
         addresses += [address for _, address in places]
-    reading.read_to_devices(requests, Destinations(np.array(addresses, np.int64), made, made.regions))
-    return made.finish()
+    return made, requests, Destinations(np.array(addresses, np.int64), made, made.regions)
+
+
+class Bringing:
+    """Arrays on their way to devices in one job, each to be had as soon as it is there, whatever is still to
+    come. All but `wait` are called by one thread.
+
+    Args:
+        reading: How they are read; what is opened tells of each tensor when it is in place.
+        codec: What makes them.
+        arrays: They; none is cast.
+    """
+
+    def __init__(self, reading: Reading, codec: Codec, arrays: Sequence[Incoming]) -> None:
+        self._opened: Any = reading.opened
+        self._arrays = arrays
+        self._made, requests, destinations = _made(codec, arrays)
+        self._arriving = reading.start_to_devices(requests, destinations)
+
+    def take(self, place: int) -> Any:
+        """One of the arrays, by its place among them, once all of it is on its devices."""
+        self._arriving.wait_for(self._opened.tensors_of(self._arrays[place].array))
+        return self._made.take(place)
+
+    def wait(self) -> None:
+        """Returns once nothing of it is read any more, however that ended."""
+        self._arriving.wait()
+
+    def finish(self) -> None:
+        """Ends it, once all arrays have been taken."""
+        self._arriving.finish()
+
+    def close(self) -> None:
+        """Ends it at any time; no memory is written to afterwards."""
+        self._arriving.close()
 
 
 def _groups(arrays: Sequence[Incoming]) -> Iterator[list[Incoming]]:

@@ -6,7 +6,8 @@
 //! allocated, a thread without a context, a range that is registered twice. It says nothing of speed, of
 //! real devices' memory, or of what frameworks do. Environment:
 //! `SIMULATED_CUDA_FAILING_COPY` is the number of a copy that fails while it is under way, from 0.
-//! `SIMULATED_CUDA_REFUSING_PINS` refuses to register memory. `SIMULATED_CUDA_LATE_US` is how late copies are.
+//! `SIMULATED_CUDA_HELD_COPY` is the number of the first copy that waits until the file exists that
+//! `SIMULATED_CUDA_RELEASE` names. `SIMULATED_CUDA_REFUSING_PINS` refuses to register memory. `SIMULATED_CUDA_LATE_US` is how late copies are.
 
 #![allow(non_snake_case)]
 
@@ -26,6 +27,7 @@ pub const SUCCESS: Status = 0;
 pub const INVALID_VALUE: Status = 1;
 pub const OUT_OF_MEMORY: Status = 2;
 pub const NO_CONTEXT: Status = 201;
+pub const NOT_READY: Status = 600;
 pub const ALREADY_REGISTERED: Status = 712;
 pub const NOT_REGISTERED: Status = 713;
 pub const LAUNCH_FAILED: Status = 719;
@@ -46,6 +48,12 @@ pub fn number(name: &str) -> Option<u64> {
 /// Whether this thread may ask for anything.
 pub fn has_context() -> bool {
     CONTEXTS.with_borrow(|stack| !stack.is_empty())
+}
+
+/// The same for a library beside this one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn simulated_has_context() -> bool {
+    has_context()
 }
 
 #[unsafe(no_mangle)]

@@ -39,6 +39,12 @@ pub fn behind(address: u64, nbytes: usize) -> Option<*mut u8> {
     (offset.checked_add(nbytes)? <= own.nbytes).then_some(found)
 }
 
+/// The same for a library beside this one; null if there is none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn simulated_behind(address: u64, nbytes: usize) -> *mut u8 {
+    behind(address, nbytes).unwrap_or(std::ptr::null_mut())
+}
+
 /// Whether all of a range is pinned.
 pub fn is_pinned(address: usize, nbytes: usize) -> bool {
     let pins = MEMORY.pins.lock().unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 
-use crate::{INVALID_VALUE, NO_CONTEXT, SUCCESS, Status, has_context};
+use crate::{INVALID_VALUE, NO_CONTEXT, NOT_READY, SUCCESS, Status, has_context};
 
 /// What a stream does.
 pub type Work = Box<dyn FnOnce() -> Status + Send>;
@@ -119,6 +119,15 @@ pub unsafe extern "C" fn cuEventSynchronize(event: usize) -> Status {
         state = event.1.wait(state).unwrap();
     }
     state.2
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventQuery(event: usize) -> Status {
+    let Some(event) = EVENTS.lock().unwrap().get_or_insert_default().get(&event).cloned() else {
+        return INVALID_VALUE;
+    };
+    let state = event.0.lock().unwrap();
+    if state.1 < state.0 { NOT_READY } else { state.2 }
 }
 
 #[unsafe(no_mangle)]

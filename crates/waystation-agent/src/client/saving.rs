@@ -82,7 +82,7 @@ impl Client {
         let ticket = Ticket { slot: writer.grant().slot, ticket: writer.grant().ticket };
         // SAFETY: as the caller promises.
         let filled = unsafe { fill(&mut writer, shard, threads, job) };
-        job.set_gathered(shard.data_bytes);
+        job.set_front(shard.data_bytes);
         self.lock_kept().put(writer, self.versions_per_shard);
         let gathered = Instant::now();
         // What is cancelled from here on is cancelled too late.

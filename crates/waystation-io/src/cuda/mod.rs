@@ -2,7 +2,8 @@
 //!
 //! Three users: write jobs, whose staging blocks are filled from devices ([`CudaCopy`]); read jobs, which
 //! read for devices to staging blocks and copy these on (the same); and snapshots, which copy whole arrays
-//! into slabs of the arena ([`snapshot`]). Invariants: the driver library is loaded when
+//! into slabs of the arena ([`snapshot`]). Where there is GPUDirect Storage, files can be read past the
+//! host ([`CuFile`]). Invariants: the driver library is loaded when
 //! the first device block is met, not before, and its absence is an error like any other; devices are used
 //! through their primary contexts, as the frameworks use them, and no thread's current context is changed
 //! for longer than a call; copies run on streams of our own, so whoever names device memory must have
@@ -10,6 +11,7 @@
 //! ([`pins`]), and where it cannot be pinned copies are slower, not wrong. A forked child cannot use what
 //! its parent has started: it gets an error.
 
+mod cufile;
 mod driver;
 mod near;
 mod pins;
@@ -17,5 +19,6 @@ pub mod snapshot;
 mod to_device;
 mod transfer;
 
+pub use self::cufile::CuFile;
 pub use self::driver::{DeviceInfo, devices};
 pub use self::transfer::CudaCopy;

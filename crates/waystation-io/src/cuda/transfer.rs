@@ -70,6 +70,10 @@ impl DeviceCopies for Copies {
         // Every one is waited for, whatever became of the others.
         self.0.drain(..).map(OnLane::wait).fold(Ok(()), Result::and)
     }
+
+    fn are_over(&self) -> bool {
+        self.0.iter().all(OnLane::is_over)
+    }
 }
 
 /// Copies under way on one stream.
@@ -94,6 +98,13 @@ impl OnLane {
         device.check("could not follow copies on", unsafe { sys::cuEventRecord(event, stream) })?;
         drop(current);
         Ok(under_way)
+    }
+
+    /// Whether its event has been reached, or would be reported as failed.
+    fn is_over(&self) -> bool {
+        let Some(lane) = &self.lane else { return true };
+        // SAFETY: the event belongs to the lane, and was recorded when the copies were started.
+        unsafe { sys::cuEventQuery(lane.event) != sys::CUresult::CUDA_ERROR_NOT_READY }
     }
 
     fn wait(mut self) -> Result<()> {

@@ -11,20 +11,21 @@ use std::sync::Arc;
 
 use waystation_format::{Error, Kind, Result};
 
+use super::arrivals::{Arrivals, Share};
 use super::layout::Layout;
 use super::plan::FilePlan;
 use crate::aligned::AlignedBlock;
 use crate::arena::{Arena, Slab};
 use crate::write::DeviceCopies;
 
-/// Rows of host memory that go to rows of device memory.
+/// Rows of memory that go to rows of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostRows {
     /// Ordinal of the device.
     pub device: u32,
-    /// Address of the first row in host memory.
+    /// Address of the first row in host memory, or in memory of the same device that was read to.
     pub source: usize,
-    /// Bytes from one row to the next in host memory.
+    /// Bytes from one row to the next there.
     pub source_step: u64,
     /// Address of the first row on the device.
     pub destination: u64,
@@ -130,6 +131,11 @@ impl Devices {
         Ok(Self { copier, ordinals, regions })
     }
 
+    /// Those that have regions, in order.
+    pub fn ordinals(&self) -> &[u32] {
+        &self.ordinals
+    }
+
     /// Where pieces may go.
     pub fn regions(&self) -> &Regions {
         &self.regions
@@ -193,29 +199,54 @@ impl Drop for Scratch {
 
 // ---- units whose bytes are on their way --------------------------------------------------------
 
-/// A unit that was read and verified, and what of it is still being copied; dropping it waits.
-pub struct Landing {
-    copies: Option<Box<dyn DeviceCopies>>,
-    nbytes: u64,
+/// What becomes of a unit that was read and verified.
+#[derive(Clone, Copy, Default)]
+pub struct Delivery<'a> {
+    /// The devices that some of it goes to.
+    pub devices: Option<&'a Devices>,
+    /// Who is told of what is in place.
+    pub arrivals: Option<&'a Arrivals<'a>>,
 }
 
-impl Landing {
+/// A unit that was read and verified, and what of it is still being copied; dropping it waits.
+pub struct Landing<'a> {
+    copies: Option<Box<dyn DeviceCopies>>,
+    nbytes: u64,
+    shares: Vec<Share>,
+    arrivals: Option<&'a Arrivals<'a>>,
+}
+
+impl<'a> Landing<'a> {
     /// Starts to copy a unit's bytes to devices; others have been delivered.
     ///
     /// # Safety
     /// The scratch memory of the layout must stay as it is, and destinations be used by nobody else, until
     /// the result is dropped or landed.
-    pub unsafe fn start(devices: Option<&Devices>, plan: &FilePlan, layout: &Layout) -> Result<Self> {
+    pub unsafe fn start(delivery: Delivery<'a>, plan: &FilePlan, layout: &Layout) -> Result<Self> {
         let mut rows = Vec::new();
-        if devices.is_some() {
+        if delivery.devices.is_some() {
             layout.device_rows(plan, &mut rows);
         }
-        let copies = match devices {
+        let copies = match delivery.devices {
             // SAFETY: as the caller promises.
             Some(devices) if !rows.is_empty() => Some(unsafe { devices.copier.start(&rows) }?),
             _ => None,
         };
-        Ok(Self { copies, nbytes: layout.needed_bytes() })
+        Ok(Self::of(copies, delivery.arrivals, plan, layout))
+    }
+
+    /// A unit whose copies have been started, if there are any.
+    pub fn of(
+        copies: Option<Box<dyn DeviceCopies>>,
+        arrivals: Option<&'a Arrivals<'a>>,
+        plan: &FilePlan,
+        layout: &Layout,
+    ) -> Self {
+        let mut shares = Vec::new();
+        if arrivals.is_some() {
+            layout.shares(plan, &mut shares);
+        }
+        Self { copies, nbytes: layout.needed_bytes(), shares, arrivals }
     }
 
     /// Whether its slot may be used again at once.
@@ -223,16 +254,24 @@ impl Landing {
         self.copies.is_none()
     }
 
+    /// Whether somebody waits for it, and it need not be waited for.
+    pub fn is_expected(&self) -> bool {
+        self.arrivals.is_some() && self.copies.as_ref().is_none_or(|copies| copies.are_over())
+    }
+
     /// Waits; returns the bytes that have reached their destinations.
     pub fn land(mut self) -> Result<u64> {
         if let Some(mut copies) = self.copies.take() {
             copies.wait()?;
         }
+        if let Some(arrivals) = self.arrivals {
+            arrivals.count(&self.shares);
+        }
         Ok(self.nbytes)
     }
 }
 
-impl Drop for Landing {
+impl Drop for Landing<'_> {
     fn drop(&mut self) {
         if let Some(mut copies) = self.copies.take() {
             // The job has failed for another reason, which is the one to report.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use waystation_format::{Error, Kind, Result};
 
-use super::device::{Devices, Landing, Scratch};
+use super::device::{Delivery, Landing, Scratch};
 use super::layout::Layout;
 use super::plan::FilePlan;
 use super::portion::{conclude, repeat};
@@ -37,11 +37,11 @@ pub struct Flight<'a> {
     // Dropped first: waits for requests that use slots and scratch.
     ring: Ring,
     // Dropped before scratch: waits for copies out of it.
-    landing: VecDeque<(usize, Landing)>,
+    landing: VecDeque<(usize, Landing<'a>)>,
     slots: Vec<Slot<'a>>,
     scratch: Scratch,
     free: Vec<usize>,
-    devices: Option<&'a Devices>,
+    delivery: Delivery<'a>,
     depth: usize,
     most_slots: usize,
     vector: Vec<libc::iovec>,
@@ -50,17 +50,17 @@ pub struct Flight<'a> {
 
 impl<'a> Flight<'a> {
     /// A flight of up to `depth` units of up to `unit_bytes`; `None` means that there is no io_uring.
-    pub fn new(depth: usize, unit_bytes: usize, devices: Option<&'a Devices>) -> Result<Option<Self>> {
+    pub fn new(depth: usize, unit_bytes: usize, delivery: Delivery<'a>) -> Result<Option<Self>> {
         let depth = depth.clamp(1, 256);
-        let most_slots = if devices.is_some() { 2 * depth } else { depth };
+        let most_slots = if delivery.devices.is_some() { 2 * depth } else { depth };
         let Ok(ring) = Ring::new((depth * DIRECT_MOST_PARTS) as u32) else { return Ok(None) };
         Ok(Some(Self {
             ring,
             landing: VecDeque::new(),
             slots: Vec::new(),
-            scratch: Scratch::new(most_slots, unit_bytes, devices)?,
+            scratch: Scratch::new(most_slots, unit_bytes, delivery.devices)?,
             free: Vec::new(),
-            devices,
+            delivery,
             depth,
             most_slots,
             vector: Vec::new(),
@@ -169,9 +169,12 @@ impl<'a> Flight<'a> {
         }
         // SAFETY: all parts are filled; `send`'s caller vouches for destinations, and the slot keeps its
         // scratch as it is until the unit has landed.
-        let landing = unsafe { conclude(plan, &slot.layout, self.devices) }?;
+        let landing = unsafe { conclude(plan, &slot.layout, self.delivery) }?;
         self.landing.push_back((index, landing));
-        if self.devices.is_none() {
+        if self.delivery.devices.is_none() {
+            return self.await_copies();
+        }
+        while self.landing.front().is_some_and(|(_, landing)| landing.is_expected()) {
             self.await_copies()?;
         }
         Ok(())

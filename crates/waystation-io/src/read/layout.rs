@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use waystation_format::checksum::{BLOCK_BYTES, Crc64, crc64};
 
+use super::arrivals::Share;
 use super::device::HostRows;
 use super::plan::FilePlan;
 
@@ -165,6 +166,19 @@ impl Layout {
     /// Bytes that the unit contributes to destinations.
     pub fn needed_bytes(&self) -> u64 {
         self.needed_bytes
+    }
+
+    /// Adds to `shares` what the unit has of each record of the plan.
+    pub fn shares(&self, plan: &FilePlan, shares: &mut Vec<Share>) {
+        for piece in plan.pieces_in(&self.unit) {
+            let base = piece.chunk_offset();
+            let linear = self.unit.start.saturating_sub(base)..self.unit.end.saturating_sub(base);
+            let mut nbytes = 0;
+            piece.copy().for_each_run(linear, |run| nbytes += run.piece_bytes as u64 * run.count as u64);
+            if nbytes > 0 {
+                shares.push(Share { record: piece.record(), nbytes });
+            }
+        }
     }
 
     /// Verifies every block of a unit that has been read. Units of verified files are whole blocks.

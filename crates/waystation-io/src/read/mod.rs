@@ -8,8 +8,10 @@
 //! beside the destinations is bounded by [`SCRATCH_BYTES`]. Destinations may be on devices ([`device`]).
 
 pub mod device;
+pub mod gpu_direct;
 pub mod plan;
 
+mod arrivals;
 mod choice;
 mod files;
 mod flight;
@@ -30,11 +32,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use waystation_format::Result;
 use waystation_format::checksum::BLOCK_BYTES;
 
+use self::arrivals::Arrivals;
 use self::choice::{choose_way, count_workers, depth_of_ring, stage};
-use self::device::Devices;
+use self::device::{Delivery, Devices};
 use self::files::Files;
 use self::flight::Flight;
 pub use self::frames::{decompress, decompress_one};
+use self::gpu_direct::{DirectReader, Directly, GpuDirect};
 use self::plan::{FilePlan, Plan};
 use self::portion::Reader;
 use self::source::Source;
@@ -49,6 +53,8 @@ const SCRATCH_BYTES: usize = 128 << 20;
 const STRIPE_MOST_BYTES: u64 = 32 << 20;
 /// … but not so long that one worker is left with the last, and never a matter of single requests.
 const STRIPE_LEAST_BYTES: u64 = 2 << 20;
+/// Where somebody waits for the first bytes, all workers should be near these.
+const STRIPE_ANNOUNCED_BYTES: u64 = 8 << 20;
 /// Stripes that every worker should have.
 const STRIPES_PER_WORKER: u64 = 4;
 /// Buffered reads are taken so far that the bytes are still in the core's cache when verified.
@@ -71,6 +77,10 @@ pub struct Options {
     pub devices: Option<Devices>,
     /// Most staging memory for these.
     pub staging_bytes: Option<usize>,
+    /// Whether files are read straight to these.
+    pub gpu_direct: GpuDirect,
+    /// Whether to tell how many of the plan's first records are in place ([`Shared::front`]).
+    pub announce: bool,
     /// Of so many processes that read the same through the page cache, which this is, counted from 0: each
     /// begins with another part, so that all of them together read everything from storage once.
     pub among: Option<(usize, usize)>,
@@ -85,6 +95,10 @@ pub struct Statistics {
     pub bytes_needed: u64,
     /// How each file was read; `None` where nothing was needed of it.
     pub modes: Vec<Option<Mode>>,
+    /// Bytes that were read straight to a device.
+    pub gpu_direct_bytes: u64,
+    /// Why some were not, where it was wanted.
+    pub gpu_direct_reason: Option<String>,
 }
 
 /// Starts reading in the background.
@@ -114,8 +128,15 @@ unsafe fn run(plan: &Plan, options: &Options, shared: &Shared<Statistics>) -> Re
     let mut way = choose_way(plan, options, total);
     let files = Files::new(plan, &spans, options.mode.map(|_| way.mode), way.mode);
     way.threads = count_workers(&way, options, total, plan, &files)?;
+    let directly = Directly::new(&options.gpu_direct, options.devices.as_ref());
+    if let (Some(directly), None) = (&directly, options.threads) {
+        way.threads = way.threads.max(directly.least_workers(total));
+    }
     let slots = if options.devices.is_some() { stage(&mut way, options.staging_bytes) } else { 1 };
-    let work = Work::new(plan, &files, &spans, (way, slots), total, shared, options);
+    let arrivals = options.announce.then(|| Arrivals::new(plan, shared));
+    let delivery = Delivery { devices: options.devices.as_ref(), arrivals: arrivals.as_ref() };
+    let shared_by_all = (shared, delivery, directly.as_ref());
+    let work = Work::new(plan, &files, &spans, (way, slots), total, shared_by_all, options);
     std::thread::scope(|scope| {
         let helpers: Vec<_> = (1..way.threads)
             // Where the system grants no thread, those there are do all the work.
@@ -151,7 +172,8 @@ struct Work<'a> {
     no_ring: AtomicBool,
     shared: &'a Shared<Statistics>,
     throttle: Option<&'a Throttle>,
-    devices: Option<&'a Devices>,
+    delivery: Delivery<'a>,
+    directly: Option<&'a Directly<'a>>,
 }
 
 impl<'a> Work<'a> {
@@ -161,11 +183,12 @@ impl<'a> Work<'a> {
         spans: &[Vec<Range<u64>>],
         (way, slots): (Way, usize),
         total: u64,
-        shared: &'a Shared<Statistics>,
+        (shared, delivery, directly): (&'a Shared<Statistics>, Delivery<'a>, Option<&'a Directly<'a>>),
         options: &'a Options,
     ) -> Self {
+        let most_bytes = if options.announce { STRIPE_ANNOUNCED_BYTES } else { STRIPE_MOST_BYTES };
         let share = total / (way.threads as u64 * STRIPES_PER_WORKER);
-        let stripe_bytes = share.clamp(STRIPE_LEAST_BYTES, STRIPE_MOST_BYTES);
+        let stripe_bytes = share.clamp(STRIPE_LEAST_BYTES, most_bytes);
         let mut stripes: Vec<Stripe> = spans
             .iter()
             .enumerate()
@@ -190,7 +213,8 @@ impl<'a> Work<'a> {
             no_ring: AtomicBool::new(false),
             shared,
             throttle: options.throttle.as_deref(),
-            devices: options.devices.as_ref(),
+            delivery,
+            directly,
         }
     }
 
@@ -199,7 +223,7 @@ impl<'a> Work<'a> {
     /// # Safety
     /// As for [`start`].
     unsafe fn run(&self) {
-        let mut worker = Worker { work: self, reader: None, flight: None };
+        let mut worker = Worker { work: self, reader: None, flight: None, direct: None };
         // SAFETY: as the caller promises.
         if let Err(error) = unsafe { worker.run() } {
             self.shared.fail(error);
@@ -223,6 +247,8 @@ impl<'a> Work<'a> {
             bytes_read: self.bytes_read.load(Ordering::Relaxed),
             bytes_needed,
             modes: self.files.modes().map(|mode| mode.map(effective)).collect(),
+            gpu_direct_bytes: self.directly.map_or(0, Directly::nbytes),
+            gpu_direct_reason: self.directly.and_then(Directly::reason),
         }
     }
 }
@@ -232,6 +258,8 @@ struct Worker<'a> {
     work: &'a Work<'a>,
     reader: Option<Reader<'a>>,
     flight: Option<Flight<'a>>,
+    /// What reads straight to a device; `Some(None)` if that was not to be had.
+    direct: Option<Option<DirectReader<'a>>>,
 }
 
 impl<'a> Worker<'a> {
@@ -250,6 +278,9 @@ impl<'a> Worker<'a> {
         if let Some(reader) = &mut self.reader {
             self.work.shared.add_done(reader.land()?);
         }
+        if let Some(Some(direct)) = &mut self.direct {
+            self.work.shared.add_done(direct.land()?);
+        }
         Ok(())
     }
 
@@ -264,12 +295,14 @@ impl<'a> Worker<'a> {
         }
         let unit_bytes = match mode {
             // Copies to devices should be long, and find the bytes in memory.
-            Mode::Buffered if self.work.devices.is_none() => {
+            Mode::Buffered if self.work.delivery.devices.is_none() => {
                 self.work.way.block_bytes.min(BUFFERED_UNIT_BYTES)
             }
             _ => self.work.way.block_bytes,
         };
-        let units = stripe.spans.iter().flat_map(|span| portions(span.clone(), unit_bytes as u64));
+        let is_direct = self.goes_directly(plan, source)?;
+        let most_bytes = if is_direct { gpu_direct::UNIT_BYTES } else { unit_bytes };
+        let units = stripe.spans.iter().flat_map(|span| portions(span.clone(), most_bytes as u64));
         for unit in units {
             if self.work.shared.should_stop() {
                 break;
@@ -279,10 +312,40 @@ impl<'a> Worker<'a> {
                 throttle.take(unit.end - unit.start, || self.work.shared.should_stop());
             }
             // SAFETY: as the caller promises.
-            let delivered = unsafe { self.read_unit(plan, source, stream.as_ref(), unit) }?;
-            self.work.shared.add_done(delivered);
+            if is_direct && unsafe { self.read_directly(plan, source, unit.clone()) }? {
+                continue;
+            }
+            for part in portions(unit, unit_bytes as u64) {
+                // SAFETY: as the caller promises.
+                let delivered = unsafe { self.read_unit(plan, source, stream.as_ref(), part) }?;
+                self.work.shared.add_done(delivered);
+            }
         }
         Ok(())
+    }
+
+    /// Whether a file is read straight to the device.
+    fn goes_directly(&mut self, plan: &FilePlan, source: &Source) -> Result<bool> {
+        let Some(directly) = self.work.directly else { return Ok(false) };
+        let Work { way, delivery, .. } = self.work;
+        let made = || DirectReader::new(directly, way.threads, *delivery);
+        match self.direct.get_or_insert_with(made) {
+            Some(direct) => Ok(direct.file(plan, source)?.is_some()),
+            None => Ok(false),
+        }
+    }
+
+    /// Reads a unit straight to the device; false if it must be read otherwise.
+    ///
+    /// # Safety
+    /// As for [`start`].
+    unsafe fn read_directly(&mut self, plan: &FilePlan, source: &Source, unit: Range<u64>) -> Result<bool> {
+        let Some(Some(direct)) = &mut self.direct else { return Ok(false) };
+        let Some(file) = direct.file(plan, source)? else { return Ok(false) };
+        // SAFETY: as the caller promises; `run` lands what is on its way, or its drop waits.
+        let delivered = unsafe { direct.read(plan, source, file, unit) }?;
+        self.work.shared.add_done(delivered.unwrap_or(0));
+        Ok(delivered.is_some())
     }
 
     /// Reads a unit, or sends it off; returns the bytes delivered meanwhile.
@@ -306,8 +369,8 @@ impl<'a> Worker<'a> {
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
-                let Work { way, slots, devices, .. } = self.work;
-                none.insert(Reader::new(*slots, way.block_bytes, *devices)?)
+                let Work { way, slots, delivery, .. } = self.work;
+                none.insert(Reader::new(*slots, way.block_bytes, *delivery)?)
             }
         };
         // SAFETY: as the caller promises.
@@ -317,8 +380,8 @@ impl<'a> Worker<'a> {
     /// This worker's ring, unless the system refuses one.
     fn flight(&mut self) -> Result<Option<&mut Flight<'a>>> {
         if self.flight.is_none() && !self.work.no_ring.load(Ordering::Relaxed) {
-            let Work { ring_depth, way, devices, .. } = self.work;
-            self.flight = Flight::new(*ring_depth, way.block_bytes, *devices)?;
+            let Work { ring_depth, way, delivery, .. } = self.work;
+            self.flight = Flight::new(*ring_depth, way.block_bytes, *delivery)?;
             self.work.no_ring.fetch_or(self.flight.is_none(), Ordering::Relaxed);
         }
         Ok(self.flight.as_mut())

@@ -30,6 +30,7 @@ pub struct ReadFile {
 pub struct Piece {
     chunk_offset: u64,
     copy: BoxCopy,
+    record: usize,
     device: Option<u32>,
 }
 
@@ -48,6 +49,11 @@ impl Piece {
     /// Where the chunk begins in the file.
     pub fn chunk_offset(&self) -> u64 {
         self.chunk_offset
+    }
+
+    /// The number of its record in the plan.
+    pub fn record(&self) -> usize {
+        self.record
     }
 
     /// The device that it goes to; `None` for host memory.
@@ -109,6 +115,8 @@ impl FilePlan {
 pub struct Plan {
     /// Every file of the call, also those of which nothing is needed.
     pub files: Vec<FilePlan>,
+    /// How many records it was made of, those of nothing included.
+    pub records: usize,
 }
 
 impl Plan {
@@ -119,17 +127,18 @@ impl Plan {
         files.iter().try_for_each(check_checksums)?;
         let mut pieces: Vec<Vec<Piece>> = files.iter().map(|_| Vec::new()).collect();
         let mut words = Words::new(words);
-        let mut record = 0u64;
+        let mut records = 0;
         while !words.is_empty() {
-            let (file, piece) =
-                read_record(&mut words, &files).map_err(|error| error.with("record", record.to_string()))?;
+            let (file, mut piece) =
+                read_record(&mut words, &files).map_err(|error| error.with("record", records.to_string()))?;
             if piece.copy.nbytes() > 0 {
+                piece.record = records;
                 pieces[file].push(piece);
             }
-            record += 1;
+            records += 1;
         }
         let files = files.into_iter().zip(pieces).map(|(file, pieces)| FilePlan::new(file, pieces));
-        Ok(Self { files: files.collect() })
+        Ok(Self { files: files.collect(), records })
     }
 
     /// Sends the pieces whose destinations lie in regions of devices to these. InvalidInput if only a part
@@ -190,7 +199,7 @@ fn read_record(words: &mut Words<'_>, files: &[ReadFile]) -> Result<(usize, Piec
     // A negative address becomes one in the upper half, which no process has: refused there.
     let copy = BoxCopy::new(&chunk_shape, item_bytes, &box_offset, &box_shape, address as usize, strides)
         .map_err(in_file)?;
-    Ok((index, Piece { chunk_offset, copy, device: None }))
+    Ok((index, Piece { chunk_offset, copy, record: 0, device: None }))
 }
 
 /// Takes words off the front of a plan.

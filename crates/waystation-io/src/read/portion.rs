@@ -11,7 +11,7 @@ use std::path::Path;
 
 use waystation_format::{Error, Kind, Result};
 
-use super::device::{Devices, Landing, Scratch};
+use super::device::{Delivery, Landing, Scratch};
 use super::layout::{Layout, Mismatch, Part};
 use super::plan::FilePlan;
 use super::source::{Source, truncated};
@@ -20,9 +20,9 @@ use super::source::{Source, truncated};
 pub struct Reader<'a> {
     layout: Layout,
     // Dropped before scratch: waits for copies out of it.
-    landing: Vec<Option<Landing>>, // of each slot, what was read to it last
+    landing: Vec<Option<Landing<'a>>>, // of each slot, what was read to it last
     scratch: Scratch,
-    devices: Option<&'a Devices>,
+    delivery: Delivery<'a>,
     next: usize,
     vector: Vec<libc::iovec>,
 }
@@ -30,21 +30,29 @@ pub struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// A reader of units of up to `unit_bytes`. Where there are devices, one unit is read while `slots - 1`
     /// are copied.
-    pub fn new(slots: usize, unit_bytes: usize, devices: Option<&'a Devices>) -> Result<Self> {
-        let slots = if devices.is_some() { slots.max(2) } else { 1 };
+    pub fn new(slots: usize, unit_bytes: usize, delivery: Delivery<'a>) -> Result<Self> {
+        let slots = if delivery.devices.is_some() { slots.max(2) } else { 1 };
         Ok(Self {
             layout: Layout::new(),
             landing: (0..slots).map(|_| None).collect(),
-            scratch: Scratch::new(slots, unit_bytes, devices)?,
-            devices,
+            scratch: Scratch::new(slots, unit_bytes, delivery.devices)?,
+            delivery,
             next: 0,
             vector: Vec::new(),
         })
     }
 
-    /// Waits for everything that is still being copied. Returns the bytes of that.
+    /// Waits for everything that is still being copied, the oldest first. Returns the bytes of that.
     pub fn land(&mut self) -> Result<u64> {
+        self.landing.rotate_left(self.next);
         self.landing.iter_mut().filter_map(Option::take).try_fold(0, |sum, unit| Ok(sum + unit.land()?))
+    }
+
+    /// Lands what somebody waits for and is there. Returns the bytes of that.
+    fn land_expected(&mut self) -> Result<u64> {
+        let are_there =
+            self.landing.iter_mut().filter(|unit| unit.as_ref().is_some_and(Landing::is_expected));
+        are_there.filter_map(Option::take).try_fold(0, |sum, unit| Ok(sum + unit.land()?))
     }
 
     /// Reads, verifies and delivers one unit; `stream` is used instead of the source's own descriptor
@@ -65,6 +73,7 @@ impl<'a> Reader<'a> {
         let file = if is_direct { file } else { stream.unwrap_or(file) };
         let slot = self.next;
         let mut delivered = self.landing[slot].take().map_or(Ok(0), Landing::land)?;
+        delivered += self.land_expected()?;
         self.layout.divide(plan, unit, rules, self.scratch.address(slot));
         // SAFETY: parts are scratch of this reader or destinations.
         let outcome = unsafe { read_parts(file, &self.layout, &mut self.vector) };
@@ -73,7 +82,7 @@ impl<'a> Reader<'a> {
             unsafe { repeat(error, is_direct, plan, source, &self.layout, &mut self.vector) }?;
         }
         // SAFETY: every part was filled just now; the slot is left alone until the unit has landed.
-        let landing = unsafe { conclude(plan, &self.layout, self.devices) }?;
+        let landing = unsafe { conclude(plan, &self.layout, self.delivery) }?;
         if landing.is_over() {
             delivered += landing.land()?;
         } else {
@@ -170,7 +179,7 @@ fn advance(vector: &mut [libc::iovec], mut filled: usize) -> &mut [libc::iovec] 
 /// # Safety
 /// Every part must be filled; destinations must be writable and used by nobody else. Until the result is
 /// dropped or landed, that is also so for those on devices, and scratch must stay as it is.
-pub unsafe fn conclude(plan: &FilePlan, layout: &Layout, devices: Option<&Devices>) -> Result<Landing> {
+pub unsafe fn conclude<'a>(plan: &FilePlan, layout: &Layout, delivery: Delivery<'a>) -> Result<Landing<'a>> {
     if let Some(checksums) = &plan.file.checksums {
         // SAFETY: as the caller promises.
         unsafe { layout.verify(checksums) }.map_err(|mismatch| corrupt(&plan.file.path, &mismatch))?;
@@ -178,7 +187,7 @@ pub unsafe fn conclude(plan: &FilePlan, layout: &Layout, devices: Option<&Device
     // SAFETY: as the caller promises.
     unsafe { layout.deliver(plan) };
     // SAFETY: as the caller promises.
-    unsafe { Landing::start(devices, plan, layout) }
+    unsafe { Landing::start(delivery, plan, layout) }
 }
 
 fn corrupt(path: &Path, mismatch: &Mismatch) -> Error {

@@ -9,12 +9,14 @@ use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::Advice;
 use rustix::io::{Errno, ReadWriteFlags};
 use waystation_format::{Error, Kind, Result};
 
+use super::gpu_direct::DirectFile;
 use super::layout::Rules;
 use super::plan::FilePlan;
 use super::spans::{PAGE_GRANULE_BYTES, span_bytes};
@@ -47,6 +49,9 @@ pub struct Source {
     direct_rules: Rules,
     sparse: bool,
     refused: AtomicBool,
+    /// The file as it is read straight to a device, if it can be; see `gpu_direct`.
+    proven: OnceLock<Option<Box<dyn DirectFile>>>,
+    refused_directly: AtomicBool,
 }
 
 /// What is known of a file before it is opened.
@@ -78,6 +83,8 @@ impl Source {
             direct_rules: BUFFERED_RULES,
             sparse: span_bytes(wanted.spans) < extent / 2,
             refused: AtomicBool::new(false),
+            proven: OnceLock::new(),
+            refused_directly: AtomicBool::new(false),
         };
         let mode = wanted.mode.unwrap_or_else(|| source.choose(wanted));
         if mode.is_direct() {
@@ -123,6 +130,11 @@ impl Source {
         Ok(file)
     }
 
+    /// A further descriptor, for direct transfers where the system has them for this file.
+    pub fn another(&self, path: &Path) -> io::Result<File> {
+        self.reopen(path, libc::O_DIRECT).or_else(|_| self.reopen(path, 0))
+    }
+
     /// A descriptor with a read-ahead of its own, for a worker that reads a distant part of the file;
     /// `None` where there is none to be had.
     pub fn stream(&self, path: &Path) -> Option<File> {
@@ -154,6 +166,22 @@ impl Source {
     /// Remembers that the system refused a direct transfer.
     pub fn refuse(&self) {
         self.refused.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is known if the file can be read straight to a device.
+    pub fn was_proven(&self) -> bool {
+        self.proven.get().is_some()
+    }
+
+    /// The file as it is read straight to a device; at the first call it is proven that it can be.
+    pub fn proven(&self, prove: impl FnOnce() -> Option<Box<dyn DirectFile>>) -> Option<&dyn DirectFile> {
+        let found = self.proven.get_or_init(prove).as_deref();
+        found.filter(|_| !self.refused_directly.load(Ordering::Relaxed))
+    }
+
+    /// Remembers that such a read failed.
+    pub fn refuse_directly(&self) {
+        self.refused_directly.store(true, Ordering::Relaxed);
     }
 
     /// Has the source ask for direct transfers as other rules would have it.

@@ -123,7 +123,8 @@ fn processes_that_read_the_same_begin_with_other_parts() {
         let options = Options { among, ..Options::default() };
         let shared = Shared::new(0);
         let total = span_bytes(&spans[0]);
-        let work = Work::new(&plan, &files, &spans, (way, 1), total, &shared, &options);
+        let own = (&*shared, Delivery::default(), None);
+        let work = Work::new(&plan, &files, &spans, (way, 1), total, own, &options);
         work.stripes.iter().map(|stripe| stripe.spans[0].start).collect::<Vec<u64>>()
     };
     let all = begins_of(None);
@@ -168,12 +169,19 @@ fn a_file_that_shrinks_meanwhile_is_corrupt() {
         opened.file.as_file().set_len(BLOCK + 100).unwrap();
         // SAFETY: the memory outlives the read.
         let outcome = unsafe {
-            Reader::new(1, 2 * BLOCK_BYTES, None).unwrap().read(file, &opened.source, None, 0..2 * BLOCK)
+            Reader::new(1, 2 * BLOCK_BYTES, Delivery::default()).unwrap().read(
+                file,
+                &opened.source,
+                None,
+                0..2 * BLOCK,
+            )
         };
         let error = outcome.unwrap_err();
         assert_eq!(error.kind(), Kind::Corrupt, "{error}");
         assert!(error.message().contains("truncated: 262244 bytes"), "{error}");
-        let Some(mut flight) = Flight::new(1, 2 * BLOCK_BYTES, None).unwrap() else { continue };
+        let Some(mut flight) = Flight::new(1, 2 * BLOCK_BYTES, Delivery::default()).unwrap() else {
+            continue;
+        };
         // SAFETY: as above; landing waits.
         unsafe { flight.send(file, &opened.source, 0..2 * BLOCK) }.unwrap();
         assert_eq!(flight.land().unwrap_err().kind(), Kind::Corrupt);
@@ -192,12 +200,14 @@ fn a_refused_direct_transfer_is_repeated_through_the_page_cache() {
         source.believe(Rules { memory_alignment: 1, ..DIRECT });
         let file = &opened.plan.files[0];
         let delivered = if by_ring {
-            let Some(mut flight) = Flight::new(2, 2 * BLOCK_BYTES, None).unwrap() else { return };
+            let Some(mut flight) = Flight::new(2, 2 * BLOCK_BYTES, Delivery::default()).unwrap() else {
+                return;
+            };
             // SAFETY: the memory outlives the flight; landing waits.
             unsafe { flight.send(file, &opened.source, 0..2 * BLOCK) }.unwrap();
             flight.land().unwrap()
         } else {
-            let mut reader = Reader::new(1, 2 * BLOCK_BYTES, None).unwrap();
+            let mut reader = Reader::new(1, 2 * BLOCK_BYTES, Delivery::default()).unwrap();
             // SAFETY: the memory outlives the read.
             unsafe { reader.read(file, &opened.source, None, 0..2 * BLOCK) }.unwrap()
         };

@@ -33,6 +33,11 @@ pub trait DeviceCopies: Send {
     /// Blocks until all of them are done. Afterwards, in the good case and the bad, nothing writes to
     /// their destinations any more.
     fn wait(&mut self) -> Result<()>;
+
+    /// Whether [`DeviceCopies::wait`] would return at once; false where that is not known.
+    fn are_over(&self) -> bool {
+        false
+    }
 }
 
 /// Copies device memory to host memory asynchronously. Called from the threads of write jobs, several

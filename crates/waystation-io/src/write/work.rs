@@ -166,7 +166,7 @@ impl<'a> Work<'a> {
         let file = self.file_of(last);
         let plan = &self.plan.files[file];
         let end = (last + 1 - self.first_pieces[file]) * self.way.block_bytes as u64;
-        self.shared.set_gathered(plan.position_at(end.min(plan.file_bytes)));
+        self.shared.set_front(plan.position_at(end.min(plan.file_bytes)));
     }
 
     /// Counts a piece as written. Too many complete files are finished at once, by this thread.

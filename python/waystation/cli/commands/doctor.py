@@ -14,6 +14,7 @@ from waystation.cli.findings import (
     Verdict,
     device_findings,
     file_system_findings,
+    gpu_direct_findings,
     machine_findings,
     program_findings,
 )
@@ -48,7 +49,11 @@ def run(output: Output, path: Path, *, tune: bool) -> None:
     devices, problem = _devices()
     groups = {
         "programs": program_findings(),
-        "machine": [*machine_findings(probe, arena), *device_findings(devices, problem)],
+        "machine": [
+            *machine_findings(probe, arena),
+            *device_findings(devices, problem),
+            *gpu_direct_findings(devices, _native.gpu_direct_problem() if devices else None),
+        ],
         f"file system of {directory}": [
             *file_system_findings(probe),
             _calibration_finding(calibration, directory),

@@ -38,8 +38,9 @@ class SafeTensorsFileLoader:
         device: Where tensors go: a name such as `"cuda:0"`, or a `torch.device`.
         bbuf_size_kb: Taken, and not needed: the engine chooses its buffers.
         max_threads: As well: it chooses its threads.
-        nogds: As well: it chooses how to read.
-        set_numa: As well.
+        nogds: Whether GPUs get all bytes through host memory. Otherwise files are read straight to them where
+            cuFile can do that.
+        set_numa: Taken, and not needed.
         disable_cache: Whether a tensor that is asked for twice is sent twice, instead of being kept.
         debug_log: Taken, and not needed: see the logger `waystation`.
         framework: `"pytorch"`, or `"pt"`.
@@ -51,6 +52,7 @@ class SafeTensorsFileLoader:
         frames: What the headers say of each tensor.
         pg: The processes.
         device: Where tensors go.
+        nogds: As it was given.
     """
 
     @classmethod
@@ -81,6 +83,7 @@ class SafeTensorsFileLoader:
         self.pg = ProcessGroup(pg)
         self.device = Device.from_str(str(device))
         self.disable_cache = disable_cache
+        self.nogds = nogds
         self.meta: dict[str, tuple[SafeTensorsMetadata, int]] = {}
         self.frames: dict[str, TensorFrame] = {}
         self._keep: Callable[[str], bool] | None = None
@@ -180,7 +183,7 @@ class SafeTensorsFileLoader:
         files: dict[int, list[FileShare]] = {rank: [] for rank in range(self.pg.size())}
         own = [path for path, (_, rank) in self.meta.items() if rank == self.pg.rank()]
         headers = [self.meta[path][0].header for path in own]
-        reading = _Reading(headers, self._names_in(own, keep), self.device, dtype)
+        reading = _Reading(headers, self._names_in(own, keep), self.device, dtype, gpu_direct=not self.nogds)
         for path in sorted(self.meta):
             metadata, rank = self.meta[path]
             caches = not self.disable_cache
@@ -239,11 +242,20 @@ class SafeTensorsFileLoader:
 class _Reading:
     """What this process reads of its files, in the background."""
 
-    def __init__(self, headers: Sequence[Header], names: Sequence[str], device: Device, dtype: DType) -> None:
+    def __init__(
+        self,
+        headers: Sequence[Header],
+        names: Sequence[str],
+        device: Device,
+        dtype: DType,
+        *,
+        gpu_direct: bool,
+    ) -> None:
         self._headers = list(headers)
         self._names = list(names)
         self._device = device
         self._dtype = dtype
+        self._gpu_direct = gpu_direct
         self._response: AsyncResponse[dict[str, Any]] | None = None
         self._problem: Exception | None = None
         self._tensors: dict[str, TensorBase] = {}
@@ -260,6 +272,7 @@ class _Reading:
                 device=device,
                 select=self._names,
                 dtype=None if self._dtype is DType.AUTO else self._wanted,
+                gpu_direct=self._gpu_direct,
             )
         except Exception as error:
             self._problem = error
@@ -297,8 +310,8 @@ class fastsafe_open:  # noqa: N801
         framework: `"pt"`, or `"pytorch"`.
         pg: A process group of torch; a `SingleGroup` or None for this process alone.
         device: Where tensors go.
-        nogds: Taken, and not needed: the engine chooses how to read.
-        debug_log: As well.
+        nogds: As of `SafeTensorsFileLoader`.
+        debug_log: Taken, and not needed.
         max_copy_block_size: As well.
         use_fgds: As well.
     """
@@ -314,7 +327,7 @@ class fastsafe_open:  # noqa: N801
         max_copy_block_size: int = 16 * 1024 * 1024 * 1024,
         use_fgds: bool = False,
     ) -> None:
-        self.loader = SafeTensorsFileLoader(pg, device, framework=framework)
+        self.loader = SafeTensorsFileLoader(pg, device, nogds=nogds, framework=framework)
         by_rank = filenames
         if not isinstance(by_rank, Mapping):
             by_rank = {0: [by_rank] if isinstance(by_rank, str) else by_rank}

@@ -208,8 +208,8 @@ class ParallelLoader(PipelineParallel):
         device: Where tensors go.
         bbuf_size_kb: Taken, and not needed, like the next ones: the engine decides.
         max_threads: As well.
-        nogds: As well.
-        set_numa: As well.
+        nogds: As of `SafeTensorsFileLoader`.
+        set_numa: Taken, and not needed.
         debug_log: As well.
         framework: `"pytorch"`, or `"pt"`.
         tensor_filter: Load only tensors that a function of their names says yes to.
@@ -248,7 +248,7 @@ class ParallelLoader(PipelineParallel):
         group = SingleGroup() if all_local else pg
         super().__init__(
             group,
-            SafeTensorsFileLoader(group, device, framework=framework),
+            SafeTensorsFileLoader(group, device, nogds=nogds, framework=framework),
             hf_weights_files,
             max_concurrent_producers,
             queue_size,

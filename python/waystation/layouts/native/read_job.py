@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +17,8 @@ from waystation.layouts.native.destinations import Region
 
 LEAST_STAGING_BYTES = 1 << 20
 
+_log = logging.getLogger("waystation")
+
 # Path, length and checksums, as `_native.start_read` takes them.
 ReadFile = tuple[str, int, bytes | memoryview | None]
 
@@ -27,12 +31,16 @@ class ReadStatistics:
         bytes_needed: Bytes of arrays that were asked for, as they are stored.
         bytes_read: Bytes that were read for that: of whole blocks where they are verified, and of headers.
         modes: The ways in which files were read.
+        gpu_direct_bytes: Bytes of those that were read straight to GPUs.
+        gpu_direct_reasons: Why others were not, where that was wanted.
         headers: The files whose header has been read, and so verified.
     """
 
     bytes_needed: int = 0
     bytes_read: int = 0
     modes: set[str] = field(default_factory=set)
+    gpu_direct_bytes: int = 0
+    gpu_direct_reasons: set[str] = field(default_factory=set)
     headers: set[int] = field(default_factory=set)
 
 
@@ -42,6 +50,8 @@ def start(
     owners: object,
     options: Options,
     regions: Sequence[Region] = (),
+    *,
+    announce: bool = False,
     among: tuple[int, int] | None = None,
 ) -> _native.Job:
     """Starts to read files as the options say.
@@ -52,6 +62,7 @@ def start(
         owners: What keeps the memory alive that they are read into.
         options: Of the load.
         regions: Memory of devices that some of it goes to.
+        announce: Whether the job tells record by record what is in place.
         among: The number of this process among so many that read the same through the page cache, if there
             are others: each begins with another part.
     """
@@ -67,6 +78,8 @@ def start(
         throttle=engine.throttle_path,
         device_memory=regions or None,
         staging_bytes=_staging_bytes(options) if regions else None,
+        announce=announce,
+        gpu_direct=engine.gpu_direct,
         among=among,
     )
 
@@ -95,6 +108,17 @@ def finish(job: _native.Job, statistics: ReadStatistics) -> None:
             job.wait()
     statistics.bytes_read += outcome["bytes_read"]
     statistics.modes.update(outcome["modes"])
+    statistics.gpu_direct_bytes += outcome["gpu_direct_bytes"]
+    reason = outcome["gpu_direct_reason"]
+    if reason is not None:
+        statistics.gpu_direct_reasons.add(reason)
+        _tell(reason)
+
+
+@functools.cache
+def _tell(reason: str) -> None:
+    """Says once why something was not read straight to a GPU."""
+    _log.warning("not everything was read straight to the GPU, as gpu_direct asks: %s", reason)
 
 
 def shared(options: Options, count: int) -> Options:
