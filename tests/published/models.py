@@ -62,6 +62,8 @@ def every_dtype() -> dict[str, torch.Tensor]:
 def bits(array: Any) -> bytes:
     """The bytes of an array of any framework."""
     if isinstance(array, torch.Tensor):
+        if array.numel() == 0:  # torch views nothing as something else
+            return b""
         return array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return np.ascontiguousarray(np.asarray(array)).tobytes()
 
