@@ -6,7 +6,8 @@
 //! threads share. `daemon` is the agent as a program, `client` what a trainer does with it, `local` what the two
 //! say to each other. `process` and `locks` tell who still uses one. `docs/format-slots.md` specifies the files,
 //! whose bytes `waystation-format` reads and writes; bytes of arrays are moved by `waystation-io`. `peers` (a
-//! feature, for those who need no network) is how agents of several hosts speak to each other.
+//! feature, for those who need no network) is how agents of several hosts speak to each other, `protocol` how they and a
+//! controller agree on epochs, commits and recoveries: pure machines.
 
 pub mod client;
 #[cfg(feature = "daemon")]
@@ -17,6 +18,7 @@ pub mod locks;
 pub mod peers;
 pub mod prefix;
 pub mod process;
+pub mod protocol;
 pub mod reader;
 pub mod slots;
 pub mod store;

@@ -1,0 +1,238 @@
+//! What agents and controllers tell each other, and what a decision looks like.
+//!
+//! Every message may be lost, delayed, repeated or overtaken: receivers act on a message only in its epoch, acting
+//! on it twice changes nothing more, and senders repeat what is not answered.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::names::{AgentId, Commit, Digest, Epoch, Key, SealedCopy, Version};
+
+/// From a controller to an agent. But for the first two, only those who have promised the epoch act on it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ToAgent {
+    /// Promise to follow no older epoch.
+    Prepare {
+        /// To promise.
+        epoch: Epoch,
+    },
+    /// Promise this epoch although you remember nothing: a majority of others knows that you forgot.
+    Admit {
+        /// To promise.
+        epoch: Epoch,
+        /// Whom the majority was told of. A later start of the same host needs another one.
+        incarnation: u64,
+        /// The newest starts without memory that are known, of all agents.
+        incarnations: BTreeMap<AgentId, u64>,
+        /// The commits that a majority knows of.
+        noted: BTreeSet<Commit>,
+    },
+    /// Take note that an agent has started without memory: what it promised before no longer counts.
+    Learn {
+        /// Of the sender.
+        epoch: Epoch,
+        /// Who forgot.
+        agent: AgentId,
+        /// Its present start.
+        incarnation: u64,
+    },
+    /// Verify the copies, and tell which there are.
+    Gather {
+        /// Of the sender.
+        epoch: Epoch,
+    },
+    /// Load what the decision says.
+    Restore(Arc<Decision>),
+    /// Train, and keep what the orders say.
+    Train(Arc<Orders>),
+    /// Note that this version has enough copies.
+    Commit {
+        /// Of the sender; the version's may be older.
+        epoch: Epoch,
+        /// To note.
+        commit: Commit,
+    },
+}
+
+impl ToAgent {
+    /// The sender's epoch.
+    pub fn epoch(&self) -> Epoch {
+        match self {
+            ToAgent::Prepare { epoch }
+            | ToAgent::Admit { epoch, .. }
+            | ToAgent::Learn { epoch, .. }
+            | ToAgent::Gather { epoch }
+            | ToAgent::Commit { epoch, .. } => *epoch,
+            ToAgent::Restore(decision) => decision.epoch,
+            ToAgent::Train(orders) => orders.epoch,
+        }
+    }
+}
+
+/// From an agent to a controller.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ToController {
+    /// How things stand: at every tick, on every change, and as the answer to most messages.
+    Report(Report),
+    /// What is there, verified just now; the answer to [`ToAgent::Gather`].
+    Inventory(Inventory),
+    /// The answer to [`ToAgent::Restore`].
+    Restored {
+        /// Of the decision.
+        epoch: Epoch,
+        /// Of the decision.
+        attempt: u32,
+        /// Whether all that this agent was to load is loaded.
+        is_loaded: bool,
+    },
+}
+
+/// What an agent holds and has promised.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Report {
+    /// Of the start since which it remembers everything.
+    pub incarnation: u64,
+    /// None if it has forgotten, and was not admitted since.
+    pub promised: Option<Epoch>,
+    /// The starts without memory that it has taken note of.
+    pub incarnations: BTreeMap<AgentId, u64>,
+    /// Verified copies.
+    pub copies: BTreeMap<Key, SealedCopy>,
+    /// From the oldest that is still to be kept.
+    pub noted: BTreeSet<Commit>,
+}
+
+/// What an agent can give to a recovery.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Inventory {
+    /// That asked.
+    pub epoch: Epoch,
+    /// Of the start since which it remembers everything.
+    pub incarnation: u64,
+    /// Each verified after it was asked.
+    pub copies: BTreeMap<Key, SealedCopy>,
+    /// From the oldest that is still to be kept.
+    pub noted: BTreeSet<Commit>,
+    /// How often trainers began at a version and no newer one was committed.
+    pub fruitless: BTreeMap<Version, u32>,
+}
+
+/// Where bytes of a shard are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// In the memory of a host.
+    Memory(AgentId),
+    /// On the disk tier.
+    Disk,
+}
+
+/// How one shard is restored.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShardDecision {
+    /// The agent whose trainer gets it.
+    pub reader: AgentId,
+    /// What its bytes must have. None where only the disk has it, which verifies by itself.
+    pub copy: Option<SealedCopy>,
+    /// To be tried in this order.
+    pub sources: Vec<Source>,
+}
+
+/// The one decision of a recovery, for all.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Decision {
+    /// In which it holds.
+    pub epoch: Epoch,
+    /// Counts the decisions of this epoch, from 1.
+    pub attempt: u32,
+    /// None to begin from nothing.
+    pub version: Option<Version>,
+    /// One for each shard of the version.
+    pub shards: Vec<ShardDecision>,
+}
+
+/// What holds while trainers train.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Orders {
+    /// In which they hold.
+    pub epoch: Epoch,
+    /// Of the decision that must have been carried out.
+    pub attempt: u32,
+    /// Counts the orders of this epoch: an agent that has seen later ones passes over these.
+    pub revision: u64,
+    /// The version that training began with; None if it began from nothing.
+    pub base: Option<Version>,
+    /// Whether copies of that are kept though it is not among the commits.
+    pub is_base_kept: bool,
+    /// The newest commits: what is older than all of them may be freed. More than one only as long as the newer ones are
+    /// not known to have enough copies.
+    pub commits: BTreeSet<Commit>,
+    /// Whether versions of this epoch are kept. Not before what training began with has its copies again (or has not got
+    /// them in time): they would take its room.
+    pub is_open: bool,
+    /// No version of this epoch with a smaller step will be committed any more, unless it is already.
+    pub floor: u64,
+    /// For each shard who keeps it; the first seals it and brings it to the others.
+    pub holders: Vec<Vec<AgentId>>,
+}
+
+impl Orders {
+    /// Whether copies of this version may still be needed.
+    pub fn keeps(&self, version: Version) -> bool {
+        let is_committed = self.commits.iter().any(|commit| commit.version == version);
+        let may_be_committed = version.epoch == self.epoch && version.step >= self.floor;
+        is_committed || may_be_committed || self.is_base_kept && self.base == Some(version)
+    }
+
+    /// Whether a new copy of this version is taken.
+    pub fn takes(&self, version: Version) -> bool {
+        self.keeps(version) && (self.is_open || version.epoch != self.epoch)
+    }
+
+    /// Who is to keep a shard. An earlier version may be cut into more shards than versions are now.
+    pub fn holders_of(&self, key: Key) -> &[AgentId] {
+        let places = self.holders.len().max(1);
+        self.holders.get(key.shard as usize % places).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// From agent to agent, besides the bytes of copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ToPeer {
+    /// Your copy is verified and sealed here.
+    Kept {
+        /// Of both.
+        epoch: Epoch,
+        /// Of which shard.
+        key: Key,
+        /// Of the bytes.
+        digest: Digest,
+    },
+    /// The bytes of your copy are not what you said: verify it.
+    Damaged {
+        /// Of both.
+        epoch: Epoch,
+        /// Of which shard.
+        key: Key,
+    },
+    /// Send the bytes of a shard.
+    Fetch {
+        /// Of both.
+        epoch: Epoch,
+        /// For which decision.
+        attempt: u32,
+        /// Of which shard.
+        key: Key,
+    },
+}
+
+/// What bytes are sent for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Purpose {
+    /// To be kept.
+    Replica,
+    /// To be loaded, as this decision says.
+    Restore {
+        /// Of the decision.
+        attempt: u32,
+    },
+}

@@ -1,0 +1,34 @@
+//! How agents and a controller agree: membership, epochs, commits, recovery. No clock, no threads, no I/O.
+//!
+//! [`Agent`] and [`Controller`] are machines that take inputs (messages, ticks, what happened to slots) and return
+//! outputs (messages, effects). Whoever drives them carries messages, moves bytes and keeps time; the tests do so in a
+//! simulation that loses, delays, repeats and reorders messages, kills and partitions hosts, and damages copies.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `names` | epochs, versions, keys, digests |
+//! | `message` | what is said |
+//! | `quorum` | which promises count, also of agents that have lost their memory |
+//! | `memory`, `events` | what an agent keeps; what happens to it, and what it wants done |
+//! | `agent`, `replication`, `restoring` | the agent's machine |
+//! | `controller`, `recovery`, `training` | the controller's machine |
+//! | `decision` | which version a recovery goes back to, and where each shard comes from |
+//!
+//! A majority of agents must remember what they promised: if more lose their memory at once, no epoch can begin,
+//! and the run is founded anew from the disk tier. Two hosts therefore need a third agent, which may keep no shards.
+
+pub mod agent;
+pub mod controller;
+pub mod decision;
+pub mod events;
+pub mod memory;
+pub mod message;
+pub mod names;
+pub mod quorum;
+mod recovery;
+mod replication;
+mod restoring;
+mod training;
+
+pub use agent::Agent;
+pub use controller::Controller;

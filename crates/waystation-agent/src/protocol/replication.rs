@@ -1,0 +1,116 @@
+//! How copies come to be: the trainer's own, and those that holders bring to each other.
+//!
+//! The first holder of a shard brings every copy of a new version to the others, again at every tick until they say that
+//! they keep it. A holder says so after it has verified and sealed, and again whenever it is offered what it has. Copies of
+//! versions from before a recovery may lie anywhere: whoever has one brings it to the shard's holders, and who is none
+//! of them frees it once all have it, or old copies would take the room of new ones for ever. Nothing is ever
+//! overwritten: without room a copy is refused, and offered again later.
+
+use super::agent::Agent;
+use super::events::{Output, Refusal};
+use super::message::{Orders, Purpose, ToPeer};
+use super::names::{AgentId, Key, SealedCopy};
+
+impl Agent {
+    pub(super) fn seal(&mut self, key: Key, copy: SealedCopy, outputs: &mut Vec<Output>) {
+        let refusal = match &self.orders {
+            Some(orders) if orders.epoch == key.version.epoch && self.follows(orders.epoch) => {
+                match self.memory.copies.get(&key) {
+                    Some(held) if *held == copy => return,
+                    Some(_) => Some(Refusal::Conflict),
+                    None if key.version.step < orders.floor => Some(Refusal::Late),
+                    None => (!orders.is_open || !self.has_room(key.shard)).then_some(Refusal::Full),
+                }
+            }
+            _ => Some(Refusal::Fenced),
+        };
+        if let Some(refusal) = refusal {
+            outputs.push(Output::Refuse(key, refusal));
+            return;
+        }
+        self.memory.copies.insert(key, copy);
+        self.replicate(outputs);
+        self.report(outputs);
+    }
+
+    /// Keeps what another agent has sent, and says so; also if it was there already.
+    pub(super) fn keep_replica(
+        &mut self,
+        from: AgentId,
+        key: Key,
+        copy: SealedCopy,
+        outputs: &mut Vec<Output>,
+    ) {
+        // Before the orders are here, it cannot be told what the copy is to be kept for.
+        let Some(orders) = self.orders.clone() else { return };
+        let epoch = orders.epoch;
+        match self.memory.copies.get(&key) {
+            Some(held) if *held != copy => return,
+            Some(_) => {}
+            None => {
+                if !orders.takes(key.version) || !self.has_room(key.shard) {
+                    return;
+                }
+                self.memory.copies.insert(key, copy);
+                self.report(outputs);
+            }
+        }
+        outputs.push(Output::ToPeer(from, ToPeer::Kept { epoch, key, digest: copy.digest }));
+    }
+
+    /// Brings copies to the holders that have not said that they keep them.
+    pub(super) fn replicate(&self, outputs: &mut Vec<Output>) {
+        let Some(orders) = &self.orders else { return };
+        let epoch = orders.epoch;
+        for (&key, &copy) in self.memory.copies.iter().filter(|(key, _)| self.brings(orders, **key)) {
+            let others = orders.holders_of(key).iter().filter(|&&to| to != self.id);
+            for &to in others.filter(|&&to| !self.kept.contains(&(key, to))) {
+                outputs.push(Output::Bytes { to, epoch, key, copy, purpose: Purpose::Replica });
+            }
+        }
+    }
+
+    /// Whether it is for this agent to bring a copy to others.
+    fn brings(&self, orders: &Orders, key: Key) -> bool {
+        let is_new = key.version.epoch == orders.epoch;
+        orders.keeps(key.version) && (!is_new || orders.holders_of(key).first() == Some(&self.id))
+    }
+
+    /// Frees a copy that is for others to keep, once all of them do.
+    fn hand_over(&mut self, key: Key, outputs: &mut Vec<Output>) {
+        let Some(orders) = &self.orders else { return };
+        let holders = orders.holders_of(key);
+        let is_handed_over = !holders.is_empty()
+            && !holders.contains(&self.id)
+            && holders.iter().all(|&holder| self.kept.contains(&(key, holder)));
+        if is_handed_over {
+            self.free(key, outputs);
+            self.report(outputs);
+        }
+    }
+
+    pub(super) fn hear_peer(&mut self, from: AgentId, message: ToPeer, outputs: &mut Vec<Output>) {
+        match message {
+            ToPeer::Kept { epoch, key, digest } => {
+                let held = self.memory.copies.get(&key);
+                if self.follows(epoch) && held.is_some_and(|copy| copy.digest == digest) {
+                    self.kept.insert((key, from));
+                    self.hand_over(key, outputs);
+                }
+            }
+            ToPeer::Damaged { epoch, key } => {
+                if self.follows(epoch) && self.memory.copies.contains_key(&key) {
+                    outputs.push(Output::Verify);
+                }
+            }
+            ToPeer::Fetch { epoch, attempt, key } => {
+                if let Some(&copy) = self.memory.copies.get(&key)
+                    && self.follows(epoch)
+                {
+                    let purpose = Purpose::Restore { attempt };
+                    outputs.push(Output::Bytes { to: from, epoch, key, copy, purpose });
+                }
+            }
+        }
+    }
+}

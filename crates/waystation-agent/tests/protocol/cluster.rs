@@ -1,0 +1,196 @@
+//! A controller and agents that hear each other at once, unless they are cut off.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use waystation_agent::protocol::Agent;
+use waystation_agent::protocol::controller::{self, Controller, Settings};
+use waystation_agent::protocol::events::{Input, Output};
+use waystation_agent::protocol::memory::{Limits, Memory};
+use waystation_agent::protocol::message::{Decision, Inventory, Report, ToController};
+use waystation_agent::protocol::names::{AgentId, Epoch, Key, Version};
+
+use super::{COPY, inventory};
+
+/// Each shard on the first two agents.
+fn first_two(live: &[AgentId], shards: u32, copies: usize) -> Vec<Vec<AgentId>> {
+    (0..shards).map(|_| live.iter().copied().take(copies).collect()).collect()
+}
+
+fn settings() -> Settings {
+    Settings {
+        domains: vec![0, 1, 2],
+        shards: 1,
+        copies: 2,
+        place: first_two,
+        dead_after_ms: 1000,
+        gather_ms: 100,
+        give_up_ms: 1000,
+        fruitless_limit: 2,
+    }
+}
+
+/// A controller and agents that hear each other at once.
+struct Cluster {
+    controller: Controller,
+    agents: Vec<Agent>,
+    /// Those that hear nothing and are not heard.
+    cut_off: BTreeSet<u16>,
+    /// What the controller wants besides messages.
+    wants: Vec<controller::Output>,
+}
+
+impl Cluster {
+    fn of(agents: Vec<Agent>) -> Self {
+        let controller = Controller::new(1, settings(), 0);
+        Self { controller, agents, cut_off: BTreeSet::new(), wants: Vec::new() }
+    }
+
+    fn founders() -> Self {
+        let limits = Limits { copies: 4, versions_of_shard: 2 };
+        Self::of((0..3).map(|id| Agent::new(AgentId(id), limits, Memory::of_founder())).collect())
+    }
+
+    fn training() -> Self {
+        let mut cluster = Self::founders();
+        while cluster.agents.iter().any(|agent| agent.orders().is_none()) {
+            cluster.tick(0); // who hears too early says nothing, and is asked again
+        }
+        cluster
+    }
+
+    fn controller(&mut self, input: controller::Input) {
+        for output in self.controller.handle(input) {
+            match output {
+                controller::Output::ToAgent(to, message) => self.agent(to, Input::Controller(message)),
+                other => self.wants.push(other),
+            }
+        }
+    }
+
+    fn agent(&mut self, id: AgentId, input: Input) {
+        if self.cut_off.contains(&id.0) {
+            return;
+        }
+        for output in self.agents[usize::from(id.0)].handle(input) {
+            match output {
+                Output::ToController(1, message) => {
+                    self.controller(controller::Input::Message(id, message));
+                }
+                Output::ToController(..) => {}
+                Output::ToPeer(to, message) => self.agent(to, Input::Peer(id, message)),
+                Output::Bytes { to, epoch, key, copy, purpose } => {
+                    self.agent(to, Input::Bytes { from: id, epoch, key, copy, purpose, is_intact: true });
+                }
+                Output::Verify => self.agent(id, Input::Verified(Vec::new())),
+                Output::Load { attempt, key, .. } => {
+                    self.agent(id, Input::Loaded { attempt, shard: key.shard, is_loaded: true });
+                }
+                Output::Free(_) | Output::Fence(_) | Output::Train(_) | Output::Refuse(..) => {}
+            }
+        }
+    }
+
+    fn tick(&mut self, now_ms: u64) {
+        self.controller(controller::Input::Tick(now_ms));
+        for id in 0..3 {
+            self.agent(AgentId(id), Input::Tick);
+        }
+    }
+
+    fn committed(&self) -> Vec<Version> {
+        let commits = self.wants.iter().filter_map(|want| match want {
+            controller::Output::Committed(commit) => Some(commit.version),
+            _ => None,
+        });
+        commits.collect()
+    }
+}
+
+#[test]
+fn a_version_is_committed_as_soon_as_it_has_its_copies() {
+    let mut cluster = Cluster::training();
+    let key = Key { version: Version { epoch: cluster.controller.epoch(), step: 1 }, shard: 0 };
+    cluster.cut_off.insert(1);
+    cluster.agent(AgentId(0), Input::Sealed(key, COPY));
+    assert_eq!(cluster.committed(), []);
+    cluster.cut_off.clear();
+    cluster.tick(10);
+    assert_eq!(cluster.committed(), [key.version]);
+}
+
+/// An agent that was lost between its inventory and the beginning became a member that never trained: no shard of it was
+/// ever saved again, and nobody noticed.
+#[test]
+fn who_is_lost_while_a_decision_is_carried_out_makes_a_new_one_necessary() {
+    let mut cluster = Cluster::founders();
+    // Agent 2 gives its inventory and is lost before the others are done.
+    let decided = |cluster: &Cluster| {
+        let decisions = cluster.wants.iter().filter_map(|want| match want {
+            controller::Output::Decided(decision) => Some(Arc::clone(decision)),
+            _ => None,
+        });
+        decisions.collect::<Vec<Arc<Decision>>>()
+    };
+    for output in cluster.controller.handle(controller::Input::Tick(0)) {
+        let controller::Output::ToAgent(to, message) = output else { continue };
+        for answer in cluster.agents[usize::from(to.0)].handle(Input::Controller(message)) {
+            if let Output::ToController(1, message) = answer {
+                // Promises only: what is asked then is dropped.
+                cluster.controller.handle(controller::Input::Message(to, message));
+            }
+        }
+    }
+    let epoch = cluster.controller.epoch();
+    for id in 0..3 {
+        let found = ToController::Inventory(Inventory { epoch, ..inventory(1, &[], &[]) });
+        let outputs = cluster.controller.handle(controller::Input::Message(AgentId(id), found));
+        cluster.wants.extend(outputs);
+    }
+    assert_eq!(decided(&cluster).len(), 1);
+    let report = Report {
+        incarnation: 1,
+        promised: None,
+        incarnations: BTreeMap::new(),
+        copies: BTreeMap::new(),
+        noted: BTreeSet::new(),
+    };
+    let lost = controller::Input::Message(AgentId(2), ToController::Report(report));
+    cluster.controller.handle(lost);
+    assert!(cluster.controller.epoch() > epoch, "the decision still counts on what was lost");
+}
+
+/// With a save at every interval, what was given up came to be saved by halves again and again.
+#[test]
+fn after_each_failure_more_steps_are_skipped() {
+    let mut cluster = Cluster::training();
+    let epoch = cluster.controller.epoch();
+    cluster.cut_off.insert(1); // no second copy
+    let mut floors = Vec::new();
+    let mut now_ms = 0;
+    for _ in 0..4 {
+        let floor = cluster.agents[0].orders().expect("it trains").floor;
+        let key = Key { version: Version { epoch, step: floor }, shard: 0 };
+        cluster.agent(AgentId(0), Input::Sealed(key, COPY));
+        for _ in 0..3 {
+            now_ms += 500;
+            // The silence of the second is not the matter here.
+            cluster.controller(controller::Input::Message(AgentId(1), heard(epoch)));
+            cluster.tick(now_ms);
+        }
+        assert!(cluster.wants.contains(&controller::Output::GivenUp(key.version)));
+        floors.push(cluster.agents[0].orders().expect("it trains").floor - floor);
+    }
+    assert_eq!(floors, [1, 2, 4, 8]);
+}
+
+/// A report of an agent that follows an epoch and has nothing.
+fn heard(epoch: Epoch) -> ToController {
+    ToController::Report(Report {
+        incarnation: 0,
+        promised: Some(epoch),
+        incarnations: BTreeMap::new(),
+        copies: BTreeMap::new(),
+        noted: BTreeSet::new(),
+    })
+}

@@ -1,0 +1,222 @@
+//! What must hold whatever happens. A law that is broken ends the run with a panic that says which.
+//!
+//! - The trainers of an epoch begin with the bytes of one version, as they were saved, all of one lineage.
+//! - A key never has two digests.
+//! - Of the newest version that a majority has noted as committed, a copy of every shard is left while fewer hosts
+//!   than were needed for the commit were lost or damaged; the newest epoch lets go of it only if some shard of it was
+//!   out of reach when it decided, if it was begun with in vain too often, or for a newer commit that is as safe.
+//! - When a majority has promised an epoch, one of it knows of every commit of older epochs that a majority ever
+//!   notes: what nobody there knows is never committed.
+//! - No host holds more copies than it may.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use waystation_agent::protocol::controller::Settings;
+use waystation_agent::protocol::decision::Findings;
+use waystation_agent::protocol::message::Decision;
+use waystation_agent::protocol::names::{Commit, Digest, Epoch, Key, Version};
+
+use super::host::{Content, Host};
+
+/// What a shard's bytes are, and where they are from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Truth {
+    pub content: Content,
+    pub lineage: u64,
+    pub sealed_ms: u64,
+}
+
+#[derive(Default)]
+pub struct Laws {
+    pub truth: BTreeMap<Key, Truth>,
+    digests: BTreeMap<Key, Digest>,
+    /// The newest epoch that a majority has promised at the same time.
+    established: Epoch,
+    /// For each such epoch, the commits that were noted by any of its majority.
+    known: BTreeMap<Epoch, BTreeSet<(Epoch, Version)>>,
+    /// What controllers have told agents to note.
+    issued: BTreeMap<(Epoch, Version), Commit>,
+    /// Who has ever noted a commit, by the epoch in which it was done.
+    noted: BTreeMap<(Epoch, Version), BTreeSet<u16>>,
+    /// The commit that has to survive.
+    reference: Option<Version>,
+    /// What epochs have let go of it for, before a majority has heard of that: one of them all has to survive.
+    successors: BTreeSet<Version>,
+    /// When hosts were lost, or copies on them damaged.
+    harms: Vec<(u64, u16)>,
+    /// Those that count against the reference.
+    harmed: BTreeSet<u16>,
+    pub majority_commits: u64,
+}
+
+impl Laws {
+    /// A trainer's shard was kept.
+    pub fn seal(&mut self, key: Key, truth: Truth) {
+        let first = *self.truth.entry(key).or_insert(truth);
+        assert!(first.content == truth.content, "two different shards were sealed as {key:?}");
+    }
+
+    /// A host was lost, or copies on it were damaged.
+    pub fn harm(&mut self, now_ms: u64, host: u16) {
+        self.harms.push((now_ms, host));
+        self.harmed.insert(host);
+    }
+
+    /// Trainers of a decision begin on one host.
+    pub fn begin(
+        &self,
+        decision: &Decision,
+        given: Option<&BTreeMap<u32, (Key, Content)>>,
+        host: u16,
+    ) -> u64 {
+        let version = decision.version.expect("there is always a version on disk");
+        let lineages: BTreeSet<u64> = (0..decision.shards.len() as u32)
+            .map(|shard| self.truth[&Key { version, shard }].lineage)
+            .collect();
+        assert!(lineages.len() == 1, "{version:?} was decided for, whose shards are of {lineages:?}");
+        for (shard, decided) in (0u32..).zip(&decision.shards) {
+            if usize::from(decided.reader.0) == usize::from(host) {
+                let key = Key { version, shard };
+                let found = given.and_then(|given| given.get(&shard));
+                let expected = self.truth[&key].content;
+                assert!(found == Some(&(key, expected)), "host {host} trains with {found:?} as {key:?}");
+            }
+        }
+        lineages.into_iter().next().unwrap_or_default()
+    }
+
+    /// Looks at everything that is there; called after every step of an agent.
+    pub fn look(&mut self, hosts: &[Host], at: u16) {
+        let host = &hosts[usize::from(at)];
+        let memory = host.remembers();
+        assert!(memory.copies.len() <= host.limits.copies, "host {at} holds {} copies", memory.copies.len());
+        assert!(
+            memory.copies.keys().eq(host.bytes.keys()) || host.agent.is_none(),
+            "the slots of host {at} are not what its agent says"
+        );
+        for (key, copy) in &memory.copies {
+            let first = *self.digests.entry(*key).or_insert(copy.digest);
+            assert!(first == copy.digest, "{key:?} has two digests");
+        }
+        self.note_promises(hosts);
+        self.note_commits(hosts, at);
+    }
+
+    fn note_promises(&mut self, hosts: &[Host]) {
+        let mut followers: BTreeMap<Epoch, BTreeSet<u16>> = BTreeMap::new();
+        for host in hosts {
+            if let Some(promised) = host.remembers().promised {
+                followers.entry(promised).or_default().insert(host.id.0);
+            }
+        }
+        for (epoch, members) in followers {
+            if members.len() > hosts.len() / 2 && !self.known.contains_key(&epoch) {
+                let noted = self.noted.iter().filter(|(_, noters)| !noters.is_disjoint(&members));
+                self.known.insert(epoch, noted.map(|(commit, _)| *commit).collect());
+                self.established = self.established.max(epoch);
+            }
+        }
+    }
+
+    /// A controller has found that a version has its copies, and tells agents to note that.
+    pub fn issue(&mut self, hosts: &[Host], epoch: Epoch, commit: Commit) {
+        let first = *self.issued.entry((epoch, commit.version)).or_insert(commit);
+        assert!(first == commit, "{epoch:?} commits {:?} with two digests", commit.version);
+        for host in hosts {
+            self.note_commits(hosts, host.id.0);
+        }
+    }
+
+    /// Counts who knows of the commits of its epoch.
+    fn note_commits(&mut self, hosts: &[Host], at: u16) {
+        let memory = hosts[usize::from(at)].remembers();
+        let Some(epoch) = memory.promised.filter(|_| memory.promised == memory.trained) else { return };
+        for commit in &memory.noted {
+            if self.issued.contains_key(&(epoch, commit.version)) {
+                self.note_commit(hosts, epoch, commit.version, at);
+            }
+        }
+    }
+
+    fn note_commit(&mut self, hosts: &[Host], epoch: Epoch, version: Version, at: u16) {
+        let noted = self.noted.entry((epoch, version)).or_default();
+        if noted.insert(at) && noted.len() == hosts.len() / 2 + 1 {
+            for (later, known) in self.known.range(epoch..).skip(1) {
+                assert!(
+                    known.contains(&(epoch, version)),
+                    "{version:?} was committed by {epoch:?}, which nobody in {later:?} knew when that began"
+                );
+            }
+            self.majority_commits += 1;
+            if epoch >= self.established && self.reference.is_none_or(|reference| reference < version) {
+                self.refer_to(Some(version));
+            }
+        }
+    }
+
+    /// The commit that has to survive has.
+    pub fn check_reference(&mut self, hosts: &[Host], settings: &Settings) {
+        let Some(version) = self.reference else { return };
+        let needed = settings.needed_copies();
+        let fewest_of = |version| {
+            let holders = |shard| hosts.iter().filter(move |host| host.holds(Key { version, shard })).count();
+            (0..settings.shards).map(holders).min().unwrap_or(0)
+        };
+        let fewest = fewest_of(version);
+        // Damage that nobody has found yet is still to come: others free their copies because that one is there.
+        let is_hidden = |host: &Host| {
+            let copies = host.remembers().copies.keys();
+            copies.filter(|key| key.version == version).any(|&key| !host.holds(key))
+        };
+        if fewest >= needed && !hosts.iter().any(is_hidden) {
+            self.harmed.clear();
+        }
+        assert!(
+            fewest > 0
+                || self.harmed.len() >= needed
+                || self.successors.iter().any(|&successor| fewest_of(successor) > 0),
+            "{version:?} was committed and is gone, after harm to {:?} only",
+            self.harmed
+        );
+    }
+
+    /// A controller has decided.
+    pub fn decide(&mut self, decision: &Decision, findings: &Findings, settings: &Settings) {
+        if decision.epoch < self.established {
+            return; // nobody follows it
+        }
+        let Some(reference) = self.reference else { return };
+        let commits = findings.commits_to_keep(settings.needed_copies(), settings.fruitless_limit);
+        if commits.iter().any(|commit| commit.version == reference) {
+            return;
+        }
+        // What takes its place must be as safe as it was, or it was passed over for a reason.
+        let safe = commits.first().map(|commit| commit.version);
+        let safe = safe.filter(|&version| findings.fewest_copies(version) >= settings.needed_copies());
+        let could = findings.candidates().iter().any(|candidate| candidate.version == reference);
+        let is_fruitless = findings.fruitless(reference) >= settings.fruitless_limit;
+        assert!(
+            safe > Some(reference) || !could || is_fruitless,
+            "{:?} was decided for, and {commits:?} kept, though the committed {reference:?} could be restored",
+            decision.version
+        );
+        match commits.first().filter(|commit| Some(commit.version) == safe) {
+            Some(commit) => {
+                self.successors.insert(commit.version);
+                self.issued.entry((decision.epoch, commit.version)).or_insert(*commit);
+            }
+            None => self.refer_to(None),
+        }
+    }
+
+    /// From now on this version has to survive.
+    fn refer_to(&mut self, version: Option<Version>) {
+        self.reference = version;
+        self.successors.retain(|&successor| Some(successor) > version);
+        let Some(version) = version else { return };
+        let of_version = Key { version, shard: 0 }..=Key { version, shard: u32::MAX };
+        let since_ms = self.truth.range(of_version).map(|(_, truth)| truth.sealed_ms).min().unwrap_or(0);
+        self.harmed =
+            self.harms.iter().filter(|(when_ms, _)| *when_ms >= since_ms).map(|(_, host)| *host).collect();
+    }
+}

@@ -1,0 +1,52 @@
+//! A network that loses, delays, reorders and repeats what it carries, and whose links fail one way.
+
+use std::collections::BTreeSet;
+
+use super::random::Random;
+
+/// Who is at the end of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    Host(u16),
+    Controller(u64),
+}
+
+/// What the network does to messages, in chances of a thousand and in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    pub lost: u64,
+    pub repeated: u64,
+    pub slowest_ms: u64,
+}
+
+/// What it does while nothing is wrong.
+pub const CALM: Weather = Weather { lost: 0, repeated: 0, slowest_ms: 20 };
+
+pub struct Network {
+    pub weather: Weather,
+    cut: BTreeSet<(Place, Place)>,
+}
+
+impl Network {
+    pub fn new() -> Self {
+        Self { weather: CALM, cut: BTreeSet::new() }
+    }
+
+    /// Lets nothing through from `from` to `to`.
+    pub fn cut(&mut self, from: Place, to: Place) {
+        self.cut.insert((from, to));
+    }
+
+    pub fn heal(&mut self) {
+        self.cut.clear();
+    }
+
+    /// After how long a message arrives; nothing if it is lost, twice if it is repeated.
+    pub fn delays(&self, random: &mut Random, from: Place, to: Place) -> Vec<u64> {
+        if self.cut.contains(&(from, to)) || random.permille(self.weather.lost) {
+            return Vec::new();
+        }
+        let count = 1 + u64::from(random.permille(self.weather.repeated));
+        (0..count).map(|_| 1 + random.below(self.weather.slowest_ms)).collect()
+    }
+}
