@@ -189,27 +189,6 @@ proptest! {
 }
 
 #[test]
-fn many_small_files_stay_within_the_limit_of_open_files() {
-    let directory = tempfile::tempdir().unwrap();
-    let sources: Vec<Vec<u8>> = (0..3000).map(|index| noise(index % 50, index)).collect();
-    let inputs: Vec<FileInput> = sources
-        .iter()
-        .enumerate()
-        .map(|(index, source)| plain(directory.path().join(index.to_string()), 8, source))
-        .collect();
-    // SAFETY: changes only the soft limit of this process.
-    unsafe {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
-        limit.rlim_cur = 512.min(limit.rlim_max);
-        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
-    }
-    let statistics = run(inputs.clone(), AUTOMATIC).unwrap();
-    let expected: Vec<Vec<u8>> = sources.iter().map(|source| [&[b' '; 8][..], source].concat()).collect();
-    check_written(&inputs, &expected, &statistics);
-}
-
-#[test]
 fn the_gather_position_says_what_may_change() {
     for mode in modes() {
         let directory = tempfile::tempdir().unwrap();
