@@ -65,7 +65,8 @@ def test_killed_before_any_call_of_the_store(framework: str, role: str, tmp_path
         if not role.startswith("host"):
             # With the store alive, what is decided is decided for all.
             assert _decided(seen[0]) == _decided(seen[1])
-    assert call >= 2 * 4
+    # In each round at least the part, the arrival and the verdict; at the end it counts itself out.
+    assert call >= 2 * 3 + 1
     assert [process.value for process in ended] == [DECISIONS] * 3
 
 
