@@ -123,6 +123,40 @@ def _tiny(quick: bool) -> Iterator[Leaf]:
     yield Leaf("seed", (4,), "uint8")
 
 
+def _transformer(width: int, vocabulary: int) -> Iterator[Leaf]:
+    """A decoder of 12 layers with Adam's moments, all in float32: 12 bytes for each parameter, 442 arrays."""
+    shapes = {"embedding": (vocabulary, width), "position": (1024, width), "norm": (width,)}
+    for layer in range(12):
+        of_layer = {
+            "attend.weight": (3 * width, width),
+            "attend.bias": (3 * width,),
+            "merge.weight": (width, width),
+            "merge.bias": (width,),
+            "expand.weight": (4 * width, width),
+            "expand.bias": (4 * width,),
+            "contract.weight": (width, 4 * width),
+            "contract.bias": (width,),
+            "norm_attend.weight": (width,),
+            "norm_attend.bias": (width,),
+            "norm_expand.weight": (width,),
+            "norm_expand.bias": (width,),
+        }
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in of_layer.items()}
+    yield Leaf("optimizer.step", (), "int32")
+    for part in ("parameters", "optimizer.first_moment", "optimizer.second_moment"):
+        for name, shape in shapes.items():
+            yield Leaf(f"{part}.{name}", shape, "float32")
+
+
+def _transformer_2gb(quick: bool) -> Iterator[Leaf]:
+    """As wide as a reproduction of GEMINI has it, and GPT-2's vocabulary: 2.4 GB, 611 million numbers."""
+    return _transformer(64, 1024) if quick else _transformer(1024, 50257)
+
+
+def _transformer_half_gb(quick: bool) -> Iterator[Leaf]:
+    return _transformer(64, 512) if quick else _transformer(512, 24576)
+
+
 def real_model() -> Path:
     """The file of the real model.
 
@@ -160,6 +194,8 @@ STATES = {
     "llama-aligned": _llama_2gb,
     "small-20000": _more_small,
     "minilm": _real,
+    "transformer": _transformer_2gb,
+    "transformer-half-gb": _transformer_half_gb,
 }
 """The first four are measured by default. A model has a name for every form that it is published in."""
 

@@ -8,8 +8,9 @@ model's widths, because all devices are those of one machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks import states
 from benchmarks.states import Leaf
@@ -127,6 +128,13 @@ def _one(quick: bool) -> Iterator[Sharded]:
         yield Sharded(leaf, ("fsdp", None))
 
 
+def _transformer(state: str, quick: bool) -> Iterator[Sharded]:
+    """A model and its moments, each array cut along the first of its axes that many devices divide."""
+    for leaf in states.describe(state, quick):
+        cut = next((axis for axis, extent in enumerate(leaf.shape) if extent % 8 == 0), None)
+        yield Sharded(leaf, tuple("fsdp" if axis == cut else None for axis in range(len(leaf.shape))))
+
+
 def _tiny(quick: bool) -> Iterator[Sharded]:
     """What is saved and loaded before the clock starts."""
     del quick
@@ -134,11 +142,13 @@ def _tiny(quick: bool) -> Iterator[Sharded]:
     yield Sharded(Leaf("step", (), "int32"), ())
 
 
-MODELS = {
+MODELS: dict[str, Callable[[bool], Iterator[Sharded]]] = {
     "square": _square,
     "llama-70b": _llama_70b,
     "llama-8b": _llama_8b,
     "replicas": _replicas,
     "one": _one,
     "tiny": _tiny,
+    "transformer": partial(_transformer, "transformer"),
+    "transformer-half-gb": partial(_transformer, "transformer-half-gb"),
 }

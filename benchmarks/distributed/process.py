@@ -1,9 +1,9 @@
 """One process of a program that saves or loads once: `python -m benchmarks.distributed.process REQUEST`.
 
 The order is always: connect, build the state or the template, save and load a tiny state over the same
-mesh so that nothing is imported, compiled or connected later, say `ready` to the pipe that the request names,
-wait for a line on standard input, run the clock, and only then check the bytes. The outcome is written as
-JSON to the request's `output`.
+mesh so that nothing is imported, compiled or connected later, begin to count, say `ready` to the pipe that
+the request names, wait for a line on standard input, run the clock, and only then check the bytes. The
+outcome is written as JSON to the request's `output`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import measure, states
+from benchmarks import states
 from benchmarks.distributed import models, systems
 from benchmarks.distributed.models import AXES, Mesh, Sharded
 from benchmarks.distributed.systems import Chunking, Library
 from benchmarks.measure import Meter
 
 Facts = dict[str, Any]
-SPARE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,16 @@ class Request:
 
 def main() -> None:
     request = Request(**json.loads(sys.argv[1]))
+    end_with(request, lambda: run(request))
+
+
+def end_with(request: Request, work: Callable[[], Facts]) -> None:
+    """Works with the devices of the request, and writes the outcome."""
     local = request.devices // request.processes
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={local}"
     os.environ["JAX_PLATFORMS"] = "cpu"
     try:
-        outcome = run(request)
+        outcome = work()
     except ModuleNotFoundError as error:
         outcome = {"status": "missing", "reason": str(error)}
     except Exception as error:
@@ -92,7 +97,7 @@ def main() -> None:
 
 def run(request: Request) -> Facts:
     """Measures; returns when the operation began and ended, counts, and what the library says."""
-    _connect(request)
+    connect(request)
     settings = {
         name: value.format(process=request.process) if isinstance(value, str) else value
         for name, value in request.settings.items()
@@ -102,19 +107,16 @@ def run(request: Request) -> Facts:
     subject = build(arrays, request.mesh) if request.operation == "save" else template(arrays, request.mesh)
     # Whoever chooses by itself may come to broadcast: that is connected and compiled before, as for who must.
     warming = {name: True if value is None else value for name, value in settings.items()}
-    _warm_up(systems.prepare(request.system, request.chunking, warming), request)
+    warm_up(systems.prepare(request.system, request.chunking, warming), request)
     library.statistics.clear()
     meter, path = Meter(), Path(request.path)
-    measure.back_free_memory((2 * models.total_bytes(arrays) + SPARE_BYTES) // request.processes)
-    os.write(request.ready, b"r")
-    sys.stdin.readline()
     loaded = None
     with meter.running():
-        begin_s = time.monotonic()
+        begin_s = begin(request)
         if request.operation == "save":
             library.save(path, subject)
         else:
-            loaded = _complete(library.load(path, subject))
+            loaded = complete(library.load(path, subject))
         end_s = time.monotonic()
     if loaded is not None:
         check(arrays, loaded, request.mesh, everything=request.verify_all)
@@ -127,7 +129,19 @@ def run(request: Request) -> Facts:
     return facts
 
 
-def _connect(request: Request) -> None:
+def begin(request: Request) -> float:
+    """Waits until all processes are ready; returns when it was so.
+
+    To be called when the meter runs: what it does first takes each process another while, and is not to make
+    one wait for another.
+    """
+    os.write(request.ready, b"r")
+    sys.stdin.readline()
+    return time.monotonic()
+
+
+def connect(request: Request) -> None:
+    """Joins the other processes."""
     import jax
 
     if request.processes > 1:
@@ -136,14 +150,16 @@ def _connect(request: Request) -> None:
         raise RuntimeError(f"{jax.device_count()} devices are there, not {request.devices}")
 
 
-def _warm_up(library: Library, request: Request) -> None:
+def warm_up(library: Library, request: Request) -> None:
+    """Saves and loads a tiny state, so that nothing is imported, compiled or connected later."""
     tiny = models.describe("tiny", request.quick)
     path = Path(request.scratch)
     library.save(path, build(tiny, request.mesh))
-    _complete(library.load(path, template(tiny, request.mesh)))
+    complete(library.load(path, template(tiny, request.mesh)))
 
 
-def _complete(loaded: Any) -> Any:
+def complete(loaded: Any) -> Any:
+    """The same, once every array is there."""
     import jax
 
     return jax.block_until_ready(loaded)

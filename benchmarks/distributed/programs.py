@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks import measure
+from benchmarks.distributed import models
 from benchmarks.distributed.process import Request
 from waystation.cli.ports import free_ports
 
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ADDED = ("bytes_read", "bytes_needed", "disk_read_bytes", "disk_written_bytes", "cpu_s")
 MOST = ("peak_growth_bytes",)
 POLL_S = 0.02
+SPARE_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
@@ -42,13 +44,21 @@ class UnfinishedError(Exception):
     """A process ended, or took too long, before it could be asked to begin."""
 
 
-def run(request: Request, directory: Path, timeout_s: float) -> dict[str, Any]:
+def run(
+    request: Request,
+    directory: Path,
+    timeout_s: float,
+    module: str = "benchmarks.distributed.process",
+    latest: Sequence[str] = (),
+) -> dict[str, Any]:
     """Runs a program; its outcome, or why there is none.
 
     Args:
         request: What its processes are asked to do.
         directory: For what they write beside the checkpoint.
         timeout_s: When to give up.
+        module: What a process runs.
+        latest: Facts of the processes of which the largest is that of the program.
     """
     shutil.rmtree(directory, ignore_errors=True)  # of a session that was killed
     directory.mkdir(parents=True)
@@ -56,17 +66,22 @@ def run(request: Request, directory: Path, timeout_s: float) -> dict[str, Any]:
     processes: list[_Process] = []
     try:
         address = f"127.0.0.1:{free_ports(1)[0]}"
-        processes.extend(_start(request, index, address, directory) for index in range(request.processes))
+        processes.extend(
+            _start(module, request, index, address, directory) for index in range(request.processes)
+        )
         _wait_until_ready(processes, until_s)
         os.sync()  # what was removed or written before must not be paid for by this run
         facts = _settle_cache(request)
+        # For all of them at once, and last: processes that did so in turn would back the same pages, and
+        # what is read into the page cache would take them.
+        measure.back_free_memory(2 * _state_bytes(request) + SPARE_BYTES)
         for process in processes:
             stdin: IO[bytes] | None = process.popen.stdin
             assert stdin is not None, "a pipe was asked for"
             stdin.write(b"go\n")
             stdin.close()
         _wait_for_end(processes, until_s)
-        return {**facts, **_together(processes)}
+        return {**facts, **_together(processes, (*MOST, *latest))}
     except (UnfinishedError, BrokenPipeError) as error:
         outcomes = [_outcome(process) for process in processes]
         bad = next((found for found in outcomes if found is not None and found["status"] != "ok"), None)
@@ -81,6 +96,10 @@ def run(request: Request, directory: Path, timeout_s: float) -> dict[str, Any]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def _state_bytes(request: Request) -> int:
+    return models.total_bytes(models.describe(request.model, request.quick))
+
+
 def _settle_cache(request: Request) -> dict[str, Any]:
     if request.operation == "load":
         return {"cache": measure.make_cold(Path(request.path))}
@@ -90,7 +109,7 @@ def _settle_cache(request: Request) -> dict[str, Any]:
     return {}
 
 
-def _start(request: Request, index: int, coordinator: str, directory: Path) -> _Process:
+def _start(module: str, request: Request, index: int, coordinator: str, directory: Path) -> _Process:
     reader, writer = os.pipe()
     output, log = directory / f"outcome-{index}.json", directory / f"log-{index}"
     own = replace(
@@ -101,7 +120,7 @@ def _start(request: Request, index: int, coordinator: str, directory: Path) -> _
         output=str(output),
         ready=writer,
     )
-    command = [sys.executable, "-m", "benchmarks.distributed.process", own.to_json()]
+    command = [sys.executable, "-m", module, own.to_json()]
     try:
         with log.open("wb") as stream:
             popen = subprocess.Popen(
@@ -147,7 +166,7 @@ def _outcome(process: _Process) -> dict[str, Any] | None:
     return None
 
 
-def _together(processes: Sequence[_Process]) -> dict[str, Any]:
+def _together(processes: Sequence[_Process], most: Sequence[str]) -> dict[str, Any]:
     """The outcome of the program: that of a process that failed, or the sum of all."""
     outcomes = [_outcome(process) for process in processes]
     bad = next((found for found in outcomes if found is not None and found["status"] != "ok"), None)
@@ -162,7 +181,7 @@ def _together(processes: Sequence[_Process]) -> dict[str, Any]:
         "state_bytes": good[0]["state_bytes"],
         "arrays": good[0]["arrays"],
     }
-    for names, combine in ((ADDED, sum), (MOST, max)):
+    for names, combine in ((ADDED, sum), (most, max)):
         for name in names:
             values = [found[name] for found in good if found.get(name) is not None]
             if len(values) == len(good):

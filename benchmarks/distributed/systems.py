@@ -51,17 +51,22 @@ def _waystation(chunking: dict[str, Chunking], settings: dict[str, Any]) -> Libr
     import waystation
 
     context = waystation.Context()
-    for name, value in settings.items():
-        *groups, last = name.split(".")
-        group: Any = context
-        for step in groups:
-            group = getattr(group, step)
-        setattr(group, last, value)
+    configure(context, settings)
     statistics: list[Any] = []
     context.array.loading.on_statistics = statistics.append
     if chunking:
         context.array.saving.storage_options_for = lambda label, _: _storage_options(chunking.get(label))
     return Library(_within(context, waystation.save), _within(context, waystation.load), statistics)
+
+
+def configure(context: Any, settings: dict[str, Any]) -> None:
+    """Sets options of a context by their dotted names."""
+    for name, value in settings.items():
+        *groups, last = name.split(".")
+        group = context
+        for step in groups:
+            group = getattr(group, step)
+        setattr(group, last, value)
 
 
 def _storage_options(chunking: Chunking | None) -> Any:

@@ -19,10 +19,14 @@ BLOCK_BYTES = 1 * MIB
 """A request, so that every process asks for the store in equal portions."""
 
 
-def store(directory: Path) -> dict[str, Any]:
+def store(
+    directory: Path,
+    bytes_per_s: int = STORE_BYTES_PER_S,
+    requests_per_s: int | None = STORE_REQUESTS_PER_S,
+) -> dict[str, Any]:
     """Makes a store for one program; the settings with which its processes use it."""
     path = _fresh(directory, "store")
-    _native.create_throttle(path, bytes_per_s=STORE_BYTES_PER_S, requests_per_s=STORE_REQUESTS_PER_S)
+    _native.create_throttle(path, bytes_per_s=bytes_per_s, requests_per_s=requests_per_s)
     return _settings(path)
 
 
