@@ -94,6 +94,45 @@ def local_frames() -> list[bytes]:
     return [*frames, b"".join(frames), b"WSTA" + struct.pack("<I", 1 << 16) + b"{"]
 
 
+def peer_messages() -> list[bytes]:
+    """A recovery as agents and a controller speak of it, each message alone and all in lines."""
+    epoch = '{"number":2,"controller":1}'
+    version = f'{{"epoch":{epoch},"step":5}}'
+    key, copy = f'{{"version":{version},"shard":0}}', '{"digest":7,"shard_count":1,"sequence":3}'
+    held = f'"copies":[[{key},{copy}]],"noted":[{{"version":{version},"manifest":9}}]'
+    program = '{"token":4,"sequence":3,"owners":[0]}'
+    to_agent = [
+        f'{{"prepare":{{"epoch":{epoch}}}}}',
+        f'{{"admit":{{"epoch":{epoch},"incarnation":0,"incarnations":[[1,6]],"noted":[],"program":null}}}}',
+        f'{{"learn":{{"epoch":{epoch},"agent":1,"incarnation":6}}}}',
+        f'{{"gather":{{"epoch":{epoch}}}}}',
+        f'{{"restore":{{"epoch":{epoch},"attempt":1,"program":{program},"version":{version},'
+        f'"shards":[{{"reader":0,"copy":{copy},"sources":[1,2]}}]}}}}',
+        f'{{"train":{{"epoch":{epoch},"attempt":1,"revision":0,"program":{program},"is_continued":false,'
+        f'"base":{{"version":{version},"shard_count":1}},"is_base_kept":true,"commits":[],"is_open":false,'
+        f'"floor":0,"holders":[[0,1]]}}}}',
+        f'{{"commit":{{"epoch":{epoch},"commit":{{"version":{version},"manifest":9}}}}}}',
+    ]
+    to_controller = [
+        f'{{"report":{{"incarnation":0,"promised":{epoch},"program":{program},"incarnations":[],{held},'
+        f'"trained":{epoch}}}}}',
+        f'{{"inventory":{{"epoch":{epoch},"incarnation":0,{held},"fruitless":[[{version},1]],'
+        f'"program":{program},"begun":4}}}}',
+        f'{{"restored":{{"epoch":{epoch},"attempt":1,"is_loaded":true}}}}',
+    ]
+    to_peer = [
+        f'{{"kept":{{"epoch":{epoch},"key":{key},"digest":7}}}}',
+        f'{{"damaged":{{"epoch":{epoch},"key":{key}}}}}',
+        f'{{"fetch":{{"epoch":{epoch},"attempt":1,"key":{key}}}}}',
+    ]
+    messages = [
+        *(f'{{"to_agent":{message}}}' for message in to_agent),
+        *(f'{{"to_controller":{{"controller":1,"message":{message}}}}}' for message in to_controller),
+        *(f'{{"to_peer":{message}}}' for message in to_peer),
+    ]
+    return [message.encode() for message in [*messages, "\n".join(messages)]]
+
+
 def main() -> None:
     """Writes the seeds where cargo-fuzz looks for them."""
     seeds_of_targets = {
@@ -104,6 +143,7 @@ def main() -> None:
         "sealed_json": RECORDS,
         "slot": slots(),
         "local_frame": local_frames(),
+        "peer_message": peer_messages(),
     }
     for target, seeds in seeds_of_targets.items():
         directory = Path(__file__).parent / "corpus" / target

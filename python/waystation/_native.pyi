@@ -296,8 +296,13 @@ class AgentClient:
         """`{"agent_version": str, "process": int, "process_count": int, "directory": str, "run": str,
         "topology": str, "store": str, "epoch": int, "slot_bytes": int, "slot_count": int,
         "versions_per_shard": int, "adoption": {"is_new": bool, "free": int, "whole": int, "in_writing": int,
-        "abandoned": int, "quarantined": int, "gone": int, "damaged": [str, …] why, one per slot}}`: the
-        store, how its agent found it, and how many processes that agent watches. Ids are 32 hex digits."""
+        "abandoned": int, "quarantined": int, "gone": int, "damaged": [str, …] why, one per slot},
+        "host": str, "agent_count": int}`: the store, how its agent found it, and how many processes that
+        agent watches; which of several hosts this is, and how many agents there are ("" and 1 if it is
+        alone). Ids are 32 hex digits."""
+
+    def metrics(self) -> str:
+        """Its numbers, as text in Prometheus' exposition format."""
 
     def inventory(self) -> list[dict[str, Any]]:
         """Every slot: `{"slot": int, "state": "free" | "writing" | "sealed" | "committed" | "quarantined",
@@ -332,6 +337,25 @@ class AgentClient:
     def hold(self, epoch: int, step: int, shard: str, /) -> HeldShard:
         """Keeps a version that is sealed or committed from being overwritten. NotFound if it is not here,
         Corrupt if its tables are damaged."""
+
+    def bring(self, epoch: int, step: int, shard: str, /) -> HeldShard:
+        """As `hold`, but what is not here is fetched from another host into a free slot, within `timeout_s`.
+        NotFound if no host has it, Unavailable if no slot is free or it does not arrive in time, Unsupported
+        if the agent is alone. May be repeated."""
+
+    def standing(self) -> dict[str, Any]:
+        """`{"epoch": int, "program": int, "is_training": bool, "is_open": bool, "base": None | {"epoch": int,
+        "step": int, "shard_count": int, "sequence": str}, "commits": [(epoch, step), …], "holders": [[str, …]
+        host names, per shard, …], "hosts": {str: bool is heard, …}}`: what the agents of several hosts have
+        agreed upon, as far as this one knows. `is_training`: the orders of the epoch are here, and the shards
+        of the base that this host owns; `is_open`: versions of the epoch are taken. Unsupported if the agent
+        is alone."""
+
+    def begin(self, program: int, sequence: str, owners: list[str], /) -> dict[str, Any]:
+        """Has the agents of several hosts recover for a program that begins; returns the standing of now.
+        `program`: its token, greater than those of earlier programs; `sequence`: 16 hex digits; `owners`: the
+        name of the host of each of its processes. Fenced if a newer program is known, Unsupported if the
+        agent is alone. May be repeated, by any process."""
 
     def commit(self, epoch: int, step: int, /) -> list[int]:
         """Commits the sealed slots of a version that is whole everywhere; returns all that are committed,

@@ -88,6 +88,9 @@ async fn a_block_that_comes_damaged_is_asked_for_again() {
     let sent = sent.recv().await.unwrap().len() as u64;
     let twice = 2 * BLOCK_BYTES as u64;
     assert!((DATA_BYTES + twice..DATA_BYTES + twice + 10_000).contains(&sent), "{sent}");
+    let (gone, come) = (through.order.pacer.traffic().counts(), far.intake.traffic().counts());
+    assert_eq!((gone.whole, gone.failed, come.whole, come.damaged_blocks), (1, 0, 1, 2));
+    assert!(gone.bytes == come.bytes && gone.bytes > DATA_BYTES + twice, "{gone:?} {come:?}");
 }
 
 #[tokio::test]
@@ -105,6 +108,8 @@ async fn what_always_comes_damaged_is_refused_in_the_end_and_never_sealed() {
     let refused = replicate(&near.store, &key, &through).await.unwrap_err();
     assert_eq!((refused.kind(), refused.context("attempts")), (Kind::Corrupt, Some("2")), "{refused}");
     assert!(refused.message().contains("damaged 4 times"), "{refused}");
+    let gone = through.order.pacer.traffic().counts();
+    assert_eq!((gone.whole, gone.failed, gone.resumed), (0, 1, 1));
     assert!(support::states(&far.store).iter().all(|&state| state == "free" || state == "writing"));
     // Nothing of it is in the way of a whole copy.
     replicate(&near.store, &key, &route(&far.peer)).await.unwrap();
@@ -121,6 +126,7 @@ async fn sent_in_spite_of(fate: Fate, way: Way, position: usize) -> Vec<usize> {
     let through = Route { peer: Peer { address, ..far.peer.clone() }, ..route(&far.peer) };
     assert_eq!(replicate(&near.store, &key, &through).await.unwrap(), sums);
     assert_sealed(&far.store, &key);
+    assert_eq!(through.order.pacer.traffic().counts().resumed, 1);
     let mut lengths = Vec::new();
     while lengths.len() < 2 {
         lengths.push(sent.recv().await.unwrap().len());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use waystation_agent::client::{Client, Saved, Shard};
-use waystation_agent::local::message::{At, Request, SlotReport, Status};
+use waystation_agent::local::message::{At, Beginning, HexNumber, Request, SlotReport, Standing, Status};
 use waystation_agent::reader::SlotReader;
 use waystation_agent::writer::Placed;
 use waystation_format::slot::{Entry, Id, ItemBox, Version, encode_contents, place};
@@ -81,6 +81,10 @@ impl AgentClient {
         status_dictionary(py, status)
     }
 
+    fn metrics(&self, py: Python<'_>) -> PyResult<String> {
+        self.call(py, |client, stop| client.metrics(stop))
+    }
+
     fn inventory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let slots = self.call(py, |client, stop| client.inventory(stop))?;
         let slots = slots.into_iter().map(|slot| slot_dictionary(py, slot)).collect::<PyResult<Vec<_>>>()?;
@@ -121,6 +125,33 @@ impl AgentClient {
     fn hold(&self, py: Python<'_>, epoch: u64, step: u64, shard: &str) -> PyResult<HeldShard> {
         let reader = self.call(py, |client, stop| client.hold(shard, Version { epoch, step }, stop))?;
         Ok(HeldShard(Mutex::new(Some(reader))))
+    }
+
+    #[pyo3(signature = (epoch, step, shard, /))]
+    fn bring(&self, py: Python<'_>, epoch: u64, step: u64, shard: &str) -> PyResult<HeldShard> {
+        let reader = self.call(py, |client, stop| client.bring(shard, Version { epoch, step }, stop))?;
+        Ok(HeldShard(Mutex::new(Some(reader))))
+    }
+
+    fn standing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let standing = self.call(py, |client, stop| client.standing(stop))?;
+        standing_dictionary(py, standing)
+    }
+
+    #[pyo3(signature = (program, sequence, owners, /))]
+    fn begin<'py>(
+        &self,
+        py: Python<'py>,
+        program: u64,
+        sequence: &str,
+        owners: Vec<String>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let sequence = u64::from_str_radix(sequence, 16).map(HexNumber).map_err(|error| {
+            to_py(Error::new(Kind::InvalidInput, format!("a sequence is 16 hex digits: {error}")))
+        })?;
+        let beginning = Beginning { program, sequence, owners };
+        let standing = self.call(py, |client, stop| client.begin(beginning, stop))?;
+        standing_dictionary(py, standing)
     }
 
     #[pyo3(signature = (epoch, step, /))]
@@ -242,7 +273,38 @@ fn status_dictionary(py: Python<'_>, status: Status) -> PyResult<Bound<'_, PyDic
     dictionary.set_item("slot_bytes", status.slot_bytes)?;
     dictionary.set_item("slot_count", status.slot_count)?;
     dictionary.set_item("versions_per_shard", status.versions_per_shard)?;
+    dictionary.set_item("host", status.host)?;
+    dictionary.set_item("agent_count", status.agent_count)?;
     dictionary.set_item("adoption", found)?;
+    Ok(dictionary)
+}
+
+fn standing_dictionary(py: Python<'_>, standing: Standing) -> PyResult<Bound<'_, PyDict>> {
+    let base = match standing.base {
+        None => None,
+        Some(base) => {
+            let dictionary = PyDict::new(py);
+            dictionary.set_item("epoch", base.epoch)?;
+            dictionary.set_item("step", base.step)?;
+            dictionary.set_item("shard_count", base.shard_count)?;
+            dictionary.set_item("sequence", format!("{:016x}", base.sequence.0))?;
+            Some(dictionary)
+        }
+    };
+    let commits: Vec<(u64, u64)> = standing.commits.iter().map(|at| (at.epoch, at.step)).collect();
+    let hosts = PyDict::new(py);
+    for host in standing.hosts {
+        hosts.set_item(host.name, host.is_heard)?;
+    }
+    let dictionary = PyDict::new(py);
+    dictionary.set_item("epoch", standing.epoch)?;
+    dictionary.set_item("program", standing.program)?;
+    dictionary.set_item("is_training", standing.is_training)?;
+    dictionary.set_item("is_open", standing.is_open)?;
+    dictionary.set_item("base", base)?;
+    dictionary.set_item("commits", commits)?;
+    dictionary.set_item("holders", standing.holders)?;
+    dictionary.set_item("hosts", hosts)?;
     Ok(dictionary)
 }
 

@@ -22,7 +22,7 @@ use waystation_format::{Error, Kind, Result};
 use self::kept::Kept;
 use self::link::{Failure, Link};
 pub use self::saving::{Saved, Shard};
-use crate::local::message::{Reply, Request, SlotReport, Status, Wish};
+use crate::local::message::{Beginning, Reply, Request, SlotReport, Standing, Status, Wish};
 use crate::process;
 use crate::reader::SlotReader;
 use crate::store::SlotFile;
@@ -82,6 +82,14 @@ impl Client {
         }
     }
 
+    /// The numbers of the agent, in Prometheus' exposition format.
+    pub fn metrics(&self, stop: &dyn Fn() -> bool) -> Result<String> {
+        match self.ask(&Request::Metrics {}, stop)? {
+            Reply::Metrics(text) => Ok(text),
+            _ => Err(unexpected()),
+        }
+    }
+
     /// All slots.
     pub fn inventory(&self, stop: &dyn Fn() -> bool) -> Result<Vec<SlotReport>> {
         match self.ask(&Request::Inventory {}, stop)? {
@@ -107,16 +115,53 @@ impl Client {
         }
     }
 
+    /// How things stand between the agents of several hosts. Unsupported if there are no others.
+    pub fn standing(&self, stop: &dyn Fn() -> bool) -> Result<Standing> {
+        match self.ask(&Request::Standing {}, stop)? {
+            Reply::Standing(standing) => Ok(standing),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Has the agents begin a program; done once [`Client::standing`] says that its orders are here.
+    ///
+    /// Fenced if a newer program is known.
+    pub fn begin(&self, beginning: Beginning, stop: &dyn Fn() -> bool) -> Result<Standing> {
+        match self.ask(&Request::Begin(beginning), stop)? {
+            Reply::Standing(standing) => Ok(standing),
+            _ => Err(unexpected()),
+        }
+    }
+
     /// Keeps a version from being overwritten, as long as the reader exists.
     ///
     /// NotFound if it is not here, Corrupt if its tables are damaged.
     pub fn hold(&self, shard: &str, version: Version, stop: &dyn Fn() -> bool) -> Result<SlotReader> {
+        self.hold_found(Request::Find, shard, version, stop)
+    }
+
+    /// The same, of a version that is brought from another host if it is not here; as long as that takes.
+    pub fn bring(&self, shard: &str, version: Version, stop: &dyn Fn() -> bool) -> Result<SlotReader> {
+        self.hold_found(Request::Bring, shard, version, stop)
+    }
+
+    fn hold_found(
+        &self,
+        request: fn(Wish) -> Request,
+        shard: &str,
+        version: Version,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<SlotReader> {
         let Version { epoch, step } = version;
-        let request = Request::Find(Wish { shard: shard.to_owned(), epoch, step });
+        let request = request(Wish { shard: shard.to_owned(), epoch, step });
         let key = Key { run: self.run(), shard: shard.to_owned(), version };
         let mut searches = 1;
         loop {
-            let Reply::Found { slot } = self.ask(&request, stop)? else { return Err(unexpected()) };
+            let slot = match self.ask(&request, stop)? {
+                Reply::Found { slot } => slot,
+                Reply::Coming {} => continue,
+                _ => return Err(unexpected()),
+            };
             match SlotReader::open(&self.slot_path(slot), &key) {
                 // It is on its way to another tenant; the agent knows by now whether there is another copy.
                 Err(error) if error.kind() == Kind::NotFound && searches < SEARCHES => searches += 1,

@@ -4,21 +4,30 @@
 //! answer was, or one that is as good.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use waystation_format::slot::{Header, Key, State, Tenant, Version, Writer};
 use waystation_format::{Error, Kind, Result};
 
+use super::cluster::Cluster;
 use super::log;
+use super::metrics::Metrics;
 use crate::local::message::{
     AdoptionReport, HexId, Reply, Request, SlotReport, Status, Ticket, Wanted, Wish,
 };
 use crate::store::{Adoption, Found, Store};
+
+/// How long a process waits at a time for a version that is brought.
+const BRING_TIME: Duration = Duration::from_secs(5);
 
 /// What is asked, and what to answer from.
 #[derive(Debug)]
 pub(super) struct Answers {
     store: Arc<Store>,
     adoption: AdoptionReport,
+    /// None if the agent is alone.
+    cluster: Option<Cluster>,
+    metrics: Metrics,
 }
 
 /// How an agent found its store, counted.
@@ -39,8 +48,9 @@ pub fn report(adoption: &Adoption) -> AdoptionReport {
 }
 
 impl Answers {
-    pub fn new(store: Arc<Store>, adoption: AdoptionReport) -> Self {
-        Self { store, adoption }
+    pub fn new(store: Arc<Store>, adoption: AdoptionReport, cluster: Option<Cluster>) -> Self {
+        let metrics = Metrics::new(Arc::clone(&store), adoption.damaged.len());
+        Self { store, adoption, cluster, metrics }
     }
 
     pub fn store(&self) -> &Store {
@@ -54,20 +64,52 @@ impl Answers {
                 Err(Error::new(Kind::InvalidInput, "a connection has one greeting, at its beginning"))
             }
             Request::Status {} => Ok(Reply::Status(self.status(process_count))),
+            Request::Metrics {} => Ok(Reply::Metrics(self.metrics(process_count))),
             Request::Inventory {} => {
                 Ok(Reply::Inventory(self.store.inventory().iter().map(SlotReport::from).collect()))
             }
             Request::Grant(wanted) => self.grant(process, wanted).map(Reply::Granted),
-            Request::Seal(ticket) => self.seal(process, ticket).map(|digest| Reply::Sealed { digest }),
+            Request::Seal(ticket) => {
+                self.seal_for_all(process, ticket).map(|digest| Reply::Sealed { digest })
+            }
             Request::Abandon(ticket) => self.abandon(process, ticket).map(|()| Reply::Done {}),
             Request::Find(wish) => self.find(wish).map(|slot| Reply::Found { slot }),
+            Request::DiscardQuarantined { slot } => self.discard_quarantined(slot).map(|()| Reply::Done {}),
+            Request::Standing {} => self.several().map(|cluster| Reply::Standing(cluster.standing())),
+            Request::Begin(beginning) => {
+                let cluster = self.several()?;
+                cluster.begin(beginning).map(|()| Reply::Standing(cluster.standing()))
+            }
+            Request::Bring(wish) => self.bring(wish),
+            request => self.decide(request),
+        }
+    }
+
+    /// What trainers decide where there is nobody else to.
+    fn decide(&self, request: Request) -> Result<Reply> {
+        if self.cluster.is_some() {
+            let message = "agents of several hosts decide together what is committed and what goes; trainers ask how things stand";
+            return Err(Error::new(Kind::Unsupported, message));
+        }
+        match request {
             Request::Commit(at) => self.store.commit(at.into()).map(Reply::Slots),
             Request::GiveUp(at) => self.store.give_up(at.into()).map(Reply::Slots),
             Request::RetireBefore(at) => self.store.retire_before(at.into()).map(Reply::Slots),
             Request::Quarantine(at) => self.quarantine(at.into()).map(Reply::Slots),
-            Request::DiscardQuarantined { slot } => self.discard_quarantined(slot).map(|()| Reply::Done {}),
             Request::RaiseEpoch { epoch } => self.raise_epoch(epoch).map(Reply::Epoch),
+            _ => Err(Error::new(Kind::Internal, "a request has no answer; please report this")),
         }
+    }
+
+    fn several(&self) -> Result<&Cluster> {
+        self.cluster.as_ref().ok_or_else(alone)
+    }
+
+    /// The numbers of this agent, for those who watch.
+    pub fn metrics(&self, process_count: usize) -> String {
+        let watched = self.cluster.as_ref().map(Cluster::watched);
+        let host = self.cluster.as_ref().map_or_else(String::new, Cluster::host);
+        self.metrics.text(process_count, &host, watched.as_ref())
     }
 
     pub fn status(&self, process_count: usize) -> Status {
@@ -84,12 +126,17 @@ impl Answers {
             slot_bytes: record.slot_bytes,
             slot_count: record.slot_count,
             versions_per_shard: record.versions_per_shard,
+            host: self.cluster.as_ref().map_or_else(String::new, Cluster::host),
+            agent_count: self.cluster.as_ref().map_or(1, |cluster| cluster.agent_count() as u32),
             adoption: self.adoption.clone(),
         }
     }
 
     fn grant(&self, process: &Writer, wanted: Wanted) -> Result<Ticket> {
         let version = Version { epoch: wanted.epoch, step: wanted.step };
+        if let Some(cluster) = &self.cluster {
+            cluster.check(&wanted.shard, version)?;
+        }
         let tenant = Tenant {
             key: Key { run: self.store.record().run, shard: wanted.shard, version },
             contents_bytes: wanted.contents_bytes,
@@ -106,6 +153,34 @@ impl Answers {
         }
         let grant = self.store.begin(&tenant)?;
         Ok(Ticket { slot: grant.slot, ticket: grant.ticket })
+    }
+
+    /// Seals a slot, and has the agents of all hosts take note of it.
+    fn seal_for_all(&self, process: &Writer, ticket: Ticket) -> Result<u64> {
+        let Some(cluster) = &self.cluster else { return self.seal(process, ticket) };
+        if let State::Writing(tenant) = self.header(ticket.slot)?.state {
+            cluster.check(&tenant.key.shard, tenant.key.version)?;
+        }
+        let digest = self.seal(process, ticket)?;
+        if let Some(Tenant { key, .. }) = self.header(ticket.slot)?.state.tenant() {
+            cluster.sealed(ticket.slot, &key.shard, key.version, digest)?;
+        }
+        Ok(digest)
+    }
+
+    fn bring(&self, wish: Wish) -> Result<Reply> {
+        let cluster = self.several()?;
+        let version = Version { epoch: wish.epoch, step: wish.step };
+        let key = Key { run: self.store.record().run, shard: wish.shard.clone(), version };
+        match self.find(wish.clone()) {
+            Err(error) if error.kind() == Kind::NotFound => {}
+            found => return found.map(|slot| Reply::Found { slot }),
+        }
+        if !cluster.bring(&key, BRING_TIME)? {
+            return Ok(Reply::Coming {});
+        }
+        // Its slot may have been needed at once.
+        Ok(self.find(wish).map_or(Reply::Coming {}, |slot| Reply::Found { slot }))
     }
 
     fn seal(&self, process: &Writer, Ticket { slot, ticket }: Ticket) -> Result<u64> {
@@ -228,6 +303,12 @@ impl Answers {
             Error::new(Kind::NotFound, "the store has no such slot").with("slot", slot.to_string())
         })
     }
+}
+
+fn alone() -> Error {
+    let message =
+        "the agent keeps this host's state alone; start it with --listen to have several hosts keep it";
+    Error::new(Kind::Unsupported, message)
 }
 
 /// How often a header has changed since it was given away with a ticket.

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use waystation_format::slot::Id;
 use waystation_format::{Error, Kind, Result};
 
+use super::cluster;
 use crate::store::{Config, slot_bytes};
 
 /// What the program is for, and what it takes.
@@ -29,7 +32,22 @@ once it is ready, and what happens on stderr. Takes over what an earlier agent h
   --versions N              versions of a shard that there may be at a time; by default 2
   --memory-cap-bytes BYTES  what the store may take of the host's memory; more is refused, never taken
   --threads N               threads that verify slots; by default 4, or as many as there are cores
+  --metrics HOST:PORT       serves numbers for Prometheus there, at /metrics, to anybody who asks
   --allow-disk              the directory may be on a disk
+
+With the first four of these the agent is one of several, which together keep copies of what the trainers of all
+their hosts save; all have the same --run-id, --hosts and --copies:
+  --listen HOST:PORT        where it listens for the others
+  --host NAME               the name of this host
+  --hosts FILE              all hosts: a JSON list of objects of name, address (host and port) and domain;
+                            hosts that may fail together have one domain, by default each its own. Read again when
+                            it has changed: a host may be replaced at another address
+  --secret-file FILE        what only they know, at least 16 bytes; readable by this user alone
+  --copies N                how many copies of each shard there are to be; by default 2
+  --link-bytes-per-s BYTES  what the link to the others carries; by default it is used as it comes
+  --link-share SHARE        which share of that copies may take, up to 1; by default 1
+  --dead-after-s SECONDS    an agent that is silent for so long is taken for dead; by default 3
+  --give-up-s SECONDS       a version that lacks copies after so long is given up; by default 60
 
 discard: removes what is kept in the directory. Refused while an agent or a process uses it.
 
@@ -39,7 +57,7 @@ const DEFAULT_CONTENTS_BYTES: u64 = 1 << 20;
 const DEFAULT_VERSIONS: u32 = 2;
 const MOST_DEFAULT_THREADS: usize = 4;
 /// Options of `run` that take a value, and those that take none.
-const RUN_OPTIONS: [&str; 10] = [
+const RUN_OPTIONS: [&str; 20] = [
     "--directory",
     "--run-id",
     "--topology",
@@ -50,7 +68,25 @@ const RUN_OPTIONS: [&str; 10] = [
     "--versions",
     "--memory-cap-bytes",
     "--threads",
+    "--listen",
+    "--host",
+    "--hosts",
+    "--secret-file",
+    "--copies",
+    "--link-bytes-per-s",
+    "--link-share",
+    "--dead-after-s",
+    "--give-up-s",
+    "--metrics",
 ];
+/// Without them an agent is alone.
+const CLUSTER_OPTIONS: [&str; 4] = ["--listen", "--host", "--hosts", "--secret-file"];
+/// What only one of several agents takes.
+const CLUSTER_ADDITIONS: [&str; 5] =
+    ["--copies", "--link-bytes-per-s", "--link-share", "--dead-after-s", "--give-up-s"];
+const DEFAULT_COPIES: u32 = 2;
+const DEFAULT_DEAD_AFTER: Duration = Duration::from_secs(3);
+const DEFAULT_GIVE_UP: Duration = Duration::from_secs(60);
 const ALLOW_DISK: &str = "--allow-disk";
 
 /// What the program is to do.
@@ -59,7 +95,14 @@ pub enum Command {
     /// To print something.
     Say(String),
     /// To serve a store.
-    Run(Config),
+    Run {
+        /// Which.
+        config: Box<Config>,
+        /// With whom, if the agent is one of several.
+        cluster: Option<Box<cluster::Options>>,
+        /// Where numbers of the agent are served as well.
+        metrics: Option<SocketAddr>,
+    },
     /// To remove a store.
     Discard {
         /// Where it is.
@@ -78,7 +121,11 @@ impl Command {
             return Ok(Command::Say(HELP.to_owned()));
         }
         match command.as_ref().and_then(|command| command.to_str()) {
-            Some("run") => run_config(&Given::parse(arguments, &RUN_OPTIONS)?).map(Command::Run),
+            Some("run") => {
+                let given = Given::parse(arguments, &RUN_OPTIONS)?;
+                let (cluster, metrics) = (cluster_options(&given)?, given.address("--metrics")?);
+                Ok(Command::Run { config: Box::new(run_config(&given)?), cluster, metrics })
+            }
             Some("discard") => {
                 let given = Given::parse(arguments, &["--directory"])?;
                 let directory = given.directory()?;
@@ -120,6 +167,41 @@ fn run_config(given: &Given) -> Result<Config> {
             None => cores.min(MOST_DEFAULT_THREADS),
         },
     })
+}
+
+/// How the agent takes part with others, if it does.
+fn cluster_options(given: &Given) -> Result<Option<Box<cluster::Options>>> {
+    let known: Vec<&str> = CLUSTER_OPTIONS.into_iter().filter(|option| given.has(option)).collect();
+    let additions: Vec<&str> = CLUSTER_ADDITIONS.into_iter().filter(|option| given.has(option)).collect();
+    if let (true, Some(alone)) = (known.is_empty(), additions.first()) {
+        return Err(invalid(format!(
+            "{alone} is for one of several agents; give it {} too",
+            CLUSTER_OPTIONS.join(", ")
+        )));
+    }
+    if known.is_empty() {
+        return Ok(None);
+    }
+    let share = given.value("--link-share", "a share, such as 0.5", |text| text.parse().ok())?;
+    let link = match (given.bytes("--link-bytes-per-s")?, share) {
+        (Some(bytes_per_s), share) => Some((bytes_per_s, share.unwrap_or(1.0))),
+        (None, Some(_)) => return Err(invalid("--link-share is a share of --link-bytes-per-s; give both")),
+        (None, None) => None,
+    };
+    let copies = given.number("--copies")?.unwrap_or(DEFAULT_COPIES);
+    if copies == 0 {
+        return Err(invalid("--copies wants at least 1"));
+    }
+    Ok(Some(Box::new(cluster::Options {
+        listen: given.text("--listen")?,
+        host: given.text("--host")?,
+        hosts: given.text("--hosts")?.into(),
+        secret_file: given.text("--secret-file")?.into(),
+        copies,
+        link,
+        dead_after: given.duration("--dead-after-s")?.unwrap_or(DEFAULT_DEAD_AFTER),
+        give_up: given.duration("--give-up-s")?.unwrap_or(DEFAULT_GIVE_UP),
+    })))
 }
 
 /// The options that were given, by name.
@@ -175,12 +257,30 @@ impl Given {
         })
     }
 
+    fn text(&self, name: &str) -> Result<String> {
+        self.required(name, self.value(name, "text", |text| Some(text.to_owned()))?)
+    }
+
+    fn duration(&self, name: &str) -> Result<Option<Duration>> {
+        self.value(name, "a number of seconds, such as 0.5 or 60", |text| {
+            text.parse()
+                .ok()
+                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                .filter(|time| !time.is_zero())
+        })
+    }
+
     fn number(&self, name: &str) -> Result<Option<u32>> {
         self.value(name, "a number", |text| text.parse().ok())
     }
 
     fn bytes(&self, name: &str) -> Result<Option<u64>> {
         self.value(name, "a number of bytes, such as 4096 or 4GiB", bytes_of)
+    }
+
+    fn address(&self, name: &str) -> Result<Option<SocketAddr>> {
+        let first = |text: &str| text.to_socket_addrs().ok()?.next();
+        self.value(name, "an address, such as 127.0.0.1:9464", first)
     }
 
     fn id(&self, name: &str) -> Result<Option<Id>> {
@@ -215,7 +315,9 @@ mod tests {
 
     #[test]
     fn a_complete_line_is_a_config() {
-        let Command::Run(config) = parse(&complete()).unwrap() else { unreachable!("it says run") };
+        let Command::Run { config, cluster: None, metrics: None } = parse(&complete()).unwrap() else {
+            unreachable!("it says run, and nothing of others")
+        };
         assert_eq!(config.directory, Path::new("/d"));
         assert_eq!(config.run.to_string(), ID);
         assert_eq!(config.topology, Id::default());
@@ -223,10 +325,34 @@ mod tests {
         assert_eq!(config.slot_bytes, slot_bytes(1 << 20, 4 << 20).unwrap());
         assert_eq!((config.cap_bytes, config.allow_disk), (1 << 30, false));
         assert!((1..=4).contains(&config.threads));
-        let Command::Run(config) = parse(&(complete() + " --allow-disk --threads 7")).unwrap() else {
+        let more = " --allow-disk --threads 7 --metrics [::1]:9464";
+        let Command::Run { config, metrics, .. } = parse(&(complete() + more)).unwrap() else {
             unreachable!("it says run")
         };
         assert_eq!((config.allow_disk, config.threads), (true, 7));
+        assert_eq!(metrics.unwrap().to_string(), "[::1]:9464");
+    }
+
+    const CLUSTER: &str = " --listen a:7 --host a --hosts /h --secret-file /s";
+
+    #[test]
+    fn an_agent_may_be_one_of_several() {
+        let Command::Run { cluster: Some(options), .. } = parse(&(complete() + CLUSTER)).unwrap() else {
+            unreachable!("it says so")
+        };
+        assert_eq!((options.listen.as_str(), options.host.as_str()), ("a:7", "a"));
+        assert_eq!(
+            (options.hosts.as_path(), options.secret_file.as_path()),
+            (Path::new("/h"), Path::new("/s"))
+        );
+        assert_eq!((options.copies, options.link), (2, None));
+        let more = " --copies=3 --link-bytes-per-s 1GiB --link-share 0.25 --dead-after-s 0.5 --give-up-s 7";
+        let Command::Run { cluster: Some(options), .. } = parse(&(complete() + CLUSTER + more)).unwrap()
+        else {
+            unreachable!("it says so")
+        };
+        assert_eq!((options.copies, options.link), (3, Some((1 << 30, 0.25))));
+        assert_eq!((options.dead_after.as_millis(), options.give_up.as_secs()), (500, 7));
     }
 
     #[test]
@@ -238,10 +364,16 @@ mod tests {
             (complete() + " --wings 2", "'--wings' is not an option here"),
             (complete() + " --threads", "--threads wants a value"),
             (complete() + " --threads many", "--threads wants a number, and 'many' is none"),
+            (complete() + " --metrics 9464", "--metrics wants an address, such as 127.0.0.1:9464"),
             (complete() + " --topology 12", "--topology wants an id of 32 hex digits"),
             (complete() + " --slot-bytes 8192", "not both"),
             (complete().replace("4MiB", "99999999TiB"), "--data-bytes wants a number of bytes"),
             (complete().replace("--slots 3", ""), "--slots is missing"),
+            (complete() + " --host a", "--listen is missing"),
+            (complete() + " --copies 2", "--copies is for one of several agents"),
+            (complete() + CLUSTER + " --copies 0", "--copies wants at least 1"),
+            (complete() + CLUSTER + " --link-share 0.5", "give both"),
+            (complete() + CLUSTER + " --dead-after-s -1", "--dead-after-s wants a number of seconds"),
             ("discard".to_owned(), "--directory is missing"),
             ("discard --directory /d --slots 3".to_owned(), "'--slots' is not an option here"),
         ] {

@@ -19,6 +19,7 @@ use waystation_format::slot::{State, Writer};
 use waystation_format::{Error, Kind, Result};
 
 use super::answer::Answers;
+use super::cluster::Cluster;
 use super::log;
 use super::processes::{Processes, await_death, check_peer, death_of};
 use super::stop::{Stop, Woken};
@@ -54,14 +55,14 @@ struct Shared {
 }
 
 impl Server {
-    /// Serves a store.
-    pub fn start(store: Arc<Store>, adoption: AdoptionReport) -> Result<Self> {
+    /// Serves a store, which agents of other hosts have a say in, if there are any.
+    pub fn start(store: Arc<Store>, adoption: AdoptionReport, cluster: Option<Cluster>) -> Result<Self> {
         let listener = place::listen(store.path())?;
         listener
             .set_nonblocking(true)
             .map_err(|error| Error::from_io(error, "listen on", &store.path().join(SOCKET)))?;
         let shared = Arc::new(Shared {
-            answers: Answers::new(store, adoption),
+            answers: Answers::new(store, adoption, cluster),
             processes: Processes::default(),
             stop: Stop::new()?,
             connection_count: AtomicUsize::new(0),
@@ -81,6 +82,12 @@ impl Server {
     /// What it says of itself.
     pub fn status(&self) -> Status {
         self.shared.answers.status(self.shared.processes.count())
+    }
+
+    /// What makes the text of its numbers, as long as somebody has that.
+    pub(super) fn metrics(&self) -> Arc<dyn Fn() -> String + Send + Sync> {
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move || shared.answers.metrics(shared.processes.count()))
     }
 
     /// Ends: finishes what is being answered, and leaves the store as it is.

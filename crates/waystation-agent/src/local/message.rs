@@ -9,6 +9,7 @@ use waystation_format::Error;
 use waystation_format::slot::{Header, Id, State, Version, Writer};
 
 pub use super::refusal::Refusal;
+pub use super::standing::{Base, Beginning, HexNumber, HostStanding, Standing};
 
 /// The version of what is said here. Frames, [`Request::Hello`] and [`Reply::Refused`] are the same in all.
 pub const PROTOCOL: u32 = 1;
@@ -21,6 +22,8 @@ pub enum Request {
     Hello(Hello),
     /// The store, and how its agent found it.
     Status {},
+    /// Numbers for those who watch.
+    Metrics {},
     /// All slots.
     Inventory {},
     /// A slot for a version of a shard.
@@ -49,6 +52,12 @@ pub enum Request {
         /// The lowest that is not refused.
         epoch: u64,
     },
+    /// How things stand between the agents of several hosts.
+    Standing {},
+    /// To begin a program whose state they keep.
+    Begin(Beginning),
+    /// As [`Request::Find`], and to have it brought from another host if it is not here.
+    Bring(Wish),
 }
 
 /// What an agent answers.
@@ -59,6 +68,8 @@ pub enum Reply {
     Welcome(Welcome),
     /// To [`Request::Status`].
     Status(Status),
+    /// To [`Request::Metrics`]: in Prometheus' exposition format, version 0.0.4.
+    Metrics(String),
     /// To [`Request::Inventory`].
     Inventory(Vec<SlotReport>),
     /// To [`Request::Grant`].
@@ -68,11 +79,15 @@ pub enum Reply {
         /// Equal for equal shards.
         digest: u64,
     },
-    /// To [`Request::Find`].
+    /// To [`Request::Find`] and [`Request::Bring`].
     Found {
         /// The number of the slot.
         slot: u32,
     },
+    /// To [`Request::Bring`]: it is on its way, ask again.
+    Coming {},
+    /// To [`Request::Standing`] and [`Request::Begin`].
+    Standing(Standing),
     /// To requests that concern slots: which they were.
     Slots(Vec<u32>),
     /// To [`Request::RaiseEpoch`]: the epoch that holds.
@@ -195,6 +210,10 @@ pub struct Status {
     pub slot_count: u32,
     /// How many versions of a shard there may be at a time.
     pub versions_per_shard: u32,
+    /// The name of the host among those whose agents keep a state together; empty if there are no others.
+    pub host: String,
+    /// How many agents those are, this one included; 1 if there are no others.
+    pub agent_count: u32,
     /// What the agent found when it began.
     pub adoption: AdoptionReport,
 }

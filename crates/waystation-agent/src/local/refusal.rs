@@ -17,7 +17,7 @@ pub struct Refusal {
 
 /// Keys of contexts that an error has here again. What an agent of another release says beyond them becomes
 /// part of the message.
-const CONTEXT_KEYS: [&str; 23] = [
+const CONTEXT_KEYS: [&str; 26] = [
     "actual",
     "array",
     "block",
@@ -30,11 +30,14 @@ const CONTEXT_KEYS: [&str; 23] = [
     "errno",
     "expected",
     "found",
+    "host",
     "limit_bytes",
     "nbytes",
     "offset",
     "path",
+    "peer",
     "process",
+    "program",
     "readers",
     "shard",
     "slot",

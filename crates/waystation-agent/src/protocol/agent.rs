@@ -6,10 +6,13 @@
 //!
 //! In order of a version's life: the trainer seals a shard here (`Sealed`); the bytes go to the shard's other holders
 //! until each has verified and kept them (`replication`); reports tell the controller, which commits; once a majority
-//! has noted that, the orders let older copies go. After a failure a controller with a higher epoch asks for a promise
-//! (trainers of lower ones are fenced), gathers what is left, decides, and has the shards loaded (`restoring`).
+//! has noted that, the orders let older copies go. After a failure, and when a newer program begins, a controller with a
+//! higher epoch asks for a promise, gathers what is left, decides, and has the shards brought where they are needed
+//! (`restoring`). Trainers whose program still is the newest go on all the while, and save in the new epoch once its
+//! orders are here.
 //!
-//! Invariants: nothing of another epoch than the promised one is acted on; the agent never holds two copies of one
+//! Invariants: nothing of another epoch than the promised one is acted on; nothing that trainers seal is kept once a
+//! newer program than theirs is known; the agent never holds two copies of one
 //! shard of one version, nor accepts a second digest for one; a copy that was reported is freed only when orders of
 //! the promised epoch say that a newer commit replaces it or that its version will never be committed, or when those that
 //! they name as its holders all keep it and this agent is none of them; there are never more copies than the limits allow.
@@ -17,10 +20,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::events::{Input, Output};
+use super::events::{Input, Output, Refusal};
 use super::memory::{Limits, Memory};
 use super::message::{Decision, Inventory, Orders, Purpose, Report, ToAgent, ToController, ToPeer};
-use super::names::{AgentId, Epoch, Key};
+use super::names::{AgentId, Epoch, Key, Program};
 use super::restoring::Restoring;
 
 /// The machine.
@@ -36,7 +39,7 @@ pub struct Agent {
     /// Whether copies were verified in the promised epoch.
     is_verified: bool,
     /// The controller that was heard last; if its epoch is over, reports tell it so.
-    asked_by: Option<u64>,
+    asked_by: Option<u32>,
 }
 
 impl Agent {
@@ -55,6 +58,22 @@ impl Agent {
     /// What outlives the process.
     pub fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    /// Why a trainer's shard would not be kept now; None if it would.
+    pub fn refusal_of(&self, key: Key) -> Option<Refusal> {
+        let of_epoch = self.orders.as_ref().filter(|orders| orders.epoch == key.version.epoch);
+        let Some(orders) = of_epoch.filter(|orders| self.memory.program.as_ref() == Some(&orders.program))
+        else {
+            return Some(Refusal::Fenced);
+        };
+        if self.memory.copies.contains_key(&key) {
+            Some(Refusal::Conflict)
+        } else if key.version.step < orders.floor {
+            Some(Refusal::Late)
+        } else {
+            (!orders.is_open || !self.has_room(key.shard)).then_some(Refusal::Full)
+        }
     }
 
     /// Takes an input; returns what to do, in order.
@@ -77,11 +96,16 @@ impl Agent {
                     }
                 }
             }
+            Input::Begin(program) => {
+                self.hear_of(&program, &mut outputs);
+                self.report(&mut outputs);
+            }
             Input::Sealed(key, copy) => self.seal(key, copy, &mut outputs),
             Input::Verified(damaged) => self.take_stock(&damaged, &mut outputs),
             Input::Loaded { attempt, shard, is_loaded } => {
                 self.loaded(attempt, shard, is_loaded, &mut outputs);
             }
+            Input::Coming(key) => self.coming(key),
             Input::Tick => {
                 self.replicate(&mut outputs);
                 self.fetch_again(&mut outputs);
@@ -100,14 +124,17 @@ impl Agent {
         match message {
             ToAgent::Prepare { epoch } => {
                 if self.memory.promised.is_some_and(|promised| promised < epoch) {
-                    self.promise(epoch, outputs);
+                    self.promise(epoch);
                 }
             }
-            ToAgent::Admit { epoch, incarnation, incarnations, noted } => {
+            ToAgent::Admit { epoch, incarnation, incarnations, noted, program } => {
                 if self.memory.promised.is_none() && incarnation == self.memory.incarnation {
                     self.memory.incarnations = incarnations;
                     self.memory.noted = noted;
-                    self.promise(epoch, outputs);
+                    if let Some(program) = program {
+                        self.hear_of(&program, outputs);
+                    }
+                    self.promise(epoch);
                 }
             }
             ToAgent::Learn { epoch, agent, incarnation } => {
@@ -134,11 +161,18 @@ impl Agent {
         self.report(outputs);
     }
 
-    fn promise(&mut self, epoch: Epoch, outputs: &mut Vec<Output>) {
+    fn promise(&mut self, epoch: Epoch) {
         self.memory.promised = Some(epoch);
         (self.orders, self.restoring, self.is_verified) = (None, None, false);
         self.kept.clear();
-        outputs.push(Output::Fence(epoch));
+    }
+
+    /// Takes note of a program, and fences those before it.
+    fn hear_of(&mut self, program: &Program, outputs: &mut Vec<Output>) {
+        if self.memory.program.as_ref() < Some(program) {
+            self.memory.program = Some(program.clone());
+            outputs.push(Output::Fence(program.token));
+        }
     }
 
     pub(super) fn report(&self, outputs: &mut Vec<Output>) {
@@ -146,9 +180,11 @@ impl Agent {
         let report = ToController::Report(Report {
             incarnation: memory.incarnation,
             promised: memory.promised,
+            program: memory.program.clone(),
             incarnations: memory.incarnations.clone(),
             copies: memory.copies.clone(),
             noted: memory.noted.clone(),
+            trained: memory.trained,
         });
         let followed = memory.promised.map(|epoch| epoch.controller);
         for controller in
@@ -174,12 +210,20 @@ impl Agent {
             incarnation: self.memory.incarnation,
             copies: self.memory.copies.clone(),
             noted: self.memory.noted.clone(),
-            fruitless: self.memory.fruitless.clone(),
+            fruitless: self
+                .memory
+                .fruitless
+                .iter()
+                .map(|(&version, beginnings)| (version, beginnings.count))
+                .collect(),
+            program: self.memory.program.clone(),
+            begun: self.memory.begun,
         });
         outputs.push(Output::ToController(epoch.controller, found));
     }
 
     fn restore(&mut self, decision: Arc<Decision>, outputs: &mut Vec<Output>) {
+        self.hear_of(&decision.program, outputs);
         let (attempt, epoch) = (decision.attempt, decision.epoch);
         let done = self.memory.restored.filter(|(of, _)| *of == epoch).map(|(_, attempt)| attempt);
         if done >= Some(attempt) {
@@ -201,13 +245,16 @@ impl Agent {
         if self.orders.as_ref().is_some_and(|known| known.revision > orders.revision) {
             return; // an older message
         }
+        self.hear_of(&orders.program, outputs);
         if self.memory.trained != Some(orders.epoch) {
             self.memory.trained = Some(orders.epoch);
             // The decision may have gone back behind what this agent has noted.
             self.memory.noted.clear();
-            if let Some(base) = orders.base {
-                *self.memory.fruitless.entry(base).or_default() += 1;
+            let token = orders.program.token;
+            if let Some(base) = orders.base.filter(|_| !orders.is_continued) {
+                self.memory.count_beginning(base.version, token);
             }
+            self.memory.begun = self.memory.begun.max(Some(token));
         }
         for &commit in &orders.commits {
             self.memory.note(commit);

@@ -2,8 +2,9 @@
 //!
 //! A pure machine. In order of a recovery: *preparing* asks for promises of a new epoch until a majority has given
 //! them; *gathering* asks for inventories, until all have answered or the time for that is over; *restoring* has
-//! everybody load the decision, and decides for the next older version if anybody cannot; *training* watches reports,
-//! commits, and begins a recovery when an agent falls silent, comes back without memory, or joins.
+//! everybody bring the decision into place, and decides for the next older version if anybody cannot; *training* watches
+//! reports, commits, and begins a recovery when an agent falls silent, comes back without memory, or joins, and when a
+//! newer program begins. As long as there is no program, gathering goes on.
 //!
 //! Invariants: an epoch is used only after a majority has promised it, and never again once anybody was heard to have
 //! promised a higher one; a version is committed only while every shard has verified copies on enough distinct
@@ -11,33 +12,27 @@
 //! trainers begin only when everybody has carried it out.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use super::decision::Findings;
 use super::message::{Decision, Report, ToAgent, ToController};
-use super::names::{AgentId, Commit, Epoch, Version};
+use super::names::{AgentId, Commit, Epoch, Program, Version};
 use super::quorum::Quorum;
 use super::training::Training;
 
-/// For each shard who keeps it, the one that seals it first, of these agents.
-pub type Place = fn(live: &[AgentId], shards: u32, copies: usize) -> Vec<Vec<AgentId>>;
-
 /// What a run is made of, and how long it waits.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Settings {
     /// The failure domain of each agent; their number is that of the agents.
     pub domains: Vec<u32>,
-    /// Of the state as it is saved now.
-    pub shards: u32,
     /// Of each shard, its owner's included.
     pub copies: usize,
-    /// Who keeps what.
-    pub place: Place,
     /// An agent that was silent for so long is taken for dead.
     pub dead_after_ms: u64,
     /// How long a recovery waits for inventories.
     pub gather_ms: u64,
+    /// How long agents are waited for that may hold what is missing of every version, before trainers go back to the disk.
+    pub stuck_ms: u64,
     /// A version that has not got its copies after so long is given up.
     pub give_up_ms: u64,
     /// After so many beginnings without a later commit a version in memory is in quarantine.
@@ -51,10 +46,8 @@ pub enum Input {
     Message(AgentId, ToController),
     /// It is now so late.
     Tick(u64),
-    /// A trainer has failed: begin a recovery.
-    Recover,
-    /// The disk tier has this version, of so many shards.
-    OnDisk(Version, u32),
+    /// Another controller speaks to agents, in this epoch.
+    Heard(Epoch),
 }
 
 /// What a controller wants done.
@@ -70,7 +63,7 @@ pub enum Output {
     GivenUp(Version),
     /// This version is passed over: it was begun with in vain too often.
     Quarantined(Version),
-    /// Nothing that is left can be restored. It is tried again: agents may come back.
+    /// Nothing that is left can be restored, though something was committed. It is tried again: agents may come back.
     Stuck,
     /// Another controller is in charge, in this epoch; this one does nothing more.
     Ended(Epoch),
@@ -88,7 +81,7 @@ pub(super) enum Phase {
 /// The machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Controller {
-    pub(super) number: u64,
+    pub(super) number: u32,
     pub(super) settings: Settings,
     pub(super) now_ms: u64,
     pub(super) epoch: Epoch,
@@ -96,6 +89,10 @@ pub struct Controller {
     pub(super) quorum: Quorum,
     pub(super) heard_ms: BTreeMap<AgentId, u64>,
     pub(super) findings: Findings,
+    /// The newest that any agent has heard of.
+    pub(super) program: Option<Program>,
+    /// Since when nothing can be restored.
+    pub(super) stuck_since_ms: Option<u64>,
     /// Versions of this epoch's decisions that could not be loaded.
     pub(super) failed: BTreeSet<Version>,
     /// How many decisions this epoch has had.
@@ -104,7 +101,7 @@ pub struct Controller {
 
 impl Controller {
     /// A controller with a number that no other has ever had. It begins with a recovery.
-    pub fn new(number: u64, settings: Settings, now_ms: u64) -> Self {
+    pub fn new(number: u32, settings: Settings, now_ms: u64) -> Self {
         let quorum = Quorum::of(settings.domains.len());
         Self {
             number,
@@ -115,6 +112,8 @@ impl Controller {
             quorum,
             heard_ms: BTreeMap::new(),
             findings: Findings::default(),
+            program: None,
+            stuck_since_ms: None,
             failed: BTreeSet::new(),
             attempt: 0,
         }
@@ -147,12 +146,9 @@ impl Controller {
                 self.look_for_silence(&mut outputs);
                 self.repeat(&mut outputs);
             }
-            Input::Recover => self.recover(&mut outputs),
-            Input::OnDisk(version, shards) => {
-                let newest = self.findings.on_disk.map(|(newest, _)| newest);
-                self.findings.on_disk =
-                    self.findings.on_disk.max((newest < Some(version)).then_some((version, shards)));
-            }
+            // It does not try to be quicker than that one: two would keep each other from a majority.
+            Input::Heard(epoch) if epoch > self.epoch => self.end(epoch, &mut outputs),
+            Input::Heard(_) => {}
             Input::Message(agent, message) => {
                 self.heard_ms.insert(agent, self.now_ms);
                 match message {
@@ -178,6 +174,7 @@ impl Controller {
 
     fn note_report(&mut self, agent: AgentId, report: Report, outputs: &mut Vec<Output>) {
         let incarnation = report.incarnation;
+        self.note_program(report.program.as_ref(), outputs);
         if !self.quorum.note(agent, report) {
             return;
         }
@@ -185,8 +182,7 @@ impl Controller {
             if matches!(self.phase, Phase::Preparing) {
                 self.recover(outputs);
             } else {
-                self.phase = Phase::Ended;
-                outputs.push(Output::Ended(promised));
+                self.end(promised, outputs);
             }
             return;
         }
@@ -200,6 +196,11 @@ impl Controller {
             Phase::Training(training) if !training.has_member(agent, incarnation) => self.recover(outputs),
             _ => {}
         }
+    }
+
+    fn end(&mut self, epoch: Epoch, outputs: &mut Vec<Output>) {
+        self.phase = Phase::Ended;
+        outputs.push(Output::Ended(epoch));
     }
 
     /// Whether the inventory of an agent is of an earlier incarnation.
@@ -218,7 +219,9 @@ impl Controller {
             Phase::Gathering { since_ms, is_stuck: false } => {
                 let answers = self.findings.inventories.len();
                 let is_over = self.now_ms >= *since_ms + self.settings.gather_ms;
-                if answers == self.settings.domains.len() || is_over && answers >= self.quorum.majority() {
+                let is_enough =
+                    answers == self.settings.domains.len() || is_over && answers >= self.quorum.majority();
+                if is_enough && self.program.is_some() {
                     self.decide(outputs);
                 }
             }
@@ -268,29 +271,8 @@ impl Controller {
 }
 
 impl Settings {
-    /// All but who keeps what: functions have no identity.
-    fn values(&self) -> (&[u32], [u64; 3], [u64; 3]) {
-        let (shards, copies) = (u64::from(self.shards), self.copies as u64);
-        let times = [self.dead_after_ms, self.gather_ms, self.give_up_ms];
-        (self.domains.as_slice(), [shards, copies, self.fruitless_limit.into()], times)
-    }
-
     /// On how many distinct agents every shard of a version must be before it is committed.
     pub fn needed_copies(&self) -> usize {
         self.copies.min(2)
-    }
-}
-
-impl PartialEq for Settings {
-    fn eq(&self, other: &Self) -> bool {
-        self.values() == other.values()
-    }
-}
-
-impl Eq for Settings {}
-
-impl Hash for Settings {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.values().hash(state);
     }
 }

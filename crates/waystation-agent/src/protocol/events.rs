@@ -1,7 +1,7 @@
 //! What happens to an agent, and what it wants done.
 
 use super::message::{Purpose, ToAgent, ToController, ToPeer};
-use super::names::{AgentId, Epoch, Key, SealedCopy};
+use super::names::{AgentId, Epoch, Key, Program, SealedCopy};
 
 /// What happens to an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub enum Input {
         /// Whether they are that.
         is_intact: bool,
     },
+    /// A program begins, with processes on this host or on others; it is the same to be told again.
+    Begin(Program),
     /// A trainer of `key.version.epoch` has filled and sealed a slot here.
     Sealed(Key, SealedCopy),
     /// All copies were verified, as [`Output::Verify`] asked; these are not what they should be.
@@ -35,9 +37,11 @@ pub enum Input {
         attempt: u32,
         /// Of which shard.
         shard: u32,
-        /// Whether the trainer has it.
+        /// Whether it is in memory, and was found to be what the decision says.
         is_loaded: bool,
     },
+    /// Bytes of a shard that was asked for are coming in: whoever sends them is not silent.
+    Coming(Key),
     /// Some time has passed.
     Tick,
 }
@@ -45,7 +49,8 @@ pub enum Input {
 /// Why a trainer's shard is not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
-    /// Another epoch has taken over: the trainer must end.
+    /// The version's epoch is over, or a newer program has begun. A trainer whose program still is the newest goes on,
+    /// and saves in the present epoch.
     Fenced,
     /// There is no room until an older version is committed or given up. The next save may fit.
     Full,
@@ -59,7 +64,7 @@ pub enum Refusal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Tell the controller of this number.
-    ToController(u64, ToController),
+    ToController(u32, ToController),
     /// Tell an agent.
     ToPeer(AgentId, ToPeer),
     /// Offer a copy, and send its bytes unless they are there or on their way. It is said again until the receiver has
@@ -80,19 +85,19 @@ pub enum Output {
     Free(Key),
     /// Verify every copy, then say [`Input::Verified`].
     Verify,
-    /// Give the trainer a shard, from a slot (or the bytes that have just arrived) or from the disk, then say
+    /// Have the shard ready for trainers to read: in its slot, or in that of the bytes that have just arrived. Then say
     /// [`Input::Loaded`].
     Load {
         /// Of the decision.
         attempt: u32,
         /// Of which shard.
         key: Key,
-        /// Whether it is on the disk tier.
-        from_disk: bool,
     },
-    /// End trainers of epochs before this one.
-    Fence(Epoch),
-    /// Let trainers of this epoch go on from what they have loaded.
+    /// A program with this token has begun: trainers of all before must end, and nothing that they seal is kept.
+    /// Another epoch alone ends nobody: trainers of its program go on.
+    Fence(u64),
+    /// Orders of this epoch are here. Trainers of their program that have not begun may load the base and begin; those
+    /// that have save in this epoch from now on. It is said again after the agent was started anew.
     Train(Epoch),
     /// Do not keep what the trainer has sealed; its save fails, training goes on.
     Refuse(Key, Refusal),

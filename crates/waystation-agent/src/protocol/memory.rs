@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::names::{AgentId, Commit, Epoch, Key, SealedCopy, Version};
+use serde::{Deserialize, Serialize};
+
+use super::names::{AgentId, Commit, Epoch, Key, Program, SealedCopy, Version};
+use super::pairs;
 
 /// How much an agent may hold. A recovery that places shards anew needs room for copies at both places at once:
 /// with room for two versions of every shard nothing ever waits for it.
@@ -14,25 +17,43 @@ pub struct Limits {
     pub versions_of_shard: usize,
 }
 
+/// How often training was begun with a version.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Beginnings {
+    /// How often.
+    pub count: u32,
+    /// The token of the program that was counted last.
+    pub token: u64,
+}
+
 /// What outlives the agent's process: the slots, and a small record beside them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Memory {
     /// Of the start since which it remembers everything; later starts without memory have greater ones.
     pub incarnation: u64,
     /// None if this start has forgotten what was promised before.
     pub promised: Option<Epoch>,
+    /// The newest that it has heard of.
+    pub program: Option<Program>,
     /// The starts without memory of other agents.
+    #[serde(with = "pairs")]
     pub incarnations: BTreeMap<AgentId, u64>,
     /// Sealed slots.
+    #[serde(with = "pairs")]
     pub copies: BTreeMap<Key, SealedCopy>,
     /// Commits that were noted, from the oldest that is still to be kept.
     pub noted: BTreeSet<Commit>,
     /// The decision that was carried out last.
     pub restored: Option<(Epoch, u32)>,
-    /// The epoch in which training was last begun.
+    /// The epoch of the last orders.
     pub trained: Option<Epoch>,
-    /// How often training was begun with a version, since the last commit.
-    pub fruitless: BTreeMap<Version, u32>,
+    /// The token of the newest program that was let begin here.
+    pub begun: Option<u64>,
+    /// How often programs were begun with a version, since the last commit.
+    #[serde(with = "pairs")]
+    pub fruitless: BTreeMap<Version, Beginnings>,
 }
 
 impl Memory {
@@ -44,6 +65,14 @@ impl Memory {
     /// Of an agent whose host has lost what was in it; greater than every incarnation of this agent before.
     pub fn lost(incarnation: u64) -> Self {
         Self { incarnation, ..Self::default() }
+    }
+
+    /// Counts that a program begins with a version, unless it was counted for it.
+    pub(super) fn count_beginning(&mut self, version: Version, token: u64) {
+        let beginnings = self.fruitless.entry(version).or_default();
+        if beginnings.token != token || beginnings.count == 0 {
+            *beginnings = Beginnings { count: beginnings.count.saturating_add(1), token };
+        }
     }
 
     pub(super) fn note(&mut self, commit: Commit) {

@@ -1,15 +1,19 @@
 //! What agents and controllers tell each other, and what a decision looks like.
 //!
 //! Every message may be lost, delayed, repeated or overtaken: receivers act on a message only in its epoch, acting
-//! on it twice changes nothing more, and senders repeat what is not answered.
+//! on it twice changes nothing more, and senders repeat what is not answered. `wire` says how they are written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::names::{AgentId, Commit, Digest, Epoch, Key, SealedCopy, Version};
+use serde::{Deserialize, Serialize};
+
+use super::names::{AgentId, Commit, Digest, Epoch, Key, Program, SealedCopy, Version};
+use super::pairs;
 
 /// From a controller to an agent. But for the first two, only those who have promised the epoch act on it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToAgent {
     /// Promise to follow no older epoch.
     Prepare {
@@ -23,9 +27,12 @@ pub enum ToAgent {
         /// Whom the majority was told of. A later start of the same host needs another one.
         incarnation: u64,
         /// The newest starts without memory that are known, of all agents.
+        #[serde(with = "pairs")]
         incarnations: BTreeMap<AgentId, u64>,
         /// The commits that a majority knows of.
         noted: BTreeSet<Commit>,
+        /// The newest program that anybody has heard of.
+        program: Option<Program>,
     },
     /// Take note that an agent has started without memory: what it promised before no longer counts.
     Learn {
@@ -41,7 +48,7 @@ pub enum ToAgent {
         /// Of the sender.
         epoch: Epoch,
     },
-    /// Load what the decision says.
+    /// Have in memory what the decision says.
     Restore(Arc<Decision>),
     /// Train, and keep what the orders say.
     Train(Arc<Orders>),
@@ -70,7 +77,8 @@ impl ToAgent {
 }
 
 /// From an agent to a controller.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToController {
     /// How things stand: at every tick, on every change, and as the answer to most messages.
     Report(Report),
@@ -82,76 +90,96 @@ pub enum ToController {
         epoch: Epoch,
         /// Of the decision.
         attempt: u32,
-        /// Whether all that this agent was to load is loaded.
+        /// Whether all shards that this agent was to have are there.
         is_loaded: bool,
     },
 }
 
 /// What an agent holds and has promised.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Report {
     /// Of the start since which it remembers everything.
     pub incarnation: u64,
     /// None if it has forgotten, and was not admitted since.
     pub promised: Option<Epoch>,
+    /// The newest that it has heard of.
+    pub program: Option<Program>,
     /// The starts without memory that it has taken note of.
+    #[serde(with = "pairs")]
     pub incarnations: BTreeMap<AgentId, u64>,
     /// Verified copies.
+    #[serde(with = "pairs")]
     pub copies: BTreeMap<Key, SealedCopy>,
     /// From the oldest that is still to be kept.
     pub noted: BTreeSet<Commit>,
+    /// The epoch of the last orders: what is noted counts in that epoch. Its first orders say anew what is noted.
+    pub trained: Option<Epoch>,
 }
 
 /// What an agent can give to a recovery.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Inventory {
     /// That asked.
     pub epoch: Epoch,
     /// Of the start since which it remembers everything.
     pub incarnation: u64,
     /// Each verified after it was asked.
+    #[serde(with = "pairs")]
     pub copies: BTreeMap<Key, SealedCopy>,
     /// From the oldest that is still to be kept.
     pub noted: BTreeSet<Commit>,
-    /// How often trainers began at a version and no newer one was committed.
+    /// How often programs began with a version and no newer one was committed.
+    #[serde(with = "pairs")]
     pub fruitless: BTreeMap<Version, u32>,
-}
-
-/// Where bytes of a shard are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Source {
-    /// In the memory of a host.
-    Memory(AgentId),
-    /// On the disk tier.
-    Disk,
+    /// The newest program that it has heard of.
+    pub program: Option<Program>,
+    /// The token of the newest program that was let begin there.
+    pub begun: Option<u64>,
 }
 
 /// How one shard is restored.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ShardDecision {
-    /// The agent whose trainer gets it.
+    /// The agent to whose memory it is brought.
     pub reader: AgentId,
-    /// What its bytes must have. None where only the disk has it, which verifies by itself.
-    pub copy: Option<SealedCopy>,
-    /// To be tried in this order.
-    pub sources: Vec<Source>,
+    /// What its bytes must be.
+    pub copy: SealedCopy,
+    /// Who has it, to be tried in this order.
+    pub sources: Vec<AgentId>,
 }
 
 /// The one decision of a recovery, for all.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Decision {
     /// In which it holds.
     pub epoch: Epoch,
     /// Counts the decisions of this epoch, from 1.
     pub attempt: u32,
-    /// None to begin from nothing.
+    /// For which it is made.
+    pub program: Program,
+    /// None if memory has nothing to begin with: then trainers take what is on the disk.
     pub version: Option<Version>,
     /// One for each shard of the version.
     pub shards: Vec<ShardDecision>,
 }
 
+/// What a program begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Base {
+    /// Of the program's sequence.
+    pub version: Version,
+    /// How many shards it has.
+    pub shard_count: u32,
+}
+
 /// What holds while trainers train.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Orders {
     /// In which they hold.
     pub epoch: Epoch,
@@ -159,8 +187,13 @@ pub struct Orders {
     pub attempt: u32,
     /// Counts the orders of this epoch: an agent that has seen later ones passes over these.
     pub revision: u64,
-    /// The version that training began with; None if it began from nothing.
-    pub base: Option<Version>,
+    /// Whose trainers train: who seals the shards.
+    pub program: Program,
+    /// Whether the program was let begin before, in an earlier epoch. Its trainers go on with the state that they have:
+    /// nothing is begun with the base then.
+    pub is_continued: bool,
+    /// What the program may begin with; None if memory has nothing.
+    pub base: Option<Base>,
     /// Whether copies of that are kept though it is not among the commits.
     pub is_base_kept: bool,
     /// The newest commits: what is older than all of them may be freed. More than one only as long as the newer ones are
@@ -180,7 +213,8 @@ impl Orders {
     pub fn keeps(&self, version: Version) -> bool {
         let is_committed = self.commits.iter().any(|commit| commit.version == version);
         let may_be_committed = version.epoch == self.epoch && version.step >= self.floor;
-        is_committed || may_be_committed || self.is_base_kept && self.base == Some(version)
+        let is_base = self.base.is_some_and(|base| base.version == version);
+        is_committed || may_be_committed || self.is_base_kept && is_base
     }
 
     /// Whether a new copy of this version is taken.
@@ -196,7 +230,8 @@ impl Orders {
 }
 
 /// From agent to agent, besides the bytes of copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToPeer {
     /// Your copy is verified and sealed here.
     Kept {
@@ -226,7 +261,8 @@ pub enum ToPeer {
 }
 
 /// What bytes are sent for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Purpose {
     /// To be kept.
     Replica,

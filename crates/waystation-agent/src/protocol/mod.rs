@@ -6,29 +6,35 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `names` | epochs, versions, keys, digests |
-//! | `message` | what is said |
+//! | `names` | programs, epochs, versions, keys, digests |
+//! | `message`, `wire`, `pairs` | what is said, and how it is written |
 //! | `quorum` | which promises count, also of agents that have lost their memory |
 //! | `memory`, `events` | what an agent keeps; what happens to it, and what it wants done |
 //! | `agent`, `replication`, `restoring` | the agent's machine |
 //! | `controller`, `recovery`, `training` | the controller's machine |
 //! | `decision` | which version a recovery goes back to, and where each shard comes from |
+//! | `placement` | who keeps copies of whose shards |
+//! | `election` | who is the controller |
 //!
 //! A majority of agents must remember what they promised: if more lose their memory at once, no epoch can begin,
-//! and the run is founded anew from the disk tier. Two hosts therefore need a third agent, which may keep no shards.
+//! and the run is founded anew from the disk. Two hosts therefore need a third agent, which may keep no shards.
 
 pub mod agent;
 pub mod controller;
 pub mod decision;
+pub mod election;
 pub mod events;
 pub mod memory;
 pub mod message;
 pub mod names;
+mod pairs;
+pub mod placement;
 pub mod quorum;
 mod recovery;
 mod replication;
 mod restoring;
 mod training;
+pub mod wire;
 
 pub use agent::Agent;
 pub use controller::Controller;

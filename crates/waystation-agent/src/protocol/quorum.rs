@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::message::{Report, ToAgent};
-use super::names::{AgentId, Commit, Epoch};
+use super::names::{AgentId, Commit, Epoch, Program};
 
 /// The newest report of each agent, and the starts without memory that any of them knows of.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,9 +89,9 @@ impl Quorum {
     }
 
     /// What an established epoch tells agents so that those that remember nothing may vote again: first others are to
-    /// take note of their new start; once a majority has, they are admitted, and told which commits that knows of: or of
-    /// the majority that has noted one nobody might be left.
-    pub fn admissions(&self, epoch: Epoch) -> Vec<(AgentId, ToAgent)> {
+    /// take note of their new start; once a majority has, they are admitted, and told which commits that knows of, and the
+    /// newest program: or of the majority that has noted one nobody might be left.
+    pub fn admissions(&self, epoch: Epoch, program: Option<&Program>) -> Vec<(AgentId, ToAgent)> {
         let mut messages = Vec::new();
         for (&agent, report) in self.reports.iter().filter(|(_, report)| report.promised.is_none()) {
             let incarnation = report.incarnation;
@@ -102,7 +102,9 @@ impl Quorum {
                 let incarnations = self.incarnations.clone();
                 let noted: BTreeSet<Commit> =
                     self.followers(epoch).flat_map(|(_, report)| report.noted.iter().copied()).collect();
-                messages.push((agent, ToAgent::Admit { epoch, incarnation, incarnations, noted }));
+                let program = program.cloned();
+                let admit = ToAgent::Admit { epoch, incarnation, incarnations, noted, program };
+                messages.push((agent, admit));
             } else {
                 let learn = ToAgent::Learn { epoch, agent, incarnation };
                 messages.extend(others.into_iter().map(|(other, _)| (other, learn.clone())));

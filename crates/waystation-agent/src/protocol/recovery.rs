@@ -1,22 +1,23 @@
 //! How a controller brings a recovery to its end: a new epoch, one decision after another, the orders.
 //!
 //! Invariants: what training is to begin with rests on inventories that their agents gave in this epoch and have not lost
-//! since; orders begin with every commit that may be the one that must not be lost (see
+//! since; an epoch is of one program, so that versions, which are of one epoch, are too; orders begin with every commit that may be the one that must not be lost (see
 //! [`commits_to_keep`](super::decision::Findings::commits_to_keep)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::controller::{Controller, Output, Phase};
-use super::message::{Decision, Inventory, Orders, ToAgent};
-use super::names::{AgentId, Epoch, Version};
+use super::controller::{Controller, Output, Phase, Settings};
+use super::message::{Base, Decision, Inventory, Orders, ToAgent};
+use super::names::{AgentId, Epoch, Program, Version};
+use super::placement;
 use super::training::Training;
 
 impl Controller {
     /// Begins a recovery, in a new epoch.
     pub(super) fn recover(&mut self, outputs: &mut Vec<Output>) {
         let greatest = self.quorum.greatest_promise().unwrap_or_default().number.max(self.epoch.number);
-        self.epoch = Epoch { number: greatest + 1, controller: self.number };
+        self.epoch = Epoch { number: greatest.saturating_add(1), controller: self.number };
         self.phase = Phase::Preparing;
         self.findings.inventories.clear();
         self.failed.clear();
@@ -24,7 +25,28 @@ impl Controller {
         self.tell_all(&ToAgent::Prepare { epoch: self.epoch }, outputs);
     }
 
+    /// Takes note of a program that an agent has heard of. What was decided for an older one is over; and so is what was
+    /// found before the first one began, if that was long ago.
+    pub(super) fn note_program(&mut self, program: Option<&Program>, outputs: &mut Vec<Output>) {
+        let Some(newer) = program.filter(|&program| self.program.as_ref() < Some(program)) else { return };
+        if !newer.fits(self.settings.domains.len()) {
+            return;
+        }
+        self.program = Some(newer.clone());
+        self.stuck_since_ms = None;
+        let is_outdated = match &self.phase {
+            Phase::Preparing | Phase::Ended => false,
+            Phase::Gathering { since_ms, .. } => self.now_ms >= since_ms + self.settings.gather_ms,
+            Phase::Restoring { decision, .. } => decision.program < *newer,
+            Phase::Training(training) => training.program() < newer,
+        };
+        if is_outdated {
+            self.recover(outputs);
+        }
+    }
+
     pub(super) fn note_inventory(&mut self, agent: AgentId, found: Inventory, outputs: &mut Vec<Output>) {
+        self.note_program(found.program.as_ref(), outputs);
         let has_forgotten = self.quorum.has_forgotten(agent, found.incarnation);
         if found.epoch == self.epoch && !has_forgotten && matches!(self.phase, Phase::Gathering { .. }) {
             self.findings.inventories.insert(agent, found);
@@ -59,7 +81,7 @@ impl Controller {
         if matches!(self.phase, Phase::Preparing | Phase::Ended) {
             return;
         }
-        for (agent, message) in self.quorum.admissions(self.epoch) {
+        for (agent, message) in self.quorum.admissions(self.epoch, self.program.as_ref()) {
             let is_admitted = matches!(message, ToAgent::Admit { .. });
             outputs.push(Output::ToAgent(agent, message));
             if is_admitted {
@@ -69,67 +91,90 @@ impl Controller {
     }
 
     pub(super) fn decide(&mut self, outputs: &mut Vec<Output>) {
+        let Some(program) = self.program.clone() else { return };
         self.attempt += 1;
-        let live: Vec<AgentId> = self.findings.inventories.keys().copied().collect();
-        let mut chosen = None;
-        for candidate in self.findings.candidates() {
-            let fruitless = self.findings.fruitless(candidate.version);
-            if self.failed.contains(&candidate.version) {
-                continue;
-            }
-            if fruitless < self.settings.fruitless_limit || candidate.is_on_disk {
-                chosen = Some(candidate);
-                break;
-            }
-            outputs.push(Output::Quarantined(candidate.version));
-        }
-        let is_new_run = self.findings.newest_commit().is_none() && self.findings.candidates().is_empty();
-        if chosen.is_none() && !is_new_run {
+        let found = self.findings.all_restorable(program.sequence);
+        let is_new = found.is_empty() && !self.findings.has_commit(program.sequence);
+        let chosen = found.into_iter().find(|found| self.is_to_be_tried(found.version, outputs));
+        if chosen.is_none() && !is_new && !self.has_waited_enough() {
             self.phase = Phase::Gathering { since_ms: self.now_ms, is_stuck: true };
             outputs.push(Output::Stuck);
             return;
         }
-        let shards = chosen.as_ref().map_or_else(Vec::new, |candidate| {
-            let readers = self.readers(&live, candidate.shards.len() as u32);
-            candidate.sources(&readers, |agent| self.settings.domains[usize::from(agent.0)])
+        let shards = chosen.as_ref().map_or_else(Vec::new, |chosen| {
+            let readers = self.readers(&program, chosen.shards.len());
+            chosen.sources(&readers, |agent| self.settings.domains[usize::from(agent.0)])
         });
-        let version = chosen.map(|candidate| candidate.version);
-        let decision = Arc::new(Decision { epoch: self.epoch, attempt: self.attempt, version, shards });
+        let version = chosen.map(|chosen| chosen.version);
+        let (epoch, attempt) = (self.epoch, self.attempt);
+        let decision = Arc::new(Decision { epoch, attempt, program, version, shards });
         outputs.push(Output::Decided(Arc::clone(&decision)));
         self.phase = Phase::Restoring { decision, loaded: BTreeSet::new() };
         self.repeat(outputs);
     }
 
+    /// Whether a version may be what the program begins with.
+    fn is_to_be_tried(&self, version: Version, outputs: &mut Vec<Output>) -> bool {
+        if self.failed.contains(&version) {
+            return false;
+        }
+        let is_fruitless = self.findings.fruitless(version) >= self.settings.fruitless_limit;
+        outputs.extend(is_fruitless.then_some(Output::Quarantined(version)));
+        !is_fruitless
+    }
+
+    /// Whether what is missing is not waited for any longer.
+    fn has_waited_enough(&mut self) -> bool {
+        let since_ms = *self.stuck_since_ms.get_or_insert(self.now_ms);
+        self.now_ms >= since_ms + self.settings.stuck_ms
+    }
+
+    fn live(&self) -> BTreeSet<AgentId> {
+        self.findings.inventories.keys().copied().collect()
+    }
+
+    fn holders(&self, program: &Program) -> Vec<Vec<AgentId>> {
+        let Settings { domains, copies, .. } = &self.settings;
+        placement::holders_of(&program.owners, &self.live(), domains, *copies)
+    }
+
     /// Who reads each shard of a version: who will seal it, if it is cut as versions are now, else all in turn.
-    fn readers(&self, live: &[AgentId], shards: u32) -> Vec<AgentId> {
-        if shards == self.settings.shards {
-            let holders = (self.settings.place)(live, shards, self.settings.copies);
+    fn readers(&self, program: &Program, shards: usize) -> Vec<AgentId> {
+        if shards == program.owners.len() {
+            let holders = self.holders(program);
             return holders.iter().filter_map(|holders| holders.first().copied()).collect();
         }
-        live.iter().copied().cycle().take(shards as usize).collect()
+        self.live().iter().copied().cycle().take(shards).collect()
     }
 
     pub(super) fn train(&mut self, decision: &Decision, outputs: &mut Vec<Output>) {
-        let live: Vec<AgentId> = self.findings.inventories.keys().copied().collect();
+        let inventories = &self.findings.inventories;
         let members: BTreeMap<AgentId, u64> =
-            self.findings.inventories.iter().map(|(&agent, found)| (agent, found.incarnation)).collect();
-        let base = decision.version;
-        let commits =
-            self.findings.commits_to_keep(self.settings.needed_copies(), self.settings.fruitless_limit);
+            inventories.iter().map(|(&agent, found)| (agent, found.incarnation)).collect();
+        let program = decision.program.clone();
+        let is_continued = inventories.values().any(|found| found.begun >= Some(program.token));
+        let base =
+            decision.version.map(|version| Base { version, shard_count: decision.shards.len() as u32 });
+        let Settings { fruitless_limit, .. } = self.settings;
+        let needed = self.settings.needed_copies();
+        let commits = self.findings.commits_to_keep(program.sequence, needed, fruitless_limit);
         let is_committed = |version: Version| commits.iter().any(|commit| commit.version == version);
-        let is_base_kept =
-            base.is_some_and(|base| !is_committed(base) && self.findings.fewest_copies(base) > 0);
+        let is_base_kept = base
+            .is_some_and(|base| !is_committed(base.version) && self.findings.fewest_copies(base.version) > 0);
         let orders = Orders {
             epoch: self.epoch,
             attempt: decision.attempt,
             revision: 0,
+            is_continued,
             base,
             is_base_kept,
             is_open: !is_base_kept && commits.len() <= 1,
             commits,
             floor: 0,
-            holders: (self.settings.place)(&live, self.settings.shards, self.settings.copies),
+            holders: self.holders(&program),
+            program,
         };
+        self.stuck_since_ms = None;
         self.phase = Phase::Training(Training::new(orders, members, self.now_ms));
         self.repeat(outputs);
     }

@@ -13,16 +13,12 @@ use super::names::{AgentId, Key, SealedCopy};
 
 impl Agent {
     pub(super) fn seal(&mut self, key: Key, copy: SealedCopy, outputs: &mut Vec<Output>) {
-        let refusal = match &self.orders {
-            Some(orders) if orders.epoch == key.version.epoch && self.follows(orders.epoch) => {
-                match self.memory.copies.get(&key) {
-                    Some(held) if *held == copy => return,
-                    Some(_) => Some(Refusal::Conflict),
-                    None if key.version.step < orders.floor => Some(Refusal::Late),
-                    None => (!orders.is_open || !self.has_room(key.shard)).then_some(Refusal::Full),
-                }
-            }
-            _ => Some(Refusal::Fenced),
+        let is_same = self.memory.copies.get(&key) == Some(&copy);
+        let refusal = match self.refusal_of(key) {
+            Some(Refusal::Conflict) if is_same => return,
+            // What is said of the version is the same for all of its shards.
+            None if !self.is_of_program(key, copy) => Some(Refusal::Conflict),
+            refusal => refusal,
         };
         if let Some(refusal) = refusal {
             outputs.push(Output::Refuse(key, refusal));
@@ -31,6 +27,22 @@ impl Agent {
         self.memory.copies.insert(key, copy);
         self.replicate(outputs);
         self.report(outputs);
+    }
+
+    /// Whether a shard is one that the program of the orders has.
+    fn is_of_program(&self, key: Key, copy: SealedCopy) -> bool {
+        self.orders.as_ref().is_some_and(|orders| {
+            let (count, sequence) = (orders.program.owners.len(), orders.program.sequence);
+            copy.shard_count as usize == count && key.shard < copy.shard_count && copy.sequence == sequence
+        })
+    }
+
+    /// Whether a copy that another agent offers would be kept, or is.
+    pub fn would_keep(&self, key: Key) -> bool {
+        let is_here = self.memory.copies.contains_key(&key);
+        self.orders
+            .as_ref()
+            .is_some_and(|orders| is_here || orders.takes(key.version) && self.has_room(key.shard))
     }
 
     /// Keeps what another agent has sent, and says so; also if it was there already.

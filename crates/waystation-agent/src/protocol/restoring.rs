@@ -1,4 +1,4 @@
-//! How an agent carries out a decision: each shard that its trainer needs, from the first source that can give it.
+//! How an agent carries out a decision: each shard that is to be read here, from the first source that can give it.
 //!
 //! A source that is silent for some ticks, or gives bytes that are not what the decision says, is passed over. When a
 //! shard has no source left, the agent says that it could not; all agents then try an older version. Bytes that were
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::agent::Agent;
 use super::events::Output;
-use super::message::{Decision, Source, ToController, ToPeer};
+use super::message::{Decision, ToController, ToPeer};
 use super::names::{AgentId, Epoch, Key, SealedCopy};
 
 /// After so many ticks without an answer a source is passed over.
@@ -40,7 +40,7 @@ impl Restoring {
     }
 
     /// The shard's key, and the source that is its turn.
-    fn turn(&self, shard: u32) -> Option<(Key, Option<Source>)> {
+    fn turn(&self, shard: u32) -> Option<(Key, Option<AgentId>)> {
         let progress = self.missing.get(&shard)?;
         let sources = &self.decision.shards.get(shard as usize)?.sources;
         let key = Key { version: self.decision.version?, shard };
@@ -70,12 +70,12 @@ impl Agent {
         progress.ticks = 0;
         match source {
             None => restoring.has_failed = true,
-            Some(Source::Memory(holder)) if holder != id => {
+            Some(holder) if holder != id => {
                 outputs.push(Output::ToPeer(holder, ToPeer::Fetch { epoch, attempt, key }));
             }
-            Some(found) => {
+            Some(_) => {
                 progress.is_loading = true;
-                outputs.push(Output::Load { attempt, key, from_disk: found == Source::Disk });
+                outputs.push(Output::Load { attempt, key });
             }
         }
     }
@@ -91,6 +91,16 @@ impl Agent {
         }
     }
 
+    /// The source whose turn it is sends, however long that takes.
+    pub(super) fn coming(&mut self, key: Key) {
+        let Some(restoring) = &mut self.restoring else { return };
+        if restoring.turn(key.shard).is_some_and(|(asked, _)| asked == key)
+            && let Some(progress) = restoring.missing.get_mut(&key.shard)
+        {
+            progress.ticks = 0;
+        }
+    }
+
     /// Passes over the sources that have been silent for too long, and asks the others again.
     pub(super) fn fetch_again(&mut self, outputs: &mut Vec<Output>) {
         let Some(restoring) = &mut self.restoring else { return };
@@ -102,7 +112,7 @@ impl Agent {
         for (shard, ticks) in silent {
             if ticks >= PATIENCE_TICKS {
                 self.pass_over(shard, outputs);
-            } else if let Some((key, Some(Source::Memory(holder)))) =
+            } else if let Some((key, Some(holder))) =
                 self.restoring.as_ref().and_then(|restoring| restoring.turn(shard))
             {
                 let Some((epoch, attempt)) = self.current_attempt() else { return };
@@ -121,8 +131,8 @@ impl Agent {
         outputs: &mut Vec<Output>,
     ) {
         let Some(restoring) = &mut self.restoring else { return };
-        let wanted = restoring.decision.shards.get(key.shard as usize).and_then(|shard| shard.copy);
-        let is_turn = restoring.turn(key.shard) == Some((key, Some(Source::Memory(from))));
+        let wanted = restoring.decision.shards.get(key.shard as usize).map(|shard| shard.copy);
+        let is_turn = restoring.turn(key.shard) == Some((key, Some(from)));
         let Some(progress) = restoring.missing.get_mut(&key.shard) else { return };
         if restoring.decision.attempt != attempt || !is_turn || progress.is_loading {
             return;
@@ -134,7 +144,7 @@ impl Agent {
         if !self.memory.copies.contains_key(&key) && self.has_room(key.shard) {
             self.memory.copies.insert(key, copy);
         }
-        outputs.push(Output::Load { attempt, key, from_disk: false });
+        outputs.push(Output::Load { attempt, key });
     }
 
     pub(super) fn loaded(&mut self, attempt: u32, shard: u32, is_loaded: bool, outputs: &mut Vec<Output>) {

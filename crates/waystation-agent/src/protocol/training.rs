@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::controller::{Output, Settings};
-use super::message::{Orders, ToAgent};
-use super::names::{AgentId, Commit, Digest, Epoch, Key, SealedCopy, Version, manifest_digest};
+use super::message::{Orders, Report, ToAgent};
+use super::names::{AgentId, Commit, Digest, Epoch, Key, Program, SealedCopy, Version, manifest_digest};
 use super::quorum::Quorum;
 
 /// At most so many steps are skipped at a time.
@@ -40,6 +40,10 @@ impl Training {
             pending: None,
             seen_ms: BTreeMap::new(),
         }
+    }
+
+    pub(super) fn program(&self) -> &Program {
+        &self.orders.program
     }
 
     pub(super) fn members(&self) -> impl Iterator<Item = AgentId> {
@@ -90,14 +94,16 @@ impl Training {
     /// Ends the pending commit if a majority has noted it.
     fn settle(&mut self, quorum: &Quorum, outputs: &mut Vec<Output>) {
         let Some(commit) = self.pending else { return };
-        let followers = quorum.followers(self.orders.epoch);
-        if followers.filter(|(_, report)| report.noted.contains(&commit)).count() < quorum.majority() {
+        let epoch = self.orders.epoch;
+        // What was noted before the first orders of the epoch is forgotten as they arrive.
+        let has_noted = |report: &Report| report.trained == Some(epoch) && report.noted.contains(&commit);
+        if quorum.followers(epoch).filter(|(_, report)| has_noted(report)).count() < quorum.majority() {
             return;
         }
         (self.pending, self.skipped) = (None, 1);
         let mut orders = Orders::clone(&self.orders);
         orders.commits = BTreeSet::from([commit]);
-        orders.is_base_kept &= orders.base > Some(commit.version);
+        orders.is_base_kept &= orders.base.is_some_and(|base| base.version > commit.version);
         orders.is_open = true;
         if commit.version.epoch == orders.epoch {
             orders.floor = orders.floor.max(commit.version.step);
@@ -140,12 +146,12 @@ impl Training {
             // Its room is needed, if there is another version to go back to.
             if orders.is_base_kept && !orders.commits.is_empty() {
                 orders.is_base_kept = false;
-                outputs.extend(orders.base.map(Output::GivenUp));
+                outputs.extend(orders.base.map(|base| Output::GivenUp(base.version)));
             }
         }
         if self.seen_ms.values().any(|&seen| now_ms >= seen + give_up_ms) {
             let newest = self.seen_ms.keys().map(|version| version.step).max().unwrap_or(0);
-            orders.floor = newest + self.skipped;
+            orders.floor = newest.saturating_add(self.skipped);
             self.skipped = (2 * self.skipped).min(MOST_SKIPPED);
             outputs.extend(std::mem::take(&mut self.seen_ms).into_keys().map(Output::GivenUp));
         }

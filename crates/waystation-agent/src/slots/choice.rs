@@ -15,6 +15,9 @@ pub struct Limits {
     pub epoch: u64,
     /// How many versions of one shard there may be at a time.
     pub versions_per_shard: usize,
+    /// Whether the agents of several hosts decide together what stays and what comes: then only free slots are given, of
+    /// whatever epoch the version is.
+    pub is_shared: bool,
 }
 
 /// The newest committed version of a shard of a run.
@@ -33,6 +36,11 @@ pub fn newest_committed(headers: &[Header], key: &Key) -> Option<Version> {
 /// Unavailable if nothing can be overwritten now.
 pub fn candidates(headers: &[Header], key: &Key, limits: Limits) -> Result<Vec<usize>> {
     check(headers, key, limits).map_err(|error| named(error, key))?;
+    let free = |(place, header): (usize, &Header)| (header.state == State::Free).then_some(place);
+    let free: Vec<usize> = headers.iter().enumerate().filter_map(free).collect();
+    if limits.is_shared {
+        return if free.is_empty() { Err(named(exhausted(0, limits, true), key)) } else { Ok(free) };
+    }
     let newest = newest_committed(headers, key);
     let held: Vec<(usize, Version, bool)> = headers
         .iter()
@@ -51,10 +59,8 @@ pub fn candidates(headers: &[Header], key: &Key, limits: Limits) -> Result<Vec<u
     let mut old: Vec<(Version, usize)> =
         held.iter().filter(|(_, _, is_old)| *is_old).map(|&(place, version, _)| (version, place)).collect();
     old.sort_unstable();
-    let free = |(place, header): (usize, &Header)| (header.state == State::Free).then_some(place);
     let has_room = held.len() < limits.versions_per_shard;
-    let free: Vec<usize> =
-        if has_room { headers.iter().enumerate().filter_map(free).collect() } else { Vec::new() };
+    let free = if has_room { free } else { Vec::new() };
     let found: Vec<usize> = free.into_iter().chain(old.into_iter().map(|(_, place)| place)).collect();
     if found.is_empty() {
         return Err(named(exhausted(held.len(), limits, has_room), key));
@@ -63,7 +69,7 @@ pub fn candidates(headers: &[Header], key: &Key, limits: Limits) -> Result<Vec<u
 }
 
 fn check(headers: &[Header], key: &Key, limits: Limits) -> Result<()> {
-    if key.version.epoch < limits.epoch {
+    if !limits.is_shared && key.version.epoch < limits.epoch {
         let message = format!("epoch {} is over; the epoch is {} now", key.version.epoch, limits.epoch);
         return Err(Error::new(Kind::Fenced, message));
     }
@@ -76,7 +82,7 @@ fn check(headers: &[Header], key: &Key, limits: Limits) -> Result<()> {
         return Err(Error::new(Kind::Conflict, message).with("slot", same.slot.to_string()));
     }
     match newest_committed(headers, key) {
-        Some(newest) if newest >= key.version => {
+        Some(newest) if newest >= key.version && !limits.is_shared => {
             let message = "a newer version of the shard is committed already";
             Err(Error::new(Kind::Conflict, message)
                 .with("committed_epoch", newest.epoch.to_string())
@@ -120,7 +126,7 @@ mod tests {
     use super::*;
     use crate::slots::{Event, next};
 
-    const LIMITS: Limits = Limits { epoch: 1, versions_per_shard: 2 };
+    const LIMITS: Limits = Limits { epoch: 1, versions_per_shard: 2, is_shared: false };
 
     fn key(shard: &str, epoch: u64, step: u64) -> Key {
         Key { run: Id([1; 16]), shard: shard.to_owned(), version: Version { epoch, step } }
@@ -184,6 +190,20 @@ mod tests {
         }
         // A shard that has its share does not take what others may need.
         assert_eq!(chosen(vec![committed(10), sealed(20), State::Free], &new), Err(Kind::Unavailable));
+    }
+
+    #[test]
+    fn nothing_gives_way_where_agents_decide_together() {
+        let shared = Limits { is_shared: true, ..LIMITS };
+        let found = |states: Vec<State>, key: &Key| {
+            candidates(&headers(states), key, shared).map_err(|error| error.kind())
+        };
+        let (new, old) = (key("a", 1, 40), key("a", 0, 5));
+        assert_eq!(found(vec![committed(20), committed(10)], &new), Err(Kind::Unavailable));
+        // Copies of earlier epochs come from elsewhere, also where something newer was committed.
+        let states = vec![committed(20), sealed(10), State::Free, State::Free];
+        assert_eq!((found(states.clone(), &old), found(states, &new)), (Ok(vec![2, 3]), Ok(vec![2, 3])));
+        assert_eq!(found(vec![sealed(40), State::Free], &new), Err(Kind::Conflict));
     }
 
     #[test]

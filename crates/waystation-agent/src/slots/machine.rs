@@ -1,7 +1,7 @@
 //! The state machine of one slot: FREE → WRITING → SEALED → COMMITTED → FREE.
 //!
 //! Invariants: a header is followed only by headers that [`next`] gives; the newest committed version of a
-//! shard never leaves its slot; a writer is told by its ticket, so that one whose slot was taken from it
+//! shard never leaves its slot but by [`Event::Release`], which the agents of several hosts decide together; a writer is told by its ticket, so that one whose slot was taken from it
 //! cannot seal what another writes there. Whether nobody uses the bytes any more is for the caller to know
 //! before a slot becomes free.
 
@@ -34,6 +34,9 @@ pub enum Event {
         /// The newest version that is committed.
         newest: Version,
     },
+    /// The agents of several hosts have decided that no copy is needed here. They know of commits that this store does not,
+    /// and may go back behind one that it does.
+    Release,
     /// Its bytes are not what its header says.
     Quarantine,
     /// What is quarantined in it may be overwritten.
@@ -50,6 +53,7 @@ impl Event {
             Event::Abort { .. } => "taken from its writer",
             Event::GiveUp => "given up",
             Event::Retire { .. } => "retired",
+            Event::Release => "released",
             Event::Quarantine => "quarantined",
             Event::Discard => "discarded",
         }
@@ -83,6 +87,7 @@ pub fn next(header: &Header, event: Event) -> Result<Header> {
         {
             State::Free
         }
+        (State::Sealed(..) | State::Committed(..), Event::Release) => State::Free,
         (State::Quarantined(_), Event::Discard) => State::Free,
         (State::Quarantined(_), Event::Quarantine) => return Err(refuse()),
         (state, Event::Quarantine) => State::Quarantined(state.tenant().cloned()),
@@ -161,6 +166,10 @@ mod tests {
             // Not the newest itself, and not what is newer.
             (Event::Retire { newest: version(1, 10) }, [(); 6].map(|()| conflict())),
             (Event::Retire { newest: version(0, 99) }, [(); 6].map(|()| conflict())),
+            (
+                Event::Release,
+                [conflict(), conflict(), Ok(free.clone()), Ok(free.clone()), conflict(), conflict()],
+            ),
             (
                 Event::Quarantine,
                 [

@@ -66,7 +66,7 @@ pub(super) fn adopt(directory: Directory, config: &Config) -> Result<(Store, Ado
         found.push(what);
     }
     verify(&mut slots, &mut found, config.threads)?;
-    let store = Store::new(directory, (record_file, record), slots, config.threads);
+    let store = Store::new(directory, (record_file, record), slots, config);
     Ok((store, Adoption { is_new: false, slots: found }))
 }
 

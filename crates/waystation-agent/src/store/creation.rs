@@ -14,6 +14,7 @@ use waystation_io::job::in_parallel;
 
 use super::directory::Directory;
 use super::file::{SlotFile, first_headers};
+use super::notes::{NOTES, NOTES_ASIDE};
 use super::{Config, Store};
 use crate::local::place::SOCKET;
 use crate::locks::{self, Part};
@@ -36,7 +37,7 @@ pub(super) fn create(directory: Directory, config: &Config) -> Result<Store> {
             // The first error is the one to report; what cannot be removed now, the next agent removes.
             drop(clear(&directory));
         })
-        .map(|(record, slots)| Store::new(directory, record, slots, config.threads))
+        .map(|(record, slots)| Store::new(directory, record, slots, config))
 }
 
 type Made = ((SlotFile, StoreRecord), Vec<(SlotFile, waystation_format::slot::Header)>);
@@ -133,7 +134,8 @@ fn check(config: &Config) -> Result<()> {
 /// Removes what an agent left that was killed while it made a store; refuses a directory of anything else.
 fn clear(directory: &Directory) -> Result<()> {
     let names = directory.names()?;
-    let is_leftover = |name: &String| name == RECORD_ASIDE || name == SOCKET || is_slot_name(name);
+    let known = [RECORD_ASIDE, SOCKET, NOTES, NOTES_ASIDE];
+    let is_leftover = |name: &String| known.contains(&name.as_str()) || is_slot_name(name);
     if let Some(other) = names.iter().find(|name| !is_leftover(name)) {
         let message = "the directory holds other things; a store wants one of its own";
         return Err(Error::new(Kind::InvalidInput, message)

@@ -98,6 +98,12 @@ impl Directory {
             .map_err(|errno| self.failed(errno, "name a file of the store", target))
     }
 
+    /// Puts a file in the place of another, at once.
+    pub fn replace(&self, source: &str, target: &str) -> Result<()> {
+        rustix::fs::renameat(&self.opened, source, &self.opened, target)
+            .map_err(|errno| self.failed(errno, "replace a file of the store", target))
+    }
+
     /// The names of all files but the lock.
     pub fn names(&self) -> Result<Vec<String>> {
         let failed = |errno| self.failed(errno, "list the directory of the store", "");

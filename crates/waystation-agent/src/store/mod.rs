@@ -11,7 +11,10 @@ mod adoption;
 mod creation;
 mod directory;
 mod file;
+mod notes;
 mod reading;
+mod sharing;
+mod tally;
 mod verify;
 mod writing;
 
@@ -26,6 +29,8 @@ pub use self::creation::discard;
 use self::directory::Directory;
 pub use self::file::SlotFile;
 pub use self::reading::Reading;
+use self::tally::Tally;
+pub use self::tally::{Counts, Observation, tenant_bytes};
 pub use self::writing::Grant;
 use crate::slots::{Event, Hold, Limits, next};
 
@@ -64,6 +69,7 @@ pub struct Store {
     record_file: SlotFile,
     slots: Vec<Slot>,
     state: Mutex<Known>,
+    cap_bytes: u64,
     threads: usize,
 }
 
@@ -81,6 +87,9 @@ struct Known {
     headers: Vec<Header>,
     /// Who was given each slot last: may still map it, and may have it again.
     last_writers: Vec<Option<Writer>>,
+    /// Whether the agents of several hosts decide together what stays.
+    is_shared: bool,
+    tally: Tally,
 }
 
 impl Store {
@@ -101,7 +110,7 @@ impl Store {
         directory: Directory,
         record: (SlotFile, StoreRecord),
         slots: Vec<(SlotFile, Header)>,
-        threads: usize,
+        config: &Config,
     ) -> Self {
         let (files, headers): (Vec<SlotFile>, Vec<Header>) = slots.into_iter().unzip();
         let last_writers = headers.iter().map(|header| header.state.tenant().map(|tenant| tenant.writer));
@@ -118,8 +127,15 @@ impl Store {
             directory,
             record_file: record.0,
             slots: files.into_iter().zip(holds).map(slot).collect(),
-            state: Mutex::new(Known { record: record.1, last_writers: last_writers.collect(), headers }),
-            threads: threads.max(1),
+            state: Mutex::new(Known {
+                record: record.1,
+                last_writers: last_writers.collect(),
+                is_shared: false,
+                tally: Tally::new(headers.len()),
+                headers,
+            }),
+            cap_bytes: config.cap_bytes,
+            threads: config.threads.max(1),
         }
     }
 
@@ -128,9 +144,20 @@ impl Store {
         self.lock().headers.clone()
     }
 
+    /// Slots, and what has happened to them since this store was opened.
+    pub fn observe(&self) -> Observation {
+        let known = self.lock();
+        known.tally.observe(&known.record, &known.headers)
+    }
+
     /// What all slots have in common.
     pub fn record(&self) -> StoreRecord {
         self.lock().record.clone()
+    }
+
+    /// What it may take of the host's memory.
+    pub fn cap_bytes(&self) -> u64 {
+        self.cap_bytes
     }
 
     /// Where it is.
@@ -184,6 +211,7 @@ impl Store {
         let place = slot as usize;
         let header = next(&known.headers[place], event)?;
         self.slot(slot)?.file.write_record(&header)?;
+        known.tally.note(place, &known.headers[place].state, &header.state);
         if let Some(tenant) = header.state.tenant() {
             known.last_writers[place] = Some(tenant.writer);
         }
@@ -192,7 +220,11 @@ impl Store {
     }
 
     fn limits(known: &Known) -> Limits {
-        Limits { epoch: known.record.epoch, versions_per_shard: known.record.versions_per_shard as usize }
+        Limits {
+            epoch: known.record.epoch,
+            versions_per_shard: known.record.versions_per_shard as usize,
+            is_shared: known.is_shared,
+        }
     }
 }
 

@@ -36,7 +36,15 @@ impl Store {
     pub fn begin(&self, tenant: &Tenant) -> Result<Grant> {
         let mut known = self.lock();
         self.check_tenant(&known, tenant)?;
-        let places = candidates(&known.headers, &tenant.key, Self::limits(&known))?;
+        let mut places = candidates(&known.headers, &tenant.key, Self::limits(&known))?;
+        if known.is_shared {
+            // A writer may still map what it had before: that is quicker to fill, and keeps others from it.
+            places.sort_by_key(|&place| match &known.last_writers[place] {
+                Some(last) if *last == tenant.writer => 0,
+                None => 1,
+                Some(_) => 2,
+            });
+        }
         for place in places {
             let slot = known.headers[place].slot;
             if self.hand_over(&mut known, slot, tenant)? {
@@ -119,7 +127,11 @@ impl Store {
             return Err(fenced(slot, ticket));
         }
         // Without the lock: other slots change meanwhile. This one does not get free, for it is held.
-        let verified = verify_written(&of_slot.file, &tenant, self.threads);
+        let verified = verify_written(&of_slot.file, &tenant, self.threads).inspect_err(|error| {
+            if error.kind() == Kind::Corrupt {
+                self.lock().tally.note_damage();
+            }
+        });
         let sealed = verified
             .and_then(|sums| self.apply(&mut self.lock(), slot, Event::Seal { ticket, sums }).map(|()| sums));
         of_slot.hold.release();
@@ -222,7 +234,7 @@ impl Store {
     }
 
     /// Lets an event happen after which nobody may read the slot.
-    fn free(&self, known: &mut Known, slot: u32, event: Event) -> Result<()> {
+    pub(super) fn free(&self, known: &mut Known, slot: u32, event: Event) -> Result<()> {
         let of_slot = self.slot(slot)?;
         let was_readable = is_readable(&known.headers[slot as usize].state);
         if was_readable && !of_slot.hold.close() {

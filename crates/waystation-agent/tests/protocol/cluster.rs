@@ -10,21 +10,15 @@ use waystation_agent::protocol::memory::{Limits, Memory};
 use waystation_agent::protocol::message::{Decision, Inventory, Report, ToController};
 use waystation_agent::protocol::names::{AgentId, Epoch, Key, Version};
 
-use super::{COPY, inventory};
-
-/// Each shard on the first two agents.
-fn first_two(live: &[AgentId], shards: u32, copies: usize) -> Vec<Vec<AgentId>> {
-    (0..shards).map(|_| live.iter().copied().take(copies).collect()).collect()
-}
+use super::{COPY, commit, inventory, program};
 
 fn settings() -> Settings {
     Settings {
         domains: vec![0, 1, 2],
-        shards: 1,
         copies: 2,
-        place: first_two,
         dead_after_ms: 1000,
         gather_ms: 100,
+        stuck_ms: 500,
         give_up_ms: 1000,
         fruitless_limit: 2,
     }
@@ -53,6 +47,7 @@ impl Cluster {
 
     fn training() -> Self {
         let mut cluster = Self::founders();
+        cluster.agent(AgentId(2), Input::Begin(program(1)));
         while cluster.agents.iter().any(|agent| agent.orders().is_none()) {
             cluster.tick(0); // who hears too early says nothing, and is asked again
         }
@@ -151,9 +146,11 @@ fn who_is_lost_while_a_decision_is_carried_out_makes_a_new_one_necessary() {
     let report = Report {
         incarnation: 1,
         promised: None,
+        program: None,
         incarnations: BTreeMap::new(),
         copies: BTreeMap::new(),
         noted: BTreeSet::new(),
+        trained: None,
     };
     let lost = controller::Input::Message(AgentId(2), ToController::Report(report));
     cluster.controller.handle(lost);
@@ -184,13 +181,81 @@ fn after_each_failure_more_steps_are_skipped() {
     assert_eq!(floors, [1, 2, 4, 8]);
 }
 
+#[test]
+fn a_newer_program_begins_a_new_epoch_and_an_older_one_does_not() {
+    let mut cluster = Cluster::training();
+    let epoch = cluster.controller.epoch();
+    cluster.agent(AgentId(1), Input::Begin(program(4)));
+    let newer = cluster.controller.epoch();
+    assert!(newer > epoch);
+    while cluster.agents.iter().any(|agent| agent.orders().is_none()) {
+        cluster.tick(0);
+    }
+    assert!(
+        cluster.agents.iter().all(|agent| agent.orders().is_some_and(|orders| orders.program.token == 4))
+    );
+    cluster.agent(AgentId(2), Input::Begin(program(3)));
+    cluster.tick(0);
+    assert_eq!(cluster.controller.epoch(), newer);
+}
+
+#[test]
+fn without_a_program_nothing_is_decided() {
+    let mut cluster = Cluster::founders();
+    for now_ms in [0, 10, 500, 1000] {
+        cluster.tick(now_ms);
+    }
+    assert_eq!(cluster.wants, []);
+    cluster.agent(AgentId(0), Input::Begin(program(1)));
+    while !cluster.controller.is_training() {
+        cluster.tick(1000);
+    }
+}
+
+/// What was committed is not there, and does not come back: the trainers have to go on from the disk.
+#[test]
+fn what_is_missing_is_waited_for_and_then_let_go() {
+    let mut cluster = Cluster::founders();
+    let limits = Limits { copies: 4, versions_of_shard: 2 };
+    let noted = BTreeSet::from([commit(1, 5)]);
+    let memory = Memory { noted, ..Memory::of_founder() };
+    cluster.agents[1] = Agent::new(AgentId(1), limits, memory);
+    cluster.agent(AgentId(0), Input::Begin(program(1)));
+    let mut now_ms = 0;
+    while !cluster.wants.contains(&controller::Output::Stuck) {
+        now_ms += 10;
+        cluster.tick(now_ms);
+    }
+    let since_ms = now_ms;
+    while !cluster.controller.is_training() {
+        now_ms += 10;
+        cluster.tick(now_ms);
+    }
+    assert!(now_ms >= since_ms + settings().stuck_ms, "given up after {} ms", now_ms - since_ms);
+    let orders = cluster.agents[0].orders().expect("it trains");
+    assert_eq!((orders.base, orders.commits.len()), (None, 0));
+}
+
+#[test]
+fn a_controller_gives_way_to_one_of_a_higher_epoch() {
+    let mut cluster = Cluster::training();
+    let epoch = cluster.controller.epoch();
+    let older = Epoch { number: 0, controller: 9 };
+    assert_eq!(cluster.controller.handle(controller::Input::Heard(older)), []);
+    let newer = Epoch { number: epoch.number + 1, controller: 9 };
+    let outputs = cluster.controller.handle(controller::Input::Heard(newer));
+    assert_eq!(outputs, [controller::Output::Ended(newer)]);
+}
+
 /// A report of an agent that follows an epoch and has nothing.
 fn heard(epoch: Epoch) -> ToController {
     ToController::Report(Report {
         incarnation: 0,
         promised: Some(epoch),
+        program: None,
         incarnations: BTreeMap::new(),
         copies: BTreeMap::new(),
         noted: BTreeSet::new(),
+        trained: None,
     })
 }

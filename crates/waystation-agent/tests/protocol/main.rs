@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, clippy::panic)]
 
 mod cluster;
+mod programs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,36 +12,43 @@ use waystation_agent::protocol::Agent;
 use waystation_agent::protocol::decision::Findings;
 use waystation_agent::protocol::events::{Input, Output, Refusal};
 use waystation_agent::protocol::memory::{Limits, Memory};
-use waystation_agent::protocol::message::{Inventory, Orders, Purpose, Report, ToAgent, ToPeer};
+use waystation_agent::protocol::message::{Base, Inventory, Orders, Purpose, Report, ToAgent, ToPeer};
 use waystation_agent::protocol::names::{
-    AgentId, Commit, Digest, Epoch, Key, SealedCopy, Version, manifest_digest,
+    AgentId, Commit, Digest, Epoch, Key, Program, SealedCopy, Version, manifest_digest,
 };
 use waystation_agent::protocol::quorum::Quorum;
 
-const COPY: SealedCopy = SealedCopy { digest: Digest(7), shard_count: 1 };
+const COPY: SealedCopy = SealedCopy { digest: Digest(7), shard_count: 1, sequence: 3 };
 
-fn epoch(number: u64) -> Epoch {
+/// One process, on the first agent.
+fn program(token: u64) -> Program {
+    Program { token, sequence: 3, owners: vec![AgentId(0)] }
+}
+
+fn epoch(number: u32) -> Epoch {
     Epoch { number, controller: 1 }
 }
 
-fn version(number: u64, step: u64) -> Version {
+fn version(number: u32, step: u64) -> Version {
     Version { epoch: epoch(number), step }
 }
 
-fn key(number: u64, step: u64) -> Key {
+fn key(number: u32, step: u64) -> Key {
     Key { version: version(number, step), shard: 0 }
 }
 
-fn commit(number: u64, step: u64) -> Commit {
+fn commit(number: u32, step: u64) -> Commit {
     let version = version(number, step);
     Commit { version, manifest: manifest_digest(version, [COPY.digest]) }
 }
 
-fn orders(number: u64, holders: &[u16]) -> Orders {
+fn orders(number: u32, holders: &[u16]) -> Orders {
     Orders {
         epoch: epoch(number),
         attempt: 1,
         revision: 0,
+        program: program(1),
+        is_continued: false,
         base: None,
         is_base_kept: false,
         commits: BTreeSet::new(),
@@ -51,7 +59,7 @@ fn orders(number: u64, holders: &[u16]) -> Orders {
 }
 
 /// An agent in an epoch that has carried out its decision, and with what it holds.
-fn agent_of(id: u16, number: u64, copies: &[Key]) -> Agent {
+fn agent_of(id: u16, number: u32, copies: &[Key]) -> Agent {
     let memory = Memory {
         promised: Some(epoch(number)),
         restored: Some((epoch(number), 1)),
@@ -69,7 +77,7 @@ fn train(orders: &Orders) -> ToAgent {
     ToAgent::Train(Arc::new(orders.clone()))
 }
 
-fn said_kept(number: u64, key: Key) -> ToPeer {
+fn said_kept(number: u32, key: Key) -> ToPeer {
     ToPeer::Kept { epoch: epoch(number), key, digest: COPY.digest }
 }
 
@@ -155,7 +163,12 @@ fn older_orders_change_nothing() {
 #[test]
 fn no_new_version_is_taken_before_the_old_one_is_safe() {
     let mut agent = agent_of(0, 2, &[key(1, 5)]);
-    let told = Orders { base: Some(version(1, 5)), is_base_kept: true, is_open: false, ..orders(2, &[0, 1]) };
+    let told = Orders {
+        base: Some(Base { version: version(1, 5), shard_count: 1 }),
+        is_base_kept: true,
+        is_open: false,
+        ..orders(2, &[0, 1])
+    };
     hears(&mut agent, train(&told));
     let refused = Output::Refuse(key(2, 6), Refusal::Full);
     assert_eq!(agent.handle(Input::Sealed(key(2, 6), COPY)), [refused]);
@@ -164,19 +177,21 @@ fn no_new_version_is_taken_before_the_old_one_is_safe() {
     assert!(agent.memory().copies.contains_key(&key(2, 6)));
 }
 
-fn inventory(number: u64, copies: &[Key], noted: &[Commit]) -> Inventory {
+fn inventory(number: u32, copies: &[Key], noted: &[Commit]) -> Inventory {
     Inventory {
         epoch: epoch(number),
         incarnation: 0,
         copies: copies.iter().map(|&key| (key, COPY)).collect(),
         noted: noted.iter().copied().collect(),
         fruitless: BTreeMap::new(),
+        program: Some(program(1)),
+        begun: None,
     }
 }
 
 fn findings(inventories: &[Inventory]) -> Findings {
     let inventories = (0u16..).map(AgentId).zip(inventories.iter().cloned()).collect();
-    Findings { inventories, on_disk: None }
+    Findings { inventories }
 }
 
 /// A commit that few had noted, and that had lost copies when an epoch went back behind it, took the place of one that
@@ -189,20 +204,20 @@ fn the_newest_commit_with_enough_copies_stays_beside_newer_ones() {
         inventory(2, &[key(1, 5)], &[old]),
         inventory(2, &[key(1, 3)], &[commit(1, 3)]),
     ]);
-    assert_eq!(found.commits_to_keep(2, 2), BTreeSet::from([old, new]));
+    assert_eq!(found.commits_to_keep(3, 2, 2), BTreeSet::from([old, new]));
     // Once the newer one is as safe, the older one may go.
     let found = findings(&[
         inventory(2, &[key(1, 5), key(1, 8)], &[old, new]),
         inventory(2, &[key(1, 5), key(1, 8)], &[old]),
     ]);
-    assert_eq!(found.commits_to_keep(2, 2), BTreeSet::from([new]));
+    assert_eq!(found.commits_to_keep(3, 2, 2), BTreeSet::from([new]));
 }
 
 #[test]
 fn a_commit_that_is_not_whole_or_in_quarantine_is_not_kept() {
     let mut tired = inventory(2, &[key(1, 5)], &[commit(1, 5), commit(1, 9)]);
     tired.fruitless.insert(version(1, 5), 2);
-    assert_eq!(findings(&[tired]).commits_to_keep(2, 2), BTreeSet::new());
+    assert_eq!(findings(&[tired]).commits_to_keep(3, 2, 2), BTreeSet::new());
 }
 
 /// Who comes back without memory has to be told what a majority has noted, or of that majority nobody might be left.
@@ -212,17 +227,21 @@ fn who_is_admitted_learns_of_commits() {
     let report = |noted: &[Commit]| Report {
         incarnation: 0,
         promised: Some(epoch(2)),
+        program: None,
         incarnations: BTreeMap::from([(AgentId(2), 4)]),
         copies: BTreeMap::new(),
         noted: noted.iter().copied().collect(),
+        trained: Some(epoch(2)),
     };
     quorum.note(AgentId(0), report(&[commit(1, 5)]));
     quorum.note(AgentId(1), report(&[]));
     let forgetful = Report { incarnation: 4, promised: None, incarnations: BTreeMap::new(), ..report(&[]) };
     quorum.note(AgentId(2), forgetful);
-    let messages = quorum.admissions(epoch(2));
-    let [(AgentId(2), ToAgent::Admit { incarnation: 4, noted, .. })] = messages.as_slice() else {
+    let messages = quorum.admissions(epoch(2), Some(&program(6)));
+    let [(AgentId(2), ToAgent::Admit { incarnation: 4, noted, program: Some(newest), .. })] =
+        messages.as_slice()
+    else {
         panic!("{messages:?}");
     };
-    assert_eq!(*noted, BTreeSet::from([commit(1, 5)]));
+    assert_eq!((noted, newest), (&BTreeSet::from([commit(1, 5)]), &program(6)));
 }

@@ -1,7 +1,9 @@
 //! What must hold whatever happens. A law that is broken ends the run with a panic that says which.
 //!
-//! - The trainers of an epoch begin with the bytes of one version, as they were saved, all of one lineage.
-//! - A key never has two digests.
+//! - The processes of a program begin with the bytes of one version, as they were saved, all of one lineage.
+//! - A key never has two digests; the shards of a version that is committed are of one lineage.
+//! - An epoch is of one program, and what is kept as saved in it was sealed by that program's processes, never by those
+//!   of an older one. Programs that are let train do not go back to older ones as epochs go on.
 //! - Of the newest version that a majority has noted as committed, a copy of every shard is left while fewer hosts
 //!   than were needed for the commit were lost or damaged; the newest epoch lets go of it only if some shard of it was
 //!   out of reach when it decided, if it was begun with in vain too often, or for a newer commit that is as safe.
@@ -30,6 +32,8 @@ pub struct Truth {
 pub struct Laws {
     pub truth: BTreeMap<Key, Truth>,
     digests: BTreeMap<Key, Digest>,
+    /// The token of the program of each epoch that was trained in.
+    programs: BTreeMap<Epoch, u64>,
     /// The newest epoch that a majority has promised at the same time.
     established: Epoch,
     /// For each such epoch, the commits that were noted by any of its majority.
@@ -50,10 +54,20 @@ pub struct Laws {
 }
 
 impl Laws {
-    /// A trainer's shard was kept.
-    pub fn seal(&mut self, key: Key, truth: Truth) {
+    /// A process of a program has sealed a shard, and it was kept.
+    pub fn seal(&mut self, key: Key, truth: Truth, token: u64) {
         let first = *self.truth.entry(key).or_insert(truth);
         assert!(first.content == truth.content, "two different shards were sealed as {key:?}");
+        let program = self.programs.get(&key.version.epoch);
+        assert!(program == Some(&token), "{key:?} of program {token} is kept in the epoch of {program:?}");
+    }
+
+    /// Trainers of a program may save in an epoch.
+    pub fn train(&mut self, epoch: Epoch, token: u64) {
+        let first = *self.programs.entry(epoch).or_insert(token);
+        assert!(first == token, "{epoch:?} is of programs {first} and {token}");
+        let mut pairs = self.programs.values().zip(self.programs.values().skip(1));
+        assert!(pairs.all(|(earlier, later)| earlier <= later), "programs go back: {:?}", self.programs);
     }
 
     /// A host was lost, or copies on it were damaged.
@@ -62,27 +76,23 @@ impl Laws {
         self.harmed.insert(host);
     }
 
-    /// Trainers of a decision begin on one host.
-    pub fn begin(
-        &self,
-        decision: &Decision,
-        given: Option<&BTreeMap<u32, (Key, Content)>>,
-        host: u16,
-    ) -> u64 {
-        let version = decision.version.expect("there is always a version on disk");
-        let lineages: BTreeSet<u64> = (0..decision.shards.len() as u32)
-            .map(|shard| self.truth[&Key { version, shard }].lineage)
-            .collect();
+    /// Processes begin with what they have read, shard by shard. Returns its lineage.
+    pub fn begin(&self, decision: &Decision, read: &[(Key, Content)]) -> u64 {
+        // The disk holds what the first program began with.
+        let Some(version) = decision.version else { return 0 };
+        let lineages = self.lineages(version);
         assert!(lineages.len() == 1, "{version:?} was decided for, whose shards are of {lineages:?}");
-        for (shard, decided) in (0u32..).zip(&decision.shards) {
-            if usize::from(decided.reader.0) == usize::from(host) {
-                let key = Key { version, shard };
-                let found = given.and_then(|given| given.get(&shard));
-                let expected = self.truth[&key].content;
-                assert!(found == Some(&(key, expected)), "host {host} trains with {found:?} as {key:?}");
-            }
+        assert!(read.len() == decision.shards.len(), "of {version:?} there is only {read:?}");
+        for (shard, found) in (0u32..).zip(read) {
+            let key = Key { version, shard };
+            assert!(*found == (key, self.truth[&key].content), "{found:?} was read as {key:?}");
         }
         lineages.into_iter().next().unwrap_or_default()
+    }
+
+    fn lineages(&self, version: Version) -> BTreeSet<u64> {
+        let of_version = Key { version, shard: 0 }..=Key { version, shard: u32::MAX };
+        self.truth.range(of_version).map(|(_, truth)| truth.lineage).collect()
     }
 
     /// Looks at everything that is there; called after every step of an agent.
@@ -122,6 +132,8 @@ impl Laws {
     pub fn issue(&mut self, hosts: &[Host], epoch: Epoch, commit: Commit) {
         let first = *self.issued.entry((epoch, commit.version)).or_insert(commit);
         assert!(first == commit, "{epoch:?} commits {:?} with two digests", commit.version);
+        let lineages = self.lineages(commit.version);
+        assert!(lineages.len() == 1, "{:?} is committed, whose shards are of {lineages:?}", commit.version);
         for host in hosts {
             self.note_commits(hosts, host.id.0);
         }
@@ -159,8 +171,9 @@ impl Laws {
         let Some(version) = self.reference else { return };
         let needed = settings.needed_copies();
         let fewest_of = |version| {
-            let holders = |shard| hosts.iter().filter(move |host| host.holds(Key { version, shard })).count();
-            (0..settings.shards).map(holders).min().unwrap_or(0)
+            let of_version = Key { version, shard: 0 }..=Key { version, shard: u32::MAX };
+            let holders = |key: Key| hosts.iter().filter(move |host| host.holds(key)).count();
+            self.truth.range(of_version).map(|(&key, _)| holders(key)).min().unwrap_or(0)
         };
         let fewest = fewest_of(version);
         // Damage that nobody has found yet is still to come: others free their copies because that one is there.
@@ -186,14 +199,15 @@ impl Laws {
             return; // nobody follows it
         }
         let Some(reference) = self.reference else { return };
-        let commits = findings.commits_to_keep(settings.needed_copies(), settings.fruitless_limit);
+        let sequence = decision.program.sequence;
+        let commits = findings.commits_to_keep(sequence, settings.needed_copies(), settings.fruitless_limit);
         if commits.iter().any(|commit| commit.version == reference) {
             return;
         }
         // What takes its place must be as safe as it was, or it was passed over for a reason.
         let safe = commits.first().map(|commit| commit.version);
         let safe = safe.filter(|&version| findings.fewest_copies(version) >= settings.needed_copies());
-        let could = findings.candidates().iter().any(|candidate| candidate.version == reference);
+        let could = findings.all_restorable(sequence).iter().any(|found| found.version == reference);
         let is_fruitless = findings.fruitless(reference) >= settings.fruitless_limit;
         assert!(
             safe > Some(reference) || !could || is_fruitless,

@@ -9,7 +9,9 @@
 mod host;
 mod laws;
 mod network;
+mod programs;
 mod random;
+mod run;
 mod storm;
 mod world;
 

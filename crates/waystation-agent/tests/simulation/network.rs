@@ -4,13 +4,6 @@ use std::collections::BTreeSet;
 
 use super::random::Random;
 
-/// Who is at the end of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
-    Host(u16),
-    Controller(u64),
-}
-
 /// What the network does to messages, in chances of a thousand and in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Weather {
@@ -24,7 +17,7 @@ pub const CALM: Weather = Weather { lost: 0, repeated: 0, slowest_ms: 20 };
 
 pub struct Network {
     pub weather: Weather,
-    cut: BTreeSet<(Place, Place)>,
+    cut: BTreeSet<(u16, u16)>,
 }
 
 impl Network {
@@ -32,8 +25,8 @@ impl Network {
         Self { weather: CALM, cut: BTreeSet::new() }
     }
 
-    /// Lets nothing through from `from` to `to`.
-    pub fn cut(&mut self, from: Place, to: Place) {
+    /// Lets nothing through from one host to another.
+    pub fn cut(&mut self, from: u16, to: u16) {
         self.cut.insert((from, to));
     }
 
@@ -41,8 +34,11 @@ impl Network {
         self.cut.clear();
     }
 
-    /// After how long a message arrives; nothing if it is lost, twice if it is repeated.
-    pub fn delays(&self, random: &mut Random, from: Place, to: Place) -> Vec<u64> {
+    /// After how long a message arrives; nothing if it is lost, twice if it is repeated. Within a host nothing goes wrong.
+    pub fn delays(&self, random: &mut Random, from: u16, to: u16) -> Vec<u64> {
+        if from == to {
+            return vec![1];
+        }
         if self.cut.contains(&(from, to)) || random.permille(self.weather.lost) {
             return Vec::new();
         }

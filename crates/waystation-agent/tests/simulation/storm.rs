@@ -3,7 +3,7 @@
 use waystation_agent::protocol::controller::Settings;
 use waystation_agent::protocol::names::AgentId;
 
-use super::network::{CALM, Place, Weather};
+use super::network::{CALM, Weather};
 use super::random::Random;
 use super::world::{Event, World};
 
@@ -23,7 +23,8 @@ pub struct Outcome {
 pub fn play(seed: u64, is_told: bool) -> Outcome {
     let mut random = Random::new(seed ^ 0x57a7_1015);
     let settings = settings(&mut random);
-    let mut storm = Storm { world: World::new(seed, settings), random, incarnation: 0, faults: 0 };
+    let processes = settings.domains.len() + usize::from(random.permille(300));
+    let mut storm = Storm { world: World::new(seed, settings, processes), random, incarnation: 0, faults: 0 };
     storm.world.is_told = is_told;
     storm.run(seed)
 }
@@ -33,21 +34,13 @@ fn settings(random: &mut Random) -> Settings {
     let copies = if random.permille(250) { 3 } else { 2 };
     Settings {
         domains: (0..u32::from(hosts)).map(|host| host % 3).collect(),
-        shards: u32::from(hosts) + u32::from(random.permille(300)),
         copies,
-        place: neighbours,
         dead_after_ms: 1000,
         gather_ms: 1500,
+        stuck_ms: 4000,
         give_up_ms: 1600,
         fruitless_limit: 2,
     }
-}
-
-/// Each shard goes to one of the agents and those after it.
-fn neighbours(live: &[AgentId], shards: u32, copies: usize) -> Vec<Vec<AgentId>> {
-    let holders =
-        |shard: usize| (0..copies.min(live.len())).map(move |step| live[(shard + step) % live.len()]);
-    (0..shards as usize).map(|shard| holders(shard).collect()).collect()
 }
 
 struct Storm {
@@ -92,10 +85,7 @@ impl Storm {
         world.network.weather = CALM;
         world.network.heal();
         world.failing_loads = 0;
-        // The launcher keeps one controller, the newest.
-        while world.controllers.len() > 1 {
-            world.controllers.pop_first();
-        }
+        world.zombies = 0;
         for host in 0..world.hosts.len() as u16 {
             let process = world.hosts[usize::from(host)].process;
             world.after(1, Event::StartAgent { host, process });
@@ -108,26 +98,34 @@ impl Storm {
 
     fn fault(&mut self) {
         self.faults += 1;
-        let kind = self.random.below(10);
+        let kind = self.random.below(12);
         self.world.tell(|| format!("fault {kind}"));
         match kind {
             0 | 1 => self.kill_agent(),
             2 | 3 => self.lose_host(),
-            4 => self.kill_trainer(),
-            5 => self.replace_controller(),
-            6 | 7 => self.cut_links(),
-            8 => self.damage(),
+            4 | 5 => self.kill_process(),
+            6 => self.end_controller(),
+            7 => {
+                let host = self.some_host();
+                if self.world.hosts[usize::from(host)].agent.is_some() {
+                    self.world.start_controller(host); // out of turn
+                }
+            }
+            8 | 9 => self.cut_links(),
+            10 => self.damage(),
             _ => {
                 let (lost, repeated) = (self.random.below(200), self.random.below(200));
                 let slowest_ms = 1 + self.random.below(400);
                 self.world.network.weather = Weather { lost, repeated, slowest_ms };
                 self.world.failing_loads = self.random.below(100);
+                self.world.zombies = self.random.below(400);
             }
         }
     }
 
     fn kill_agent(&mut self) {
         let host = self.some_host();
+        self.world.end_controller(host);
         let found = &mut self.world.hosts[usize::from(host)];
         found.kill_agent();
         let process = found.process;
@@ -140,38 +138,42 @@ impl Storm {
         let hosts = &self.world.hosts;
         let remember = hosts.iter().filter(|host| host.remembers().promised.is_some()).count();
         let host = self.some_host();
-        let found = &mut self.world.hosts[usize::from(host)];
+        let found = &self.world.hosts[usize::from(host)];
         if found.remembers().promised.is_some() && remember <= self.world.settings.domains.len() / 2 + 1 {
             return;
         }
         self.incarnation += 1;
+        self.world.end_controller(host);
+        let found = &mut self.world.hosts[usize::from(host)];
         found.lose(self.incarnation);
         let process = found.process;
+        for run in self.world.runs.values_mut() {
+            run.on(AgentId(host)).for_each(|process| process.is_alive = false);
+        }
         self.world.tell(|| format!("host {host} is lost"));
         self.world.laws.harm(self.world.now_ms, host);
         let delay_ms = 100 + self.random.below(4_000);
         self.world.after(delay_ms, Event::StartAgent { host, process });
     }
 
-    /// The launcher notices, and has the controller begin a recovery.
-    fn kill_trainer(&mut self) {
-        let host = self.some_host();
-        self.world.hosts[usize::from(host)].trainer = None;
+    /// One of the program's: the launcher notices, and starts all of it anew.
+    fn kill_process(&mut self) {
+        let Some(run) = self.world.runs.values_mut().next_back() else { return };
+        let number = self.random.below(run.processes.len() as u64) as usize;
+        run.processes[number].is_alive = false;
     }
 
-    /// A new one; the old one is killed, or cut off and goes on.
-    fn replace_controller(&mut self) {
-        if self.random.permille(600) {
-            self.world.controllers.clear();
-        }
-        if self.world.controllers.len() < 3 {
-            self.world.start_controller();
+    /// A controller hangs for ever; its agent does not.
+    fn end_controller(&mut self) {
+        let hosts = self.world.controllers.keys().filter_map(|number| self.world.places.get(number));
+        let hosts: Vec<u16> = hosts.copied().collect();
+        if let Some(&host) = hosts.get(self.random.below(hosts.len().max(1) as u64) as usize) {
+            self.world.end_controller(host);
         }
     }
 
     fn cut_links(&mut self) {
-        let mut places: Vec<Place> = (0..self.world.hosts.len() as u16).map(Place::Host).collect();
-        places.extend(self.world.controllers.keys().map(|&number| Place::Controller(number)));
+        let places: Vec<u16> = (0..self.world.hosts.len() as u16).collect();
         let side: Vec<bool> = places.iter().map(|_| self.random.permille(400)).collect();
         let one_way = self.random.permille(400);
         for (&from, from_side) in places.iter().zip(&side) {

@@ -68,6 +68,11 @@ impl Channel {
         })
     }
 
+    /// Who is at the other end.
+    pub fn peer(&self) -> &Name {
+        &self.peer
+    }
+
     /// Says which version it carries from now on.
     pub fn carry(&mut self, transfer: u64) {
         self.transfer = transfer;

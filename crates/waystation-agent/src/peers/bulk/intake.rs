@@ -16,6 +16,7 @@ use waystation_format::{Error, Kind, Result};
 use super::channel::End;
 use super::message::Offer;
 use super::receive::Sink;
+use super::traffic::Traffic;
 use crate::process;
 use crate::store::{Grant, Store};
 use crate::writer::{Receipt, SlotWriter};
@@ -26,6 +27,7 @@ pub struct Intake {
     store: Arc<Store>,
     writer: Writer,
     incoming: Mutex<HashMap<Key, Arc<Incoming>>>,
+    traffic: Arc<Traffic>,
 }
 
 /// What an offered version is met with.
@@ -46,6 +48,7 @@ pub struct Incoming {
     stage: RwLock<Stage>,
     contents: Mutex<Vec<u8>>,
     connections: Mutex<Connections>,
+    traffic: Arc<Traffic>,
 }
 
 #[derive(Debug)]
@@ -77,12 +80,18 @@ pub struct Attached {
 impl Intake {
     /// What comes in to a store, filled by this process.
     pub fn new(store: Arc<Store>) -> Result<Self> {
-        Ok(Self { store, writer: process::current()?, incoming: Mutex::default() })
+        let (incoming, traffic) = (Mutex::default(), Arc::default());
+        Ok(Self { store, writer: process::current()?, incoming, traffic })
     }
 
     /// The store.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
+    }
+
+    /// What has come from other agents.
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
     /// Makes ready for a version: its slot, as far as it has come, or a new one.
@@ -129,6 +138,7 @@ impl Intake {
                 next: 0,
                 idle_since: Instant::now(),
             }),
+            traffic: Arc::clone(&self.traffic),
         });
         incoming.insert(offer.key.clone(), Arc::clone(&going));
         Ok(Opened::Going(going))
@@ -295,7 +305,18 @@ impl Incoming {
 impl Sink for Incoming {
     fn block(&self, index: u64, sum: u64, read: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<Receipt> {
         match &*self.stage() {
-            Stage::Filling(writer) => writer.receive_block(index, sum, read),
+            Stage::Filling(writer) => {
+                let mut nbytes = 0;
+                let received = writer.receive_block(index, sum, |bytes| {
+                    nbytes = bytes.len() as u64;
+                    read(bytes)
+                })?;
+                self.traffic.note_bytes(nbytes);
+                if received == Receipt::Damaged {
+                    self.traffic.note_damaged_block();
+                }
+                Ok(received)
+            }
             ended => Err(self.ended(ended)),
         }
     }
@@ -310,6 +331,7 @@ impl Sink for Incoming {
             return Err(Error::new(Kind::Corrupt, "pieces of the table of contents are out of order"));
         }
         contents.extend_from_slice(bytes);
+        self.traffic.note_bytes(bytes.len() as u64);
         Ok(())
     }
 
@@ -330,6 +352,9 @@ impl Sink for Incoming {
         let sealed = filled.and_then(|()| self.seal(sums));
         // What is not whole now never will be.
         *self.stage_mut() = if sealed.is_ok() { Stage::Sealed } else { Stage::GivenUp };
+        if sealed.is_ok() {
+            self.traffic.note_whole();
+        }
         sealed
     }
 }

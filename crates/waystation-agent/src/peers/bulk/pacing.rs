@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use waystation_format::checksum::BLOCK_BYTES;
 use waystation_format::{Error, Kind, Result};
 
+use super::traffic::Traffic;
+
 /// What may go at once after a pause.
 pub const BURST: Duration = Duration::from_millis(10);
 /// The least that a chunk has: what is verified is a block.
@@ -36,6 +38,7 @@ pub struct Pacer {
     bytes_per_s: AtomicU64,
     until: Mutex<Option<Instant>>,
     pauses: AtomicUsize,
+    traffic: Traffic,
 }
 
 /// As long as somebody has one, nothing begins to go.
@@ -46,6 +49,11 @@ impl Pacer {
     /// Without a limit.
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// What has gone to other agents.
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
     /// At most a share of what a link carries, from now on.

@@ -78,7 +78,9 @@ impl<'a> Work<'a> {
             }
         });
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        failure.map_or_else(|| self.finish(first), Err).inspect_err(|error| first.tell_failure(error))
+        let sent = failure.map_or_else(|| self.finish(first), Err);
+        sent.inspect(|_| self.order.pacer.traffic().note_whole())
+            .inspect_err(|error| first.tell_failure(error))
     }
 
     /// Does something, and keeps the first error of all connections, which ends the others.
@@ -158,7 +160,9 @@ impl<'a> Work<'a> {
             channel.pace(bytes_per_s);
         }
         channel.send_with_bulk(FrameKind::Blocks, begin, sums, nbytes)?;
-        channel.send_file(self.reading.file().file(), regions.data.start + begin, nbytes)
+        channel.send_file(self.reading.file().file(), regions.data.start + begin, nbytes)?;
+        self.order.pacer.traffic().note_bytes(nbytes as u64);
+        Ok(())
     }
 
     fn wait_for_turn(&self, channel: &mut Channel, nbytes: u64) -> Result<()> {
@@ -209,6 +213,7 @@ impl<'a> Work<'a> {
             let sum = encode_longs(&[crc64(piece)]);
             channel.send_with_bulk(FrameKind::Contents, offset, sum, piece.len())?;
             channel.send_bytes(piece)?;
+            self.order.pacer.traffic().note_bytes(piece.len() as u64);
         }
         let contents = crc64(&contents);
         let sums = Sums { contents, digest: digest(contents, self.reading.block_sums(self.blocks)?) };

@@ -1,25 +1,53 @@
 //! What an agent does with the connections for bytes that others make to it: one thread for each.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use waystation_format::slot::{Id, Sums};
+use waystation_format::slot::{Id, Key, Sums};
 use waystation_format::{Error, Kind, Result};
 
 use super::channel::{Channel, End, unexpected};
 use super::frame::{Frame, FrameKind};
-use super::intake::{Intake, Opened};
+use super::intake::{Incoming, Intake, Opened};
 use super::message::{Fetch, Offer, decode_exactly, encode_longs, encode_sums, transfer_of};
-use super::receive::receive;
+use super::receive::{Sink, receive};
 use super::send::{Order, Work};
 use crate::peers::connection::Connection;
+use crate::peers::hello::Name;
+use crate::writer::Receipt;
+
+/// Who decides which versions are taken of those that other agents offer.
+pub trait Admission: fmt::Debug + Send + Sync {
+    /// Whether to take a version, before any of it comes.
+    fn expect(&self, from: &Name, key: &Key) -> Result<()>;
+
+    /// Takes a version that lies verified and sealed in its slot, before the other agent is told. Who refuses it frees the
+    /// slot.
+    fn keep(&self, from: &Name, key: &Key, sums: Sums) -> Result<()>;
+}
+
+/// Takes everything.
+#[derive(Debug)]
+struct TakeAll;
+
+impl Admission for TakeAll {
+    fn expect(&self, _: &Name, _: &Key) -> Result<()> {
+        Ok(())
+    }
+
+    fn keep(&self, _: &Name, _: &Key, _: Sums) -> Result<()> {
+        Ok(())
+    }
+}
 
 /// What takes and gives versions.
 #[derive(Debug)]
 pub struct BulkService {
     intake: Arc<Intake>,
     order: Order,
+    admission: Arc<dyn Admission>,
     run: Id,
     threads: Mutex<Threads>,
 }
@@ -33,8 +61,13 @@ struct Threads {
 impl BulkService {
     /// Takes versions into the store of an intake, and gives those of the store by an order.
     pub fn new(intake: Arc<Intake>, order: Order) -> Arc<Self> {
+        Self::admitting(intake, order, Arc::new(TakeAll))
+    }
+
+    /// The same, of the versions that somebody admits.
+    pub fn admitting(intake: Arc<Intake>, order: Order, admission: Arc<dyn Admission>) -> Arc<Self> {
         let run = intake.store().record().run;
-        Arc::new(Self { intake, order, run, threads: Mutex::default() })
+        Arc::new(Self { intake, order, admission, run, threads: Mutex::default() })
     }
 
     /// What comes in.
@@ -88,7 +121,11 @@ impl BulkService {
     fn take(&self, channel: &mut Channel, frame: &Frame) -> Result<()> {
         let offer = Offer::decode(&frame.message, self.run)?;
         carry(channel, frame, transfer_of(&offer.key))?;
-        take_offer(&self.intake, channel, &offer).map(drop)
+        let from = channel.peer().clone();
+        self.admission.expect(&from, &offer.key)?;
+        let keep = |sums| self.admission.keep(&from, &offer.key, sums);
+        let taken = take_offer(&self.intake, channel, &offer, &keep).map(drop);
+        taken.inspect_err(|_| self.intake.traffic().note_failed())
     }
 
     fn give(&self, channel: &mut Channel, frame: &Frame) -> Result<Sums> {
@@ -105,27 +142,56 @@ impl BulkService {
         let offer = Offer { key: fetch.key, contents_bytes, data_bytes };
         channel.send(FrameKind::Offer, offer.encode())?;
         let [first] = decode_exactly(&channel.expect(FrameKind::Ready)?)?;
-        Work::new(&reading, &self.order, first)?.run(std::slice::from_mut(channel))
+        let given = Work::new(&reading, &self.order, first)?.run(std::slice::from_mut(channel));
+        given.inspect_err(|_| self.order.pacer.traffic().note_failed())
     }
 }
 
 /// Receives a version that is offered into a slot, and says so if it is there already. Nothing if the
-/// transfer ends on another connection.
-pub fn take_offer(intake: &Intake, channel: &mut Channel, offer: &Offer) -> Result<Option<Sums>> {
+/// transfer ends on another connection. `keep` is asked before the other side is told that it is here.
+pub fn take_offer(
+    intake: &Intake,
+    channel: &mut Channel,
+    offer: &Offer,
+    keep: &(dyn Fn(Sums) -> Result<()> + Sync),
+) -> Result<Option<Sums>> {
     match intake.open(offer)? {
         Opened::Whole(sums) => {
+            keep(sums)?;
             channel.send(FrameKind::Sealed, encode_sums(sums))?;
             Ok(Some(sums))
         }
         Opened::Going(incoming) => {
             let attached = incoming.attach(channel.end()?);
+            let sink = Kept { incoming: &incoming, keep };
             let received = channel
                 .send(FrameKind::Ready, encode_longs(&[incoming.blocks_in_place()]))
-                .and_then(|()| receive(channel, offer, &*incoming));
+                .and_then(|()| receive(channel, offer, &sink));
             drop(attached);
             intake.close(&offer.key);
             received
         }
+    }
+}
+
+/// A version that comes in and is finished only if somebody keeps it.
+struct Kept<'a> {
+    incoming: &'a Incoming,
+    keep: &'a (dyn Fn(Sums) -> Result<()> + Sync),
+}
+
+impl Sink for Kept<'_> {
+    fn block(&self, index: u64, sum: u64, read: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<Receipt> {
+        self.incoming.block(index, sum, read)
+    }
+
+    fn contents(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.incoming.contents(offset, bytes)
+    }
+
+    fn finish(&self, sums: Sums) -> Result<Sums> {
+        let sealed = self.incoming.finish(sums)?;
+        (self.keep)(sealed).map(|()| sealed)
     }
 }
 

@@ -21,6 +21,7 @@ use super::message::{Fetch, Offer, decode_exactly, decode_sums, encode_longs, tr
 use super::receive::receive;
 use super::send::{Order, Work};
 use super::service::take_offer;
+use super::traffic::Traffic;
 use crate::peers::connection::{Connection, Credentials, Peer};
 use crate::peers::hello::Purpose;
 use crate::store::Store;
@@ -65,7 +66,7 @@ impl From<Error> for Setback {
 /// NotFound if it is not in the store. What the other agent refuses it with otherwise; Corrupt or Unavailable
 /// if it did not get through.
 pub async fn replicate(store: &Arc<Store>, key: &Key, route: &Route) -> Result<Sums> {
-    let mut patience = Patience::new(route);
+    let mut patience = Patience::new(route, Some(route.order.pacer.traffic()));
     loop {
         let (store, key, order) = (Arc::clone(store), key.clone(), route.order.clone());
         let work = move |channels: &mut [Channel]| send(&store, &key, &order, channels);
@@ -80,13 +81,13 @@ pub async fn replicate(store: &Arc<Store>, key: &Key, route: &Route) -> Result<S
 ///
 /// NotFound if it is not there, with that digest if one is given.
 pub async fn fetch(intake: &Arc<Intake>, key: &Key, digest: Option<u64>, route: &Route) -> Result<Sums> {
-    let mut patience = Patience::new(route);
+    let mut patience = Patience::new(route, Some(intake.traffic()));
     loop {
         let (intake, wanted) = (Arc::clone(intake), Fetch { key: key.clone(), digest });
         let work = move |channels: &mut [Channel]| {
             let channel = &mut channels[0];
             let offer = ask(channel, &wanted)?;
-            let received = take_offer(&intake, channel, &offer);
+            let received = take_offer(&intake, channel, &offer, &|_| Ok(()));
             let received = received.inspect_err(|error| channel.tell_failure(error));
             whole(received, || intake.blocks_in_place(&wanted.key))
         };
@@ -109,7 +110,7 @@ where
     F: FnMut(u64, &[u8]) -> Result<()> + Send + 'static,
 {
     let consumer = Arc::new(Consumer::new(consumer));
-    let mut patience = Patience::new(route);
+    let mut patience = Patience::new(route, None);
     loop {
         let (consumer, wanted) = (Arc::clone(&consumer), Fetch { key: key.clone(), digest });
         let work = move |channels: &mut [Channel]| {
@@ -133,14 +134,16 @@ where
 /// How often it is tried again.
 struct Patience<'a> {
     route: &'a Route,
+    /// What counts setbacks.
+    traffic: Option<&'a Traffic>,
     in_vain: u32,
     furthest: u64,
     pause: Duration,
 }
 
 impl<'a> Patience<'a> {
-    fn new(route: &'a Route) -> Self {
-        Self { route, in_vain: 0, furthest: 0, pause: FIRST_PAUSE }
+    fn new(route: &'a Route, traffic: Option<&'a Traffic>) -> Self {
+        Self { route, traffic, in_vain: 0, furthest: 0, pause: FIRST_PAUSE }
     }
 
     /// Waits until the next attempt, if there is to be one.
@@ -151,9 +154,11 @@ impl<'a> Patience<'a> {
         self.in_vain += 1;
         let is_worth_another = matches!(error.kind(), Kind::Unavailable | Kind::Corrupt);
         if !is_worth_another || self.in_vain >= self.route.attempts {
+            self.traffic.inspect(|traffic| traffic.note_failed());
             let error = error.with("peer", self.route.peer.name.as_str());
             return Err(error.with("attempts", self.in_vain.to_string()));
         }
+        self.traffic.inspect(|traffic| traffic.note_resumed());
         sleep(self.pause).await;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         Ok(())

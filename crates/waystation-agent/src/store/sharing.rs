@@ -1,0 +1,101 @@
+//! A store whose agent decides with those of other hosts what stays in it.
+//!
+//! Invariants: once it is shared, nothing gives way by itself, whatever comes; a version leaves its slot only when it is
+//! released.
+
+use waystation_format::slot::{Header, State, Sums, Tenant, Version, Writer};
+use waystation_format::{Error, Result};
+
+use super::file::SlotFile;
+use super::verify::verify_sealed;
+use super::{Slot, Store};
+use crate::slots::Event;
+
+/// A slot that is read while it is verified.
+struct Held<'a> {
+    header: Header,
+    slot: &'a Slot,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.slot.hold.release();
+    }
+}
+
+impl Store {
+    /// From now on other agents have a say: slots become free by [`Store::release`] alone, and versions of every epoch
+    /// may come.
+    pub fn share(&self) {
+        self.lock().is_shared = true;
+    }
+
+    /// Frees a slot that is sealed or committed; nothing happens if it is neither.
+    ///
+    /// Unavailable if it is being read by this process.
+    pub fn release(&self, slot: u32) -> Result<()> {
+        self.slot(slot)?;
+        let mut known = self.lock();
+        match known.headers[slot as usize].state {
+            State::Sealed(..) | State::Committed(..) => self.free(&mut known, slot, Event::Release),
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes that a version is committed, of whatever epoch it is.
+    pub fn note_commit(&self, version: Version) -> Result<()> {
+        let mut known = self.lock();
+        for slot in 0..known.headers.len() {
+            let state = &known.headers[slot].state;
+            if matches!(state, State::Sealed(tenant, _) if tenant.key.version == version) {
+                self.apply(&mut known, slot as u32, Event::Commit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes from all writers but one what they have not sealed. Who is about to is refused afterwards.
+    pub fn abort_others(&self, writer: &Writer) -> Result<()> {
+        let unfinished = |state: &State| matches!(state, State::Writing(tenant) if tenant.writer != *writer);
+        let mut known = self.lock();
+        for slot in 0..known.headers.len() {
+            let header = &known.headers[slot];
+            if unfinished(&header.state) && self.slots[slot].hold.readers() == 0 {
+                let ticket = header.sequence;
+                self.free(&mut known, slot as u32, Event::Abort { ticket })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads all that is sealed or committed; returns the slots that are damaged, and how.
+    pub fn verify_all(&self) -> Result<Vec<(Header, Error)>> {
+        let held: Vec<Held<'_>> =
+            self.inventory().into_iter().filter_map(|header| self.hold(header)).collect();
+        let wanted: Vec<(&SlotFile, &Tenant, Sums)> = held
+            .iter()
+            .filter_map(|Held { header, slot }| {
+                Some((&*slot.file, header.state.tenant()?, header.state.sums()?))
+            })
+            .collect();
+        let outcomes = verify_sealed(&wanted, self.threads)?;
+        let damaged = |(held, outcome): (&Held<'_>, Result<()>)| Some((held.header.clone(), outcome.err()?));
+        Ok(held.iter().zip(outcomes).filter_map(damaged).collect())
+    }
+
+    /// Keeps a slot from being overwritten, if it is sealed or committed.
+    fn hold(&self, header: Header) -> Option<Held<'_>> {
+        header.state.sums()?;
+        let slot = self.slots.get(header.slot as usize)?;
+        if !slot.hold.acquire() {
+            return None;
+        }
+        let held = Held { header, slot };
+        // It may have got another tenant before it was held; a commit meanwhile is none.
+        let known = self.lock();
+        let state = &known.headers[held.header.slot as usize].state;
+        let is_same =
+            (state.tenant(), state.sums()) == (held.header.state.tenant(), held.header.state.sums());
+        is_same.then_some(held)
+    }
+}
