@@ -15,6 +15,7 @@ from benchmarks.systems.published import (
 from benchmarks.systems.safetensors import SafetensorsJax, SafetensorsTorch
 from benchmarks.systems.streamers import Fastsafetensors, InstantTensor, RunaiStreamer
 from benchmarks.systems.torch_dcp import TorchDcp
+from benchmarks.systems.torch_save import TorchSave
 from benchmarks.systems.waystation import (
     WaystationFiles,
     WaystationJax,
@@ -39,6 +40,7 @@ SYSTEMS: dict[str, type[System]] = {
         WaystationOfOrbax,
         WaystationOfOrbaxPlain,
         TorchDcp,
+        TorchSave,
         SafetensorsJax,
         SafetensorsTorch,
         Fastsafetensors,

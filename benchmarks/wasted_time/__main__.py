@@ -16,6 +16,7 @@ from rich.table import Table
 
 from benchmarks.command import results_path, wide_console
 from benchmarks.wasted_time.formulas import wasted_s
+from benchmarks.wasted_time.measured import constants_of
 from benchmarks.wasted_time.parameters import Parameters, read_parameters, strategies
 from benchmarks.wasted_time.simulation import Outcome, Simulation
 from waystation.memory import place
@@ -34,7 +35,8 @@ def main() -> None:
     if arguments.report is not None:
         document = json.loads(arguments.report.read_text())
     else:
-        parameters = read_parameters(arguments.parameters)
+        measured = None if arguments.measured is None else constants_of(arguments.measured)
+        parameters = read_parameters(arguments.parameters, measured)
         document = simulate(parameters, arguments.hosts, arguments.rates, arguments.failures, arguments.seed)
         results = results_path("wasted-time")
         results.parent.mkdir(parents=True, exist_ok=True)
@@ -50,6 +52,9 @@ def _parse() -> argparse.Namespace:
         "--rates", nargs="+", type=float, default=RATES, help="failures, in multiples of the constant"
     )
     parser.add_argument("--parameters", type=Path, help="a JSON file of constants, each with its source")
+    parser.add_argument(
+        "--measured", type=Path, help="results of python -m benchmarks.memory, instead of what is assumed"
+    )
     parser.add_argument("--failures", type=int, default=5000, help="of each run (default: 5000)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same figures")
     parser.add_argument("--report", type=Path, help="simulate nothing; show this results file")

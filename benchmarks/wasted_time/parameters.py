@@ -69,18 +69,17 @@ class Parameters:
         ]
 
 
-def read_parameters(path: Path | None) -> Parameters:
-    """The defaults, or with those of a file in their place.
+def read_parameters(path: Path | None, measured: Mapping[str, Any] | None = None) -> Parameters:
+    """The defaults, with measured ones in their place, and those of a file in the place of both.
 
     Raises:
         SystemExit: The file names no constant of these, or one without its value or source.
     """
-    if path is None:
-        return Parameters()
     names = {entry.name for entry in dataclasses.fields(Parameters)} - {"sources"}
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for name, entry in json.loads(path.read_text()).items():
+    entries = {**(measured or {}), **({} if path is None else json.loads(path.read_text()))}
+    for name, entry in entries.items():
         if name not in names:
             raise SystemExit(f"'{path}': there is no constant '{name}'; there are {', '.join(sorted(names))}")
         if not isinstance(entry, dict) or entry.keys() != {"value", "source"} or not entry["source"]:

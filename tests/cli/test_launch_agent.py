@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,6 +139,22 @@ def test_an_agent_that_dies_is_started_again(store: Path, tmp_path: Path) -> Non
         kill(before)
         with pytest.raises(Unavailable):
             _native.AgentClient(str(store), timeout_s=0.5)
+
+
+def test_an_agent_whose_memory_is_lost_is_started_anew(store: Path, tmp_path: Path) -> None:
+    code = "import sys, time\nprint('here', flush=True)\ntime.sleep(600)"
+    with launched(
+        tmp_path, *options_of(store), "--restarts", "1", "--", sys.executable, "-c", code
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        before, kept = agent_of(store), _native.AgentClient(str(store)).status()["store"]
+        end = os.pidfd_open(before)
+        shutil.rmtree(store.rename(store.with_name("gone")))
+        wait_until(lambda: _has_ended(end))
+        os.close(end)
+        assert agent_of(store) != before
+        assert _native.AgentClient(str(store)).status()["store"] != kept
 
 
 def test_the_agent_outlives_a_launcher_that_is_killed(store: Path, tmp_path: Path) -> None:

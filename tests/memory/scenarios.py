@@ -171,6 +171,11 @@ def save_sharded(place: Place, root: Path, agent: Path, steps: int) -> list[int]
     return found
 
 
+def save_sharded_on_hosts(place: Place, root: Path, agents: list[Path], steps: int) -> list[int]:
+    """The same, each process on a host of its own."""
+    return save_sharded(place, root, agents[place.index], steps)
+
+
 def load_sharded(place: Place, root: Path, agent: Path) -> dict[str, Any]:
     """Loads the newest step to other shardings, and looks at every shard of this process."""
     join(place, 1)
@@ -193,6 +198,11 @@ def load_sharded(place: Place, root: Path, agent: Path) -> dict[str, Any]:
         "from memory": statistics.loads,
         "warned": [str(entry.message) for entry in warned],
     }
+
+
+def load_sharded_on_hosts(place: Place, root: Path, agents: list[Path]) -> dict[str, Any]:
+    """The same, each process on the host that is said."""
+    return load_sharded(place, root, agents[place.index])
 
 
 def take_up_and_save(place: Place, root: Path, agent: Path, steps: int) -> dict[str, Any]:

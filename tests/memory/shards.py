@@ -30,8 +30,10 @@ def arrays_of(step: int) -> Arrays:
     }
 
 
-def start_save(client: _native.AgentClient, step: int, arrays: Arrays, epoch: int = EPOCH) -> _native.Job:
-    """Begins to save whole arrays as the shard '0/1'."""
+def start_save(
+    client: _native.AgentClient, step: int, arrays: Arrays, epoch: int = EPOCH, shard: str = "0/1"
+) -> _native.Job:
+    """Begins to save whole arrays as a shard."""
     entries = [
         (name, str(array.dtype), array.shape, (0,) * array.ndim, array.shape, array.nbytes)
         for name, array in arrays.items()
@@ -42,7 +44,7 @@ def start_save(client: _native.AgentClient, step: int, arrays: Arrays, epoch: in
         words += (offset, array.itemsize, array.ndim, *array.shape, 1)
         words += (-1, array.ctypes.data, *(0,) * array.ndim, *array.shape, *array.strides)
     return client.start_save(
-        epoch, step, "0/1", contents, np.asarray(words, np.int64), arrays, data_bytes=data_bytes
+        epoch, step, shard, contents, np.asarray(words, np.int64), arrays, data_bytes=data_bytes
     )
 
 

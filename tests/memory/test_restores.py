@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from waystation.memory.pause import MOST_LEFT_OUT, Pause
-from waystation.memory.restores import FILE_NAME, Restores
+from waystation.memory.restores import FILE_NAME, MOST_DELETED, Restores
 from waystation.memory.versions import Version
 
 NEW, OLD = Version(3, 20), Version(3, 10)
@@ -31,6 +31,20 @@ def test_progress_makes_up_for_it(tmp_path: Path) -> None:
     restores.forget()
     restores.forget()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_deleted_stays_so_whatever_is_saved(tmp_path: Path) -> None:
+    restores = Restores(tmp_path)
+    restores.note(NEW)
+    restores.note_deleted(OLD)
+    assert (restores.deleted(), restores.spent()) == ([OLD], [])
+    restores.note(NEW)
+    assert (restores.deleted(), restores.spent()) == ([OLD], [NEW])
+    restores.forget()
+    assert (Restores(tmp_path).deleted(), restores.spent()) == ([OLD], [])
+    for step in range(2 * MOST_DELETED):
+        restores.note_deleted(Version(4, step))
+    assert sorted(restores.deleted()) == [Version(4, MOST_DELETED + step) for step in range(MOST_DELETED)]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"{}", b"[1]", b"[[1,2]]", b'[["a",2,3]]', b"null"])

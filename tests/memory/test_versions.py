@@ -7,7 +7,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waystation.memory.versions import Stock, Version, Whole, candidates, shard_name, take_stock
+from waystation.memory.versions import (
+    Stock,
+    Version,
+    Whole,
+    candidates,
+    offers,
+    shard_name,
+    take_stock,
+)
 
 SEQUENCE, OTHER = "0123456789abcdef", "f" * 16
 
@@ -123,3 +131,47 @@ def test_a_version_counts_only_with_one_copy_of_each_shard(inventories: list[lis
         assert len({(entry["shard"], entry["digest"]) for entry in own}) == found.shard_count
     sealed = {Version(entry["epoch"], entry["step"]) for entry in kept if entry["state"] == "sealed"}
     assert set(stock.torn) == sealed - {found.version for found in stock.whole}
+
+
+def standing(
+    epoch: int,
+    base: tuple[int, int, int] | None = None,
+    commits: list[tuple[int, int]] | None = None,
+    *,
+    sequence: str = SEQUENCE,
+) -> dict[str, Any]:
+    """What an agent of several knows."""
+    names = ("epoch", "step", "shard_count")
+    told = None if base is None else dict(zip(names, base, strict=True)) | {"sequence": sequence}
+    return {"epoch": epoch, "base": told, "commits": commits or []}
+
+
+def test_agents_offer_what_an_epoch_began_from_and_what_they_have_committed() -> None:
+    assert offers(SEQUENCE, [(standing(5, (3, 9, 2)), [])]) == whole((3, 9, 2))
+    assert offers(SEQUENCE, [(standing(5), [])]) == []
+    # The number of its shards is known by the names of any.
+    told = [(standing(5, (3, 9, 2), [(5, 10)]), []), (standing(5, (3, 9, 2)), [slot((5, 10), 1, 4)])]
+    assert offers(SEQUENCE, told) == whole((5, 10, 4)), "what is older than a commit is not kept"
+    older = [(standing(5, (3, 9, 2), [(3, 9), (3, 8)]), [slot((3, 8), 0, 2), slot((3, 9), 0, 2)])]
+    assert offers(SEQUENCE, older) == whole((3, 9, 2), (3, 8, 2))
+
+
+def test_agents_that_cannot_be_told_or_are_behind_offer_nothing() -> None:
+    newer = standing(7, (3, 9, 2))
+    assert offers(SEQUENCE, [({}, []), (newer, [])]) == whole((3, 9, 2))
+    assert offers(SEQUENCE, [(standing(5, (3, 12, 2)), []), (newer, [])]) == whole((3, 9, 2))
+    assert offers(SEQUENCE, [({}, []), ({}, [])]) == []
+
+
+def test_another_sequence_is_never_offered() -> None:
+    assert offers(SEQUENCE, [(standing(5, (3, 9, 2), sequence=OTHER), [])]) == []
+    committed = standing(5, None, [(5, 1)])
+    assert offers(SEQUENCE, [(committed, [slot((5, 1), 0, 2, sequence=OTHER)])]) == []
+    assert offers(OTHER, [(committed, [slot((5, 1), 0, 2, sequence=OTHER)])]) == whole((5, 1, 2))
+
+
+def test_what_agents_contradict_each_other_about_is_not_offered() -> None:
+    told = [(standing(5, (3, 9, 2)), []), (standing(5, (3, 9, 4)), [])]
+    assert offers(SEQUENCE, told) == []
+    slots = [slot((5, 1), 0, 2), slot((5, 1), 0, 3)]
+    assert offers(SEQUENCE, [(standing(5, None, [(5, 1)]), slots)]) == []

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from waystation.cli import emulated_hosts
 from waystation.memory import agent_program
 
 RUN = "0123456789abcdef0123456789abcdef"
@@ -34,11 +35,22 @@ class Agent:
         ready: What it said when it was ready last.
     """
 
-    def __init__(self, directory: Path, *, slots: int = 4, data_bytes: int = 4 << 20, run: str = RUN) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        slots: int = 4,
+        data_bytes: int = 4 << 20,
+        run: str = RUN,
+        options: Sequence[str] = (),
+        metrics: str | None = None,
+    ) -> None:
         self.directory = directory
         self.ready: dict[str, Any] = {}
         self._options = [f"--directory={directory}", f"--run-id={run}", f"--slots={slots}"]
         self._options += [f"--data-bytes={data_bytes}", "--contents-bytes=64KiB", "--memory-cap-bytes=1GiB"]
+        self._options += options
+        self._metrics = metrics
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -50,6 +62,9 @@ class Agent:
     def start(self) -> None:
         """Starts it, and waits until it is ready."""
         command = [agent_program(), "run", *self._options]
+        if self._metrics is not None:
+            # Started again, it serves them where it did.
+            command.append(f"--metrics={self.ready.get('metrics') or self._metrics}")
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -93,6 +108,23 @@ def running_agent(directory: Path, **options: Any) -> Iterator[Agent]:
         yield agent
     finally:
         agent.close()
+
+
+@contextmanager
+def running_agents(directory: Path, count: int, **options: Any) -> Iterator[list[Agent]]:
+    """Agents of so many hosts, each with a directory and an address of its own, which keep copies for each
+    other."""
+    hosts = emulated_hosts.prepare(directory, count)
+    common = [
+        f"--hosts={directory / emulated_hosts.HOSTS_FILE}",
+        f"--secret-file={directory / emulated_hosts.SECRET_FILE}",
+    ]
+    with ExitStack() as stack:
+        agents = []
+        for host in hosts:
+            own = [f"--listen={host.address}", f"--host={host.name}", *common]
+            agents.append(stack.enter_context(running_agent(directory / host.name, options=own, **options)))
+        yield agents
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

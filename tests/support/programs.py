@@ -175,6 +175,14 @@ class Programs:
                 raise AssertionError(f"process {index} reports nothing:\n{self._output(index)}")
         return of.reports.pop(0)
 
+    def reported(self, index: int) -> list[Any]:
+        """What a process has reported and nobody has taken, without waiting for more."""
+        of = self._processes[index]
+        while of.connection.poll() and _take(of):
+            pass
+        reports, of.reports = of.reports, []
+        return reports
+
     def value(self, index: int) -> Any:
         """What a function has returned or raised, without waiting for the others."""
         of = self._processes[index]

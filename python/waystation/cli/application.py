@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from waystation.cli import memory_application
+from waystation.cli.arguments import AsJson, Traceback
 from waystation.cli.reporting import reporting
 
 application = typer.Typer(
@@ -39,8 +41,6 @@ Checkpoint = Annotated[Path, typer.Argument(help="The checkpoint.", autocompleti
 Directory = Annotated[
     Path, typer.Argument(help="A directory that holds checkpoints.", autocompletion=complete_path)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Traceback = Annotated[bool, typer.Option("--traceback", help="Show where in Waystation an error arose.")]
 Checkpointable = Annotated[
     str | None,
     typer.Option(
@@ -265,36 +265,14 @@ def _doctor(
         doctor.run(output, path, tune=tune)
 
 
-@application.command("placement")
-def _placement(
-    hosts: Annotated[int | None, typer.Option("--hosts", min=1, help="How many hosts there are.")] = None,
-    copies: Annotated[
-        int, typer.Option("--copies", min=1, help="Copies of each shard, that of its own host included.")
-    ] = 2,
-    domains: Annotated[
-        Path | None,
-        typer.Option("--domains", metavar="FILE", help="Lines of a host and its failure domain."),
-    ] = None,
-    hosts_per_domain: Annotated[
-        int | None,
-        typer.Option("--hosts-per-domain", min=1, help="So many hosts in order share a failure domain."),
-    ] = None,
-    as_json: AsJson = False,
-    traceback: Traceback = False,
-) -> None:
-    """Plan which hosts keep copies of whose shards in memory, and show what losses that survives."""
-    with reporting(as_json, traceback) as output:
-        from waystation.cli.commands import placement
-
-        placement.run(output, placement.Request(hosts, copies, domains, hosts_per_domain))
-
-
 @application.command("launch", context_settings={"allow_interspersed_args": False})
 def _launch(
     command: Annotated[
         list[str], typer.Argument(metavar="COMMAND...", help="The program and its arguments.")
     ],
-    count: Annotated[int, typer.Option("-n", "--processes", min=1, help="How many processes.")] = 1,
+    count: Annotated[
+        int, typer.Option("-n", "--processes", min=1, help="How many processes, on each host.")
+    ] = 1,
     jax: Annotated[bool, typer.Option("--jax", help="Set only what JAX reads.")] = False,
     torch: Annotated[bool, typer.Option("--torch", help="Set only what torch reads.")] = False,
     grace: Annotated[
@@ -314,43 +292,59 @@ def _launch(
         str | None,
         typer.Option("--agent-memory", metavar="BYTES", help="What a new agent may take, such as 8GiB."),
     ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts",
+            metavar="FILE|N",
+            help="The hosts of the program, listed in a JSON file, or so many emulated on this machine.",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="NAME", help="Which of the hosts in the file this is.")
+    ] = None,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option("--secret-file", metavar="FILE", help="The secret that the hosts' agents share."),
+    ] = None,
+    copies: Annotated[
+        int, typer.Option("--copies", metavar="M", min=1, help="Copies that hosts keep of each shard.")
+    ] = 2,
+    port: Annotated[
+        int,
+        typer.Option(
+            "--port", min=1, max=65534, help="First of two ports of the first host where processes meet."
+        ),
+    ] = 29500,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Run the processes of one program on this machine; name the one that failed first.
 
     Sets what `torch.distributed` and `jax.distributed` need. Exits with 1 if a process ended abnormally. The
-    agent outlives the program and the launch, so that a later launch goes on from what it keeps.
+    agent outlives the program and the launch, so that a later launch goes on from what it keeps. With a file
+    of hosts, run it on each of them.
     """
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import launch
 
         either = jax or torch
         request = launch.Request(
-            command, count, jax or not either, torch or not either, grace, restarts, agent, agent_memory
+            command,
+            count,
+            jax=jax or not either,
+            torch=torch or not either,
+            grace_s=grace,
+            restarts=restarts,
+            agent=agent,
+            agent_memory=agent_memory,
+            hosts=hosts,
+            host=host,
+            secret_file=secret_file,
+            copies=copies,
+            port=port,
         )
         launch.run(output, request)
 
 
-@application.command(
-    "agent",
-    # The options are the agent's, its --help included.
-    context_settings={
-        "ignore_unknown_options": True,
-        "allow_interspersed_args": False,
-        "help_option_names": [],
-    },
-)
-def _agent(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="run|discard [OPTION...]", help="What the agent is told.")
-    ] = None,
-) -> None:
-    """Run the agent that keeps checkpoints in this host's memory, or remove what one has left.
-
-    It is a program of its own, which this command becomes; 'waystation agent --help' tells of its options.
-    """
-    with reporting(as_json=False, show_traceback=False):
-        from waystation.cli.commands import agent
-
-        agent.run(arguments or [])
+memory_application.declare(application)

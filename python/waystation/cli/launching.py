@@ -26,17 +26,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any, Protocol
 
 from waystation.cli.lines import Lines
+from waystation.cli.orphans import adopting_orphans, kill_adopted
 
 TERMINATION_S = 5.0
 KEPT_LINES = 12
+LOOK_S = 1.0  # how often companions are looked after, at least
 _READ_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 1, 36, 37
+_SET_PARENT_DEATH_SIGNAL = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 # Takes the index of a process, whether it wrote to stderr, and a line without its end.
@@ -92,6 +93,11 @@ class Companion(Protocol):
         """Its number; None if there is none to be followed."""
         ...
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it runs to no avail: what it has kept is gone."""
+        ...
+
     def restart(self) -> None:
         """Starts it again, if it may be: it has ended."""
         ...
@@ -125,7 +131,8 @@ class Launch:
         grace_s: float,
         on_line: OnLine,
         on_failure: Callable[[Program], None],
-        companion: Companion | None = None,
+        companions: Sequence[Companion] = (),
+        first_index: int = 0,
     ) -> None:
         """
         Args:
@@ -134,15 +141,17 @@ class Launch:
             grace_s: How long the others may still run when one has failed.
             on_line: Takes each line of output.
             on_failure: Called when a process has failed and the others are given their time.
-            companion: What runs beside the program, and is started again when it ends.
+            companions: What runs beside the program, and is started again when it ends.
+            first_index: The number of the first process, of all that the program has.
         """
         self._command = list(command)
         self._environments = environments
         self._grace_s = grace_s
         self._on_line = on_line
         self._on_failure = on_failure
-        self._companion = companion
-        self._companion_end: int | None = None
+        self._companions = companions
+        self._companion_ends: dict[int, int] = {}  # of those that are followed, by their places
+        self._first_index = first_index
         self._selector = selectors.DefaultSelector()
         self._programs: list[Program] = []
         self._order: list[Program] = []  # of ending
@@ -154,14 +163,16 @@ class Launch:
 
     def run(self) -> Outcome:
         """Starts all processes, and returns when all have ended."""
-        with _adopting_orphans() as strangers, self._receiving_signals():
+        with adopting_orphans() as strangers, self._receiving_signals():
             self._strangers = strangers
             try:
-                self._follow_companion()
+                for place in range(len(self._companions)):
+                    self._follow_companion(place)
                 self._start()
                 self._follow()
             finally:
-                self._leave_companion()
+                for place in list(self._companion_ends):
+                    self._leave_companion(place)
                 self._end_everything()
                 self._selector.close()
         return Outcome(self._programs, self._first_failure(), self._passed_on)
@@ -176,7 +187,7 @@ class Launch:
             if os.getppid() != launcher:  # it was killed before that
                 os._exit(1)
 
-        for index, environment in enumerate(self._environments):
+        for index, environment in enumerate(self._environments, self._first_index):
             process = subprocess.Popen(
                 self._command,
                 env=environment,
@@ -219,35 +230,52 @@ class Launch:
         program.last_lines.append(line)
         self._on_line(program.index, is_error, line)
 
-    def _follow_companion(self) -> None:
-        process_id = None if self._companion is None else self._companion.process_id
-        if process_id is None:
+    def _follow_companion(self, place: int) -> None:
+        companion = self._companions[place]
+        while (process_id := companion.process_id) is not None:
+            self._strangers.add(process_id)
+            try:
+                end = os.pidfd_open(process_id)
+            except ProcessLookupError:  # it has ended since it was followed last
+                companion.restart()
+                continue
+            self._companion_ends[place] = end
+            self._selector.register(end, selectors.EVENT_READ, lambda: self._companion_ended(place))
             return
-        self._strangers.add(process_id)
-        with contextlib.suppress(ProcessLookupError):
-            self._companion_end = os.pidfd_open(process_id)
-            self._selector.register(self._companion_end, selectors.EVENT_READ, self._companion_ended)
 
-    def _companion_ended(self) -> None:
-        self._leave_companion()
-        assert self._companion is not None, "it was followed"
-        self._companion.restart()
-        self._follow_companion()
+    def _companion_ended(self, place: int) -> None:
+        self._leave_companion(place)
+        self._companions[place].restart()
+        self._follow_companion(place)
 
-    def _leave_companion(self) -> None:
-        if self._companion_end is not None:
-            self._selector.unregister(self._companion_end)
-            os.close(self._companion_end)
-            self._companion_end = None
+    def _leave_companion(self, place: int) -> None:
+        end = self._companion_ends.pop(place)
+        self._selector.unregister(end)
+        os.close(end)
+
+    def _end_lost_companions(self) -> None:
+        """Ends those that run to no avail, which are then started again."""
+        for place, end in self._companion_ends.items():
+            if self._companions[place].is_lost:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(end, signal.SIGKILL)
 
     # Following ------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
         """Until every process has ended."""
         while any(program.exit_code is None for program in self._programs):
-            self._handle(None if self._deadline_s is None else max(0.0, self._deadline_s - self._now_s()))
+            self._handle(self._patience_s())
+            self._end_lost_companions()
             if self._deadline_s is not None and self._now_s() >= self._deadline_s:
                 self._press()
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for something to happen."""
+        left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - self._now_s())
+        if not self._companion_ends:
+            return left_s
+        return LOOK_S if left_s is None else min(left_s, LOOK_S)
 
     def _handle(self, timeout_s: float | None) -> bool:
         """Takes what has happened; returns whether anything did."""
@@ -335,7 +363,7 @@ class Launch:
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, int):  # of a process whose end was not waited for
                 key.data()
-        _kill_adopted(self._strangers)
+        kill_adopted(self._strangers)
         # With all writers gone, the pipes end.
         while self._open_streams and self._handle(TERMINATION_S):
             pass
@@ -344,41 +372,6 @@ class Launch:
 def _signal_group(program: Program, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(program.process_id, number)
-
-
-@contextlib.contextmanager
-def _adopting_orphans() -> Iterator[set[int]]:
-    """What descendants leave behind when they die becomes a child of this process, so that it can be found
-    and ended; yields the children that this process has already."""
-    before = ctypes.c_int()
-    _libc.prctl(_GET_CHILD_SUBREAPER, ctypes.byref(before))
-    _libc.prctl(_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield set(_children())
-    finally:
-        _libc.prctl(_SET_CHILD_SUBREAPER, before.value)
-
-
-def _kill_adopted(strangers: set[int]) -> None:
-    """Kills and reaps all children but these; each may leave children of its own, which are then ours."""
-    while adopted := [child for child in _children() if child not in strangers]:
-        for child in adopted:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        for child in adopted:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(child, 0)
-
-
-def _children() -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[1]) == os.getpid():
-                    found.append(int(entry.name))
-    return found
 
 
 def describe(program: Program) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""This host's agent, as one sequence of checkpoints uses it.
+"""An agent that is alone, as one sequence of checkpoints uses it.
 
-Connected when it is first needed, and greeted anew if that failed. All processes of the program take the
-same steps together: they agree on an epoch that is above every one that an agent knows, so that whatever an
-earlier program still runs is refused; then what memory holds is settled: whole versions are committed, torn
-ones given up. Invariant: an inventory that is decided upon was taken after its agent had refused all earlier
-epochs.
+All processes of the program take the same steps together: they agree on an epoch that is above every one that
+an agent knows, so that whatever an earlier program still runs is refused; then what memory holds is settled:
+whole versions are committed, torn ones given up. Invariant: an inventory that is decided upon was taken after
+its agent had refused all earlier epochs.
 """
 
 from __future__ import annotations
@@ -14,133 +13,155 @@ import json
 from collections.abc import Sequence
 
 from waystation import _native
-from waystation._errors import Fenced, WaystationError
+from waystation._errors import Fenced, NotFound, WaystationError
 from waystation.coordination import Session
+from waystation.memory.keeper import OpenSession
+from waystation.memory.opened import HeldShard, ShardSource
+from waystation.memory.own_agent import OwnAgent
 from waystation.memory.versions import Stock, Version, Whole, take_stock
-
-# How long a save waits for an agent that has gone and may come back.
-PATIENCE_S = 2.0
 
 
 class Host:
-    """The agent of this host.
+    """That agent.
 
     Args:
-        directory: Of its store.
-        run: The id that the store must have; None for any.
-        sequence: The sequence of checkpoints, see `versions.shard_name`. What the primary says counts for
-            all.
-        deadline_s: How long to wait for it.
+        agent: It.
+        sequence: The sequence of checkpoints, see `versions.shard_name`.
+        versions_per_shard: How many versions of a shard its store keeps.
 
     Attributes:
-        epoch: That of this program; 0 until it has been agreed upon.
-        versions_kept: How many versions of a shard the store keeps.
+        epoch: That of this program; 0 until it has begun.
+        kept: See `keeper.Keeper`.
+        kept_while_saving: See `keeper.Keeper`.
     """
 
-    def __init__(self, directory: str, run: str | None, sequence: str, deadline_s: float) -> None:
+    def __init__(self, agent: OwnAgent, sequence: str, versions_per_shard: int) -> None:
         self.epoch = 0
-        self.versions_kept = 2
-        self.directory = directory
-        self.sequence = sequence
-        self._run = run
-        self._deadline_s = deadline_s
-        self._clients: dict[float, _native.AgentClient] = {}
+        self.kept, self.kept_while_saving = versions_per_shard, versions_per_shard - 1
+        self._agent = agent
+        self._sequence = sequence
 
     @property
-    def client(self) -> _native.AgentClient:
-        """Its agent, for what a program waits for before it goes on.
-
-        Raises:
-            Unavailable: None is there.
-            Conflict: It is that of another run.
-        """
-        return self._greeted(self._deadline_s)
+    def sequence(self) -> str:
+        """See `keeper.Keeper`."""
+        return self._sequence
 
     @property
     def saver(self) -> _native.AgentClient:
-        """Its agent, for what a program rather goes on without: saves."""
-        return self._greeted(min(self._deadline_s, PATIENCE_S))
+        """See `keeper.Keeper`."""
+        return self._agent.saver
 
-    def _greeted(self, timeout_s: float) -> _native.AgentClient:
-        client = self._clients.get(timeout_s)
-        if client is None:
-            client = _native.AgentClient(self.directory, run=self._run, timeout_s=timeout_s)
-            self._clients[timeout_s] = client
-        return client
+    @property
+    def source(self) -> ShardSource:
+        """See `keeper.Keeper`."""
+        return _HereAlone(self._agent.client)
 
-    def raise_epoch(self, session: Session, *, is_waited_for: bool) -> None:
-        """Begins an epoch, together with the other processes.
-
-        Args:
-            session: Theirs.
-            is_waited_for: Whether the program waits for an agent that is not there yet.
-        """
-
-        def work() -> bytes:
-            status = (self.client if is_waited_for else self.saver).status()
-            self.versions_kept = status["versions_per_shard"]
-            return str(status["epoch"]).encode()
-
-        def decide(parts: Sequence[bytes]) -> bytes:
-            return json.dumps([1 + max(map(int, parts)), self.sequence]).encode()
-
-        epoch, sequence = json.loads(session.round(work, decide))
-
-        def begin() -> bytes:
-            if self.saver.raise_epoch(epoch) != epoch:
-                raise Fenced(
-                    f"another program has begun a later epoch than {epoch} at the agent in '{self.directory}'"
-                )
-            return b""
-
-        session.round(begin, lambda _: b"")
-        self.epoch, self.sequence = epoch, sequence
-
-    def settle(self, session: Session) -> list[Whole]:
-        """Finds out what memory holds, and has agents do what follows from that; returns the versions that
-        can be loaded, the newest first."""
-        stock = self.take_stock(session)
+    def begin(self, session: Session, epoch: int) -> list[Whole]:
+        """Begins an epoch, together with the other processes, and has agents do what follows from what memory
+        holds; returns the versions that can be loaded, the newest first."""
+        self._raise_epoch(session, epoch)
+        stock = self._take_stock(session)
         for entry in stock.whole:
             self.commit(entry.version)
         for version in stock.torn:
             with contextlib.suppress(WaystationError):
-                self.client.give_up(version.epoch, version.step)
+                self._agent.client.give_up(version.epoch, version.step)
         return stock.whole
 
-    def take_stock(self, session: Session) -> Stock:
+    def before_save(self, open_session: OpenSession, *, goes_back: bool) -> None:
+        """See `keeper.Keeper`."""
+        if not goes_back:
+            return
+        with open_session("go back in the memory tier") as session:
+            known = session.round(
+                lambda: str(self.saver.status()["epoch"]).encode(),
+                lambda parts: str(max(map(int, parts))).encode(),
+            )
+            self._raise_epoch(session, int(known) + 1)
+
+    def _raise_epoch(self, session: Session, epoch: int) -> None:
+        def begin() -> bytes:
+            if self.saver.raise_epoch(epoch) != epoch:
+                raise Fenced(
+                    f"another program has begun a later epoch than {epoch} at the agent in "
+                    f"'{self._agent.directory}'"
+                )
+            return b""
+
+        session.round(begin, lambda _: b"")
+        self.epoch = epoch
+
+    def confirm(self, session: Session, version: Version, shard_bytes: int) -> None:
+        """Nothing more happens to it."""
+
+    def offered(self, session: Session) -> list[Whole]:
+        """See `keeper.Keeper`."""
+        return self._take_stock(session).whole
+
+    def _take_stock(self, session: Session) -> Stock:
         """What the memory of all hosts holds of this sequence; an agent that is not there holds nothing."""
 
         def work() -> bytes:
             try:
-                slots = self.client.inventory()
+                slots = self._agent.client.inventory()
             except WaystationError:
                 slots = []
             return json.dumps([slot for slot in slots if slot["state"] in ("sealed", "committed")]).encode()
 
         def decide(parts: Sequence[bytes]) -> bytes:
-            stock = take_stock(self.sequence, map(json.loads, parts))
+            stock = take_stock(self._sequence, map(json.loads, parts))
             torn = [[version.epoch, version.step] for version in stock.torn]
             return json.dumps([[entry.to_json() for entry in stock.whole], torn]).encode()
 
         whole, torn = json.loads(session.round(work, decide))
         return Stock([Whole.from_json(entry) for entry in whole], [Version(*pair) for pair in torn])
 
+    def is_own(self, version: Version) -> bool:
+        """See `keeper.Keeper`."""
+        return version.epoch == self.epoch
+
     def commit(self, version: Version) -> bool:
-        """Has the agent commit a version that is whole; returns whether it could be told. If not, it is
-        told before the next save: a version need not be committed to be loaded."""
+        """See `keeper.Keeper`."""
         try:
             self.saver.commit(version.epoch, version.step)
         except WaystationError:
             return False
         return True
 
-    def discard(self, version: Version) -> None:
-        """Frees the slots of a version that is not to be loaded any more, if the agent can be told."""
+    def give_up(self, version: Version) -> None:
+        """See `keeper.Keeper`."""
         with contextlib.suppress(WaystationError):
+            self.saver.give_up(version.epoch, version.step)
+
+    def discard(self, version: Version) -> bool:
+        """Frees its slots, if the agent can be told."""
+        try:
             for slot in self.saver.quarantine(version.epoch, version.step):
                 self.saver.discard_quarantined(slot)
+        except WaystationError:
+            return False
+        return True
 
     def retire_before(self, version: Version) -> None:
-        """Frees the slots of all earlier versions of whatever shards, if the agent can be told."""
+        """See `keeper.Keeper`."""
         with contextlib.suppress(WaystationError):
             self.saver.retire_before(version.epoch, version.step)
+
+
+class _HereAlone:
+    """The shards in the memory of this host: nothing can be brought here."""
+
+    def __init__(self, client: _native.AgentClient) -> None:
+        self._client = client
+
+    def hold(self, epoch: int, step: int, shard: str, /) -> HeldShard:
+        return self._client.hold(epoch, step, shard)
+
+    def bring(self, epoch: int, step: int, shard: str, /) -> HeldShard:
+        raise NotFound(
+            "a shard is in the memory of another host, and the agent of this one is alone; load it from the "
+            "disk, or with the same processes on the same hosts as it was saved",
+            shard=shard,
+            epoch=epoch,
+            step=step,
+        )

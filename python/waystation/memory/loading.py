@@ -1,18 +1,19 @@
 """One load from memory, step by step, as every process of the program takes it.
 
-The steps are those of `checkpoint/loading.py`; here is where metadata and bytes come from. Whoever reaches
-the shard that has the structures reads them for all; each process then reads what it needs from the slots
-that it reaches. What can go wrong, in order: a shard has gone meanwhile; its tables, or the metadata, are
-damaged; shards do not make up the arrays; blocks do not match their checksums. Whatever happens to one
-process, all of them raise.
+The steps are those of `checkpoint/loading.py`; here is where metadata and bytes come from. Each process holds
+what is in the memory of its host; where that is not all, processes share out who reads the structures, and
+the files of handlers, for all; each then reads what it needs of the arrays. What can go wrong, in order: a
+shard has gone meanwhile; its tables, or the metadata, are damaged; shards do not make up the arrays; blocks
+do not match their checksums. Whatever happens to one process, all of them raise.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from waystation._errors import NotFound, from_os_error
 from waystation._options import Options
@@ -22,7 +23,7 @@ from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.stored import OpenCheckpoint, Stored
 from waystation.layouts.native.strings import join_strings, split_strings
 from waystation.memory.opened import OpenVersion, ShardSource
-from waystation.memory.shard import ShardRecord
+from waystation.memory.shard import FILES, TREE, ShardRecord
 from waystation.memory.versions import Whole
 
 
@@ -59,38 +60,79 @@ class VersionLoading(Loading):
             shutil.rmtree(self._files_directory, ignore_errors=True)
 
     def _open(self) -> OpenCheckpoint:
-        told = self._session.round(self._hold, self._choose_metadata)
-        record_bytes, *rest = split_strings(told)
+        record_bytes, shares = split_strings(self._session.round(self._hold, self._share_out))
         record = ShardRecord.decode(record_bytes, self.target)
-        trees = {name.decode(): tree for name, tree in zip(rest[::2], rest[1::2], strict=True)}
         names = tuple(sorted(record.handlers))
         wanted = opening.choose(names, self._names, self.target, lambda name: record.handlers[name] is None)
-        stored = {name: self._stored(name, record, trees) for name in wanted}
+        entries = self._read_entries(_is_of(wanted), json.loads(shares))
+        stored = {name: self._stored(name, record, entries) for name in wanted}
         return OpenCheckpoint(self.target, names, stored, record.custom_metadata, begun_ns=record.begun_ns)
 
     def _hold(self) -> bytes:
-        """Holds what is here; returns the metadata, if this process reaches them."""
-        self._version = OpenVersion.hold(self._source, self._sequence, self._whole)
-        record, trees = self._version.read_metadata(self._options)
+        """Holds what is here; returns which shards these are, which of them has the structures, and what they
+        say of the version."""
+        process, count = self._session.process_index, self._session.process_count
+        self._version = OpenVersion.hold(self._source, self._sequence, self._whole, process, count)
+        record = self._version.read_record(self._options, brings=self._session.is_primary) or b""
+        told = json.dumps([sorted(self._version.here), self._version.shard_with_structures()]).encode()
+        return join_strings([told, record])
+
+    def _share_out(self, parts: Sequence[bytes]) -> bytes:
+        """Decides which process reads which shards for all; none if each reaches all."""
+        told = [split_strings(part) for part in parts]
+        record = next((record for _, record in told if record), None)
         if record is None:
-            return b""
-        said = ShardRecord.decode(record, self.target)
-        if {name for name, handler in said.handlers.items() if handler is None} != trees.keys():
-            return b""  # they are in the shard of the primary, on another host
-        return join_strings([record, *(part for name in trees for part in (name.encode(), trees[name]))])
+            raise NotFound(f"no process reaches any part of {self.target}; its shards have gone")
+        reached = [set(json.loads(said)[0]) for said, _ in told]
+        structures = [found for said, _ in told if (found := json.loads(said)[1]) is not None]
+        every = set(range(self._whole.shard_count))
+        if all(shards == every for shards in reached):
+            return join_strings([record, b"null"])
+        has_handlers = any(ShardRecord.decode(record, self.target).handlers.values())
+        # Handlers may have made files in every process.
+        needed = sorted(every) if has_handlers or not structures else structures[:1]
+        shares: list[list[int]] = [[] for _ in parts]
+        for shard in needed:
+            holders = [process for process, shards in enumerate(reached) if shard in shards]
+            shares[holders[shard % len(holders)] if holders else shard % len(parts)].append(shard)
+        return join_strings([record, json.dumps(shares).encode()])
 
-    def _choose_metadata(self, parts: Sequence[bytes]) -> bytes:
-        found = next((part for part in parts if part), None)
-        if found is None:
-            raise NotFound(f"no process reaches the structure of {self.target}; its shard has gone")
-        return found
+    def _read_entries(
+        self, is_wanted: Callable[[str], bool], shares: list[list[int]] | None
+    ) -> dict[str, bytes]:
+        """The entries that are wanted, by their paths, of all shards."""
+        version = self._version
+        assert version is not None, "the shards are held"
+        if shares is None:
+            return version.read_entries(range(self._whole.shard_count), is_wanted, self._options)
+        own = shares[self._session.process_index]
 
-    def _stored(self, name: str, record: ShardRecord, trees: dict[str, bytes]) -> Stored:
+        def read() -> bytes:
+            strings: list[bytes] = []
+            for shard in own:
+                for path, content in version.read_entries([shard], is_wanted, self._options).items():
+                    strings += str(shard).encode(), path.encode(), content
+            return join_strings(strings)
+
+        told = [split_strings(part) for part in split_strings(self._session.round(read, join_strings))]
+        found = [entry for strings in told for entry in zip(*[iter(strings)] * 3, strict=True)]
+        entries: dict[str, bytes] = {}
+        for _, path, content in sorted(found, key=lambda entry: int(entry[0])):
+            entries.setdefault(path.decode(), content)
+        return entries
+
+    def _stored(self, name: str, record: ShardRecord, entries: dict[str, bytes]) -> Stored:
         assert self._version is not None, "the shards are held"
-        if name in trees:
-            return Stored(name, STATE_HANDLER, self.target, self._version.state(name, trees[name]))
-        files = self._version.read_files(name, self._options)
-        return Stored(name, record.handlers[name], self._written(name, files), None)
+        handler = record.handlers[name]
+        if handler is None:
+            if (tree := entries.get(f"{name}/{TREE}")) is None:
+                raise NotFound(f"the structure of '{name}' in {self.target} has gone with its shard")
+            return Stored(name, STATE_HANDLER, self.target, self._version.state(name, tree))
+        prefix = f"{name}/{FILES}/"
+        files = {
+            path.removeprefix(prefix): content for path, content in entries.items() if path.startswith(prefix)
+        }
+        return Stored(name, handler, self._written(name, files), None)
 
     def _written(self, name: str, files: dict[str, bytes]) -> str:
         """Puts the files of a handler where it can read them; they were verified when they were read."""
@@ -107,6 +149,17 @@ class VersionLoading(Loading):
         except OSError as error:
             raise from_os_error(error, "write", directory) from error
         return directory
+
+
+def _is_of(names: Sequence[str]) -> Callable[[str], bool]:
+    """Whether an entry is the structure of one of these, or a file that a handler has made of it."""
+    wanted = frozenset(names)
+
+    def is_wanted(path: str) -> bool:
+        name, _, rest = path.partition("/")
+        return name in wanted and (rest == TREE or rest.startswith(f"{FILES}/"))
+
+    return is_wanted
 
 
 def loading_options(options: Options) -> Options:

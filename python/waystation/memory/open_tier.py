@@ -26,10 +26,12 @@ from waystation._options import Options
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.sessions import open_session, process_count
 from waystation.coordination import Session
+from waystation.memory.beginning import Beginning
 from waystation.memory.degrading import Degrading
 from waystation.memory.errors import MemoryTierWarning
-from waystation.memory.host import Host
+from waystation.memory.keeper import Keeper
 from waystation.memory.loading import VersionLoading
+from waystation.memory.own_agent import OwnAgent
 from waystation.memory.pause import Pause
 from waystation.memory.restores import Restores
 from waystation.memory.saving import VersionSaving, saving_options
@@ -67,7 +69,9 @@ class OpenMemoryTier:
         logger: Logger,
     ) -> None:
         sequence = f"{_native.crc64(os.fsencode(os.path.realpath(place.root))):016x}"
-        self._host = Host(directory, run, sequence, deadline_s)
+        self._directory = directory
+        self._beginning = Beginning(OwnAgent(directory, run, deadline_s), sequence)
+        self._keeper: Keeper | None = None  # once the program has begun with it
         self._policy = policy
         self._deadline_s = deadline_s
         self._place = place
@@ -79,8 +83,9 @@ class OpenMemoryTier:
         self._whole: list[Whole] = []  # the newest first
         self._flight: tuple[int, AsyncResponse[None]] | None = None
         self._pause = Pause()
-        self._is_open = self._is_primary = self._was_warned = False
+        self._is_primary = self._was_warned = False
         self._loaded: set[Version] = set()  # of earlier programs, since the last save
+        self._dropped: set[Version] = set()  # damaged or deleted
         self._has_older = True  # versions in the store that this program has not saved
         self._uncommitted: Version | None = None  # of what is whole
         self._last_step: int | None = None  # that was saved in this epoch, or was to be
@@ -99,7 +104,7 @@ class OpenMemoryTier:
             whole = list(self._whole)
         # What an earlier epoch has of later steps is of a past that the program went back from.
         steps = {entry.version.step for entry in whole if entry.version.step <= whole[0].version.step}
-        path = Path(self._host.directory)
+        path = Path(self._directory)
         return [CheckpointMetadata(step, path, metadata=None, tiers=(TIER,)) for step in sorted(steps)]
 
     def begin(self, options: Options) -> None:
@@ -107,15 +112,18 @@ class OpenMemoryTier:
         with self._calls, self._degrading("be opened", None):
             self._open(saving_options(options, self._deadline_s), is_waited_for=True)
 
-    def _open(self, options: Options, *, is_waited_for: bool) -> None:
+    def _open(self, options: Options, *, is_waited_for: bool) -> Keeper:
         with self._session("open the memory tier", options) as session:
             self._is_primary = session.is_primary
-            self._host.raise_epoch(session, is_waited_for=is_waited_for)
-            whole = self._host.settle(session)
+            keeper, whole = self._beginning.begin(session, is_waited_for=is_waited_for)
+            deleted = [[version.epoch, version.step] for version in self._restores.deleted()]
+            deleted = json.loads(session.broadcast(lambda: json.dumps(deleted).encode()))
+        self._dropped.update(Version(*version) for version in deleted)
         with self._known:
-            self._whole = whole
+            self._whole = [entry for entry in whole if entry.version not in self._dropped]
         self._last_step = None
-        self._is_open = True
+        self._keeper = keeper
+        return keeper
 
     # ---- saving --------------------------------------------------------------------------------
 
@@ -133,7 +141,7 @@ class OpenMemoryTier:
 
     def _ask(self, step: int, options: Options) -> bool:
         present = CheckpointMetadata(
-            step, Path(self._host.directory), metadata=None, init_timestamp_nsecs=time.time_ns()
+            step, Path(self._directory), metadata=None, init_timestamp_nsecs=time.time_ns()
         )
         context = DecisionContext(
             is_saving_in_progress=False,  # a save waits for the one before, which is short
@@ -156,25 +164,23 @@ class OpenMemoryTier:
         self._count(blocked_s=time.monotonic() - begun)
 
     def _save(self, request: Request, options: Options) -> None:
-        if not self._is_open:
-            self._open(options, is_waited_for=False)
-        elif self._last_step is not None and request.step <= self._last_step:
-            with self._session("go back in the memory tier", options) as session:
-                self._host.raise_epoch(session, is_waited_for=False)
+        keeper = self._keeper or self._open(options, is_waited_for=False)
+        goes_back = self._last_step is not None and request.step <= self._last_step
+        keeper.before_save(lambda what: self._session(what, options), goes_back=goes_back)
         self._last_step = request.step
-        if self._uncommitted is not None and self._host.commit(self._uncommitted):
+        if self._uncommitted is not None and keeper.commit(self._uncommitted):
             self._uncommitted = None
         with self._known:
-            del self._whole[self._host.versions_kept - 1 :]  # the oldest is what may be overwritten
-        version = Version(self._host.epoch, request.step)
-        saving = VersionSaving(self._host.saver, self._host.sequence, version, options)
+            del self._whole[keeper.kept_while_saving :]  # the oldest is what may be overwritten
+        version = Version(keeper.epoch, request.step)
+        saving = VersionSaving(keeper, version, options)
         parts = request.parts()
         with saving.closed_on_error():
             saving.begin(parts, request.custom_metadata)
             saving.prepare(parts)
-        self._finish_in_background(saving, version)
+        self._finish_in_background(saving, keeper, version)
 
-    def _finish_in_background(self, saving: VersionSaving, version: Version) -> None:
+    def _finish_in_background(self, saving: VersionSaving, keeper: Keeper, version: Version) -> None:
         """Has the rest of a save done; returns once the program may change its state."""
         is_copied = threading.Event()
 
@@ -184,7 +190,7 @@ class OpenMemoryTier:
                     saving.finish(progress, is_copied.set)
             finally:
                 is_copied.set()
-            self._has_saved(Whole(version, saving.shard_count), saving.saved_bytes)
+            self._has_saved(keeper, Whole(version, saving.shard_count), saving.saved_bytes)
 
         response = AsyncResponse(f"saving {saving.target}", work)
         self._flight = version.step, response
@@ -194,14 +200,15 @@ class OpenMemoryTier:
             response.cancel()
             raise
 
-    def _has_saved(self, entry: Whole, saved_bytes: int) -> None:
+    def _has_saved(self, keeper: Keeper, entry: Whole, saved_bytes: int) -> None:
         """A version is whole."""
-        self._uncommitted = None if self._host.commit(entry.version) else entry.version
+        self._uncommitted = None if keeper.commit(entry.version) else entry.version
         with self._known:
             self._whole.insert(0, entry)
-            kept = self._whole[: self._host.versions_kept]
-        if self._has_older and len(kept) > 1 and kept[-1].version.epoch == self._host.epoch:
-            self._host.retire_before(kept[-1].version)
+            del self._whole[keeper.kept :]
+            kept = list(self._whole)
+        if self._has_older and len(kept) > 1 and kept[-1].version.epoch == keeper.epoch:
+            keeper.retire_before(kept[-1].version)
             self._has_older = False
         if self._loaded and self._is_primary:
             self._restores.forget()
@@ -238,14 +245,15 @@ class OpenMemoryTier:
         return None
 
     def _load(self, entry: Whole, wish: Wish, options: Options, load: Callable[[Loading], T]) -> T:
-        version = entry.version
-        if version.epoch != self._host.epoch and version not in self._loaded:
+        keeper, version = self._keeper, entry.version
+        assert keeper is not None, "it has offered the version"
+        if not keeper.is_own(version) and version not in self._loaded:
             self._loaded.add(version)
             if self._is_primary:
                 self._restores.note(version)
         begun = time.monotonic()
         try:
-            loaded = load(VersionLoading(self._host.client, self._host.sequence, entry, wish.names, options))
+            loaded = load(VersionLoading(keeper.source, keeper.sequence, entry, wish.names, options))
         except Corrupt:
             self._drop(version)
             raise
@@ -256,10 +264,9 @@ class OpenMemoryTier:
         """The versions to try, in this order, before the directory."""
         limited = saving_options(options, self._deadline_s)
         with self._degrading("be looked into", None):
-            if not self._is_open:
-                self._open(limited, is_waited_for=False)
+            keeper = self._keeper or self._open(limited, is_waited_for=False)
             with self._session("choose a version in memory", limited) as session:
-                whole = self._host.take_stock(session).whole
+                whole = [entry for entry in keeper.offered(session) if entry.version not in self._dropped]
 
                 def choose() -> bytes:
                     spent = set(self._restores.spent()) - self._loaded
@@ -290,13 +297,16 @@ class OpenMemoryTier:
             with self._known:
                 versions = [entry.version for entry in self._whole if entry.version.step == step]
             for version in versions:
-                self._drop(version)
+                if not self._drop(version) and self._is_primary:
+                    self._restores.note_deleted(version)
         return bool(versions)
 
-    def _drop(self, version: Version) -> None:
-        self._host.discard(version)
+    def _drop(self, version: Version) -> bool:
+        """Does not load a version any more; returns whether later programs will not either."""
+        self._dropped.add(version)
         with self._known:
             self._whole = [entry for entry in self._whole if entry.version != version]
+        return self._keeper is not None and self._keeper.discard(version)
 
     def wait(self) -> None:
         """Waits for the save in the background."""
@@ -343,7 +353,8 @@ class OpenMemoryTier:
             needed = [
                 entry.version for entry in self._whole if on_disk is None or entry.version.step > on_disk
             ]
-        self._host.retire_before(needed[0] if needed else Version(self._host.epoch, 0))
+        if self._keeper is not None:
+            self._keeper.retire_before(needed[0] if needed else Version(self._keeper.epoch, 0))
 
     def _count(self, *, failures: int = 0, loads: int = 0, blocked_s: float = 0.0) -> None:
         with self._known:

@@ -21,7 +21,8 @@ class MemoryTier:
     """Keeps the newest checkpoints in the memory of this host, for `training.Checkpointer(memory=…)`.
 
     The agent of the host (`waystation agent run`, or `waystation launch --agent`) owns that memory, so what
-    was saved outlives the program, and the agent as well. One sequence of checkpoints at a time uses an
+    was saved outlives the program, and the agent as well. Where it is one of several, other hosts keep
+    copies, so that what was saved outlives the host, too. One sequence of checkpoints at a time uses an
     agent: another `Checkpointer` that is given it fences the earlier one.
 
     Attributes:

@@ -4,24 +4,24 @@ The steps are those of `checkpoint/saving.py`, in as many rounds; here is where 
 its shard into a slot of its host's agent, which verifies and seals it. What can go wrong, in order: a process
 refuses its state; there is no agent, or no slot to be had; a process fails or is killed while it copies: its
 slot is freed, and the others give up what they have sealed. From the end of the last round on every shard is
-sealed and everybody knows it, so the version is whole, whether or not its commit still reaches an agent.
+sealed and everybody knows it, so the version is whole, whether or not its commit still reaches an agent;
+agents of several hosts then bring copies to each other, which is waited for.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
 
-from waystation import _native
-from waystation._errors import Unavailable, WaystationError, from_os_error
+from waystation._errors import Unavailable, from_os_error
 from waystation._options import Options, StorageOptions
 from waystation.checkpoint.handlers.types import type_name
 from waystation.checkpoint.prepare import Taken
 from waystation.checkpoint.saving import Saving
 from waystation.layouts.native import engine_job, handler_files
+from waystation.memory.keeper import Keeper
 from waystation.memory.loading import primary_of
 from waystation.memory.shard import Shard, ShardRecord, lay_out, path_of_file
 from waystation.memory.versions import Version, shard_name
@@ -32,8 +32,7 @@ class VersionSaving(Saving):
     """A save of one version that all processes of the program make together.
 
     Args:
-        client: The agent of this host.
-        sequence: The sequence that the version is of.
+        keeper: Who keeps it.
         version: The version.
         options: Of the save, see `saving_options`.
 
@@ -42,23 +41,23 @@ class VersionSaving(Saving):
         shard_count: How many shards the version has.
     """
 
-    def __init__(
-        self, client: _native.AgentClient, sequence: str, version: Version, options: Options
-    ) -> None:
+    def __init__(self, keeper: Keeper, version: Version, options: Options) -> None:
         deadline_s = options.multiprocessing.deadline_s
         target = f"step {version.step} in memory (epoch {version.epoch})"
         super().__init__(target, options, overwrite=False, deadline_s=deadline_s)
         self._deadline_s = deadline_s
-        self._client = client
+        self._keeper = keeper
         self._version = version
-        self._shard_name = shard_name(sequence, self._writer.process, self._writer.process_count)
+        self._shard_name = shard_name(keeper.sequence, self._writer.process, self._writer.process_count)
         self.saved_bytes = 0
         self.shard_count = self._writer.process_count
 
     def finish(self, progress: Progress, on_copied_out: Callable[[], None] = lambda: None) -> None:
-        """Copies this process's shard and has it sealed; returns once all shards are."""
+        """Copies this process's shard and has it sealed; returns once all shards are, and as safe as they are
+        to be."""
         with self._undone_on_error():
             self._session.round(lambda: self._write(progress, on_copied_out), lambda _: b"")
+        self._keeper.confirm(self._session, self._version, self.saved_bytes)
 
     def _check_destination(self) -> None:
         """The agent refuses what it cannot take."""
@@ -115,7 +114,7 @@ class VersionSaving(Saving):
 
     def _copy(self, shard: Shard, progress: Progress, on_copied_out: Callable[[], None]) -> None:
         version = self._version
-        job = self._client.start_save(
+        job = self._keeper.saver.start_save(
             version.epoch,
             version.step,
             self._shard_name,
@@ -142,8 +141,7 @@ class VersionSaving(Saving):
         """Gives up what was sealed. Nobody waits for the others: each does the same for its host."""
         if self._calls is not None:
             self._calls.close()
-        with contextlib.suppress(WaystationError):
-            self._client.give_up(self._version.epoch, self._version.step)
+        self._keeper.give_up(self._version)
 
     def _close(self) -> None:
         super()._close()

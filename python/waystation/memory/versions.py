@@ -113,6 +113,46 @@ def _count(digests: Mapping[tuple[int, int], set[int]]) -> int:
     return count if {process for process, _ in digests} == set(range(count)) else 0
 
 
+def offers(sequence: str, told: Iterable[tuple[Mapping[str, Any], Slots]]) -> list[Whole]:
+    """The versions of a sequence that the agents of several hosts offer, the newest first.
+
+    Args:
+        sequence: The sequence.
+        told: What each agent knows: its `AgentClient.standing`, empty if it cannot be told, and slots that
+            are sealed or committed. Those say how many shards a version has, since agents commit whatever is
+            whole.
+    """
+    heard = [(standing, slots) for standing, slots in told if standing]
+    newest_epoch = max((standing["epoch"] for standing, _ in heard), default=0)
+    known: dict[
+        Version, set[tuple[str, int]]
+    ] = {}  # with the sequences and counts that they are said to have
+    commits: set[Version] = set()
+    named: dict[Version, set[tuple[str, int]]] = {}
+    for standing, slots in heard:
+        commits.update(Version(*commit) for commit in standing["commits"])
+        base = standing["base"]
+        if base is not None and standing["epoch"] == newest_epoch:
+            known.setdefault(Version(base["epoch"], base["step"]), set()).add(
+                (base["sequence"], base["shard_count"])
+            )
+        for slot in slots:
+            if name := _SHARD.fullmatch(slot["shard"]):
+                version = Version(slot["epoch"], slot["step"])
+                named.setdefault(version, set()).add((name["sequence"], int(name["count"])))
+    # What an epoch began from is not kept once something newer is committed.
+    known = {version: of for version, of in known.items() if all(version >= commit for commit in commits)}
+    for version in commits & named.keys():
+        known.setdefault(version, named[version])
+    found = [
+        Whole(version, count)
+        for version, of in known.items()
+        for named_sequence, count in of
+        if len(of) == 1 and named_sequence == sequence
+    ]
+    return sorted(found, reverse=True)
+
+
 def candidates(
     whole: Sequence[Whole], step: int | None, newest_on_disk: int | None, spent: Iterable[Version]
 ) -> list[Whole]:

@@ -1,4 +1,8 @@
-"""`waystation launch`: runs the processes of one program on this machine, and names the one that failed."""
+"""`waystation launch`: runs the processes of one program on this machine, and names the one that failed.
+
+With a list of hosts it runs those of one of them, and launches on the others run the rest. With a number of
+hosts it runs those of all, each host with an agent of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,13 @@ from typing import Any
 
 import typer
 
-from waystation.cli.host_agent import HostAgent
+from waystation.cli import emulated_hosts
+from waystation.cli.host_agent import HostAgent, Membership
+from waystation.cli.host_list import ListedHost, index_of, read_hosts
 from waystation.cli.launching import Launch, Outcome, Program, describe
 from waystation.cli.output import Output
 from waystation.cli.ports import free_ports
+from waystation.cli.world import World
 from waystation.errors import InvalidInput
 
 FOUND_FAILURE = 1
@@ -28,13 +35,18 @@ class Request:
 
     Attributes:
         command: The program and its arguments.
-        count: How many processes.
+        count: How many processes each host has.
         jax: Whether to set what JAX reads.
         torch: Whether to set what torch reads.
         grace_s: How long others may go on when one has failed.
         restarts: How often the program, and the agent, are started again at most.
-        agent: The directory of the agent's store; None for no agent.
+        agent: The directory of the agent's store; None for no agent. That of all, where hosts are emulated.
         agent_memory: How much memory it may take, as a number of bytes with or without a unit.
+        hosts: The file that lists the hosts, or how many to emulate; None for this one alone.
+        host: The name of this one among those that are listed.
+        secret_file: The secret that their agents share.
+        copies: How many copies of each shard their agents keep.
+        port: The first of two ports of the first host at which processes of all hosts meet.
     """
 
     command: Sequence[str]
@@ -45,6 +57,30 @@ class Request:
     restarts: int = 0
     agent: Path | None = None
     agent_memory: str | None = None
+    hosts: str | None = None
+    host: str | None = None
+    secret_file: Path | None = None
+    copies: int = 2
+    port: int = 29500
+
+
+@dataclass(frozen=True, slots=True)
+class _Hosts:
+    """The hosts of the program.
+
+    Attributes:
+        listed: All of them; none if there is only this one.
+        own: Those whose processes are started here.
+        list_path: Where they are listed.
+        secret_path: Where the secret of their agents is.
+        are_emulated: Whether all of them are this machine.
+    """
+
+    listed: Sequence[ListedHost]
+    own: Sequence[int]
+    list_path: Path
+    secret_path: Path
+    are_emulated: bool
 
 
 def run(output: Output, request: Request) -> None:
@@ -56,9 +92,10 @@ def run(output: Output, request: Request) -> None:
     """
     if sys.platform != "linux":
         raise InvalidInput(f"'waystation launch' runs on Linux only, and this is {sys.platform}")
-    agent = _agent(output, request)
+    hosts = _hosts(request)
+    agents = _agents(output, request, hosts)
     for left in range(request.restarts, -1, -1):
-        outcome = _launched(output, request, agent)
+        outcome = _launched(output, request, hosts, agents)
         report = _report(outcome)
         for line in report:
             output.note(line, style="red" if line is report[0] else None)
@@ -67,38 +104,85 @@ def run(output: Output, request: Request) -> None:
             break
         output.note(f"the program is started again, {left - 1} more times at most", style="yellow")
     if output.as_json:
-        output.document(_document(outcome, report, agent) | {"restarts": request.restarts - left})
+        described = [agent.describe() for agent in agents]
+        about = {"agents": described} if hosts else {"agent": described[0] if described else None}
+        output.document(about | _document(outcome, report) | {"restarts": request.restarts - left})
     if code:
         raise typer.Exit(code)
 
 
-def _agent(output: Output, request: Request) -> HostAgent | None:
+def _hosts(request: Request) -> _Hosts | None:
+    """The hosts that the options name; None if they name none."""
+    if request.hosts is None:
+        if request.host is not None or request.secret_file is not None:
+            raise InvalidInput("--host and --secret-file are of several hosts; list them, --hosts FILE")
+        return None
+    if request.agent is None:
+        raise InvalidInput("--hosts are those whose agents keep the state; give their directory, --agent")
+    if request.hosts.isdecimal():
+        if request.host is not None or request.secret_file is not None:
+            raise InvalidInput(
+                "hosts that are emulated have their own names and secret; give the number alone"
+            )
+        directory = Path(os.path.abspath(request.agent))
+        listed = emulated_hosts.prepare(directory, int(request.hosts))
+        paths = directory / emulated_hosts.HOSTS_FILE, directory / emulated_hosts.SECRET_FILE
+        return _Hosts(listed, range(len(listed)), *paths, are_emulated=True)
+    path = Path(os.path.abspath(request.hosts))
+    listed = read_hosts(path)
+    if request.host is None or request.secret_file is None:
+        raise InvalidInput(
+            "say which host this is, --host NAME, and where the secret of the agents is, --secret-file FILE; "
+            f"'{path}' has the hosts {', '.join(host.name for host in listed)}"
+        )
+    own = index_of(listed, request.host, path)
+    return _Hosts(listed, [own], path, Path(os.path.abspath(request.secret_file)), are_emulated=False)
+
+
+def _agents(output: Output, request: Request, hosts: _Hosts | None) -> list[HostAgent]:
+    """The agents of the hosts whose processes are started here, started."""
     if request.agent is None:
         if request.agent_memory is not None:
             raise InvalidInput("--agent-memory says what an agent may take; give its directory, --agent")
-        return None
-    agent = HostAgent(
-        request.agent,
-        request.agent_memory,
-        request.count,
-        request.restarts,
-        lambda text: output.note(text, style="yellow"),
-    )
-    agent.start()
-    return agent
+        return []
+
+    def started(directory: Path, membership: Membership | None) -> HostAgent:
+        def tell(text: str) -> None:
+            output.note(text, style="yellow")
+
+        memory, count, restarts = request.agent_memory, request.count, request.restarts
+        agent = HostAgent(directory, memory, count, restarts, tell, membership)
+        agent.start()
+        return agent
+
+    if hosts is None:
+        return [started(request.agent, None)]
+    if not 1 <= request.copies <= len(hosts.listed):
+        raise InvalidInput(f"--copies {request.copies}: there are {len(hosts.listed)} hosts to keep them")
+    names = tuple(host.name for host in hosts.listed)
+    agents = []
+    for own in (hosts.listed[index] for index in hosts.own):
+        directory = request.agent / own.name if hosts.are_emulated else request.agent
+        paths = hosts.list_path, hosts.secret_path
+        agents.append(started(directory, Membership(own.name, own.address, names, *paths, request.copies)))
+    return agents
 
 
-def _launched(output: Output, request: Request, agent: HostAgent | None) -> Outcome:
-    environments = _environments(request.count, jax=request.jax, torch=request.torch)
-    if agent is not None:
-        environments = [environment | agent.environment for environment in environments]
+def _launched(output: Output, request: Request, hosts: _Hosts | None, agents: Sequence[HostAgent]) -> Outcome:
+    world = _world(request, hosts)
+    environments = world.environments(os.environ, jax=request.jax, torch=request.torch)
+    for place, agent in enumerate(agents):
+        for environment in environments[place * request.count : (place + 1) * request.count]:
+            environment.update(agent.environment)
+    indices = range(world.first_index, world.first_index + len(environments))
     launch = Launch(
         request.command,
         environments,
         request.grace_s,
-        _printer(output, request.count),
-        _announcer(output, request.count, request.grace_s),
-        agent,
+        _printer(output, indices),
+        _announcer(output, len(environments), request.grace_s),
+        agents,
+        world.first_index,
     )
     try:
         return launch.run()
@@ -111,34 +195,17 @@ def _launched(output: Output, request: Request, agent: HostAgent | None) -> Outc
         ) from error
 
 
-def _environments(count: int, *, jax: bool, torch: bool) -> list[dict[str, str]]:
-    """What both frameworks read, in each process."""
-    jax_port, torch_port = free_ports(2)
-    environments = []
-    for index in range(count):
-        # Or the last lines of a process that is killed would stay in its buffer.
-        added = {
-            "PYTHONUNBUFFERED": "1",
-            "WAYSTATION_PROCESS_COUNT": str(count),
-            "WAYSTATION_PROCESS_INDEX": str(index),
-        }
-        if jax:
-            added["JAX_COORDINATOR_ADDRESS"] = f"{_ADDRESS}:{jax_port}"
-        if torch:
-            added |= {
-                "MASTER_ADDR": _ADDRESS,
-                "MASTER_PORT": str(torch_port),
-                "WORLD_SIZE": str(count),
-                "RANK": str(index),
-                "LOCAL_WORLD_SIZE": str(count),
-                "LOCAL_RANK": str(index),
-            }
-        environments.append({**os.environ, **added})
-    return environments
+def _world(request: Request, hosts: _Hosts | None) -> World:
+    """All processes of the program; where they can, they meet at other ports with each start."""
+    if hosts is None:
+        return World(1, request.count, [0], _ADDRESS, *free_ports(2))
+    ports = free_ports(2) if hosts.are_emulated else [request.port + 1, request.port]
+    address = hosts.listed[0].machine
+    return World(len(hosts.listed), request.count, hosts.own, address, *ports)
 
 
-def _printer(output: Output, count: int) -> Any:
-    width = len(str(count - 1))
+def _printer(output: Output, indices: range) -> Any:
+    width = len(str(indices[-1]))
 
     def show(index: int, is_error: bool, line: str) -> None:
         # Where a document is wanted, stdout is for that alone.
@@ -203,9 +270,8 @@ def _exit_code(outcome: Outcome) -> int:
     return FOUND_FAILURE if outcome.passed_on is None else 128 + outcome.passed_on
 
 
-def _document(outcome: Outcome, report: list[str], agent: HostAgent | None) -> dict[str, Any]:
+def _document(outcome: Outcome, report: list[str]) -> dict[str, Any]:
     return {
-        "agent": None if agent is None else agent.describe(),
         "processes": [describe(program) for program in outcome.programs],
         "first_failure": None if outcome.first is None else outcome.first.index,
         "passed_on": None if outcome.passed_on is None else outcome.passed_on.name,

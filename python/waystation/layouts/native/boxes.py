@@ -57,6 +57,7 @@ def read_words(
     sizes: Sequence[int],
     stored: Sequence[StoredArray],
     labels: Sequence[str],
+    found: list[list[Box]] | None = None,
 ) -> tuple[np.ndarray[Any, Any], list[int]]:
     """Plans the read of every box of every request into buffers given by address and bytes, in order.
 
@@ -68,6 +69,8 @@ def read_words(
         sizes: Its bytes.
         stored: What the tree says of all arrays.
         labels: Their key paths.
+        found: Where given, boxes may have holes: a list for each box, to which the parts of it that are read
+            are added, in terms of the storage of its array.
 
     Returns:
         The records of `_native.start_read`, and the numbers of the files that they use: records
@@ -88,15 +91,22 @@ def read_words(
             if single and box[1] + form.trailing == shapes.array[array]:
                 if sizes[position]:
                     whole.append((shapes.single_chunks[array], addresses[position], sizes[position]))
+                    if found is not None:
+                        found[position].append((box[0] + (0,) * len(form.trailing), shapes.array[array]))
             else:
                 storage_box = (box[0] + (0,) * len(form.trailing), box[1] + form.trailing)
                 if grid.volume(storage_box) * shapes.item_bytes[array] != sizes[position]:
                     raise Corrupt(f"array {array} has another item size in the chunk table than in the tree")
                 if sizes[position]:
                     try:
-                        pieces += _pieces(decoded, shapes, array, storage_box, addresses[position])
+                        own = _pieces(decoded, shapes, array, storage_box, addresses[position])
+                        if found is None:
+                            _check_covered(shapes.kind[array], array, storage_box, own)
+                        else:
+                            found[position] += (piece.common for piece in own)
                     except WaystationError as error:
                         raise error.where(array=labels[array])
+                    pieces += own
             position += 1
     return _with_file_numbers(_whole_words(decoded, whole), _words(decoded, shapes, pieces))
 
@@ -175,14 +185,16 @@ def _whole_words(decoded: tables.Tables, whole: Sequence[tuple[int, int, int]]) 
 
 def _pieces(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box, address: int) -> list[_Piece]:
     """What one box takes of each chunk that it meets."""
-    found = [
+    return [
         _Piece(array, number, chunk_box, common, box, address)
         for number, chunk_box in _chunks_meeting(decoded, shapes, array, box)
         if (common := grid.intersect(chunk_box, box)) is not None
     ]
-    if sum(grid.volume(piece.common) for piece in found) != grid.volume(box):
-        raise _not_covered(shapes.kind[array], array, box, [piece.common for piece in found])
-    return found
+
+
+def _check_covered(kind: int, array: int, box: Box, pieces: Sequence[_Piece]) -> None:
+    if sum(grid.volume(piece.common) for piece in pieces) != grid.volume(box):
+        raise _not_covered(kind, array, box, [piece.common for piece in pieces])
 
 
 def _chunks_meeting(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box) -> list[tuple[int, Box]]:

@@ -91,8 +91,27 @@ class OpenCheckpointable:
     ) -> None:
         """Reads every requested box to given memory, that of devices above all; whatever used that before
         must have been waited for."""
+        self.fill(requests, destinations, options, on_job, statistics)
+
+    def fill(
+        self,
+        requests: Sequence[Request],
+        destinations: Destinations,
+        options: Options,
+        on_job: Callable[[_native.Job], None],
+        statistics: ReadStatistics,
+        found: list[list[Box]] | None = None,
+    ) -> None:
+        """Reads every requested box to where it goes; with `found`, which is as for `boxes.read_words`, what
+        is here of them, which is then the caller's to count."""
         forms = _forms(self, requests)
-        _read(self, requests, forms, _sizes(requests, forms), destinations, options, on_job, statistics)
+        sizes = _sizes(requests, forms)
+        stored, labels = self.tree.arrays, self.tree.labels
+        addresses = destinations.addresses.tolist()
+        words, used = boxes.read_words(self.tables, requests, forms, addresses, sizes, stored, labels, found)
+        if used:
+            _run(self, words, used, destinations, options, on_job, statistics)
+            statistics.bytes_needed += sum(sizes) if found is None else 0
 
 
 @dataclass(slots=True)
@@ -263,7 +282,7 @@ def read_boxes(
     sizes = _sizes(requests, forms)
     places, addresses = allocate(sizes)
     destinations = Destinations(addresses, [place[0] for place in places])
-    _read(opened, requests, forms, sizes, destinations, options, on_job, statistics)
+    opened.fill(requests, destinations, options, on_job, statistics)
     remaining = iter(places)
     return [
         [as_array(next(remaining), box[1] + form.host_trailing, form.host) for box in request.boxes]
@@ -283,25 +302,6 @@ def _sizes(requests: Sequence[Request], forms: Sequence[dtypes.LogicalDtype]) ->
         for request, form in zip(requests, forms, strict=True)
         for box in request.boxes
     ]
-
-
-def _read(
-    opened: OpenCheckpointable,
-    requests: Sequence[Request],
-    forms: Sequence[dtypes.LogicalDtype],
-    sizes: Sequence[int],
-    destinations: Destinations,
-    options: Options,
-    on_job: Callable[[_native.Job], None],
-    statistics: ReadStatistics,
-) -> None:
-    """Reads boxes to where they go."""
-    stored, labels = opened.tree.arrays, opened.tree.labels
-    addresses = destinations.addresses.tolist()
-    words, used = boxes.read_words(opened.tables, requests, forms, addresses, sizes, stored, labels)
-    if used:
-        _run(opened, words, used, destinations, options, on_job, statistics)
-        statistics.bytes_needed += sum(sizes)
 
 
 def as_array(

@@ -1,0 +1,245 @@
+"""One operation of Waystation in memory, or through a slow store, in this process and in no other.
+
+`python -m benchmarks.memory.process REQUEST`; the outcome is written as JSON to the request's `output`. The
+order is that of `benchmarks.worker`: import, build the state or the template, warm up, run the clock, and
+only then check the bytes. A process that has saved to memory ends by SIGKILL, so what is recovered afterwards
+is what the death of a program leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import measure, states
+from benchmarks.distributed.systems import configure
+from benchmarks.measure import Meter
+from benchmarks.memory.agents import Agent, checkpointer_of
+from benchmarks.states import Leaf
+from benchmarks.systems import SYSTEMS, System
+from benchmarks.systems.limit import fresh_memory, in_parallel
+from benchmarks.worker import check, version_of, warm_up
+
+Facts = dict[str, Any]
+SPARE_BYTES = 256 << 20
+STEP = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a process is asked to do.
+
+    Attributes:
+        system: Of `SYSTEMS`; says whose arrays they are.
+        operation: See `OPERATIONS`.
+        state: See `states.STATES`.
+        path: The directory of the checkpoints; of a store, the checkpoint.
+        scratch: For the warm-up.
+        output: Where the outcome goes.
+        started_s: When the process was started, by `time.monotonic`.
+        agent: Directory and process of the agent, where memory is used.
+        settings: Options of Waystation by their dotted names, where a store is used.
+        threads: That copy.
+    """
+
+    system: str
+    operation: str
+    state: str
+    path: str
+    scratch: str
+    output: str
+    started_s: float
+    agent: tuple[str, int] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    threads: int = 1
+    quick: bool = False
+    verify_all: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main() -> None:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    request = Request(**json.loads(sys.argv[1]))
+    outcome = attempt(request)
+    Path(request.output).write_text(json.dumps(outcome))
+    if request.operation == "save-memory":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def attempt(request: Request) -> Facts:
+    """Measures, or says why that was not possible."""
+    try:
+        return run(request)
+    except ModuleNotFoundError as error:
+        return {"status": "missing", "reason": str(error)}
+    except Exception as error:
+        return {
+            "status": "failed",
+            "reason": f"{type(error).__name__}: {error}"[:2000],
+            "traceback": traceback.format_exc()[-8000:],
+        }
+
+
+def run(request: Request) -> Facts:
+    """Measures; returns seconds and counts."""
+    system = SYSTEMS[request.system]()
+    system.prepare("read")
+    import_s = time.monotonic() - request.started_s
+    leaves = states.describe(request.state, request.quick)
+    meter = Meter()
+    extra = OPERATIONS[request.operation](system, leaves, request, meter)
+    return {
+        "status": "ok",
+        "version": version_of(system),
+        "state_bytes": states.total_bytes(leaves),
+        "import_s": import_s,
+        **{f"{name}_s": seconds for name, seconds in meter.seconds.items()},
+        **meter.counts,
+        **extra,
+    }
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+def save_to_memory(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
+    """Saves as a program that trains does: `blocked` until it may go on, `sealed` until all is verified."""
+    agent = _agent(request)
+    with checkpointer_of(request.path, str(agent.directory)) as checkpointer:
+        checkpointer.save(0, system.build(states.describe("tiny")))
+        checkpointer.wait()
+        state = system.build(leaves)
+        measure.back_free_memory(states.total_bytes(leaves) + SPARE_BYTES)
+        agent_cpu_s = agent.cpu_seconds()
+        with meter.running():
+            checkpointer.save_async(STEP, state)
+            meter.mark("blocked")
+            checkpointer.wait()
+            meter.mark("sealed")
+        agent_cpu_s = agent.cpu_seconds() - agent_cpu_s
+        statistics = checkpointer.tier_statistics
+        if statistics is None or statistics.failures or statistics.last_saved_step != STEP:
+            raise RuntimeError(f"memory has not taken the state: {statistics}")
+    return {"agent_cpu_s": agent_cpu_s, "seconds": meter.seconds["sealed"]}
+
+
+def recover_from_memory(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
+    """Loads as a program that was started again: `opened` is a part of it."""
+    template = system.template(leaves)
+    warm_up(system, Path(request.scratch), "load-warm")
+    agent = _agent(request)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
+    agent_cpu_s = agent.cpu_seconds()
+    with meter.running():
+        checkpointer = checkpointer_of(request.path, str(agent.directory))
+        meter.mark("opened")
+        loaded = _ready(checkpointer.load(None, template))
+        meter.mark("loaded")
+    agent_cpu_s = agent.cpu_seconds() - agent_cpu_s
+    statistics = checkpointer.tier_statistics
+    checkpointer.close()
+    if statistics is None or statistics.loads != 1:
+        raise RuntimeError(f"the state did not come from memory: {statistics}")
+    _check(system, leaves, loaded, request)
+    return {"agent_cpu_s": agent_cpu_s, "seconds": meter.seconds["loaded"]}
+
+
+def _agent(request: Request) -> Agent:
+    assert request.agent is not None, "memory needs an agent"
+    directory, process = request.agent
+    return Agent(Path(directory), process)
+
+
+# ---- a slow store ------------------------------------------------------------------------------
+
+
+def save_to_store(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
+    """Saves synchronously to a directory whose disk is throttled."""
+    import waystation
+
+    context = waystation.Context()
+    warm_up(system, Path(request.scratch), "save")
+    state = system.build(leaves)
+    configure(context, request.settings)
+    os.sync()
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
+    with context, meter.running():
+        waystation.save(request.path, state)
+        meter.mark("durable")
+    return {"seconds": meter.seconds["durable"]}
+
+
+def recover_from_store(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
+    """Loads from a directory whose disk is throttled."""
+    import waystation
+
+    context = waystation.Context()
+    template = system.template(leaves)
+    warm_up(system, Path(request.scratch), "load-warm")
+    configure(context, request.settings)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
+    with context, meter.running():
+        loaded = _ready(waystation.load(request.path, template))
+        meter.mark("loaded")
+    _check(system, leaves, loaded, request)
+    return {"seconds": meter.seconds["loaded"]}
+
+
+# ---- the limit ---------------------------------------------------------------------------------
+
+
+def copy(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
+    """Copies as many bytes to memory that was touched before, which is what slots are."""
+    del system
+    nbytes = states.total_bytes(leaves)
+    source, target = (np.frombuffer(fresh_memory(nbytes), np.uint8) for _ in range(2))
+    states.fill(Leaf("raw", (nbytes // 4,), "float32"), source[: nbytes // 4 * 4])
+    target[:] = 1
+    with meter.running():
+        in_parallel(
+            request.threads, nbytes, lambda begin, end: np.copyto(target[begin:end], source[begin:end])
+        )
+        meter.mark("copied")
+    if not np.array_equal(source, target):
+        raise ValueError("the copy differs")
+    return {"seconds": meter.seconds["copied"]}
+
+
+OPERATIONS: dict[str, Callable[[System, list[Leaf], Request, Meter], Facts]] = {
+    "save-memory": save_to_memory,
+    "recover-memory": recover_from_memory,
+    "save-store": save_to_store,
+    "recover-store": recover_from_store,
+    "copy": copy,
+}
+
+
+def _ready(loaded: Any) -> Any:
+    """Waits for JAX's arrays; torch's are there."""
+    if "jax" in sys.modules:
+        import jax
+
+        return jax.block_until_ready(loaded)
+    return loaded
+
+
+def _check(system: System, leaves: list[Leaf], loaded: Any, request: Request) -> None:
+    problem = check(leaves, system.arrays(loaded), system.views(loaded), request.verify_all)
+    if problem is not None:
+        raise ValueError(f"wrong bytes were loaded: {problem}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""`waystation top`: what agents keep and do, as it changes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from waystation.cli import formatting
+from waystation.cli.output import Output
+from waystation.cli.watched_agents import Agent, View, at_address, in_directory, in_file, look
+from waystation.errors import InvalidInput
+from waystation.memory import DIRECTORY_VARIABLE
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+FOUND_SILENCE = 1
+_NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for."""
+
+    directory: Path | None
+    metrics: Sequence[str]
+    hosts: Path | None
+    metrics_port: int
+    interval_s: float
+    once: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was seen at a moment."""
+
+    moment_s: float
+    views: list[View]
+
+
+def run(output: Output, request: Request) -> None:
+    """Shows agents: once, or until this is interrupted or nobody reads any more."""
+    agents = _agents(request)
+    if output.as_json or request.once:
+        views = look(agents)
+        if output.as_json:
+            output.document({"agents": [_document(view) for view in views]})
+        else:
+            output.show(_table(_Look(0, views), None))
+            _show_problems(output, views)
+        if any(view.problem for view in views):
+            raise typer.Exit(FOUND_SILENCE)
+        return
+    with contextlib.suppress(KeyboardInterrupt):  # which is how this ends
+        _follow(output, agents, request.interval_s)
+
+
+def _agents(request: Request) -> list[Agent]:
+    given = [request.directory is not None, bool(request.metrics), request.hosts is not None]
+    if sum(given) > 1:
+        raise InvalidInput("give one of --directory, --metrics and --hosts: each says which agents are meant")
+    if request.hosts is not None:
+        return in_file(request.hosts, request.metrics_port)
+    if request.metrics:
+        return [at_address(address) for address in request.metrics]
+    directory = request.directory or os.environ.get(DIRECTORY_VARIABLE)
+    if not directory:
+        raise InvalidInput(
+            "say which agents are meant: --directory of the store of one on this host, --metrics HOST:PORT "
+            f"of each, or --hosts FILE (the environment has no {DIRECTORY_VARIABLE} either)"
+        )
+    return [in_directory(Path(directory))]
+
+
+def _follow(output: Output, agents: list[Agent], interval_s: float) -> None:
+    earlier: _Look | None = None
+    if not output.console.is_terminal:
+        while True:  # until writing fails, as whoever has read it is gone
+            now = _Look(time.monotonic(), look(agents))
+            output.show(_table(now, earlier))
+            _show_problems(output, now.views)
+            output.line()
+            sys.stdout.flush()
+            earlier = now
+            time.sleep(interval_s)
+    from rich.live import Live
+
+    with Live(console=output.console, auto_refresh=False, transient=False) as live:
+        while True:
+            now = _Look(time.monotonic(), look(agents))
+            live.update(_table(now, earlier, with_problems=True), refresh=True)
+            earlier = now
+            time.sleep(interval_s)
+
+
+def _show_problems(output: Output, views: list[View]) -> None:
+    for view in views:
+        if view.problem:
+            output.line(f"{view.name}: {view.problem}", style="red")
+
+
+def _table(now: _Look, earlier: _Look | None, *, with_problems: bool = False) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("host", no_wrap=True)
+    columns = ["slots", "memory", "processes", "epoch", "sealed", "committed", "lag", "sent", "received"]
+    for heading in [*columns, "damaged", "recovery"]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    before = {} if earlier is None else {view.name: view for view in earlier.views}
+    passed_s = 0.0 if earlier is None else now.moment_s - earlier.moment_s
+    for view in now.views:
+        name = view.name + (" *" if view.number("is_controller") else "")
+        if view.problem is None:
+            cells = _cells(view, before.get(view.name), passed_s)
+        elif with_problems:
+            cells = ["silent", formatting.plain(view.problem)]
+        else:
+            cells = ["silent"]
+        style = "red" if view.problem else None
+        table.add_row(*(Text(formatting.plain(cell)) for cell in [name, *cells]), style=style)
+    return table
+
+
+def _cells(view: View, before: View | None, passed_s: float) -> list[str]:
+    slots = view.numbers.get("slots", {})
+    free = view.number("slots", "free") or 0
+    in_all = sum(slots.values())
+    lag = view.number("replication_lag_versions")
+    lag_s = view.number("replication_lag_seconds") or 0
+    damaged = (view.number("verification_failures_total") or 0) + (view.number("slots", "quarantined") or 0)
+    return [
+        f"{in_all - free}/{in_all}",
+        formatting.size(int(view.number("memory_bytes") or 0)),
+        _shown(view.number("processes")),
+        _epoch(view.number("epoch")),
+        _shown(view.number("newest_step", "sealed")),
+        _shown(view.number("newest_step", "committed")),
+        f"{lag} ({lag_s:.1f} s)" if lag else "0",
+        _rate("sent_bytes_total", view, before, passed_s),
+        _rate("received_bytes_total", view, before, passed_s),
+        _shown(damaged),
+        _recovery(view),
+    ]
+
+
+def _shown(number: int | float | None) -> str:
+    return _NOTHING if number is None else f"{number:g}" if isinstance(number, float) else str(number)
+
+
+def _epoch(number: int | float | None) -> str:
+    """Of several agents an epoch says who its controller is; people want to know how many there were."""
+    if number is None:
+        return _NOTHING
+    return str(int(number) >> 32 or int(number))
+
+
+def _rate(name: str, view: View, before: View | None, passed_s: float) -> str:
+    now = view.number(name)
+    if now is None:
+        return _NOTHING
+    then = None if before is None else before.number(name)
+    if then is None or then > now or passed_s <= 0:  # it has been replaced
+        return formatting.size(int(now))
+    return f"{formatting.size(int((now - then) / passed_s))}/s"
+
+
+def _recovery(view: View) -> str:
+    seconds = view.number("last_recovery_seconds")
+    return _NOTHING if seconds is None else f"{seconds:.2f} s"
+
+
+def _document(view: View) -> dict[str, Any]:
+    return {
+        "name": view.name,
+        "problem": view.problem,
+        "about": view.about,
+        "numbers": view.numbers,
+    }

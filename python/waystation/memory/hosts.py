@@ -1,0 +1,247 @@
+"""One of the agents of several hosts, as one sequence of checkpoints uses it.
+
+Agents decide together what is committed and what a program goes on from; its processes tell them that it
+begins, and follow the epochs that they agree upon. A *program* here is one start of the user's, known by a
+token: whatever an earlier one still runs is refused. Epochs change beneath a program, too: an agent that was
+lost has come back, or the one that coordinates was replaced. The processes go on then, and save in the new
+epoch.
+
+What can go wrong, in order: an agent has not been heard of by all, or the agents do not agree in time (the
+tier is opened again with the next save, under the same token, so that the recovery that is under way goes
+on); a newer program has begun (Fenced); epochs change while a step is saved (that save fails, the next is in
+the new epoch); copies on other hosts take too long (the version counts as not saved, and the agents give it
+up). Invariants: all processes save a step in the same epoch; a version is offered only as agents have
+decided.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from waystation import _native
+from waystation._errors import Fenced, Unavailable, WaystationError
+from waystation.coordination import Session
+from waystation.memory.keeper import OpenSession
+from waystation.memory.opened import ShardSource
+from waystation.memory.own_agent import PATIENCE_S, OwnAgent
+from waystation.memory.versions import Version, Whole, offers
+
+# How long a save waits for the agents to be of one mind before it is left out.
+AGREEMENT_S = 1.0
+# How long it may take until a version that is sealed is committed: so long, and a second for each so many
+# bytes.
+COMMIT_S = 3.0
+COPIED_BYTES_PER_S = 64 << 20
+_PAUSES_S = 0.002, 0.1  # between two looks: the first, and the longest
+
+
+class Hosts:
+    """The agent of this host, which is one of several.
+
+    Args:
+        agent: It.
+        sequence: The sequence of checkpoints, see `versions.shard_name`.
+        owners: For each process of the program the name of its host.
+        program: The token of the program.
+
+    Attributes:
+        epoch: The one that all processes have last agreed upon; 0 before the first.
+        kept: See `keeper.Keeper`. Agents free what is older than the newest commit.
+        kept_while_saving: See `keeper.Keeper`.
+        program: The token of the program.
+    """
+
+    def __init__(self, agent: OwnAgent, sequence: str, owners: Sequence[str], program: int) -> None:
+        self.epoch = 0
+        self.kept = self.kept_while_saving = 1
+        self.program = program
+        self._agent = agent
+        self._sequence = sequence
+        self._owners = list(owners)
+        self._first_epoch: int | None = None  # of this program; None until agents have recovered for it
+
+    @property
+    def sequence(self) -> str:
+        """See `keeper.Keeper`."""
+        return self._sequence
+
+    @property
+    def saver(self) -> _native.AgentClient:
+        """See `keeper.Keeper`."""
+        return self._agent.saver
+
+    @property
+    def source(self) -> ShardSource:
+        """See `keeper.Keeper`."""
+        return self._agent.client
+
+    # ---- beginning -----------------------------------------------------------------------------
+
+    def begin(self, session: Session, timeout_s: float) -> list[Whole]:
+        """Has the agents recover for this program, and waits until they have; returns the versions that can
+        be loaded, the newest first."""
+        self._recover(session, timeout_s)
+        return self.offered(session)
+
+    def _recover(self, session: Session, timeout_s: float) -> None:
+        client = self._agent.waiting(timeout_s)
+
+        def work() -> bytes:
+            standing = self._awaited(client, _is_training, timeout_s)
+            if not _is_training(standing):
+                silent = [name for name, is_heard in standing["hosts"].items() if not is_heard]
+                not_heard = f"; not heard of: {', '.join(silent)}" if silent else ""
+                raise Unavailable(
+                    f"the agents of the hosts have not recovered for this program within {timeout_s:g} s"
+                    f"{not_heard}; are they all running, and a majority of them not new?"
+                )
+            return str(standing["epoch"]).encode()
+
+        def decide(parts: Sequence[bytes]) -> bytes:
+            return str(min(map(int, parts))).encode()
+
+        self._first_epoch = int(session.round(work, decide))
+
+    def _awaited(
+        self, client: _native.AgentClient, is_enough: Callable[[dict[str, Any]], bool], timeout_s: float
+    ) -> dict[str, Any]:
+        """The standing once it is as it should be, or after so long."""
+        until, (pause_s, longest_s) = time.monotonic() + timeout_s, _PAUSES_S
+        while True:
+            standing = self._standing(client)
+            if is_enough(standing) or time.monotonic() >= until:
+                return standing
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+
+    def _standing(self, client: _native.AgentClient) -> dict[str, Any]:
+        """How things stand. Agents that do not know of this program yet, or not any more, are told."""
+        standing = client.standing()
+        if standing["program"] < self.program:
+            standing = client.begin(self.program, self._sequence, self._owners)
+        if standing["program"] > self.program:
+            raise superseded()
+        own = standing["program"] == self.program
+        return standing if own else standing | {"is_training": False, "is_open": False}
+
+    # ---- saving --------------------------------------------------------------------------------
+
+    def before_save(self, open_session: OpenSession, *, goes_back: bool) -> None:
+        """See `keeper.Keeper`."""
+        with open_session("agree on the epoch of a save to memory") as session:
+            if goes_back:
+                self._go_back(session)
+            self.epoch = self._agreed_epoch(session)
+
+    def _go_back(self, session: Session) -> None:
+        """Begins anew, as another start of the program would: what it saves from now on replaces later
+        steps."""
+        if self._first_epoch is not None:
+            program = session.broadcast(lambda: str(new_program(self.program)).encode())
+            self.program, self._first_epoch = int(program), None
+        self._recover(session, min(self._agent.deadline_s, PATIENCE_S))
+
+    def _agreed_epoch(self, session: Session) -> int:
+        until = time.monotonic() + AGREEMENT_S
+
+        def work() -> bytes:
+            standing = self._standing(self.saver)
+            is_ready = standing["is_training"] and standing["is_open"]
+            return str(standing["epoch"] if is_ready else 0).encode()
+
+        def decide(parts: Sequence[bytes]) -> bytes:
+            epochs = {int(part) for part in parts}
+            if len(epochs) == 1 and epochs != {0}:
+                return parts[0]
+            if time.monotonic() >= until:
+                raise Unavailable(
+                    "the agents of the hosts are recovering, and take no versions yet; this save is left out"
+                )
+            return b""
+
+        while not (agreed := session.round(work, decide)):
+            time.sleep(_PAUSES_S[0])
+        return int(agreed)
+
+    def confirm(self, session: Session, version: Version, shard_bytes: int) -> None:
+        """Waits until it is committed: every shard has its copies on other hosts, verified there."""
+        timeout_s = COMMIT_S + shard_bytes / COPIED_BYTES_PER_S
+
+        def is_known(standing: dict[str, Any]) -> bool:
+            return (version.epoch, version.step) in map(tuple, standing["commits"])
+
+        def work() -> bytes:
+            try:
+                return b"yes" if is_known(self._awaited(self.saver, is_known, timeout_s)) else b""
+            except Fenced:
+                raise
+            except WaystationError:
+                return b""  # that the others know is enough
+
+        def decide(parts: Sequence[bytes]) -> bytes:
+            if not any(parts):
+                raise Unavailable(
+                    f"step {version.step} is sealed on all hosts, but has not got its copies on others "
+                    f"within {timeout_s:.0f} s; is an agent lost, or the network too slow for the saves?"
+                )
+            return b""
+
+        session.round(work, decide)
+
+    # ---- what is there -------------------------------------------------------------------------
+
+    def offered(self, session: Session) -> list[Whole]:
+        """See `keeper.Keeper`."""
+
+        def work() -> bytes:
+            client = self._agent.client
+            try:
+                standing, slots = self._standing(client), client.inventory()
+            except Fenced:
+                raise
+            except WaystationError:
+                standing, slots = {}, []
+            return json.dumps([standing, [slot for slot in slots if "digest" in slot]]).encode()
+
+        def decide(parts: Sequence[bytes]) -> bytes:
+            found = offers(self._sequence, map(json.loads, parts))
+            return json.dumps([entry.to_json() for entry in found]).encode()
+
+        return [Whole.from_json(entry) for entry in json.loads(session.round(work, decide))]
+
+    def is_own(self, version: Version) -> bool:
+        """See `keeper.Keeper`."""
+        return self._first_epoch is not None and version.epoch >= self._first_epoch
+
+    # ---- what agents do by themselves ----------------------------------------------------------
+
+    def commit(self, version: Version) -> bool:
+        """Agents do."""
+        return True
+
+    def give_up(self, version: Version) -> None:
+        """Agents do, once it does not become whole."""
+
+    def discard(self, version: Version) -> bool:
+        """Agents keep it until a newer one is committed."""
+        return False
+
+    def retire_before(self, version: Version) -> None:
+        """Agents do, once a newer one is committed."""
+
+
+def _is_training(standing: dict[str, Any]) -> bool:
+    return bool(standing["is_training"])
+
+
+def new_program(*known: int) -> int:
+    """A token of a program that begins now, newer than those that are known whatever the clock says."""
+    return max(time.time_ns(), *(token + 1 for token in known))
+
+
+def superseded() -> Fenced:
+    """Another program has begun since this one did."""
+    return Fenced("another program has begun on these hosts since; this one's steps are not kept any more")

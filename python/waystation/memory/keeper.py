@@ -1,0 +1,101 @@
+"""Who keeps the versions of a sequence of checkpoints, as a tier sees them.
+
+A `Keeper` is the agent of one host (`host.Host`), which does what the program's processes decide in their
+rounds, or one of the agents of several hosts (`hosts.Hosts`), which decide together what is whole, and bring
+it where it is needed. Invariants that both keep: what is offered was whole when it was; a version is offered
+under the same name to all processes, for all of them hear it in a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeAlias
+
+from waystation import _native
+from waystation.coordination import Session
+from waystation.memory.opened import ShardSource
+from waystation.memory.versions import Version, Whole
+
+# Opens a session of all processes, given what for.
+OpenSession: TypeAlias = Callable[[str], AbstractContextManager[Session]]
+
+
+class Keeper(Protocol):
+    """Whoever keeps them, since the program has begun.
+
+    Attributes:
+        epoch: The one in which versions are saved now.
+        kept: How many of the newest versions can be loaded when a save has ended.
+        kept_while_saving: How many can while the next is saved.
+    """
+
+    epoch: int
+    kept: int
+    kept_while_saving: int
+
+    @property
+    def sequence(self) -> str:
+        """The sequence, as the shards are named."""
+        ...
+
+    @property
+    def saver(self) -> _native.AgentClient:
+        """The agent that takes this process's shard."""
+        ...
+
+    @property
+    def source(self) -> ShardSource:
+        """Where this process finds shards."""
+        ...
+
+    def before_save(self, open_session: OpenSession, *, goes_back: bool) -> None:
+        """Agrees with the other processes on the epoch of a save.
+
+        Args:
+            open_session: Opens theirs.
+            goes_back: Whether the step is not newer than one that this epoch has.
+
+        Raises:
+            Fenced: Another program has begun.
+            Unavailable: Agents do not agree, or are not there.
+        """
+        ...
+
+    def confirm(self, session: Session, version: Version, shard_bytes: int) -> None:
+        """Waits until a version whose shards are all sealed is as safe as it will be.
+
+        Args:
+            session: That of the save.
+            version: The version.
+            shard_bytes: What this process has of it.
+
+        Raises:
+            Unavailable: It has not come to that in time.
+        """
+        ...
+
+    def offered(self, session: Session) -> list[Whole]:
+        """The versions that can be loaded, the newest first, as all processes hear it."""
+        ...
+
+    def is_own(self, version: Version) -> bool:
+        """Whether this program has saved it, not one before."""
+        ...
+
+    def commit(self, version: Version) -> bool:
+        """Has a version committed that is whole; returns whether that is done. If not, it is tried again
+        before the next save: a version need not be committed to be loaded."""
+        ...
+
+    def give_up(self, version: Version) -> None:
+        """Frees what is sealed here of a version that will not be whole, if anybody can be told."""
+        ...
+
+    def discard(self, version: Version) -> bool:
+        """Offers a version no more; returns whether later programs are not offered it either."""
+        ...
+
+    def retire_before(self, version: Version) -> None:
+        """Frees the slots of all earlier versions of whatever shards, where that is not done anyway."""
+        ...

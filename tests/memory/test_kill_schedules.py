@@ -1,0 +1,37 @@
+"""Random kills: what is restored is a state of the uninterrupted run, and what was kept is not lost.
+
+`WAYSTATION_KILL_SCHEDULES=100` runs so many, from the seed `WAYSTATION_KILL_SEED` on (0).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.memory import namespaces
+from tests.memory.clusters import cluster_of
+from tests.memory.histories import audit
+from tests.memory.kill_schedules import Schedule
+
+pytestmark = pytest.mark.skipif(
+    namespaces.why_forbidden() is not None, reason=f"{namespaces.why_forbidden()}"
+)
+COUNT = int(os.environ.get("WAYSTATION_KILL_SCHEDULES", "2"))
+FIRST = int(os.environ.get("WAYSTATION_KILL_SEED", "0"))
+FAULTS = 6
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
+@pytest.mark.parametrize(("hosts", "copies"), [(1, 1), (3, 2)], ids=["one-host", "three-hosts"])
+def test_what_was_kept_is_restored(tmp_path: Path, hosts: int, copies: int, seed: int) -> None:
+    """The memory of a host outlives trainer and agent; of several hosts, also the loss of any one."""
+    with cluster_of(hosts, tmp_path, copies=copies) as cluster:
+        schedule = Schedule(cluster, tmp_path, seed)
+        try:
+            schedule.run(FAULTS)
+            audit(seed, hosts, copies, schedule.history)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, faults {schedule.faults}")
+            error.add_note(f"again: WAYSTATION_KILL_SCHEDULES=1 WAYSTATION_KILL_SEED={seed}")
+            raise

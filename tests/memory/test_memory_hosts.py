@@ -1,0 +1,196 @@
+"""Programs over several hosts, each with an agent: what is killed, they go on from, to the bit.
+
+Hosts are emulated by `waystation launch --hosts`: an agent, a directory and an address for each. With
+WALK_EVERY_STEP=1 in the environment every framework has everything killed, which takes ten minutes, else
+each of them one thing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.memory import scenarios
+from tests.memory.scenarios import checkpointer_of, fingerprint, state_of
+from tests.support.agents import Agent, memory_directory, running_agents
+from tests.support.programs import running
+
+from waystation import _native
+from waystation.errors import WaystationError
+from waystation.memory import MemoryTierWarning
+
+SCRIPT = str(Path(sys.executable).parent / "waystation")
+HANG_S = 300
+STEPS, KILLED_AT = 40, 7
+HOSTS = 3
+FRAMEWORKS, VICTIMS = ("jax", "ddp", "fsdp"), ("host", "agent", "trainer")
+
+
+@pytest.fixture
+def store() -> Iterator[Path]:
+    """The directory of the agents, which end with the test."""
+    with memory_directory() as directory:
+        store = directory / "agents"
+        try:
+            yield store
+        finally:
+            for path in store.glob("host-*/"):
+                with contextlib.suppress(WaystationError, ProcessLookupError):
+                    status = _native.AgentClient(str(path), timeout_s=0.0).status()
+                    os.kill(status["process"], signal.SIGKILL)
+
+
+def launch(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SCRIPT, "launch", "--grace", "20", *map(str, arguments)],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+
+
+def told(directory: Path, what: str) -> list[int]:
+    """The steps of which processes tell something."""
+    lines = [line for index in range(HOSTS) for line in (directory / f"{index}.log").read_text().splitlines()]
+    return [int(line.split()[1]) for line in lines if line.startswith(what)]
+
+
+def trained(directory: Path) -> list[dict[int, str]]:
+    """For each process the digests of its steps; of those that were done twice, all were the same."""
+    found = []
+    for index in range(HOSTS):
+        steps: dict[int, str] = {}
+        for line in (directory / f"{index}.log").read_text().splitlines():
+            what, step, digest = line.split(maxsplit=2)
+            if what != "saved":
+                assert steps.setdefault(int(step), digest) == digest, line
+        found.append(steps)
+    return found
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[int, str]]]:
+    """What a framework comes to without any failure, and without memory."""
+
+    @functools.cache
+    def of(framework: str) -> list[dict[int, str]]:
+        directory = tmp_path_factory.mktemp(framework)
+        command = sys.executable, "-m", "tests.memory.trainers", framework, directory, STEPS
+        done = launch("-n", HOSTS, "--", *command)
+        assert done.returncode == 0, done.stderr
+        found = trained(directory)
+        assert [sorted(steps) for steps in found] == [list(range(1, STEPS + 1))] * HOSTS
+        return found
+
+    return of
+
+
+def kills() -> list[tuple[str, str]]:
+    """Frameworks, with what is killed."""
+    if os.environ.get("WALK_EVERY_STEP"):
+        return list(itertools.product(FRAMEWORKS, VICTIMS))
+    return list(zip(FRAMEWORKS, VICTIMS, strict=True))
+
+
+@pytest.mark.parametrize(("framework", "victim"), kills())
+def test_what_is_killed_is_gone_on_from(
+    store: Path,
+    tmp_path: Path,
+    uninterrupted: Callable[[str], list[dict[int, str]]],
+    framework: str,
+    victim: str,
+) -> None:
+    program = sys.executable, "-m", "tests.memory.trainers", framework, tmp_path, STEPS, victim, KILLED_AT
+    options = "--hosts", HOSTS, "--agent", store, "--agent-memory", "32MiB", "--restarts", 2, "--json"
+    done = launch(*options, "--", *program)
+    assert done.returncode == 0, done.stderr
+    assert trained(tmp_path) == uninterrupted(framework)
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert document["restarts"] == (victim != "agent")
+    assert told(tmp_path, "resumed") == ([] if victim == "agent" else [KILLED_AT] * HOSTS)
+    assert all(step > KILLED_AT for step in told(tmp_path, "saved")), "the agents have recovered"
+    if victim != "trainer":
+        assert "the agent of host-1 has ended and is started again" in done.stderr
+
+
+@pytest.fixture
+def agents() -> Iterator[list[Agent]]:
+    """Those of three hosts."""
+    with memory_directory() as directory, running_agents(directory, 3, slots=12) as agents:
+        yield agents
+
+
+@pytest.mark.parametrize("hosts", [[2], [2, 0, 1], [1, 2, 2, 0]], ids=["one", "three", "four"])
+def test_other_processes_on_other_hosts_take_it_up(
+    agents: list[Agent], tmp_path: Path, hosts: list[int]
+) -> None:
+    directories = [agent.directory for agent in agents]
+    arguments = tmp_path / "run", directories[:2], 3
+    with running(
+        scenarios.save_sharded_on_hosts, *arguments, count=2, framework="jax", directory=tmp_path
+    ) as programs:
+        assert programs.values() == [[2], [2]]
+    with running(
+        scenarios.load_sharded_on_hosts,
+        *(tmp_path / "run", [directories[host] for host in hosts]),
+        count=len(hosts),
+        framework="jax",
+        directory=tmp_path,
+    ) as programs:
+        assert programs.values() == [{"step": 2, "from memory": 1, "warned": []}] * len(hosts)
+
+
+def test_what_is_deleted_is_not_offered_again(agents: list[Agent], tmp_path: Path) -> None:
+    root, directory = tmp_path / "run", agents[0].directory
+    with checkpointer_of(root, directory, on_disk_every=2) as checkpointer:
+        for step in range(4):
+            checkpointer.save(step, state_of("numpy", step))
+        checkpointer.wait()
+        assert checkpointer.latest is not None
+        assert (checkpointer.latest.step, checkpointer.latest.tiers) == (3, ("memory",))
+        checkpointer.delete(3)
+        assert checkpointer.latest.step == 2
+    with checkpointer_of(root, directory) as checkpointer:
+        assert checkpointer.latest is not None
+        assert checkpointer.latest.step == 2
+        assert fingerprint(checkpointer.load()) == fingerprint(state_of("numpy", 2))
+
+
+def test_a_program_that_was_replaced_saves_nothing_more(agents: list[Agent], tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    with checkpointer_of(root, agents[0].directory) as first:
+        first.save(1, state_of("numpy", 1))
+        first.wait()
+        with checkpointer_of(root, agents[1].directory) as second:
+            assert fingerprint(second.load()) == fingerprint(state_of("numpy", 1))
+            with pytest.warns(MemoryTierWarning, match="another program has begun on these hosts"):
+                first.save(2, state_of("numpy", 2))
+            second.save(5, state_of("numpy", 5))
+            second.wait()
+            assert second.tier_statistics is not None
+            assert second.tier_statistics.last_saved_step == 5
+
+
+def test_a_step_that_is_trained_again_replaces_what_was_later(agents: list[Agent], tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    with checkpointer_of(root, agents[0].directory) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, state_of("numpy", step))
+        checkpointer.save(2, state_of("torch", 2))
+        checkpointer.wait()
+        assert [info.step for info in checkpointer.checkpoints] == [2]
+    with checkpointer_of(root, agents[2].directory) as checkpointer:
+        assert fingerprint(checkpointer.load()) == fingerprint(state_of("torch", 2))
