@@ -16,6 +16,7 @@ from benchmarks.distributed import disk, reshard
 from benchmarks.distributed.models import TOPOLOGIES
 from benchmarks.distributed.report import EXPERIMENTS, evaluate, show
 from benchmarks.distributed.session import Case, Results, Session
+from benchmarks.distributed.systems import LIBRARIES
 from benchmarks.session import SCHEMA, build_ring_program, default_directory
 from benchmarks.targets import as_json
 
@@ -38,6 +39,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--experiments", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument(
         "--topologies", nargs="+", choices=TOPOLOGIES, default=list(TOPOLOGIES), help="of `reshard`, by name"
+    )
+    parser.add_argument(
+        "--libraries", nargs="+", choices=LIBRARIES, default=LIBRARIES, metavar="NAME", help="of `reshard`"
     )
     parser.add_argument("--rounds", type=int, help="of every experiment (default: 3, with --quick 1)")
     add_common_arguments(parser, timeout_s=600.0, timed="one program")
@@ -76,6 +80,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             quick=arguments.quick,
             timeout_s=arguments.timeout,
             topologies=arguments.topologies,
+            libraries=arguments.libraries,
             on_run=on_run,
         )
         task = progress.add_task("measuring", total=sum(module.count(session, rounds) for module in chosen))

@@ -15,11 +15,10 @@ from benchmarks.distributed import limits, models
 from benchmarks.distributed.models import TOPOLOGIES, Mesh, Topology
 from benchmarks.distributed.process import Request
 from benchmarks.distributed.session import Case, Results, Session
-from benchmarks.distributed.systems import Chunking
+from benchmarks.distributed.systems import LIBRARIES, Chunking
 from benchmarks.targets import Line
 
 NAME = "reshard"
-LIBRARIES = ("waystation", "orbax", "orbax-plain")
 MANNERS = {
     f"{library}{', subchunks' if cut else ''}": (library, cut)
     for library in LIBRARIES
@@ -40,7 +39,7 @@ def operation_of(target: Mesh) -> str:
 
 def measure(session: Session, repetition: int) -> None:
     """One round: every topology with every library, beginning with another library each time."""
-    manners = list(MANNERS)
+    manners = _manners(session)
     shift = repetition % len(manners)
     limits.measure_loads(session, NAME, LIMIT_SUBJECT, LIMIT_OPERATION, repetition)
     for name in session.topologies:
@@ -79,8 +78,12 @@ def _turn(session: Session, repetition: int, subject: str, topology: Topology, m
 
 def count(session: Session, rounds: int) -> int:
     """How many programs that many rounds run."""
-    programs = len(MANNERS) * sum(2 + 2 * len(TOPOLOGIES[name].targets) for name in session.topologies)
+    programs = len(_manners(session)) * sum(2 + 2 * len(TOPOLOGIES[name].targets) for name in session.topologies)
     return rounds * (len(limits.LOAD_WAYS) + programs)
+
+
+def _manners(session: Session) -> list[str]:
+    return [manner for manner, (library, _) in MANNERS.items() if library in session.libraries]
 
 
 def _devices(topology: Topology) -> int:

@@ -19,6 +19,7 @@ from benchmarks.analysis import Series
 from benchmarks.distributed import programs
 from benchmarks.distributed.models import TOPOLOGIES
 from benchmarks.distributed.process import Request
+from benchmarks.distributed.systems import LIBRARIES
 
 Outcome = dict[str, Any]
 
@@ -86,6 +87,7 @@ class Session:
         quick: Whether small states are meant.
         timeout_s: For one program.
         topologies: Those between which loads are measured, by name.
+        libraries: Those whose resharded loads are measured, by name.
         on_run: Told of every finished run.
     """
 
@@ -95,6 +97,7 @@ class Session:
     quick: bool
     timeout_s: float
     topologies: Sequence[str] = tuple(TOPOLOGIES)
+    libraries: Sequence[str] = LIBRARIES
     on_run: Callable[[Case, Outcome], None] = lambda case, outcome: None
     _missing: dict[str, Outcome] = field(default_factory=dict)
 

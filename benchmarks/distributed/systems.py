@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+LIBRARIES = ("waystation", "orbax", "orbax-plain")
+"""As they are named; of Orbax as it comes (OCDBT, compressed) and with neither."""
+
 Chunking = tuple[int, int | None]
 """Bytes of a chunk, and the axis along which to cut for it; None leaves that to the library."""
 
@@ -36,7 +39,7 @@ def prepare(name: str, chunking: dict[str, Chunking], settings: dict[str, Any]) 
     """Imports a library and sets it up.
 
     Args:
-        name: `waystation`, `orbax` (as it comes: OCDBT, compressed) or `orbax-plain` (neither).
+        name: One of `LIBRARIES`.
         chunking: How the arrays are to be cut, by dotted name; empty cuts none.
         settings: Further options of Waystation, by their dotted names.
     """
