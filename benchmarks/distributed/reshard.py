@@ -78,8 +78,8 @@ def _turn(session: Session, repetition: int, subject: str, topology: Topology, m
 
 def count(session: Session, rounds: int) -> int:
     """How many programs that many rounds run."""
-    programs = len(_manners(session)) * sum(2 + 2 * len(TOPOLOGIES[name].targets) for name in session.topologies)
-    return rounds * (len(limits.LOAD_WAYS) + programs)
+    programs = sum(2 + 2 * len(TOPOLOGIES[name].targets) for name in session.topologies)
+    return rounds * (len(limits.LOAD_WAYS) + len(_manners(session)) * programs)
 
 
 def _manners(session: Session) -> list[str]:
