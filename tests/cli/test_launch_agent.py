@@ -111,9 +111,20 @@ def test_a_program_that_dies_goes_on_from_memory(store: Path, tmp_path: Path) ->
     report = document(done)
     assert report["restarts"] == 2
     assert report["agent"] == {"directory": str(store), "pid": agent_of(store)}, "it is still there"
+    phases = ["detect", "start", "decide", "transfer", "restore", "first step"]
+    assert [(found["step"], list(found["phases_s"])) for found in report["recoveries"]] == [
+        (6, phases),
+        (10, phases),
+    ]
+    for start, found in zip(report["starts"], report["recoveries"], strict=False):
+        assert (start["failed_at_s"], start["ended_at_s"]) == (found["failed_at_s"], found["ended_at_s"])
+        assert min(found["phases_s"].values()) >= 0
+    assert report["starts"][-1]["failed_at_s"] is None
+    assert "went on from step 6 in memory: detect" in done.stderr
     again = launch(tmp_path, "--agent", str(store), "--json", "--", sys.executable, "-c", TRAIN)
     assert "[0] resumed 20" in again.stderr
     assert document(again)["agent"] == report["agent"]
+    assert document(again)["recoveries"] == [], "it has come to no further step"
 
 
 def test_restarts_are_bounded(store: Path, tmp_path: Path) -> None:

@@ -78,6 +78,24 @@ def test_processes_are_numbered_host_by_host() -> None:
     assert "JAX_COORDINATOR_ADDRESS" not in all_hosts[0]
 
 
+def test_a_program_over_hosts_needs_no_agents(tmp_path: Path) -> None:
+    listed(tmp_path)
+    show = "import os; print(os.environ['RANK'], os.environ['MASTER_ADDR'], os.environ['WORLD_SIZE'])"
+    hosts = ["--hosts", "hosts.json", "--host", "b", "-n", "2", "--json"]
+    done = subprocess.run(
+        [SCRIPT, "launch", *hosts, "--", sys.executable, "-c", show],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stderr.splitlines()) == ["[2] 2 10.0.0.1 4", "[3] 3 10.0.0.1 4"]
+    report = json.loads(done.stdout)
+    assert (report["agents"], report["recoveries"], len(report["starts"])) == ([], [], 1)
+
+
 def test_hosts_are_emulated_with_addresses_and_a_secret_of_their_own(tmp_path: Path) -> None:
     directory = tmp_path / "agents"
     hosts = emulated_hosts.prepare(directory, 3)

@@ -19,12 +19,12 @@ from tests.memory import shards
 from tests.support.agents import RUN, Agent, memory_directory, running_agent
 
 from waystation import _native
-from waystation.cli.exposition import samples_of
 from waystation.errors import Corrupt
+from waystation.memory.exposition import samples_of
 
 SCRIPT = Path(sys.executable).parent / "waystation"
 HEADINGS = ["host", "slots", "memory", "processes", "epoch", "sealed", "committed", "lag", "sent", "received"]
-HEADINGS += ["damaged", "recovery"]
+HEADINGS += ["damaged", "recovery", "decide", "transfer"]
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_the_whole_table(agent: Agent, client: _native.AgentClient, script) -> N
     assert (outcome.err, outcome.code) == ("", 0)
     headings, row = (line.split() for line in outcome.out.splitlines())
     assert headings == HEADINGS
-    memory = ["1/4", "17.0", "MiB", "1", "0", "10", "10", "0", "-", "-", "0", "-"]
+    memory = ["1/4", "17.0", "MiB", "1", "0", "10", "10", "0", "-", "-", "0", "-", "-", "-"]
     assert row == [str(agent.directory), *memory]
 
 

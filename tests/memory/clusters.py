@@ -15,9 +15,9 @@ from tests.memory.proxies import Proxy, between
 from tests.support.agents import RUN
 
 from waystation import _native
-from waystation.cli.exposition import samples_of
 from waystation.errors import WaystationError
 from waystation.memory import agent_program
+from waystation.memory.exposition import samples_of
 
 STORE = Path("/dev/shm/agent")  # on every host, in memory of its own
 SLOTS = 8

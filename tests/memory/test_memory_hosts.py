@@ -28,11 +28,13 @@ from tests.support.programs import running
 from waystation import _native
 from waystation.errors import WaystationError
 from waystation.memory import MemoryTierWarning
+from waystation.memory.exposition import samples_of
 
 SCRIPT = str(Path(sys.executable).parent / "waystation")
 HANG_S = 300
 STEPS, KILLED_AT = 40, 7
 HOSTS = 3
+RECOVERY_PHASE = "waystation_agent_last_recovery_phase_seconds"
 FRAMEWORKS, VICTIMS = ("jax", "ddp", "fsdp"), ("host", "agent", "trainer")
 
 
@@ -60,6 +62,11 @@ def launch(*arguments: object) -> subprocess.CompletedProcess[str]:
         timeout=HANG_S,
         check=False,
     )
+
+
+def metrics_of(store: Path) -> str:
+    """The numbers of the agent of a host."""
+    return _native.AgentClient(str(store)).metrics()
 
 
 def told(directory: Path, what: str) -> list[int]:
@@ -122,6 +129,11 @@ def test_what_is_killed_is_gone_on_from(
     assert document["restarts"] == (victim != "agent")
     assert told(tmp_path, "resumed") == ([] if victim == "agent" else [KILLED_AT] * HOSTS)
     assert all(step > KILLED_AT for step in told(tmp_path, "saved")), "the agents have recovered"
+    recoveries = document["recoveries"]
+    assert [found["step"] for found in recoveries] == [KILLED_AT] * (victim != "agent")
+    assert all(min(found["phases_s"].values()) >= 0 for found in recoveries)
+    numbers = {(sample.name, *sample.labels.values()) for sample in samples_of(metrics_of(store / "host-1"))}
+    assert {(RECOVERY_PHASE, "decide"), (RECOVERY_PHASE, "transfer")} <= numbers
     if victim != "trainer":
         assert "the agent of host-1 has ended and is started again" in done.stderr
 

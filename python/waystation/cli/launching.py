@@ -111,11 +111,13 @@ class Outcome:
         programs: All processes, by their index.
         first: The one that failed first, if any failed.
         passed_on: The first signal to the launcher, if there was one.
+        began_at_s: When it began, in seconds since 1970.
     """
 
     programs: list[Program]
     first: Program | None
     passed_on: signal.Signals | None
+    began_at_s: float
 
 
 class Launch:
@@ -160,6 +162,7 @@ class Launch:
         self._open_streams = 0
         self._deadline_s: float | None = None  # since the launch, for what is to happen next
         self._began = time.monotonic()
+        self._began_at_s = time.time()
 
     def run(self) -> Outcome:
         """Starts all processes, and returns when all have ended."""
@@ -175,7 +178,7 @@ class Launch:
                     self._leave_companion(place)
                 self._end_everything()
                 self._selector.close()
-        return Outcome(self._programs, self._first_failure(), self._passed_on)
+        return Outcome(self._programs, self._first_failure(), self._passed_on, self._began_at_s)
 
     # Starting -------------------------------------------------------------------------------------------
 

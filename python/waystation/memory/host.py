@@ -68,6 +68,10 @@ class Host:
                 self._agent.client.give_up(version.epoch, version.step)
         return stock.whole
 
+    def transfer_s(self) -> float:
+        """See `keeper.Keeper`. Nothing is brought."""
+        return 0.0
+
     def before_save(self, open_session: OpenSession, *, goes_back: bool) -> None:
         """See `keeper.Keeper`."""
         if not goes_back:

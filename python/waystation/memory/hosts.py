@@ -16,6 +16,7 @@ decided.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from typing import Any
 from waystation import _native
 from waystation._errors import Fenced, Unavailable, WaystationError
 from waystation.coordination import Session
+from waystation.memory.exposition import samples_of
 from waystation.memory.keeper import OpenSession
 from waystation.memory.opened import ShardSource
 from waystation.memory.own_agent import PATIENCE_S, OwnAgent
@@ -35,6 +37,7 @@ AGREEMENT_S = 1.0
 # bytes.
 COMMIT_S = 3.0
 COPIED_BYTES_PER_S = 64 << 20
+_RECOVERY = "waystation_agent_last_recovery_phase_seconds"
 _PAUSES_S = 0.002, 0.1  # between two looks: the first, and the longest
 
 
@@ -85,6 +88,14 @@ class Hosts:
         be loaded, the newest first."""
         self._recover(session, timeout_s)
         return self.offered(session)
+
+    def transfer_s(self) -> float:
+        """See `keeper.Keeper`. All agents wait for each other, so that any of them can say it."""
+        with contextlib.suppress(WaystationError):
+            for sample in samples_of(self.saver.metrics()):
+                if sample.name == _RECOVERY and sample.labels == {"phase": "transfer"}:
+                    return float(sample.value)
+        return 0.0
 
     def _recover(self, session: Session, timeout_s: float) -> None:
         client = self._agent.waiting(timeout_s)

@@ -49,6 +49,11 @@ class Keeper(Protocol):
         """Where this process finds shards."""
         ...
 
+    def transfer_s(self) -> float:
+        """For how long agents have brought shards to where the program begins with them; 0 if that is not
+        known."""
+        ...
+
     def before_save(self, open_session: OpenSession, *, goes_back: bool) -> None:
         """Agrees with the other processes on the epoch of a save.
 

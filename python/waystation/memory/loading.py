@@ -51,6 +51,11 @@ class VersionLoading(Loading):
         self._version: OpenVersion | None = None
         self._files_directory: str | None = None
 
+    @property
+    def brought_s(self) -> float:
+        """For how long it was waited for shards of other hosts."""
+        return 0.0 if self._version is None else self._version.brought_s
+
     def close(self) -> None:
         """Ends the load; idempotent."""
         super().close()

@@ -33,6 +33,7 @@ from waystation.memory.keeper import Keeper
 from waystation.memory.loading import VersionLoading
 from waystation.memory.own_agent import OwnAgent
 from waystation.memory.pause import Pause
+from waystation.memory.recovering import Recovering
 from waystation.memory.restores import Restores
 from waystation.memory.saving import VersionSaving, saving_options
 from waystation.memory.versions import Version, Whole, candidates
@@ -83,6 +84,7 @@ class OpenMemoryTier:
         self._whole: list[Whole] = []  # the newest first
         self._flight: tuple[int, AsyncResponse[None]] | None = None
         self._pause = Pause()
+        self._recovering = Recovering()
         self._is_primary = self._was_warned = False
         self._loaded: set[Version] = set()  # of earlier programs, since the last save
         self._dropped: set[Version] = set()  # damaged or deleted
@@ -113,6 +115,7 @@ class OpenMemoryTier:
             self._open(saving_options(options, self._deadline_s), is_waited_for=True)
 
     def _open(self, options: Options, *, is_waited_for: bool) -> Keeper:
+        self._recovering.begins()
         with self._session("open the memory tier", options) as session:
             self._is_primary = session.is_primary
             keeper, whole = self._beginning.begin(session, is_waited_for=is_waited_for)
@@ -123,6 +126,7 @@ class OpenMemoryTier:
             self._whole = [entry for entry in whole if entry.version not in self._dropped]
         self._last_step = None
         self._keeper = keeper
+        self._recovering.is_prepared(keeper.transfer_s())
         return keeper
 
     # ---- saving --------------------------------------------------------------------------------
@@ -152,6 +156,9 @@ class OpenMemoryTier:
 
     def save(self, request: Request, options: Options, *, force: bool) -> None:
         """Saves a step, if its policy says so; returns once the program may change its state."""
+        if (recovery := self._recovering.steps(is_primary=self._is_primary)) is not None:
+            with self._known:
+                self._statistics = dataclasses.replace(self._statistics, recovery=recovery)
         if not (force or self.should_save(request.step, options)):
             return
         begun = time.monotonic()
@@ -247,16 +254,20 @@ class OpenMemoryTier:
     def _load(self, entry: Whole, wish: Wish, options: Options, load: Callable[[Loading], T]) -> T:
         keeper, version = self._keeper, entry.version
         assert keeper is not None, "it has offered the version"
-        if not keeper.is_own(version) and version not in self._loaded:
+        is_own = keeper.is_own(version)
+        if not is_own and version not in self._loaded:
             self._loaded.add(version)
             if self._is_primary:
                 self._restores.note(version)
         begun = time.monotonic()
+        loading = VersionLoading(keeper.source, keeper.sequence, entry, wish.names, options)
         try:
-            loaded = load(VersionLoading(keeper.source, keeper.sequence, entry, wish.names, options))
+            loaded = load(loading)
         except Corrupt:
             self._drop(version)
             raise
+        if not is_own:
+            self._recovering.has_loaded(version.step, time.monotonic() - begun, loading.brought_s)
         self._log("memory_restore", version.step, begun)
         return loaded
 

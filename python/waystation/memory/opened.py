@@ -87,6 +87,7 @@ class OpenVersion:
     Attributes:
         whole: The version.
         here: Those that were here when the load began, by their numbers; held.
+        brought_s: For how long it was waited for others to come here.
     """
 
     whole: Whole
@@ -95,6 +96,7 @@ class OpenVersion:
     _names: list[str]
     _likely: int  # the number of the shard that is likeliest to have what this process needs
     _entries: dict[int, list[tables.Entry]] = field(default_factory=dict)
+    brought_s: float = 0.0
 
     @classmethod
     def hold(
@@ -151,7 +153,14 @@ class OpenVersion:
             held.release()
 
     def _bring(self, shard: int) -> HeldShard:
-        version, until = self.whole.version, time.monotonic() + ROOM_S
+        begun = time.monotonic()
+        try:
+            return self._brought(shard, begun + ROOM_S)
+        finally:
+            self.brought_s += time.monotonic() - begun
+
+    def _brought(self, shard: int, until: float) -> HeldShard:
+        version = self.whole.version
         while True:
             try:
                 return self._source.bring(version.epoch, version.step, self._names[shard])

@@ -16,6 +16,7 @@ from waystation._options import Options
 from waystation.checkpoint.loading import Loading
 from waystation.training.logger import Logger
 from waystation.training.place import Place
+from waystation.training.recovery import Recovery
 from waystation.training.saving import Request
 from waystation.training.step_metadata import CheckpointMetadata
 
@@ -58,6 +59,8 @@ class TierStatistics:
         last_saved_step: The newest step that it has saved; None if it has saved none.
         last_failure: Why the last save that failed did so; None if none has.
         loads: How many states came from it.
+        recovery: How long it took to come from the last state of an earlier program to the next step; None
+            if there was none.
     """
 
     saves: int = 0
@@ -67,6 +70,7 @@ class TierStatistics:
     last_saved_step: int | None = None
     last_failure: str | None = None
     loads: int = 0
+    recovery: Recovery | None = None
 
 
 class OpenTier(Protocol):

@@ -115,7 +115,7 @@ impl Agent {
             } else if let Some((key, Some(holder))) =
                 self.restoring.as_ref().and_then(|restoring| restoring.turn(shard))
             {
-                let Some((epoch, attempt)) = self.current_attempt() else { return };
+                let Some((epoch, attempt)) = self.decision() else { return };
                 outputs.push(Output::ToPeer(holder, ToPeer::Fetch { epoch, attempt, key }));
             }
         }
@@ -148,7 +148,7 @@ impl Agent {
     }
 
     pub(super) fn loaded(&mut self, attempt: u32, shard: u32, is_loaded: bool, outputs: &mut Vec<Output>) {
-        if self.current_attempt().is_none_or(|(_, current)| current != attempt) {
+        if self.decision().is_none_or(|(_, current)| current != attempt) {
             return;
         }
         if !is_loaded {
@@ -164,7 +164,8 @@ impl Agent {
         self.say_if_restored(outputs);
     }
 
-    fn current_attempt(&self) -> Option<(Epoch, u32)> {
+    /// The decision that is being carried out: its epoch, and the number of the attempt.
+    pub fn decision(&self) -> Option<(Epoch, u32)> {
         self.restoring.as_ref().map(|restoring| (restoring.decision.epoch, restoring.decision.attempt))
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from waystation.cli.host_list import ListedHost, index_of, read_hosts
 from waystation.cli.launching import Launch, Outcome, Program, describe
 from waystation.cli.output import Output
 from waystation.cli.ports import free_ports
+from waystation.cli.recoveries import Recoveries, sentence
 from waystation.cli.world import World
 from waystation.errors import InvalidInput
 
@@ -72,14 +73,14 @@ class _Hosts:
         listed: All of them; none if there is only this one.
         own: Those whose processes are started here.
         list_path: Where they are listed.
-        secret_path: Where the secret of their agents is.
+        secret_path: Where the secret of their agents is; None if there are none.
         are_emulated: Whether all of them are this machine.
     """
 
     listed: Sequence[ListedHost]
     own: Sequence[int]
     list_path: Path
-    secret_path: Path
+    secret_path: Path | None
     are_emulated: bool
 
 
@@ -94,8 +95,10 @@ def run(output: Output, request: Request) -> None:
         raise InvalidInput(f"'waystation launch' runs on Linux only, and this is {sys.platform}")
     hosts = _hosts(request)
     agents = _agents(output, request, hosts)
+    recoveries = Recoveries(Path(f"{agents[0].directory}.recoveries.jsonl") if agents else None)
     for left in range(request.restarts, -1, -1):
-        outcome = _launched(output, request, hosts, agents)
+        outcome = _launched(output, request, hosts, agents, recoveries.environment())
+        recoveries.note(outcome)
         report = _report(outcome)
         for line in report:
             output.note(line, style="red" if line is report[0] else None)
@@ -103,10 +106,16 @@ def run(output: Output, request: Request) -> None:
         if not code or not left or outcome.passed_on is not None:
             break
         output.note(f"the program is started again, {left - 1} more times at most", style="yellow")
+    recovered = recoveries.found()
+    for recovery in recovered:
+        output.note(sentence(recovery), style="green")
     if output.as_json:
         described = [agent.describe() for agent in agents]
-        about = {"agents": described} if hosts else {"agent": described[0] if described else None}
-        output.document(about | _document(outcome, report) | {"restarts": request.restarts - left})
+        about: dict[str, Any] = (
+            {"agents": described} if hosts else {"agent": described[0] if described else None}
+        )
+        about |= {"restarts": request.restarts - left, "starts": recoveries.starts, "recoveries": recovered}
+        output.document(about | _document(outcome, report))
     if code:
         raise typer.Exit(code)
 
@@ -117,9 +126,9 @@ def _hosts(request: Request) -> _Hosts | None:
         if request.host is not None or request.secret_file is not None:
             raise InvalidInput("--host and --secret-file are of several hosts; list them, --hosts FILE")
         return None
-    if request.agent is None:
-        raise InvalidInput("--hosts are those whose agents keep the state; give their directory, --agent")
     if request.hosts.isdecimal():
+        if request.agent is None:
+            raise InvalidInput("hosts are emulated together with their agents; give their directory, --agent")
         if request.host is not None or request.secret_file is not None:
             raise InvalidInput(
                 "hosts that are emulated have their own names and secret; give the number alone"
@@ -130,13 +139,14 @@ def _hosts(request: Request) -> _Hosts | None:
         return _Hosts(listed, range(len(listed)), *paths, are_emulated=True)
     path = Path(os.path.abspath(request.hosts))
     listed = read_hosts(path)
-    if request.host is None or request.secret_file is None:
+    if request.host is None or (request.secret_file is None) != (request.agent is None):
         raise InvalidInput(
-            "say which host this is, --host NAME, and where the secret of the agents is, --secret-file FILE; "
-            f"'{path}' has the hosts {', '.join(host.name for host in listed)}"
+            "say which host this is, --host NAME, and with --agent where the secret of the agents is, "
+            f"--secret-file FILE; '{path}' has the hosts {', '.join(host.name for host in listed)}"
         )
     own = index_of(listed, request.host, path)
-    return _Hosts(listed, [own], path, Path(os.path.abspath(request.secret_file)), are_emulated=False)
+    secret = None if request.secret_file is None else Path(os.path.abspath(request.secret_file))
+    return _Hosts(listed, [own], path, secret, are_emulated=False)
 
 
 def _agents(output: Output, request: Request, hosts: _Hosts | None) -> list[HostAgent]:
@@ -159,6 +169,7 @@ def _agents(output: Output, request: Request, hosts: _Hosts | None) -> list[Host
         return [started(request.agent, None)]
     if not 1 <= request.copies <= len(hosts.listed):
         raise InvalidInput(f"--copies {request.copies}: there are {len(hosts.listed)} hosts to keep them")
+    assert hosts.secret_path is not None, "it is there if there are agents"
     names = tuple(host.name for host in hosts.listed)
     agents = []
     for own in (hosts.listed[index] for index in hosts.own):
@@ -168,9 +179,15 @@ def _agents(output: Output, request: Request, hosts: _Hosts | None) -> list[Host
     return agents
 
 
-def _launched(output: Output, request: Request, hosts: _Hosts | None, agents: Sequence[HostAgent]) -> Outcome:
+def _launched(
+    output: Output,
+    request: Request,
+    hosts: _Hosts | None,
+    agents: Sequence[HostAgent],
+    told: Mapping[str, str],
+) -> Outcome:
     world = _world(request, hosts)
-    environments = world.environments(os.environ, jax=request.jax, torch=request.torch)
+    environments = world.environments({**os.environ, **told}, jax=request.jax, torch=request.torch)
     for place, agent in enumerate(agents):
         for environment in environments[place * request.count : (place + 1) * request.count]:
             environment.update(agent.environment)

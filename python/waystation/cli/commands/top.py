@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FOUND_SILENCE = 1
 _NOTHING = "-"
+_RECOVERY_PHASES = "decide", "transfer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def _table(now: _Look, earlier: _Look | None, *, with_problems: bool = False) ->
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("host", no_wrap=True)
     columns = ["slots", "memory", "processes", "epoch", "sealed", "committed", "lag", "sent", "received"]
-    for heading in [*columns, "damaged", "recovery"]:
+    for heading in [*columns, "damaged", "recovery", *_RECOVERY_PHASES]:
         table.add_column(heading, justify="right", no_wrap=True)
     before = {} if earlier is None else {view.name: view for view in earlier.views}
     passed_s = 0.0 if earlier is None else now.moment_s - earlier.moment_s
@@ -149,7 +150,8 @@ def _cells(view: View, before: View | None, passed_s: float) -> list[str]:
         _rate("sent_bytes_total", view, before, passed_s),
         _rate("received_bytes_total", view, before, passed_s),
         _shown(damaged),
-        _recovery(view),
+        _seconds(view.number("last_recovery_seconds")),
+        *(_seconds(view.number("last_recovery_phase_seconds", phase)) for phase in _RECOVERY_PHASES),
     ]
 
 
@@ -174,8 +176,7 @@ def _rate(name: str, view: View, before: View | None, passed_s: float) -> str:
     return f"{formatting.size(int((now - then) / passed_s))}/s"
 
 
-def _recovery(view: View) -> str:
-    seconds = view.number("last_recovery_seconds")
+def _seconds(seconds: int | float | None) -> str:
     return _NOTHING if seconds is None else f"{seconds:.2f} s"
 
 

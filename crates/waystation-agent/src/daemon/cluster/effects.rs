@@ -14,11 +14,20 @@ use super::driver::Effect;
 use super::mail::Letter;
 use super::names::{copy_in, slot_key, slot_version};
 use super::notes::Notes;
-use super::{Inner, Shared, Verification};
+use super::{Inner, Recovery, Shared, Verification};
 use crate::daemon::log;
 use crate::protocol::events::{Input, Refusal};
 use crate::protocol::message::ToPeer;
 use crate::protocol::names::{AgentId, Commit, Key, SealedCopy};
+
+impl Inner {
+    /// Takes note of how far a recovery has come, and tells of one that has ended.
+    fn note_recovery(&mut self) {
+        let Some(Recovery { decide, transfer }) = self.recoveries.note(&self.driver) else { return };
+        let told = [("decide_s", decide), ("transfer_s", transfer)];
+        log::line("recovered", &told.map(|(phase, time)| (phase, format!("{:.6}", time.as_secs_f64()))));
+    }
+}
 
 impl Shared {
     /// Does what is wanted; returns what is not kept of what trainers have sealed.
@@ -27,8 +36,7 @@ impl Shared {
         inner: &mut Inner,
         effects: Vec<Effect>,
     ) -> Vec<(Key, Refusal)> {
-        let Inner { driver, recoveries, .. } = inner;
-        recoveries.note(driver);
+        inner.note_recovery();
         let mut waiting = VecDeque::from(effects);
         let mut refused = Vec::new();
         while let Some(effect) = waiting.pop_front() {
@@ -54,6 +62,7 @@ impl Shared {
             }
             self.write_notes(inner);
         }
+        inner.note_recovery();
         refused
     }
 

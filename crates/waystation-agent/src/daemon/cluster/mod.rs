@@ -48,7 +48,7 @@ use self::notes::Notes;
 pub use self::options::Options;
 use self::transfers::{Transfers, Ways};
 use self::watch::Recoveries;
-pub use self::watch::Watched;
+pub use self::watch::{Recovery, Watched};
 use crate::daemon::log;
 use crate::peers::bulk::{self, BulkService, Intake, Order, Pacer};
 use crate::peers::{ControlService, Credentials, Identity, Limits, Name, Secret, Server, Services};

@@ -16,7 +16,13 @@ pub(super) fn of_others(to: &mut Exposition, watched: &Watched) {
     let help = "How often the agent was without orders while a program ran, and got new ones.";
     to.one(Type::Counter, "recoveries_total", help, watched.recoveries as f64);
     let help = "How long that took the last time.";
-    to.one(Type::Gauge, "last_recovery_seconds", help, watched.last_recovery.map(|time| time.as_secs_f64()));
+    let last = watched.last_recovery;
+    to.one(Type::Gauge, "last_recovery_seconds", help, last.map(|recovery| recovery.total().as_secs_f64()));
+    let help = "What of that passed until there was a decision, and until all agents had carried it out.";
+    let phases = last.map(|recovery| [("decide", recovery.decide), ("transfer", recovery.transfer)]);
+    let phases = phases.into_iter().flatten();
+    let phases = phases.map(|(phase, time)| (vec![("phase", phase)], time.as_secs_f64()));
+    to.family(Type::Gauge, "last_recovery_phase_seconds", help, phases);
     of_peers(to, watched.sent, watched.received);
 }
 
