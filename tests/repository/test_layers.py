@@ -40,6 +40,26 @@ FRAMEWORK_LAYERS = {"frameworks", "coordination", "runtime", "demo"}
 FRAMEWORKS = {"jax", "jaxlib", "torch", "flax", "optax"}
 
 
+# Within the runtime, from the top down. The pure ones have no clock, threads, chance or I/O: time and what
+# happens are told to them, so that they can be simulated.
+PURE_RUNTIME_LAYERS = ["exchange", "objects", "scheduling", "ir", "resources", "devices", "errors"]
+IMPURE_MODULES = {
+    *(
+        "asyncio",
+        "concurrent",
+        "ctypes",
+        "jax",
+        "jaxlib",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "random",
+        "ray",
+    ),
+    *("secrets", "socket", "subprocess", "tempfile", "threading", "time", "torch", "uuid"),
+}
+
+
 def sources() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
@@ -93,6 +113,26 @@ def test_frameworks_stay_behind_their_layer(path: Path) -> None:
         assert not roots & FRAMEWORKS, f"{name_of(path)} imports {sorted(roots & FRAMEWORKS)}"
     if layer != "runtime":
         assert "ray" not in roots, f"{name_of(path)} imports ray"
+
+
+def pure_runtime_sources() -> list[Path]:
+    roots = [PACKAGE / "runtime" / name for name in PURE_RUNTIME_LAYERS]
+    return [
+        path for root in roots for path in [root.with_suffix(".py"), *root.rglob("*.py")] if path.exists()
+    ]
+
+
+@pytest.mark.parametrize("path", pure_runtime_sources(), ids=name_of)
+def test_what_the_runtime_decides_is_pure(path: Path) -> None:
+    level = PURE_RUNTIME_LAYERS.index(path.relative_to(PACKAGE / "runtime").parts[0].removesuffix(".py"))
+    wrong = []
+    for line, module in imported_modules(path):
+        parts = module.split(".")
+        if parts[0] in IMPURE_MODULES:
+            wrong.append(f"line {line}: {parts[0]} has effects, or depends on when it is asked")
+        if parts[:2] == ["waystation", "runtime"] and parts[2] not in PURE_RUNTIME_LAYERS[level:]:
+            wrong.append(f"line {line}: '{parts[2]}' is not below '{PURE_RUNTIME_LAYERS[level]}'")
+    assert not wrong, "\n".join([name_of(path), *wrong])
 
 
 def test_private_parts_of_jax_are_used_from_one_file() -> None:

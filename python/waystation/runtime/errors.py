@@ -1,0 +1,37 @@
+"""Errors of the runtime that say more than their kind."""
+
+from __future__ import annotations
+
+from waystation._errors import Conflict, InvalidInput, NotFound, Unavailable
+
+
+class NotEnoughDevices(Unavailable):
+    """No island has free devices for a slice; the message says what is free."""
+
+
+class NoSuchSlice(NotFound):
+    """There is no slice of that number, or it has been released."""
+
+
+class SliceNotPlaced(Unavailable):
+    """A slice has no physical devices now: it is suspended, or waits for devices."""
+
+
+class InvalidProgram(InvalidInput):
+    """A program breaks a rule of its form; the context has `program` and `node`."""
+
+
+class ObjectNotFound(NotFound):
+    """There is no object of that handle or name, or it has been freed."""
+
+
+class ObjectLost(Unavailable):
+    """An object's bytes were lost; the message names program, node and host."""
+
+
+class NameTaken(Conflict):
+    """Another object has been published under that name."""
+
+
+class DeviceMemoryExceeded(Unavailable):
+    """A program can never have the memory that it needs; the message says who holds what."""
