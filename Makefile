@@ -12,6 +12,9 @@ TEST_PROCESSES ?= $(shell nproc)
 export PYO3_PYTHON := $(CURDIR)/$(PYTHON)
 # Extension modules leave Python's symbols to the interpreter, so no libpython is needed to link.
 export PYO3_BUILD_EXTENSION_MODULE := 1
+# Tests start programs by the hundred: what they import is compiled once and kept, also where the environment
+# says otherwise, as images of containers do. Without it JAX and torch take seconds in every process.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments demo docs fuzz lock clean
