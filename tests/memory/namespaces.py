@@ -1,10 +1,5 @@
-"""Hosts on one machine: each is a network namespace with an address of its own on a common bridge, a mount
-namespace with memory of its own at `/dev/shm`, and a namespace of processes.
-
-A host that is lost is lost as a machine is: its first process gets SIGKILL, at which the kernel kills all
-others of the namespace, takes the link away, and frees the memory with the last of them. Nothing has a name
-that outlives this process: if it dies, by whatever signal, the pipes that it holds close, the first process
-of each host ends for that reason, and so does everything else.
+"""Hosts on one machine: each has namespaces of its own (`waystation.demo.memory_tier.namespaces`), and an
+address on a common bridge.
 
 Links can be pulled (`Host.unplug`), lose in silence what goes one way (`Host.lose_what_goes_to`), or be slow
 (`Host.throttle`). What changes or delays bytes on the way is `tests.memory.proxy`.
@@ -16,119 +11,25 @@ import contextlib
 import functools
 import json
 import os
-import shutil
 import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-HANG_S = 60.0  # far beyond what anything here takes
+from waystation.demo.memory_tier import namespaces
+from waystation.demo.memory_tier.namespaces import HANG_S, Namespaces, Started, wait_until
+
+__all__ = ["HANG_S", "Host", "Network", "Started", "enter", "network_of", "why_forbidden"]
+
 _NETWORK = "10.77.0"
 _BRIDGE = 254  # the last byte of the bridge's own address, where programs between hosts listen
 _DEAD_LINK = "02:00:00:00:00:ff"  # nobody has this address on the bridge
-# Ends when its stdin does: once the process that holds the other end has closed it, or is dead.
-_INIT = """
-mount -t tmpfs -o size=$1,mode=1777 none /dev/shm && ip link set lo up && echo ready && exec cat > /dev/null
-"""
 
 
 @functools.cache
 def why_forbidden() -> str | None:
     """Why there can be no such hosts here; None if there can be."""
-    missing = [program for program in ("ip", "tc", "unshare", "nsenter") if shutil.which(program) is None]
-    if missing:
-        return f"there is no program '{missing[0]}'"
-    tried = "ip link add one type veth peer name two && "
-    tried += "tc qdisc add dev one root tbf rate 1mbit burst 9k latency 9ms"
-    command = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", tried]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return None if done.returncode == 0 else f"namespaces are forbidden here: {done.stderr.strip()}"
-
-
-class _Namespace:
-    """Namespaces, and the first process in them."""
-
-    def __init__(self, memory_bytes: int) -> None:
-        command = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc"]
-        command += ["sh", "-c", _INIT, "init", str(memory_bytes)]
-        # What `unshare` says of the death of its child is not of interest, what it says before is.
-        pipe = subprocess.PIPE
-        self._outer = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-        assert self._outer.stdout is not None
-        assert self._outer.stdout.readline() == "ready\n", self._outer.communicate()[1]
-        init = _only_child(self._outer)
-        assert init is not None
-        self.init = init
-        self._started: list[Started] = []
-
-    def start(self, command: Sequence[object], **options: Any) -> Started:
-        """Starts a command inside."""
-        started = Started(subprocess.Popen([*self._entering, *map(str, command)], **options))
-        self._started.append(started)
-        return started
-
-    def run(self, *command: object) -> str:
-        """Runs a command inside that has to succeed; returns what it says."""
-        return _run([*self._entering, *map(str, command)])
-
-    @property
-    def _entering(self) -> list[str]:
-        return ["nsenter", f"--target={self.init}", "--net", "--mount", "--pid"]
-
-    def network(self, *command: str, stdin: str = "") -> str:
-        """Runs a command on its network alone, so that process ids are those of the test."""
-        return _run(["nsenter", f"--target={self.init}", "--net", *command], stdin)
-
-    def configure(self, *lines: str) -> None:
-        """Runs commands of `ip` on its network."""
-        self.network("ip", "-batch", "-", stdin="\n".join(lines))
-
-    def kill(self) -> None:
-        """Ends everything inside, at once; returns when nothing is left."""
-        if self._outer.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.init, signal.SIGKILL)
-        for started in self._started:
-            started.wait()
-        self._outer.communicate(timeout=HANG_S)
-
-
-class Started:
-    """A process that was started on a host.
-
-    Attributes:
-        entered: Has entered the host and waits for the process; its pipes are those of the process.
-        process: Its id outside of the host; None if it had ended before that was known.
-    """
-
-    def __init__(self, entered: subprocess.Popen[Any]) -> None:
-        self.entered = entered
-        self.process = _only_child(entered)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Sends it a signal."""
-        if self.process is None or self.entered.poll() is not None:
-            raise ProcessLookupError("the process has ended")
-        os.kill(self.process, number)
-        if number == signal.SIGCONT:
-            self._wake()
-
-    def kill(self) -> None:
-        """SIGKILL, unless it has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            self.signal(signal.SIGKILL)
-        self.wait()
-
-    def wait(self) -> int:
-        """Waits for its end; returns its exit code, negative if it is the signal that ended it."""
-        self._wake()
-        return self.entered.wait(HANG_S)
-
-    def _wake(self) -> None:
-        """`nsenter` stops when the process does, and would then not take note of its death."""
-        self.entered.send_signal(signal.SIGCONT)
+    return namespaces.why_forbidden("tc qdisc add dev one root tbf rate 1mbit burst 9k latency 9ms")
 
 
 class Host:
@@ -146,7 +47,7 @@ class Host:
         self.losses = 0
         self._network = network
         self._index = index
-        self._namespace: _Namespace | None = None
+        self._namespace: Namespaces | None = None
 
     @property
     def is_lost(self) -> bool:
@@ -154,7 +55,7 @@ class Host:
         return self._namespace is None
 
     @property
-    def inside(self) -> _Namespace:
+    def inside(self) -> Namespaces:
         """Its namespaces."""
         assert self._namespace is not None, f"{self.name} is lost"
         return self._namespace
@@ -162,12 +63,12 @@ class Host:
     def bring_up(self) -> None:
         """Brings up the host, or another one in its place: of the same address, with nothing in memory."""
         assert self._namespace is None
-        made = _Namespace(self._network.memory_bytes)
+        made = Namespaces(self._network.memory_bytes)
         link, hardware = f"port{self._index}", f"02:00:00:00:00:{self._index + 1:02x}"
         try:
             # The kernel takes the old port away some time after the host that it led to.
             switch = self._network.switch
-            _until(lambda: f"{link}@" not in switch.network("ip", "-brief", "link"))
+            wait_until(lambda: f"{link}@" not in switch.network("ip", "-brief", "link"))
             switch.configure(
                 f"link add {link} type veth peer name eth0 netns {made.init} address {hardware}",
                 f"link set {link} master bridge up",
@@ -194,7 +95,7 @@ class Host:
 
     def outside(self, path: Path) -> Path:
         """The path by which a test reaches what has `path` on the host."""
-        return Path(f"/proc/{self.inside.init}/root", *path.parts[1:])
+        return self.inside.outside(path)
 
     def unplug(self) -> None:
         """Pulls the host's cable."""
@@ -246,7 +147,7 @@ class Network:
 
     def __init__(self, count: int, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
-        self.switch = _Namespace(1 << 20)
+        self.switch = Namespaces(1 << 20)
         self.hosts = [Host(self, index) for index in range(count)]
 
     def start_between(self, command: Sequence[object], **options: Any) -> Started:
@@ -306,29 +207,3 @@ def enter(init: int) -> None:
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-
-
-def _run(command: list[str], stdin: str = "") -> str:
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout
-
-
-def _only_child(parent: subprocess.Popen[Any]) -> int | None:
-    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-    found: list[str] = []
-
-    def is_known() -> bool:
-        with contextlib.suppress(FileNotFoundError):
-            found[:] = children.read_text().split()
-        return bool(found) or parent.poll() is not None
-
-    _until(is_known)
-    return int(found[0]) if found else None
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.002)

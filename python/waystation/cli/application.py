@@ -232,7 +232,11 @@ def _demo(
     output_path: Annotated[
         Path, typer.Option("--output", metavar="DIR", help="Where checkpoints, logs and the plot go.")
     ] = Path("waystation-demo"),
-    quick: Annotated[bool, typer.Option("--quick", help="Train a fifth of the steps.")] = False,
+    memory: Annotated[
+        bool,
+        typer.Option("--memory", help="Over four hosts, one of which is lost: go on from others' memory."),
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Train less.")] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
@@ -240,7 +244,7 @@ def _demo(
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import demo
 
-        demo.run(output, output_path, quick=quick)
+        demo.run(output, output_path, memory=memory, quick=quick)
 
 
 @application.command("doctor")

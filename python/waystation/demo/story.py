@@ -12,10 +12,7 @@ Everything runs in child processes, so this one needs neither JAX nor torch. The
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import math
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +23,13 @@ from rich.console import Console
 
 import waystation
 from waystation.demo import plot
+from waystation.demo.output import REPORT, prepare, require_packages, write_report
 from waystation.demo.programs import Killer, Programs, TrainingRun
 from waystation.demo.proof import LOSS_TOLERANCE, Proof
 from waystation.demo.screen import Screen, directory_entries
-from waystation.errors import Conflict, Unsupported
 
 MESH = "2x4"
 OTHER_MESH = "2x2"
-REPORT = "waystation-demo.json"  # its presence marks a directory as the demo's own
 
 
 @dataclass(frozen=True)
@@ -70,13 +66,13 @@ def run(output: Path, *, quick: bool = False, console: Console | None = None) ->
         Conflict: `output` holds files that are not an earlier demo's.
         Unsupported: A package that the demo needs is not installed.
     """
-    _require_packages()
-    _prepare(output)
+    require_packages("jax", "optax", "safetensors")
+    prepare(output)
     started = time.perf_counter()
     screen = Screen(console or Console())
     report = Story(output, QUICK if quick else FULL, screen, SystemRandom()).tell()
     report["total_s"] = time.perf_counter() - started
-    (output / REPORT).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(output, report)
     screen.say(f"\nDone in {report['total_s']:.0f} s. Checkpoints, logs and {REPORT} are in {output}")
     return report
 
@@ -195,19 +191,3 @@ def _devices(mesh: str) -> int:
 
 def _step(checkpoint_name: str) -> int:
     return int(checkpoint_name.removeprefix("step_"))
-
-
-def _require_packages() -> None:
-    missing = [name for name in ("jax", "optax", "safetensors") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise Unsupported(f"the demo needs packages that are not installed: pip install {' '.join(missing)}")
-
-
-def _prepare(output: Path) -> None:
-    """Makes `output` an empty directory that is marked as the demo's own."""
-    if output.exists() and not (output / REPORT).is_file() and any(output.iterdir()):
-        raise Conflict("the output directory holds files that no demo wrote; name another", path=str(output))
-    if (output / REPORT).is_file():
-        shutil.rmtree(output)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / REPORT).write_text("{}\n")

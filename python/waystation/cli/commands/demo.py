@@ -8,17 +8,18 @@ import typer
 from rich.console import Console
 
 from waystation.cli.output import Output
-from waystation.demo import DemoFailed
+from waystation.demo import DemoFailed, memory_tier
 from waystation.demo import run as run_demo
 
 FAILED_CLAIM = 1
 
 
-def run(output: Output, output_path: Path, *, quick: bool) -> None:
-    """Runs it; exits with 1 if a claim does not hold."""
+def run(output: Output, output_path: Path, *, memory: bool, quick: bool) -> None:
+    """Runs it, or that of the memory tier; exits with 1 if a claim does not hold."""
     console = Console(quiet=True) if output.as_json else output.console
+    tell = memory_tier.run if memory else run_demo
     try:
-        report = run_demo(output_path.expanduser().absolute(), quick=quick, console=console)
+        report = tell(output_path.expanduser().absolute(), quick=quick, console=console)
     except DemoFailed as error:
         output.note(f"error: {error.message}", style="red")
         if output.as_json:
