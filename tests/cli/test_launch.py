@@ -169,9 +169,16 @@ def test_an_exception_is_shown(tmp_path: Path) -> None:
 
 
 def test_who_does_not_heed_sigterm_is_killed(tmp_path: Path) -> None:
-    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\n"
-    code += "if index == 0:\n    time.sleep(0.5)\n    raise SystemExit(3)\ntime.sleep(600)\n"
-    done = launch("-n", "2", "--grace", "0", "--json", *program(tmp_path, code))
+    code = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(f"{sys.argv[1]}/deaf{index}", "w").close()
+if index == 0:
+    while not os.path.exists(f"{sys.argv[1]}/deaf1"):
+        time.sleep(0.01)
+    raise SystemExit(3)
+time.sleep(600)
+"""
+    done = launch("-n", "2", "--grace", "0", "--json", *program(tmp_path, code), str(tmp_path))
     document = json.loads(done.stdout)
     assert document["first_failure"] == 0
     assert document["processes"][1]["signal"] == "SIGKILL"

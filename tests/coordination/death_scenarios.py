@@ -69,8 +69,8 @@ def _get_to_know_each_other(session: StoreSession) -> None:
     session.barrier()
 
 
-def killed_at(place: Place, victim: int, primary: int, call: int) -> Any:
-    """Two rounds, in which the victim dies before one of its calls of the store."""
+def killed_at(place: Place, victim: int, primary: int, call: int | None) -> dict[str, Any]:
+    """Two rounds, in which the victim dies before one of its calls of the store, if any."""
     liveness.BEAT_INTERVAL_S = 0.02
     torch_distributed.ANSWER_S = 10.0
     place.connect()
@@ -91,7 +91,7 @@ def killed_at(place: Place, victim: int, primary: int, call: int) -> Any:
         if not isinstance(outcome, bytes):
             break
     session.close()
-    return outcomes
+    return {"outcomes": outcomes, "calls": store.calls.total()}
 
 
 def killed_by_signal(place: Place, victim: int) -> Any:

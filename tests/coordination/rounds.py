@@ -10,10 +10,18 @@ from tests.support.programs import raised
 from waystation import coordination
 
 DEADLINE_S = 60.0
+SHORT_DEADLINE_S = 1.0  # to be missed
 
 
 def open_session(what: str, **options: Any) -> Any:
     return coordination.current().open(what, **{"deadline_s": DEADLINE_S, **options})
+
+
+def come_together() -> None:
+    """Waits for all processes, before a round whose deadline is to be missed by one of them alone."""
+    session = open_session("coming together")
+    session.barrier()
+    session.close()
 
 
 def attempt(function: Callable[[], Any]) -> Any:

@@ -7,7 +7,14 @@ import threading
 import time
 from typing import Any
 
-from tests.coordination.rounds import DEADLINE_S, attempt, open_session, try_round
+from tests.coordination.rounds import (
+    DEADLINE_S,
+    SHORT_DEADLINE_S,
+    attempt,
+    come_together,
+    open_session,
+    try_round,
+)
 from tests.coordination.scenarios_of_some import deadline_of_some, sessions_of_some
 from tests.support.programs import Place
 
@@ -222,15 +229,17 @@ def out_of_step_primaries(place: Place) -> Any:
 def deadline(place: Place) -> Any:
     """Process 1 comes when the others have given up."""
     given_up = place.directory / f"{place.ports[-1]}-given-up"
+    come_together()
     if place.index == 1:
         until = time.monotonic() + DEADLINE_S
         while not given_up.exists() and time.monotonic() < until:
             time.sleep(0.01)
-    return try_round("a round with a deadline", lambda: b"", then=given_up.touch, deadline_s=0.5)
+    return try_round("a round with a deadline", lambda: b"", then=given_up.touch, deadline_s=SHORT_DEADLINE_S)
 
 
 def slow_decision(place: Place) -> Any:
     given_up = place.directory / f"{place.ports[-1]}-undecided"
+    come_together()
 
     def decide(parts: Any) -> bytes:
         until = time.monotonic() + DEADLINE_S
@@ -238,7 +247,7 @@ def slow_decision(place: Place) -> Any:
             time.sleep(0.01)
         return b"too late"
 
-    return try_round("a slow decision", lambda: b"", decide, given_up.touch, deadline_s=0.5)
+    return try_round("a slow decision", lambda: b"", decide, given_up.touch, deadline_s=SHORT_DEADLINE_S)
 
 
 def concurrent_sessions(place: Place) -> Any:

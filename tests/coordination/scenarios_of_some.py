@@ -5,7 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tests.coordination.rounds import DEADLINE_S, attempt, open_session, try_round
+from tests.coordination.rounds import (
+    DEADLINE_S,
+    SHORT_DEADLINE_S,
+    attempt,
+    come_together,
+    open_session,
+    try_round,
+)
 from tests.support.programs import Place
 
 from waystation.errors import NotFound
@@ -52,12 +59,12 @@ def deadline_of_some(place: Place) -> Any:
     """The last process comes when process 0 has given up; they alone are waited for."""
     last = place.count - 1
     given_up = place.directory / f"{place.ports[-1]}-given-up-of-some"
+    come_together()
     if place.index == last:
         until = time.monotonic() + DEADLINE_S
         while not given_up.exists() and time.monotonic() < until:
             time.sleep(0.01)
     if place.index in (0, last):
-        return try_round(
-            "a round of two", lambda: b"", then=given_up.touch, deadline_s=0.5, processes={0, last}
-        )
+        options = {"deadline_s": SHORT_DEADLINE_S, "processes": {0, last}}
+        return try_round("a round of two", lambda: b"", then=given_up.touch, **options)
     return None

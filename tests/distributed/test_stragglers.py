@@ -11,34 +11,32 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.distributed import torch_scenarios
+from tests.distributed.torch_scenarios import Order
 from tests.support.programs import Programs, Raised, running
 
 import waystation
+from waystation import _native
 
 COUNT, LATE = 3, 1
 HANG_S = 60.0
 
 
 @contextlib.contextmanager
-def started(directory: Path, deadline_s: float, mebibytes: int) -> Iterator[Programs]:
-    """A program that waits for where to save a tensor of so many mebibytes."""
+def started(directory: Path) -> Iterator[Programs]:
+    """A program that waits for orders to save."""
     for name in ("a", "b"):
         (directory / name).mkdir()
     with running(
-        torch_scenarios.save_when_told,
-        deadline_s,
-        mebibytes,
-        count=COUNT,
-        framework="torch",
-        directory=directory,
+        torch_scenarios.save_when_told, count=COUNT, framework="torch", directory=directory
     ) as programs:
         assert [programs.report(index) for index in range(COUNT)] == ["ready"] * COUNT
         yield programs
 
 
-def tell(programs: Programs, path: Path) -> None:
+def tell(programs: Programs, path: Path, deadline_s: float = HANG_S, throttle: Path | None = None) -> None:
+    """Has all save; the late one with a throttle, if there is one."""
     for index in range(COUNT):
-        programs.send(index, path)
+        programs.send(index, Order(path, deadline_s, {} if throttle is None else {LATE: throttle}))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -77,7 +75,7 @@ def come_back(programs: Programs, directory: Path) -> Raised:
 
 
 def test_within_the_deadline_the_others_wait(tmp_path: Path) -> None:
-    with started(tmp_path, 60.0, 3) as programs:
+    with started(tmp_path) as programs:
         programs.signal(LATE, signal.SIGSTOP)
         tell(programs, tmp_path / "a" / "1")
         time.sleep(1)
@@ -88,9 +86,9 @@ def test_within_the_deadline_the_others_wait(tmp_path: Path) -> None:
 
 
 def test_beyond_the_deadline_all_raise(tmp_path: Path) -> None:
-    with started(tmp_path, 5.0, 3) as programs:
+    with started(tmp_path) as programs:
         programs.signal(LATE, signal.SIGSTOP)
-        tell(programs, tmp_path / "a" / "1")
+        tell(programs, tmp_path / "a" / "1", deadline_s=5)
         require_given_up(programs, tmp_path / "a")
         assert come_back(programs, tmp_path / "a").type == "Unavailable"
         all_save(programs, tmp_path / "b" / "2")
@@ -98,8 +96,10 @@ def test_beyond_the_deadline_all_raise(tmp_path: Path) -> None:
 
 def test_late_in_the_middle_of_writing(tmp_path: Path) -> None:
     """The others remove what was begun; the late process finds that gone, and cannot commit or revive it."""
-    with started(tmp_path, 10.0, 600) as programs:
-        tell(programs, tmp_path / "a" / "1")
+    throttle = tmp_path / "throttle"
+    _native.create_throttle(str(throttle), bytes_per_s=2 << 20)
+    with started(tmp_path) as programs:
+        tell(programs, tmp_path / "a" / "1", deadline_s=5, throttle=throttle)
         wait_until(lambda: any((tmp_path / "a").glob(f"*/state/p{LATE:05}-000.safetensors")))
         programs.signal(LATE, signal.SIGSTOP)
         require_given_up(programs, tmp_path / "a")

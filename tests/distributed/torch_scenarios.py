@@ -9,6 +9,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import waystation
 from waystation.checkpoint.loading import Loading
 
 DEADLINE_S = 60.0
+ORDERED_MIB = 24
 
 
 def connect(place: Place) -> None:
@@ -194,24 +196,40 @@ def save_until_killed(place: Place, path: Path, saving: dict[str, Any] | None = 
         return outcome(lambda: waystation.save(path, state, overwrite=True))
 
 
-def save_when_told(place: Place, deadline_s: float, mebibytes: int) -> None:
-    """Saves wherever the test says, and reports how each save ended; slowly, so that it can be met midway."""
+@dataclass(frozen=True)
+class Order:
+    """Where to save.
+
+    Attributes:
+        path: There.
+        deadline_s: For the others.
+        throttles: For processes whose disk is slow, the throttle.
+    """
+
+    path: Path
+    deadline_s: float
+    throttles: dict[int, Path]
+
+
+def save_when_told(place: Place) -> None:
+    """Saves as the test orders it, a block after the other, and reports how each save ended."""
     connect(place)
     state = {
         "mine": distribute_tensor(
-            torch.arange(mebibytes << 18, dtype=torch.float32),
+            torch.arange(ORDERED_MIB << 18, dtype=torch.float32),
             init_device_mesh("cpu", (place.count,)),
             [Shard(0)],
         )
     }
-    context = waystation.Context()
-    context.multiprocessing.deadline_s = deadline_s
-    context.engine.write_mode = "buffered"
-    context.engine.threads = 1
-    with context:
-        place.report("ready")
-        while (path := place.receive()) is not None:
-            place.report(outcome(lambda path=path: waystation.save(path, state)))  # type: ignore[misc]
+    place.report("ready")
+    while (order := place.receive()) is not None:
+        context = waystation.Context()
+        context.multiprocessing.deadline_s = order.deadline_s
+        context.engine.block_bytes = 1 << 20
+        if place.index in order.throttles:
+            context.engine.throttle_path = str(order.throttles[place.index])
+        with context:
+            place.report(outcome(lambda to=order.path: waystation.save(to, state)))  # type: ignore[misc]
     place.disconnect()
 
 

@@ -252,7 +252,7 @@ def test_an_agent_that_is_there_answers_who_does_not_wait(agent: Agent) -> None:
 
 
 def test_an_agent_that_does_not_answer(agent: Agent) -> None:
-    client = _native.AgentClient(str(agent.directory), timeout_s=0.2)
+    client = _native.AgentClient(str(agent.directory), timeout_s=2.0)
     agent.signal(signal.SIGSTOP)
     with pytest.raises(errors.Unavailable, match="does not answer in time"):
         client.status()
