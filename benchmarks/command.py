@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import machine
-from benchmarks.plan import Case, Selection, all_cases
-from benchmarks.session import ROOT, SCHEMA, Session, build_ring_program, default_directory
-from benchmarks.targets import NATIVE, Standard
+from benchmarks import analysis, machine
+from benchmarks.plan import Selection
+from benchmarks.processes import ROOT, Outcome
+from benchmarks.rounds import Document, Workplace
+from benchmarks.session import SCHEMA, Session, build_ring_program, default_directory
+from benchmarks.targets import NATIVE, Line, Standard, as_json
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -41,11 +47,32 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, timeout_s: float, t
     parser.add_argument("--report", type=Path, help="measure nothing; show this results file")
 
 
+def experiments_parser(
+    program: str, description: str | None, experiments: Iterable[str], *, timeout_s: float, timed: str
+) -> argparse.ArgumentParser:
+    """A parser for experiments that are measured in rounds; `parsed` tells how many."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
+    names = list(experiments)
+    parser.add_argument("--experiments", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--rounds", type=positive, help="of every experiment (default: 3, with --quick 1)")
+    add_common_arguments(parser, timeout_s=timeout_s, timed=timed)
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser, **defaults: tuple[Any, Any]) -> argparse.Namespace:
+    """The arguments; what was not given is the first of its defaults, or with `--quick` the second."""
+    arguments = parser.parse_args()
+    for name, (usual, quick) in defaults.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, quick if arguments.quick else usual)
+    return arguments
+
+
 def session_parser(program: str, repetitions: int, description: str | None = None) -> argparse.ArgumentParser:
     """A parser with the arguments of `measured`."""
     parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
     parser.add_argument(
-        "--repetitions", type=_positive, help=f"rounds (default: {repetitions}, with --quick 2)"
+        "--repetitions", type=positive, help=f"rounds (default: {repetitions}, with --quick 2)"
     )
     parser.add_argument("--resume", type=Path, help="go on with an unfinished results file")
     parser.set_defaults(usual_repetitions=repetitions)
@@ -60,85 +87,150 @@ def add_charts_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def measured(
-    arguments: argparse.Namespace,
-    selection: Selection,
-    label: str,
-    console: Console,
-    standard: Standard = NATIVE,
-) -> dict[str, Any]:
-    """The document that the arguments ask for: of an earlier session, or of one that is run now.
+def positive(text: str) -> int:
+    """The number that an argument is.
 
-    Where the limit is measured and its ring ways cannot be built, that is said.
+    Raises:
+        argparse.ArgumentTypeError: It is less than 1.
     """
-    if arguments.report is not None:
-        earlier: dict[str, Any] = json.loads(arguments.report.read_text())
-        return earlier
-    if "limit" in selection.systems and (reason := build_ring_program()):
-        console.print(f"[yellow]The limit is measured without io_uring: {reason}[/]")
-    repetitions = arguments.repetitions or (2 if arguments.quick else arguments.usual_repetitions)
-    return _measure(arguments, selection, repetitions, label, console, standard)
-
-
-def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
 
 
-def _measure(
+def say_without_ring(console: Console) -> None:
+    """Where the limit is measured and its ring ways cannot be built, that is said."""
+    if reason := build_ring_program():
+        console.print(f"[yellow]The limit is measured without io_uring: {reason}[/]")
+
+
+def measured(
     arguments: argparse.Namespace,
     selection: Selection,
-    repetitions: int,
     label: str,
     console: Console,
-    standard: Standard,
-) -> dict[str, Any]:
-    """Runs a session with a progress bar; returns the document, which is also kept as a file."""
+    standard: Standard = NATIVE,
+) -> Document:
+    """The document of a plan that the arguments ask for: of an earlier session, or of one that is run now."""
+
+    def measure() -> Document:
+        if "limit" in selection.systems:
+            say_without_ring(console)
+        with measuring(
+            arguments,
+            label,
+            console,
+            Session,
+            Session.count,
+            lambda document: standard.evaluate(analysis.Results(document)),
+            _every_time,
+            selection=selection,
+            repetitions=arguments.repetitions or (2 if arguments.quick else arguments.usual_repetitions),
+        ) as session:
+            session.run()
+        return session.document
+
+    return document_of(arguments, measure)
+
+
+def document_of(arguments: argparse.Namespace, measure: Callable[[], Document]) -> Document:
+    """What `--report` names, or what is measured now."""
+    if arguments.report is None:
+        return measure()
+    earlier: Document = json.loads(arguments.report.read_text())
+    return earlier
+
+
+AnySession = TypeVar("AnySession", bound=Workplace)
+
+
+def one_time(case: object, outcome: Outcome) -> str:
+    """A run for who waits, of which one time counts."""
+    shown = f"{outcome['seconds']:.3f} s" if outcome["status"] == "ok" else outcome["status"]
+    return f"{case}: {shown}"
+
+
+def _every_time(case: object, outcome: Outcome) -> str:
+    shown = ", ".join(f"{name} {value:.3f} s" for name, value in outcome.get("seconds", {}).items())
+    return f"{case}: {shown or outcome['status']}"
+
+
+@contextmanager
+def measuring(
+    arguments: argparse.Namespace,
+    label: str,
+    console: Console,
+    kind: Callable[..., AnySession],
+    count: Callable[[AnySession], int],
+    evaluate: Callable[[Document], Iterable[Line]],
+    shown: Callable[[Any, Outcome], str] = one_time,
+    facts: Document | None = None,
+    **members: Any,
+) -> Iterator[AnySession]:
+    """A session with a progress bar, whose document is kept as a file with what is reached of the targets.
+
+    Whoever is told to end removes what it has made, and takes its processes along.
+
+    Args:
+        arguments: See `add_common_arguments`.
+        label: In the name of the file.
+        console: Where runs are told of.
+        kind: Of the session.
+        count: How many runs it makes.
+        evaluate: Its targets.
+        shown: A run, for who waits.
+        facts: For the document.
+        **members: Of the session.
+    """
     directory = arguments.directory or default_directory()
     directory.mkdir(parents=True, exist_ok=True)
-    results, document = _document(arguments, directory, label)
+    results, document = _document(arguments, directory, label, facts or {})
     # Redrawn only between runs: on few cores a busy progress bar would be part of the measurement.
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, auto_refresh=False) as progress:
-        task = progress.add_task("measuring", total=len(all_cases(selection)) * repetitions)
 
-        def on_run(case: Case, outcome: dict[str, Any]) -> None:
-            shown = ", ".join(f"{name} {value:.3f} s" for name, value in outcome.get("seconds", {}).items())
-            console.print(f"{case}: {shown or outcome['status']}", highlight=False)
+        def on_run(case: Any, outcome: Outcome) -> None:
+            console.print(shown(case, outcome), highlight=False)
             progress.update(task, advance=1, refresh=True)
 
-        session = Session(
-            selection=selection,
+        session = kind(
             directory=directory / "work",
             results=results,
             document=document,
-            repetitions=repetitions,
             quick=document["quick"],
             timeout_s=arguments.timeout,
-            standard=standard,
             on_run=on_run,
+            **members,
         )
+        task = progress.add_task("measuring", total=count(session))
+        previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
-            session.run()
+            yield session
         finally:
+            signal.signal(signal.SIGTERM, previous)
+            session.remove()
             if arguments.directory is None:
                 directory.rmdir()
+            document["targets"] = as_json(list(evaluate(document)))
+            session.write()
     console.print(f"results: {results}")
-    return document
 
 
-def _document(arguments: argparse.Namespace, directory: Path, label: str) -> tuple[Path, dict[str, Any]]:
+def _document(
+    arguments: argparse.Namespace, directory: Path, label: str, facts: Document
+) -> tuple[Path, Document]:
     """The results file: the one to go on with, or a new one."""
-    if arguments.resume is not None:
-        document = json.loads(arguments.resume.read_text())
+    earlier = getattr(arguments, "resume", None)
+    if earlier is not None:
+        document = json.loads(earlier.read_text())
         document["runs"] = [run for run in document["runs"] if run["status"] == "ok"]
-        return arguments.resume, document
+        return earlier, document
     document = {
         "schema": SCHEMA,
         "machine": machine.describe(directory),
         "quick": arguments.quick,
+        **facts,
         "runs": [],
     }
     return results_path(label, quick=arguments.quick), document

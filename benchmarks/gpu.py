@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks import machine, states
 from benchmarks.command import results_path, wide_console
 from benchmarks.gpu_worker import BUS, READ_WAYS, STORAGE, SYSTEMS, leaves_of, write_model
-from benchmarks.session import ROOT
+from benchmarks.processes import ROOT
 from waystation import _native
 
 TIMES_SAFETENSORS = 4.8

@@ -23,9 +23,10 @@ from rich.table import Table
 
 from benchmarks import machine, scale_chart
 from benchmarks.command import results_path, wide_console
+from benchmarks.processes import ROOT
 from benchmarks.report import format_bytes
 from benchmarks.scale_stages import PLANS, TABLES
-from benchmarks.session import ROOT, default_directory
+from benchmarks.session import default_directory
 
 Cell = Callable[[dict[str, Any]], str]
 

@@ -17,15 +17,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import machine, measure, startup_report
-from benchmarks.command import add_common_arguments, results_path, wide_console
-from benchmarks.distributed.session import Case, Outcome, Session
-from benchmarks.session import ROOT, SCHEMA, build_ring_program, default_directory
+from benchmarks import command, measure, startup_report
+from benchmarks.processes import ROOT, Outcome, spawn
+from benchmarks.rounds import Case, Document, Results, Session
 from benchmarks.startup_job import Request
 from benchmarks.startup_loaders import LOADERS
 from benchmarks.startup_model import EXPECTED, MODEL_DIRECTORY, RAW_DIRECTORY, SIZES
@@ -46,14 +43,8 @@ LIMIT_WAYS = (
 
 def main() -> None:
     arguments = _parse()
-    console = wide_console()
-    if arguments.report is not None:
-        document = json.loads(arguments.report.read_text())
-    else:
-        if reason := build_ring_program():
-            console.print(f"[yellow]The limit is measured without io_uring: {reason}[/]")
-        document = _measure(arguments, console)
-    startup_report.show(document, console)
+    console = command.wide_console()
+    startup_report.show(command.document_of(arguments, lambda: _measure(arguments, console)), console)
 
 
 def _parse() -> argparse.Namespace:
@@ -61,56 +52,30 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=list(LOADERS), metavar="LOADER")
     parser.add_argument("--size", choices=SIZES, help="of the model (default: half-gb, with --quick tiny)")
     parser.add_argument("--tokens", type=int, help=f"that are said (default: {TOKENS}, with --quick 8)")
-    parser.add_argument("--repetitions", type=int, help="rounds (default: 3, with --quick 1)")
-    add_common_arguments(parser, timeout_s=300.0, timed="one start")
-    arguments = parser.parse_args()
-    for name, usual, quick in (("size", "half-gb", "tiny"), ("tokens", TOKENS, 8), ("repetitions", 3, 1)):
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, quick if arguments.quick else usual)
-    if arguments.tokens < 2 or arguments.repetitions < 1:
-        parser.error("--tokens must be at least 2, --repetitions at least 1")
+    parser.add_argument("--repetitions", type=command.positive, help="rounds (default: 3, with --quick 1)")
+    command.add_common_arguments(parser, timeout_s=300.0, timed="one start")
+    arguments = command.parsed(parser, size=("half-gb", "tiny"), tokens=(TOKENS, 8), repetitions=(3, 1))
+    if arguments.tokens < 2:
+        parser.error("--tokens must be at least 2")
     return arguments
 
 
-def _measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Runs the rounds with a progress bar; returns the document, which is also kept."""
-    directory = arguments.directory or default_directory()
-    directory.mkdir(parents=True, exist_ok=True)
+def _measure(arguments: argparse.Namespace, console: Console) -> Document:
+    """Runs the rounds; returns the document, which is also kept."""
+    command.say_without_ring(console)
     cases = cases_of(arguments.loaders)
-    results = results_path(EXPERIMENT, quick=arguments.quick)
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "machine": machine.describe(directory),
-        "quick": arguments.quick,
-        "tokens": arguments.tokens,
-        "runs": [],
-    }
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Redrawn only between runs: on few cores a busy progress bar would be part of the measurement.
-    with Progress(*columns, console=console, auto_refresh=False) as progress:
-        task = progress.add_task("measuring", total=len(cases) * arguments.repetitions)
-
-        def on_run(case: Case, outcome: Outcome) -> None:
-            shown = startup_report.one_line(outcome)
-            console.print(f"{case.system} ({case.operation}), {case.subject}: {shown}", highlight=False)
-            progress.update(task, advance=1, refresh=True)
-
-        session = Session(
-            directory=directory / "work",
-            results=results,
-            document=document,
-            quick=arguments.quick,
-            timeout_s=arguments.timeout,
-            on_run=on_run,
-        )
-        try:
-            run(session, cases, arguments.size, arguments.tokens, arguments.repetitions)
-        finally:
-            shutil.rmtree(session.directory, ignore_errors=True)
-            if arguments.directory is None:
-                directory.rmdir()
-    console.print(f"results: {results}")
-    return document
+    with command.measuring(
+        arguments,
+        EXPERIMENT,
+        console,
+        Session,
+        lambda _: len(cases) * arguments.repetitions,
+        lambda document: startup_report.evaluate(Results(document)),
+        startup_report.one_line,
+        facts={"tokens": arguments.tokens},
+    ) as session:
+        run(session, cases, arguments.size, arguments.tokens, arguments.repetitions)
+    return session.document
 
 
 def cases_of(loaders: list[str]) -> list[Case]:
@@ -141,7 +106,7 @@ def run(session: Session, cases: list[Case], size: str, tokens: int, repetitions
         for case in in_turns(cases, repetition):
             outcome = unavailable.get((case.system, case.operation))
             if outcome is None:
-                outcome = _spawn(session, case, tokens, verify=repetition == 0)
+                outcome = _start(session, case, tokens, verify=repetition == 0)
             if outcome["status"] == "missing":
                 unavailable[case.system, case.operation] = outcome
             session.record(case, repetition, outcome)
@@ -154,12 +119,10 @@ def in_turns(cases: list[Case], repetition: int) -> Iterator[Case]:
     yield from cases[:first]
 
 
-def _spawn(session: Session, case: Case, tokens: int, *, verify: bool) -> Outcome:
+def _start(session: Session, case: Case, tokens: int, *, verify: bool) -> Outcome:
     """One process; its outcome, or why there is none."""
     directory = session.directory
     read = directory / (RAW_DIRECTORY if case.system == Limit.name else MODEL_DIRECTORY)
-    output = directory / "outcome.json"
-    output.unlink(missing_ok=True)
     if case.subject == "cold":
         measure.forget(read)
     else:
@@ -170,29 +133,13 @@ def _spawn(session: Session, case: Case, tokens: int, *, verify: bool) -> Outcom
         loader=case.system,
         way=case.operation,
         directory=str(directory),
-        output=str(output),
+        output=session.output,
         tokens=tokens,
         verify=verify,
         started_s=time.monotonic(),
     )
-    command = [sys.executable, "-m", "benchmarks.startup_job", request.to_json()]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=session.timeout_s,
-            cwd=ROOT,
-            env=_environment(),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"status": "failed", "reason": f"not finished after {session.timeout_s:.0f} s"}
-    if not output.exists():
-        reason = f"the process ended with status {done.returncode}: {done.stderr[-2000:]}"
-        return {"status": "failed", "reason": reason}
-    outcome: Outcome = json.loads(output.read_text())
-    return {**outcome, "cached_bytes": cached_bytes}
+    outcome = spawn("benchmarks.startup_job", request, session.timeout_s, _environment())
+    return outcome if outcome["status"] != "ok" else {**outcome, "cached_bytes": cached_bytes}
 
 
 def _environment() -> dict[str, str]:

@@ -1,39 +1,33 @@
 """One start of a model, from the beginning of its process to its last token, in this process alone.
 
-`python -m benchmarks.startup_job REQUEST`, where REQUEST is a JSON object (see `Request`); the outcome is
-written as JSON to the request's `output`. Times are counted from the moment at which the process was started,
-which the request tells by a clock that all processes share. After the last token the clock has stopped: then
-what was said is compared with what was expected, and every weight, if that is asked for.
+`python -m benchmarks.startup_job REQUEST`, where REQUEST is a JSON object (see `Request`). Times are counted
+from the moment at which the process was started, which the request tells by a clock that all processes share.
+After the last token the clock has stopped: then what was said is compared with what was expected, and every
+weight, if that is asked for.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
-import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from benchmarks import measure, startup_model
+from benchmarks import measure, processes, startup_model
+from benchmarks.processes import Outcome
 from benchmarks.startup_loaders import LOADERS
-from benchmarks.systems import UnavailableError
 from benchmarks.systems.limit import Limit, check_pages
-
-Outcome = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(processes.Request):
     """What a process is asked to do.
 
     Attributes:
         loader: Of `LOADERS`; or the raw limit, which reads as many bytes and says nothing.
         way: One of its manners.
         directory: What `startup_model` has written to.
-        output: Where the outcome goes.
         tokens: How many are said.
         started_s: When the process was started, by `time.monotonic`.
         verify: Whether all weights are compared.
@@ -42,32 +36,14 @@ class Request:
     loader: str
     way: str
     directory: str
-    output: str
     tokens: int
     started_s: float
     verify: bool = False
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
-
-def main() -> None:
-    request = Request(**json.loads(sys.argv[1]))
-    Path(request.output).write_text(json.dumps(attempt(request)))
-
-
-def attempt(request: Request) -> Outcome:
-    """Measures, or says why that was not possible."""
-    try:
-        return read_raw(request) if request.loader == Limit.name else start(request)
-    except (ModuleNotFoundError, UnavailableError) as error:
-        return {"status": "missing", "reason": str(error)}
-    except Exception as error:
-        return {
-            "status": "failed",
-            "reason": f"{type(error).__name__}: {error}"[:2000],
-            "traceback": traceback.format_exc()[-8000:],
-        }
+def run(request: Request) -> Outcome:
+    """Measures what is asked for."""
+    return read_raw(request) if request.loader == Limit.name else start(request)
 
 
 def start(request: Request) -> Outcome:
@@ -126,4 +102,4 @@ def read_raw(request: Request) -> Outcome:
 
 
 if __name__ == "__main__":
-    main()
+    processes.answer(Request, run)

@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.analysis import Ratio, Series
-from benchmarks.distributed.session import Case, Outcome, Results
+from benchmarks.processes import Outcome
 from benchmarks.report import format_bytes, show_machine, show_targets
+from benchmarks.rounds import Case, Results
 from benchmarks.startup_loaders import LOADERS, OURS
 from benchmarks.systems.limit import Limit
 from benchmarks.targets import EVEN, Line
@@ -30,11 +31,12 @@ STAGES = {
 }
 
 
-def one_line(outcome: Outcome) -> str:
+def one_line(case: Case, outcome: Outcome) -> str:
     """A run, for who waits."""
+    name = f"{case.system} ({case.operation}), {case.subject}"
     if outcome["status"] != "ok":
-        return f"{outcome['status']}: {outcome['reason'].splitlines()[0]}"
-    shown = f"load {outcome[LOAD]:.3f} s"
+        return f"{name}: {outcome['status']}: {outcome['reason'].splitlines()[0]}"
+    shown = f"{name}: load {outcome[LOAD]:.3f} s"
     return f"{shown}, first token after {outcome[FIRST]:.3f} s" if FIRST in outcome else shown
 
 

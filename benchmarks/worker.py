@@ -1,30 +1,26 @@
 """One operation of one system on one state, measured in this process and in no other.
 
-`python -m benchmarks.worker REQUEST`, where REQUEST is a JSON object (see `Request`); the outcome is
-written as JSON to the request's `output`, because libraries print what they like to standard output. The
-order is always: import, build the state, save and load a tiny state once so that no import and no code
-is loaded later, settle the page cache, run the clock, and only then check the bytes.
+`python -m benchmarks.worker REQUEST`, where REQUEST is a JSON object (see `Request`). The order is always:
+import, build the state, save and load a tiny state once so that no import and no code is loaded later, settle
+the page cache, run the clock, and only then check the bytes.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import sys
-import traceback
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import measure, states
+from benchmarks import measure, processes, states
 from benchmarks.measure import Meter
 from benchmarks.states import Leaf
-from benchmarks.systems import SYSTEMS, System, UnavailableError
+from benchmarks.systems import SYSTEMS, System
 from benchmarks.systems.limit import Limit, check_pages
 
 Facts = dict[str, Any]
@@ -35,42 +31,16 @@ STREAM_OPERATIONS = ("stream-cold", "stream-warm")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a worker is asked to do; `path` is the checkpoint, `scratch` a directory for the warm-up."""
+class Request(processes.Request):
+    """What a worker is asked to do; `path` is the checkpoint."""
 
     system: str
     operation: str
     way: str
     state: str
     path: str
-    scratch: str
-    output: str
     quick: bool = False
     verify_all: bool = False
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-
-def main() -> None:
-    # Without this, JAX looks for accelerators, and the frameworks disagree on where arrays live.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    request = Request(**json.loads(sys.argv[1]))
-    Path(request.output).write_text(json.dumps(attempt(request)))
-
-
-def attempt(request: Request) -> Facts:
-    """Measures, or says why that was not possible."""
-    try:
-        return run(request)
-    except (ModuleNotFoundError, UnavailableError) as error:
-        return {"status": "missing", "reason": str(error)}
-    except Exception as error:
-        return {
-            "status": "failed",
-            "reason": f"{type(error).__name__}: {error}"[:2000],
-            "traceback": traceback.format_exc()[-8000:],
-        }
 
 
 def run(request: Request) -> Facts:
@@ -244,4 +214,4 @@ def check(leaves: list[Leaf], arrays: dict[str, Any], views: dict[str, Any], eve
 
 
 if __name__ == "__main__":
-    main()
+    processes.answer(Request, run)

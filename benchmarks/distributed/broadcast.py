@@ -15,7 +15,8 @@ from benchmarks.analysis import Ratio
 from benchmarks.distributed import throttles
 from benchmarks.distributed.process import Request
 from benchmarks.distributed.replicas import save_request
-from benchmarks.distributed.session import Case, Results, Session
+from benchmarks.distributed.session import Session
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line
 
 NAME = "broadcast"

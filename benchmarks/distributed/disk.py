@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from benchmarks.analysis import Ratio
 from benchmarks.distributed import limits
 from benchmarks.distributed.process import Request
-from benchmarks.distributed.session import Case, Results, Session
+from benchmarks.distributed.session import Session
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line
 
 NAME = "disk"

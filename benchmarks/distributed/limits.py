@@ -6,19 +6,14 @@ state is one array of 1 GiB; for other sizes the limit is the time that as many 
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks import states
 from benchmarks.analysis import Series
-from benchmarks.distributed.programs import ROOT
-from benchmarks.distributed.session import Case, Results, Session
+from benchmarks.processes import Outcome
+from benchmarks.rounds import Case, Results, Session
 from benchmarks.systems.limit import Limit
 from benchmarks.worker import Request as WorkerRequest
 
@@ -74,36 +69,19 @@ def share(results: Results, case: Case) -> float | None:
     return (size.median / own.median) / (raw_bytes / limit.median)
 
 
-def _run(session: Session, path: Path, operation: str, way: str) -> dict[str, Any]:
+def _run(session: Session, path: Path, operation: str, way: str) -> Outcome:
+    """A worker's outcome, with the one time that counts as its seconds."""
     request = WorkerRequest(
         system=Limit.name,
         operation=operation,
         way=way,
         state=STATE,
         path=str(path),
-        scratch=str(session.directory / "scratch"),
-        output=str(session.directory / "outcome.json"),
+        scratch=session.scratch,
+        output=session.output,
         quick=session.quick,
     )
-    Path(request.output).unlink(missing_ok=True)
-    outcome = run_worker(request, session.timeout_s)
-    shutil.rmtree(request.scratch, ignore_errors=True)
-    return outcome
-
-
-def run_worker(request: WorkerRequest, timeout_s: float) -> dict[str, Any]:
-    """Runs a worker; its outcome, with the one time that counts as its seconds."""
-    command = [sys.executable, "-m", "benchmarks.worker", request.to_json()]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT, check=False
-        )
-        with open(request.output) as file:
-            outcome: dict[str, Any] = json.load(file)
-    except subprocess.TimeoutExpired:
-        return {"status": "failed", "reason": f"not finished after {timeout_s:.0f} s"}
-    except FileNotFoundError:
-        return {"status": "failed", "reason": done.stderr[-2000:]}
+    outcome = session.spawn("benchmarks.worker", request)
     if outcome["status"] == "ok":
-        outcome["seconds"] = outcome["seconds"][_CLOCKS[request.operation]]
+        outcome["seconds"] = outcome["seconds"][_CLOCKS[operation]]
     return outcome

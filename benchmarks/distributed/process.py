@@ -12,15 +12,14 @@ import json
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import states
+from benchmarks import processes, states
 from benchmarks.distributed import models, systems
 from benchmarks.distributed.models import AXES, Mesh, Sharded
 from benchmarks.distributed.systems import Chunking, Library
@@ -30,8 +29,8 @@ Facts = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What the processes of a program are asked to do; the last five are each process's own.
+class Request(processes.Request):
+    """What the processes of a program are asked to do; the last three are each process's own.
 
     Attributes:
         system: See `systems.prepare`.
@@ -61,12 +60,7 @@ class Request:
     verify_all: bool = False
     process: int = 0
     coordinator: str = ""
-    scratch: str = ""
-    output: str = ""
     ready: int = -1
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 def main() -> None:
@@ -79,16 +73,7 @@ def end_with(request: Request, work: Callable[[], Facts]) -> None:
     local = request.devices // request.processes
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={local}"
     os.environ["JAX_PLATFORMS"] = "cpu"
-    try:
-        outcome = work()
-    except ModuleNotFoundError as error:
-        outcome = {"status": "missing", "reason": str(error)}
-    except Exception as error:
-        outcome = {
-            "status": "failed",
-            "reason": f"{type(error).__name__}: {error}"[:2000],
-            "traceback": traceback.format_exc()[-8000:],
-        }
+    outcome = processes.attempt(work)
     Path(request.output).write_text(json.dumps(outcome))
     sys.stdout.flush()
     if outcome["status"] != "ok":

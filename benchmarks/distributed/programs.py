@@ -23,9 +23,9 @@ from typing import IO, Any
 from benchmarks import measure
 from benchmarks.distributed import models
 from benchmarks.distributed.process import Request
+from benchmarks.processes import ROOT
 from waystation.cli.ports import free_ports
 
-ROOT = Path(__file__).resolve().parents[2]
 ADDED = ("bytes_read", "bytes_needed", "disk_read_bytes", "disk_written_bytes", "cpu_s")
 MOST = ("peak_growth_bytes",)
 POLL_S = 0.02

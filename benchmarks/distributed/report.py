@@ -11,8 +11,8 @@ from rich.text import Text
 
 from benchmarks.distributed import broadcast, disk, limits, replicas, reshard, throttles
 from benchmarks.distributed.models import TOPOLOGIES
-from benchmarks.distributed.session import Case, Results, mean_and_deviation
 from benchmarks.report import format_bytes, show_machine, show_targets
+from benchmarks.rounds import Case, Results, mean_and_deviation
 from benchmarks.targets import Line
 
 EXPERIMENTS = {module.NAME: module for module in (reshard, replicas, broadcast, disk)}

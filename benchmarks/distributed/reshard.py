@@ -14,8 +14,9 @@ from benchmarks.analysis import Ratio, Series
 from benchmarks.distributed import limits, models
 from benchmarks.distributed.models import TOPOLOGIES, Mesh, Topology
 from benchmarks.distributed.process import Request
-from benchmarks.distributed.session import Case, Results, Session
+from benchmarks.distributed.session import Session
 from benchmarks.distributed.systems import LIBRARIES, Chunking
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line
 
 NAME = "reshard"

@@ -1,116 +1,29 @@
-"""One session: runs programs one after another, and keeps every outcome in one JSON file.
-
-A run belongs to a case, and runs of one case can be compared over the rounds. What failed, or could not be
-measured here, stays in the results with its reason.
-"""
+"""One session: runs programs of several processes one after another, and keeps every outcome."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from benchmarks.analysis import Series
+from benchmarks import rounds
 from benchmarks.distributed import programs
 from benchmarks.distributed.models import TOPOLOGIES
 from benchmarks.distributed.process import Request
 from benchmarks.distributed.systems import LIBRARIES
-
-Outcome = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What is measured.
-
-    Attributes:
-        experiment: Of which module.
-        subject: What it is measured on: a topology, a number of processes.
-        system: Who does it, and how.
-        operation: What is done.
-    """
-
-    experiment: str
-    subject: str
-    system: str
-    operation: str
-
-    def __str__(self) -> str:
-        return f"{self.experiment}: {self.subject}: {self.operation}, {self.system}"
+from benchmarks.rounds import Case
 
 
-class Results:
-    """The runs of a document, by case."""
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        self.document = document
-
-    def runs(self, **wanted: str) -> list[Outcome]:
-        """The runs whose case has these members."""
-        return [run for run in self.document["runs"] if wanted.items() <= run.items()]
-
-    def cases(self, experiment: str) -> list[Case]:
-        """The cases of an experiment, in the order in which they came."""
-        names = ("experiment", "subject", "system", "operation")
-        found = [Case(*(run[name] for name in names)) for run in self.runs(experiment=experiment)]
-        return list(dict.fromkeys(found))
-
-    def series(self, case: Case, metric: str = "seconds") -> Series | None:
-        """A figure of the runs of a case that went well; None if there are none."""
-        values = {
-            run["round"]: float(run[metric])
-            for run in self.runs(**asdict(case))
-            if run["status"] == "ok" and run.get(metric) is not None
-        }
-        return Series(case.system, case.operation, values) if values else None
-
-
-def mean_and_deviation(values: list[float]) -> str:
-    """As the guide has it: mean ± standard deviation."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.2f} ± {deviation:.2f}"
-
-
-@dataclass(slots=True)
-class Session:
-    """Where a session works, and what it has measured so far.
+@dataclass(slots=True, kw_only=True)
+class Session(rounds.Session):
+    """See the class it extends; a run is a program.
 
     Attributes:
-        directory: Holds checkpoints, a turn's at a time; on the file system that is measured.
-        results: The JSON file.
-        document: What the file holds.
-        quick: Whether small states are meant.
-        timeout_s: For one program.
         topologies: Those between which loads are measured, by name.
         libraries: Those whose resharded loads are measured, by name.
-        on_run: Told of every finished run.
     """
 
-    directory: Path
-    results: Path
-    document: dict[str, Any]
-    quick: bool
-    timeout_s: float
     topologies: Sequence[str] = tuple(TOPOLOGIES)
     libraries: Sequence[str] = LIBRARIES
-    on_run: Callable[[Case, Outcome], None] = lambda case, outcome: None
-    _missing: dict[str, Outcome] = field(default_factory=dict)
-
-    @contextmanager
-    def checkpoint(self) -> Iterator[Path]:
-        """A path to save to, gone afterwards."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / "checkpoint"
-        shutil.rmtree(path, ignore_errors=True)
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
 
     def run(self, case: Case, repetition: int, request: Request) -> bool:
         """Runs a program and records it; whether it went well."""
@@ -120,17 +33,3 @@ class Session:
         if outcome["status"] == "missing":
             self._missing[request.system] = outcome
         return self.record(case, repetition, outcome)
-
-    def record(self, case: Case, repetition: int, outcome: Outcome) -> bool:
-        """Adds a run to the document; whether it went well."""
-        self.document["runs"].append({**asdict(case), "round": repetition, **outcome})
-        self.write()
-        self.on_run(case, outcome)
-        return bool(outcome["status"] == "ok")
-
-    def write(self) -> None:
-        """Writes the document anew."""
-        self.results.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.results.with_suffix(".partial")
-        partial.write_text(json.dumps(self.document, indent=1) + "\n")
-        partial.replace(self.results)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.analysis import Ratio
-from benchmarks.distributed.session import Case, Results
 from benchmarks.loading_experiments import copy_jobs
 from benchmarks.loading_experiments.models import Model
 from benchmarks.loading_experiments.session import Loading, Session, best, compare, in_turns
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import EVEN, Line
 
 NAME = "beside-copies"

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from benchmarks import measure as machine
 from benchmarks.analysis import Ratio
 from benchmarks.distributed import limits
-from benchmarks.distributed.session import Case, Results
 from benchmarks.loading_experiments.models import Model
 from benchmarks.loading_experiments.session import Loading, Session, best, compare, in_turns
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import EVEN, Line
 
 NAME = "tmpfs"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import measure
+from benchmarks import measure, processes
 from benchmarks.loading_experiments.loaders import LOADERS, Arrays, Loader
 from benchmarks.loading_experiments.models import Model, values
 from benchmarks.measure import Meter
@@ -71,17 +70,7 @@ def main(request: Request, connection: Connection, log: Path) -> None:
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    try:
-        outcome = run(request, connection)
-    except ModuleNotFoundError as error:
-        outcome = {"status": "missing", "reason": str(error)}
-    except Exception as error:
-        outcome = {
-            "status": "failed",
-            "reason": f"{type(error).__name__}: {error}"[:2000],
-            "traceback": traceback.format_exc()[-8000:],
-        }
-    connection.send(outcome)
+    connection.send(processes.attempt(run, request, connection))
     with contextlib.suppress(EOFError):
         connection.recv()  # until the program ends it: none may miss another while it checks
 

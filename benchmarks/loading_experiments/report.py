@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.distributed import limits
-from benchmarks.distributed.session import Case, Results
 from benchmarks.loading_experiments import beside_copies, in_memory, scaling, series
 from benchmarks.report import format_bytes, show_machine, show_targets
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line
 
 EXPERIMENTS = {module.NAME: module for module in (scaling, in_memory, beside_copies, series)}

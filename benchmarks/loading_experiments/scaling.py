@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.distributed import limits
-from benchmarks.distributed.session import Case, Results
 from benchmarks.loading_experiments.loaders import LOADERS
 from benchmarks.loading_experiments.models import QUARTERS, Model
 from benchmarks.loading_experiments.session import Loading, Session, best, compare, in_turns
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import EVEN, Line
 
 NAME = "scaling"

@@ -10,11 +10,11 @@ from typing import Any
 from benchmarks import states
 from benchmarks.chart import LIMIT, OURS, plotter
 from benchmarks.distributed import limits
-from benchmarks.distributed.session import Case, Results
 from benchmarks.loading_experiments import beside_copies, scaling
 from benchmarks.loading_experiments.models import QUARTERS, Model
 from benchmarks.loading_experiments.session import Loading, best
 from benchmarks.report import format_bytes
+from benchmarks.rounds import Case, Results
 
 GUIDE = "#c9ced6"
 CaseOf = Callable[[Loading, int], Case]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from benchmarks.distributed.session import Case, Outcome, Results
 from benchmarks.loading_experiments import sampler
 from benchmarks.loading_experiments.models import Model
 from benchmarks.loading_experiments.session import Loading, Session, in_turns
+from benchmarks.processes import Outcome
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line
 
 NAME = "series"

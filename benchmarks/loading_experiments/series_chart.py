@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chart import OURS, plotter
-from benchmarks.distributed.session import Outcome, Results
 from benchmarks.loading_experiments import series
 from benchmarks.loading_experiments.sampler import Points, growth, rate
+from benchmarks.processes import Outcome
 from benchmarks.report import format_bytes
+from benchmarks.rounds import Results
 
 SECOND, GUIDE, TIME = "#d08c2e", "#c9ced6", "#8d99a6"
 LABELS = {

@@ -1,6 +1,6 @@
 """One session of experiments: the models that they load, and runs recorded as cases.
 
-Cases and documents are those of `benchmarks/distributed/session.py`; the system of a case is a loader and its
+Cases and documents are those of `benchmarks/rounds.py`; the system of a case is a loader and its
 way. Models stay on the disk for the whole session.
 """
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks import rounds
 from benchmarks.analysis import Ratio, Series
-from benchmarks.distributed import session as distributed
-from benchmarks.distributed.session import Case, Results
 from benchmarks.loading_experiments import models, programs
 from benchmarks.loading_experiments.loaders import DEFAULT
 from benchmarks.loading_experiments.models import Model
 from benchmarks.loading_experiments.process import Request
 from benchmarks.loading_experiments.programs import Beside, alone
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line
 
 WARM_UP = "llama-half-gb"
@@ -42,8 +42,8 @@ class Loading:
         return self.loader if self.way == DEFAULT else f"{self.loader} ({self.way})"
 
 
-@dataclass(slots=True)
-class Session(distributed.Session):
+@dataclass(slots=True, kw_only=True)
+class Session(rounds.Session):
     """See the class it extends.
 
     Attributes:

@@ -8,23 +8,15 @@ training with saves. Everything is measured in turns.
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import signal
-import sys
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import machine
-from benchmarks.command import add_common_arguments, results_path, wide_console
-from benchmarks.distributed.session import Case, Outcome, Results, Session
+from benchmarks import command
+from benchmarks.distributed.session import Session
 from benchmarks.memory import checkpoints, replication, training
 from benchmarks.memory.report import show
 from benchmarks.memory.targets import evaluate
-from benchmarks.session import SCHEMA, default_directory
-from benchmarks.targets import as_json
+from benchmarks.rounds import Document, Results
 
 EXPERIMENTS = (checkpoints.NAME, replication.NAME, training.NAME)
 FRAMEWORKS = tuple(checkpoints.OURS)
@@ -32,17 +24,14 @@ FRAMEWORKS = tuple(checkpoints.OURS)
 
 def main() -> None:
     arguments = _parse()
-    console = wide_console()
-    if arguments.report is not None:
-        document = json.loads(arguments.report.read_text())
-    else:
-        document = _measure(arguments, console)
-    show(document, console)
+    console = command.wide_console()
+    show(command.document_of(arguments, lambda: measure(arguments, console)), console)
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
-    parser.add_argument("--experiments", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS, metavar="NAME")
+    parser = command.experiments_parser(
+        "benchmarks.memory", __doc__, EXPERIMENTS, timeout_s=1800.0, timed="one run"
+    )
     parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS, metavar="NAME")
     parser.add_argument(
         "--full", action="store_true", help="a state of 2.4 GB instead of 0.6, and steps of more than 1 s"
@@ -50,61 +39,25 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--hosts", type=int, choices=replication.COUNTS, default=replication.HOSTS, help="of `replication`"
     )
-    parser.add_argument("--rounds", type=int, help="of every experiment (default: 3, with --quick 1)")
-    parser.add_argument("--iterations", type=int, help="of a training (default: 100, with --quick 4)")
-    add_common_arguments(parser, timeout_s=1800.0, timed="one run")
-    arguments = parser.parse_args()
-    for name, usual, quick in (("rounds", 3, 1), ("iterations", 100, 4)):
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, quick if arguments.quick else usual)
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name} must be at least 1")
-    return arguments
+    parser.add_argument(
+        "--iterations", type=command.positive, help="of a training (default: 100, with --quick 4)"
+    )
+    return command.parsed(parser, rounds=(3, 1), iterations=(100, 4))
 
 
-def _measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Runs the experiments with a progress bar; returns the document, which is also kept."""
-    directory = arguments.directory or default_directory()
-    directory.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "machine": machine.describe(directory),
-        "quick": arguments.quick,
-        "full": arguments.full,
-        "iterations": arguments.iterations,
-        "runs": [],
-    }
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Redrawn only between runs: on few cores a busy progress bar would be part of the measurement.
-    with Progress(*columns, console=console, auto_refresh=False) as progress:
-        task = progress.add_task("measuring", total=_count(arguments))
-
-        def on_run(case: Case, outcome: Outcome) -> None:
-            shown = f"{outcome['seconds']:.3f} s" if outcome["status"] == "ok" else outcome["status"]
-            console.print(f"{case}: {shown}", highlight=False)
-            progress.update(task, advance=1, refresh=True)
-
-        session = Session(
-            directory=directory / "work",
-            results=results_path("memory", quick=arguments.quick),
-            document=document,
-            quick=arguments.quick,
-            timeout_s=arguments.timeout,
-            on_run=on_run,
-        )
-        # Whoever is told to end takes agents and their memory along.
-        previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        try:
-            _run(session, arguments)
-        finally:
-            signal.signal(signal.SIGTERM, previous)
-            shutil.rmtree(session.directory, ignore_errors=True)
-            if arguments.directory is None:
-                directory.rmdir()
-            document["targets"] = as_json(evaluate(Results(document)))
-            session.write()
-    console.print(f"results: {session.results}")
-    return document
+def measure(arguments: argparse.Namespace, console: Console) -> Document:
+    """Runs one experiment after another; returns the document, which is also kept."""
+    with command.measuring(
+        arguments,
+        "memory",
+        console,
+        Session,
+        lambda _: _count(arguments),
+        lambda document: evaluate(Results(document)),
+        facts={"full": arguments.full, "iterations": arguments.iterations},
+    ) as session:
+        _run(session, arguments)
+    return session.document
 
 
 def _run(session: Session, arguments: argparse.Namespace) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 
 from benchmarks import measure, states
 from benchmarks.distributed import throttles
-from benchmarks.distributed.session import Case, Outcome, Session
 from benchmarks.memory import agents
 from benchmarks.memory.agents import Agent
 from benchmarks.memory.process import Request
-from benchmarks.memory.spawning import Asked, spawn
+from benchmarks.processes import Outcome
+from benchmarks.rounds import Case, Session
 from benchmarks.systems import SYSTEMS
 from benchmarks.systems.limit import Limit
 from benchmarks.worker import Request as WorkerRequest
@@ -134,20 +134,19 @@ def _work(
 
 
 def _worker(bench: Bench, system: str, operation: str, way: str, path: Path, repetition: int) -> Outcome:
-    def request_of(scratch: str, output: str) -> Asked:
-        return WorkerRequest(
-            system=system,
-            operation=operation,
-            way=way,
-            state=bench.state,
-            path=str(path),
-            scratch=scratch,
-            output=output,
-            quick=bench.session.quick,
-            verify_all=repetition == 0,
-        )
-
-    outcome = spawn("benchmarks.worker", request_of, bench.session.directory, bench.session.timeout_s)
+    session = bench.session
+    request = WorkerRequest(
+        system=system,
+        operation=operation,
+        way=way,
+        state=bench.state,
+        path=str(path),
+        scratch=session.scratch,
+        output=session.output,
+        quick=session.quick,
+        verify_all=repetition == 0,
+    )
+    outcome = session.spawn("benchmarks.worker", request)
     if outcome["status"] == "ok":
         outcome["seconds"] = outcome["seconds"][_CLOCKS[operation]]
     return _with_cpu_per_gb(outcome)
@@ -202,22 +201,20 @@ def run_process(
     settings: dict[str, Any] | None = None,
     threads: int = 1,
 ) -> None:
-    def request_of(scratch: str, output: str) -> Asked:
-        return Request(
-            system=OURS.get(case.subject, Limit.name),
-            operation=operation,
-            state=bench.state,
-            path=str(path),
-            scratch=scratch,
-            output=output,
-            started_s=time.monotonic(),
-            agent=(str(bench.agent.directory), bench.agent.process),
-            settings=settings or {},
-            threads=threads,
-            quick=bench.session.quick,
-            verify_all=repetition == 0,
-        )
-
     session = bench.session
-    outcome = spawn("benchmarks.memory.process", request_of, session.directory, session.timeout_s)
+    request = Request(
+        system=OURS.get(case.subject, Limit.name),
+        operation=operation,
+        state=bench.state,
+        path=str(path),
+        scratch=session.scratch,
+        output=session.output,
+        started_s=time.monotonic(),
+        agent=(str(bench.agent.directory), bench.agent.process),
+        settings=settings or {},
+        threads=threads,
+        quick=session.quick,
+        verify_all=repetition == 0,
+    )
+    outcome = session.spawn("benchmarks.memory.process", request)
     session.record(case, repetition, _with_cpu_per_gb(outcome))

@@ -1,27 +1,24 @@
 """One operation of Waystation in memory, or through a slow store, in this process and in no other.
 
-`python -m benchmarks.memory.process REQUEST`; the outcome is written as JSON to the request's `output`. The
-order is that of `benchmarks.worker`: import, build the state or the template, warm up, run the clock, and
-only then check the bytes. A process that has saved to memory ends by SIGKILL, so what is recovered afterwards
-is what the death of a program leaves.
+`python -m benchmarks.memory.process REQUEST`. The order is that of `benchmarks.worker`: import, build the
+state or the template, warm up, run the clock, and only then check the bytes. A process that has saved to
+memory ends by SIGKILL, so what is recovered afterwards is what the death of a program leaves.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import measure, states
+from benchmarks import measure, processes, states
 from benchmarks.distributed.systems import configure
 from benchmarks.measure import Meter
 from benchmarks.memory.agents import Agent, checkpointer_of
@@ -36,7 +33,7 @@ STEP = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(processes.Request):
     """What a process is asked to do.
 
     Attributes:
@@ -44,8 +41,6 @@ class Request:
         operation: See `OPERATIONS`.
         state: See `states.STATES`.
         path: The directory of the checkpoints; of a store, the checkpoint.
-        scratch: For the warm-up.
-        output: Where the outcome goes.
         started_s: When the process was started, by `time.monotonic`.
         agent: Directory and process of the agent, where memory is used.
         settings: Options of Waystation by their dotted names, where a store is used.
@@ -56,8 +51,6 @@ class Request:
     operation: str
     state: str
     path: str
-    scratch: str
-    output: str
     started_s: float
     agent: tuple[str, int] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -65,31 +58,11 @@ class Request:
     quick: bool = False
     verify_all: bool = False
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
 
 def main() -> None:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    request = Request(**json.loads(sys.argv[1]))
-    outcome = attempt(request)
-    Path(request.output).write_text(json.dumps(outcome))
+    request = processes.answer(Request, run)
     if request.operation == "save-memory":
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def attempt(request: Request) -> Facts:
-    """Measures, or says why that was not possible."""
-    try:
-        return run(request)
-    except ModuleNotFoundError as error:
-        return {"status": "missing", "reason": str(error)}
-    except Exception as error:
-        return {
-            "status": "failed",
-            "reason": f"{type(error).__name__}: {error}"[:2000],
-            "traceback": traceback.format_exc()[-8000:],
-        }
 
 
 def run(request: Request) -> Facts:

@@ -13,11 +13,13 @@ from functools import partial
 
 from benchmarks.distributed import models, programs
 from benchmarks.distributed.process import Request as DiskRequest
-from benchmarks.distributed.session import Case, Outcome, Session
+from benchmarks.distributed.session import Session
 from benchmarks.memory import hosts, hosts_process
 from benchmarks.memory.checkpoints import RECOVER, SAVE
 from benchmarks.memory.hosts import Hosts
 from benchmarks.memory.hosts_process import Request
+from benchmarks.processes import Outcome
+from benchmarks.rounds import Case
 
 NAME = "replication"
 HOSTS = 4

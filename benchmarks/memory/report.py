@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.analysis import Ratio, Series
-from benchmarks.distributed.session import Case, Results, mean_and_deviation
 from benchmarks.memory import checkpoints, hosts, replication, training, training_process
 from benchmarks.memory.checkpoints import LIMIT, RECOVER, RECOVER_WARM, SAVE
 from benchmarks.memory.targets import BASELINE, evaluate
 from benchmarks.report import format_bytes, show_machine, show_targets
+from benchmarks.rounds import Case, Results, mean_and_deviation
 from benchmarks.targets import Line
 
 

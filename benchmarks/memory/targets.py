@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from benchmarks.analysis import Series
-from benchmarks.distributed.session import Case, Results
 from benchmarks.memory import checkpoints, replication, training, training_process
 from benchmarks.memory.checkpoints import MEMORY, RECOVER, RECOVER_WARM, SAVE, STORE
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line, compare
 
 BASELINE = Case(checkpoints.NAME, "torch", "torch-save", SAVE)

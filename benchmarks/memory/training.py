@@ -8,12 +8,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 
-from benchmarks.distributed.session import Case, Results, Session
 from benchmarks.memory import agents
 from benchmarks.memory.agents import Agent
-from benchmarks.memory.spawning import Asked, spawn
 from benchmarks.memory.trainers import SIZES
 from benchmarks.memory.training_process import MEMORY, NOWHERE, Request
+from benchmarks.rounds import Case, Results, Session
 
 NAME = "training"
 DISK = {"torch": "torch-save", "jax": "orbax"}
@@ -56,21 +55,17 @@ def train(session: Session, case: Case, repetition: int, size: str, iterations: 
     path = session.directory / ("in-memory" if case.system == MEMORY else "checkpoint")
     shutil.rmtree(path, ignore_errors=True)
 
-    def request_of(scratch: str, output: str) -> Asked:
-        del scratch
-        return Request(
-            framework=case.subject,
-            size=size,
-            place=case.system,
-            every=every_of(case),
-            iterations=iterations,
-            path=str(path),
-            output=output,
-            agent=(str(agent.directory), agent.process) if case.system == MEMORY else None,
-        )
-
-    outcome = spawn("benchmarks.memory.training_process", request_of, session.directory, session.timeout_s)
-    session.record(case, repetition, outcome)
+    request = Request(
+        framework=case.subject,
+        size=size,
+        place=case.system,
+        every=every_of(case),
+        iterations=iterations,
+        path=str(path),
+        output=session.output,
+        agent=(str(agent.directory), agent.process) if case.system == MEMORY else None,
+    )
+    session.record(case, repetition, session.spawn("benchmarks.memory.training_process", request))
     shutil.rmtree(path, ignore_errors=True)
 
 

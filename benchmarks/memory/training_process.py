@@ -6,31 +6,28 @@ is made. The clock ends when the last save is whole.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import processes
 from benchmarks.measure import Meter
 from benchmarks.memory.agents import Agent, checkpointer_of
 from benchmarks.memory.trainers import SIZES, trainer_of
+from benchmarks.processes import Outcome
 from benchmarks.systems import SYSTEMS
 
-Outcome = dict[str, Any]
 NOWHERE, MEMORY = "no saves", "memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(processes.Request):
     """What a run is.
 
     Attributes:
@@ -40,7 +37,6 @@ class Request:
         every: Iterations from one save to the next.
         iterations: How many are timed.
         path: The directory of the checkpoints.
-        output: Where the outcome goes.
         agent: Directory and process of the agent, where memory is used.
     """
 
@@ -50,35 +46,11 @@ class Request:
     every: int
     iterations: int
     path: str
-    output: str
     agent: tuple[str, int] | None = None
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 Save = Callable[[int, Any], None]
 Wait = Callable[[], None]
-
-
-def main() -> None:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    request = Request(**json.loads(sys.argv[1]))
-    Path(request.output).write_text(json.dumps(attempt(request)))
-
-
-def attempt(request: Request) -> Outcome:
-    """Trains, or says why that was not possible."""
-    try:
-        return run(request)
-    except ModuleNotFoundError as error:
-        return {"status": "missing", "reason": str(error)}
-    except Exception as error:
-        return {
-            "status": "failed",
-            "reason": f"{type(error).__name__}: {error}"[:2000],
-            "traceback": traceback.format_exc()[-8000:],
-        }
 
 
 def run(request: Request) -> Outcome:
@@ -173,4 +145,4 @@ def _nbytes(leaf: Any) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    processes.answer(Request, run)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.distributed.session import Case, Results
 from benchmarks.memory import checkpoints, replication
+from benchmarks.rounds import Case, Results
 
 _COMMAND = "measured: python -m benchmarks.memory"
 _FRAMEWORK = "jax"

@@ -13,9 +13,9 @@ from benchmarks.distributed.broadcast import Model
 from benchmarks.distributed.models import TOPOLOGIES
 from benchmarks.distributed.process import Request
 from benchmarks.distributed.report import evaluate
-from benchmarks.distributed.session import Case, Results, Session
+from benchmarks.distributed.session import Session
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line
-from benchmarks.worker import Request as WorkerRequest
 
 from waystation import _native
 
@@ -35,6 +35,17 @@ def request_of(path: Path, **changes: Any) -> Request:
         verify_all=True,
     )
     return replace(request, **changes)
+
+
+def session_in(directory: Path, **members: Any) -> Session:
+    return Session(
+        directory=directory / "work",
+        results=directory / "results.json",
+        document={"runs": []},
+        quick=True,
+        timeout_s=TIMEOUT_S,
+        **members,
+    )
 
 
 # ---- programs ----------------------------------------------------------------------------------
@@ -69,17 +80,10 @@ def test_a_program_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 def test_the_limit_is_measured_by_a_worker(tmp_path: Path) -> None:
-    request = WorkerRequest(
-        system="limit",
-        operation="save",
-        way="threads buffered 8 MiB x1",
-        state="one",
-        path=str(tmp_path / "raw"),
-        scratch=str(tmp_path / "scratch"),
-        output=str(tmp_path / "outcome"),
-        quick=True,
-    )
-    outcome = limits.run_worker(request, TIMEOUT_S)
+    session = session_in(tmp_path)
+    case = Case(disk.NAME, disk.SUBJECT, f"{limits.PREFIX}one", disk.OPERATION)
+    limits.measure_save(session, case, 0, "threads buffered 8 MiB x1")
+    (outcome,) = session.document["runs"]
     assert outcome["status"] == "ok", outcome
     assert outcome["seconds"] > 0
 
@@ -197,14 +201,7 @@ def test_shares_of_the_limit_are_by_bytes_and_for_one_direction() -> None:
 
 def test_what_failed_is_kept_with_its_reason(tmp_path: Path) -> None:
     told: list[Case] = []
-    session = Session(
-        directory=tmp_path / "work",
-        results=tmp_path / "results.json",
-        document={"runs": []},
-        quick=True,
-        timeout_s=TIMEOUT_S,
-        on_run=lambda case, outcome: told.append(case),
-    )
+    session = session_in(tmp_path, on_run=lambda case, outcome: told.append(case))
     case = Case(disk.NAME, disk.SUBJECT, disk.OURS, disk.OPERATION)
     assert not session.record(case, 0, {"status": "failed", "reason": "for a test"})
     assert told == [case]

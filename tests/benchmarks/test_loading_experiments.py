@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from benchmarks.distributed import limits
-from benchmarks.distributed.session import Case, Results
 from benchmarks.loading_experiments import (
     beside_copies,
     in_memory,
@@ -27,6 +26,7 @@ from benchmarks.loading_experiments.loaders import LOADERS
 from benchmarks.loading_experiments.models import QUARTERS, Model
 from benchmarks.loading_experiments.report import EXPERIMENTS, evaluate, show
 from benchmarks.loading_experiments.session import Loading, in_turns
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line
 
 from benchmarks import states

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.distributed.session import Case, Results, Session
+from benchmarks.distributed.session import Session
 from benchmarks.memory import __main__ as command
 from benchmarks.memory import agents, checkpoints, hosts, process, replication, training, training_process
 from benchmarks.memory.checkpoints import MEMORY, RECOVER, RECOVER_WARM, SAVE, STORE, Bench
@@ -18,13 +18,15 @@ from benchmarks.memory.report import show
 from benchmarks.memory.targets import evaluate
 from benchmarks.memory.training import NO_SAVES
 from benchmarks.memory.training_process import NOWHERE
+from benchmarks.processes import attempt
+from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line
 from benchmarks.wasted_time.measured import constants_of
 from benchmarks.wasted_time.parameters import read_parameters
 from rich.console import Console
 
 from benchmarks import command as shared
-from benchmarks import states
+from benchmarks import rounds, states
 
 TIMEOUT_S = 200.0
 STATE = "transformer-half-gb"
@@ -40,23 +42,20 @@ def session_in(directory: Path) -> Session:
     )
 
 
-def attempt_here(module: str, request_of: Any, directory: Path, timeout_s: float) -> dict[str, Any]:
+def attempt_here(module: str, request: Any, timeout_s: float) -> dict[str, Any]:
     """What a fresh process would do, without the seconds that importing everything takes it."""
     del timeout_s
-    attempts: dict[str, Any] = {
-        "benchmarks.memory.process": process.attempt,
-        "benchmarks.memory.training_process": training_process.attempt,
+    work: dict[str, Any] = {
+        "benchmarks.memory.process": process.run,
+        "benchmarks.memory.training_process": training_process.run,
     }
-    directory.mkdir(parents=True, exist_ok=True)
-    outcome = attempts[module](request_of(str(directory / "scratch"), str(directory / "outcome.json")))
-    found: dict[str, Any] = json.loads(json.dumps(outcome))
+    found: dict[str, Any] = json.loads(json.dumps(attempt(work[module], request)))
     return found
 
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (checkpoints, training):
-        monkeypatch.setattr(module, "spawn", attempt_here)
+    monkeypatch.setattr(rounds, "spawn", attempt_here)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.distributed.session import Case, Results, Session
+from benchmarks.rounds import Case, Results, Session
 from benchmarks.startup_job import Request
 from benchmarks.startup_loaders import LOADERS, OURS
 from benchmarks.targets import Line
@@ -25,7 +25,8 @@ TOKENS = 12
 SCRIPT = f"""
 import json, pathlib, shutil, sys
 from benchmarks import startup_model
-from benchmarks.startup_job import Request, attempt
+from benchmarks.processes import attempt
+from benchmarks.startup_job import Request, run
 written, damaged = map(pathlib.Path, sys.argv[1:3])
 startup_model.write(written, startup_model.SIZES["tiny"], {TOKENS})
 shutil.copytree(written, damaged)
@@ -34,7 +35,7 @@ with sorted(damaged.glob("*/*.safetensors"))[-1].open("r+b") as file:
     last = file.read(1)
     file.seek(-1, 2)
     file.write(bytes([last[0] ^ 1]))
-outcomes = [attempt(Request(**json.loads(text))) for text in sys.argv[3:]]
+outcomes = [attempt(run, Request(**json.loads(text))) for text in sys.argv[3:]]
 print("\\n" + json.dumps(outcomes))
 """
 
@@ -52,8 +53,7 @@ def test_every_loader_makes_the_model_say_the_same(tmp_path: Path) -> None:
     cases = [(written, name, way) for name, loader in LOADERS.items() for way in loader.ways]
     cases += [(written, "limit", "threads buffered 8 MiB x4"), (damaged, OURS, "read")]
     requests = [
-        Request(name, way, str(directory), str(tmp_path / "outcome"), TOKENS, 0.0, verify=True)
-        for directory, name, way in cases
+        Request(name, way, str(directory), TOKENS, 0.0, verify=True) for directory, name, way in cases
     ]
     requests.append(replace(requests[0], tokens=2 * TOKENS))
     command = [sys.executable, "-c", SCRIPT, str(written), str(damaged), *(one.to_json() for one in requests)]

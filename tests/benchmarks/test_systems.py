@@ -19,18 +19,12 @@ import pytest
 from benchmarks.systems import SYSTEMS
 from benchmarks.systems.limit import Way, check_pages, in_parallel
 from benchmarks.worker import Request
+from tests.support.benchmark_processes import measured
 
 from benchmarks import measure, states
 
 ROOT = Path(__file__).resolve().parents[2]
 PURE = [name for name in SYSTEMS if name != "limit"]
-
-
-SCRIPT = """
-import json, sys
-from benchmarks.worker import Request, attempt
-print("\\n" + json.dumps([attempt(Request(**json.loads(text))) for text in sys.argv[1:]]))
-"""
 
 
 def request(
@@ -51,12 +45,7 @@ def request(
 
 def work(*requests: Request) -> list[dict[str, Any]]:
     """Lets one process measure all in turn; skips where a library is not installed."""
-    texts = [entry.to_json() for entry in requests]
-    command = [sys.executable, "-c", SCRIPT, *texts]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    outcomes: list[dict[str, Any]] = json.loads(finished.stdout.splitlines()[-1])
+    outcomes = measured("benchmarks.worker", requests, Path(requests[0].output).parent)
     for outcome in outcomes:
         if outcome["status"] == "missing":
             pytest.skip(outcome["reason"])
@@ -170,7 +159,8 @@ def test_a_library_that_is_not_installed_is_reported_with_its_name(tmp_path: Pat
     (tmp_path / "safetensors.py").write_text("raise ModuleNotFoundError(\"No module named 'safetensors'\")\n")
     text = request(tmp_path, "safetensors-torch", "save").to_json()
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv[1:] = [{text!r}]; "
-    code += "from benchmarks.worker import main; main()"
+    code += "from benchmarks.processes import answer; from benchmarks.worker import Request, run; "
+    code += "answer(Request, run)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["status"] == "missing"
