@@ -1,4 +1,4 @@
-"""Training steps of a decoder of 12 layers with Adam, in JAX and in torch, on the CPU.
+"""Training steps of a decoder with Adam, in JAX and in torch, on the CPU.
 
 What is trained on are random tokens: a step takes as long whatever they are. Steps are complete when they
 return, and the state is what a program would save.
@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-LAYERS = 12
 VOCABULARY = 256
 LEARNING_RATE = 1e-3
 
@@ -24,23 +23,25 @@ class Size:
         width: Of the model.
         context: Tokens of a sequence.
         batch: Sequences of a step.
+        layers: Of the model.
     """
 
     width: int
     context: int
     batch: int
+    layers: int = 12
 
     @property
     def state_bytes(self) -> int:
         """About what parameters and moments take; never less."""
         parameters = (
-            LAYERS * (12 * self.width + 20) * self.width + (2 * VOCABULARY + self.context) * self.width
+            self.layers * (12 * self.width + 20) * self.width + (2 * VOCABULARY + self.context) * self.width
         )
         return 12 * parameters + (1 << 20)
 
 
 SIZES = {
-    "quick": Size(width=32, context=16, batch=2),
+    "quick": Size(width=32, context=16, batch=2, layers=2),
     "usual": Size(width=256, context=64, batch=4),
     "full": Size(width=384, context=128, batch=10),
 }
@@ -78,7 +79,7 @@ class JaxTrainer:
 
         from waystation.demo import model
 
-        shape = model.Shape(VOCABULARY, size.context, size.width, heads=8, layers=LAYERS)
+        shape = model.Shape(VOCABULARY, size.context, size.width, heads=8, layers=size.layers)
         optimizer = optax.adamw(LEARNING_RATE)
         parameters = model.initialize(jax.random.key(0), shape)
         self._state = {
@@ -123,7 +124,7 @@ class TorchTrainer:
             {
                 "embedding": nn.Embedding(VOCABULARY, size.width),
                 "position": nn.Embedding(size.context, size.width),
-                "layers": nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False),
+                "layers": nn.TransformerEncoder(layer, size.layers, enable_nested_tensor=False),
                 "head": nn.Linear(size.width, VOCABULARY),
             }
         )

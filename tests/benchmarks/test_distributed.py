@@ -16,6 +16,7 @@ from benchmarks.distributed.report import evaluate
 from benchmarks.distributed.session import Session
 from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line
+from tests.support import benchmark_processes
 
 from waystation import _native
 
@@ -51,7 +52,10 @@ def session_in(directory: Path, **members: Any) -> Session:
 # ---- programs ----------------------------------------------------------------------------------
 
 
-def test_a_program_of_two_processes_saves_and_loads_under_a_throttle(tmp_path: Path) -> None:
+def test_a_program_of_two_processes_saves_and_loads_under_a_throttle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "_start", benchmark_processes.start)
     limits = throttles.store(tmp_path / "throttles")
     saving = request_of(tmp_path / "checkpoint", settings=limits)
     saved = programs.run(saving, tmp_path / "work", TIMEOUT_S)

@@ -17,6 +17,9 @@ from benchmarks.session import Session
 from benchmarks.systems import SYSTEMS as EVERY_SYSTEM
 from benchmarks.targets import Line
 from rich.console import Console
+from tests.support import benchmark_processes
+
+from benchmarks import rounds
 
 OPERATIONS = ("load-cold", "load-warm", "stream-cold", "stream-warm")
 MIB = 1 << 20
@@ -162,7 +165,10 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "loading.svg").read_text()
 
 
-def test_a_session_publishes_once_a_round_and_all_load_that(tmp_path: Path) -> None:
+def test_a_session_publishes_once_a_round_and_all_load_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "spawn", benchmark_processes.spawn)
     session = Session(
         selection=Selection(
             ("small",),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.distributed import programs
 from benchmarks.distributed.session import Session
 from benchmarks.memory import __main__ as command
 from benchmarks.memory import agents, checkpoints, hosts, process, replication, training, training_process
@@ -24,6 +25,7 @@ from benchmarks.targets import Line
 from benchmarks.wasted_time.measured import constants_of
 from benchmarks.wasted_time.parameters import read_parameters
 from rich.console import Console
+from tests.support import benchmark_processes
 
 from benchmarks import command as shared
 from benchmarks import rounds, states
@@ -146,7 +148,8 @@ def test_the_command_measures_and_says_what_it_found(
     assert not any((tmp_path / "work").iterdir())
 
 
-def test_a_lost_host_is_recovered_from_a_peer(tmp_path: Path) -> None:
+def test_a_lost_host_is_recovered_from_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_start", benchmark_processes.start)
     count = replication.HOSTS
     session = session_in(tmp_path)
     with hosts.running(count, 16 << 20) as found:

@@ -25,8 +25,8 @@ from tests.support.ports import claimed_ports
 HANG_S = 120.0  # far beyond what anything here takes
 DEPARTURE_S = 10.0  # as long as one that is stopped is waited for
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__, "tests.support.preloaded"])
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload([__name__, "tests.support.preloaded"])
 
 
 @dataclass
@@ -271,15 +271,15 @@ def running(
     with claimed_ports(3) as ports:
         for port in ports:  # an earlier run may have had the same
             (directory / f"store-{port}").unlink(missing_ok=True)
-        departures = [_context.Pipe(duplex=False) for _ in range(1, count)]
+        departures = [context.Pipe(duplex=False) for _ in range(1, count)]
         try:
             for index in range(count):
-                here, there = _context.Pipe()
+                here, there = context.Pipe()
                 departing = [departures[index - 1][1]] if index else [reader for reader, _ in departures]
                 place = Place(index, count, framework, directory, list(ports), options, there, departing)
                 log = directory / f"{function.__name__}-{ports[0]}-{index}.log"
                 log.touch()
-                process = _context.Process(target=_run, args=(place, log, function, arguments))
+                process = context.Process(target=_run, args=(place, log, function, arguments))
                 process.start()
                 for connection in (there, *departing):  # or nobody would see that a process has ended
                     connection.close()
