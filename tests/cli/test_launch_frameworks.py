@@ -35,7 +35,11 @@ coordinator = coordination.current()
 victim = int(sys.argv[1])
 session = coordinator.open("a save", deadline_s=100)
 assert session.round(lambda: b"x", lambda parts: b"".join(parts)) == b"xxx"
-time.sleep(1.5)  # of work, in which the processes get to know each other
+until = time.monotonic() + 60  # of work, in which the processes get to know each other
+for other in [0, *session._watched]:
+    while "pid" not in session._store.describe(other) and time.monotonic() < until:
+        time.sleep(0.01)
+session.barrier()
 if coordinator.process_index == victim:
     print("about to die", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
