@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.memory import scenarios
+from tests.memory import scenarios, trainers
 from tests.memory.scenarios import checkpointer_of, fingerprint, state_of
 from tests.support.agents import Agent, memory_directory, running_agents
 from tests.support.programs import running
@@ -95,9 +95,12 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], l
     @functools.cache
     def of(framework: str) -> list[dict[int, str]]:
         directory = tmp_path_factory.mktemp(framework)
-        command = sys.executable, "-m", "tests.memory.trainers", framework, directory, STEPS
-        done = launch("-n", HOSTS, "--", *command)
-        assert done.returncode == 0, done.stderr
+        arguments = framework, directory, STEPS
+        with running(
+            trainers.train_here, *arguments, count=HOSTS, framework="torch", directory=directory
+        ) as programs:
+            ended = programs.end()
+        assert not [process.value for process in ended if process.value is not None], ended
         found = trained(directory)
         assert [sorted(steps) for steps in found] == [list(range(1, STEPS + 1))] * HOSTS
         return found

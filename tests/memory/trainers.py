@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from tests.support.programs import Place
 
 from waystation import _native
 from waystation.memory import DIRECTORY_VARIABLE, MemoryTier
@@ -232,6 +233,13 @@ def kill(victim: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def was_saved(checkpointer: Checkpointer, step: int) -> bool:
+    """Whether a step is whole in memory, once its save has ended."""
+    checkpointer.wait()
+    statistics = checkpointer.tier_statistics
+    return statistics is not None and statistics.last_saved_step == step
+
+
 def main(framework: str, directory: Path, steps: int, victim: str = "", at: int = -1) -> None:
     index, count = (int(os.environ[f"WAYSTATION_PROCESS_{name}"]) for name in ("INDEX", "COUNT"))
     trainer, batches = trainer_of(framework, index, count), Batches()
@@ -262,14 +270,30 @@ def main(framework: str, directory: Path, steps: int, victim: str = "", at: int 
                 if index == VICTIM_PROCESS:
                     killed.touch()
                     kill(victim)
-            if victim == "agent" and step > at:
-                time.sleep(0.25)  # so that agents recover meanwhile
+            if victim == "agent" and step > at and not was_saved(checkpointer, step):
+                time.sleep(1)  # so that agents recover meanwhile
         checkpointer.wait()
         statistics = checkpointer.tier_statistics
         if statistics is not None:
             log.write(f"saved {statistics.last_saved_step} {statistics.last_failure}\n")
     with contextlib.suppress(Exception):
         trainer.close()
+
+
+def train_here(place: Place, framework: str, directory: Path, steps: int) -> None:
+    """Trains in a process that was forked where the frameworks are imported, without memory."""
+    port = place.ports[0]
+    os.environ |= {
+        "WAYSTATION_PROCESS_INDEX": str(place.index),
+        "WAYSTATION_PROCESS_COUNT": str(place.count),
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(place.index),
+        "WORLD_SIZE": str(place.count),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    main(framework, directory, steps)
 
 
 if __name__ == "__main__":
