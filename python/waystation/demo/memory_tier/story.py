@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
@@ -33,6 +34,7 @@ from waystation.demo.screen import Screen
 
 FULL = Plan(host_count=4, steps=60, save_every=10, width=192, layers=4)
 QUICK = Plan(host_count=4, steps=30, save_every=6, width=64, layers=2)
+TIERS = "memory", "disk"
 LEARNED = 0.8  # of the first loss is left, at most
 
 
@@ -42,6 +44,7 @@ def run(
     quick: bool = False,
     console: Console | None = None,
     plan: Plan | None = None,
+    tiers: Sequence[str] = TIERS,
     are_shared: bool | None = None,
 ) -> dict[str, Any]:
     """Runs the demo, prints what happens and proves what it claims.
@@ -52,6 +55,7 @@ def run(
         quick: Trains a smaller model for half of the steps; every claim is checked all the same.
         console: Where to print. A `Console(quiet=True)` prints nothing.
         plan: What is trained, instead of either.
+        tiers: Where training goes on from after a loss, one act for each.
         are_shared: Makes hosts of directories, also where namespaces are allowed (True), or fails where they
             are not (False).
 
@@ -69,7 +73,9 @@ def run(
     console = console or Console()
     forbidden = why_forbidden() if are_shared is None else None
     story = Story(output, plan or (QUICK if quick else FULL), console, SystemRandom())
-    report = story.tell(forbidden, are_shared=forbidden is not None if are_shared is None else are_shared)
+    if are_shared is None:
+        are_shared = forbidden is not None
+    report = story.tell(tiers, forbidden, are_shared=are_shared)
     report["total_s"] = time.perf_counter() - started
     write_report(output, report)
     story.screen.say(f"\nDone in {report['total_s']:.0f} s. Checkpoints, logs and {REPORT} are in {output}")
@@ -97,10 +103,11 @@ class Story:
         later = [step for step in range(2 * every, steps) if step % every >= every // 2]
         return [step for step in later if 0.5 * steps <= step <= 0.7 * steps]
 
-    def tell(self, forbidden: str | None, *, are_shared: bool) -> dict[str, Any]:
+    def tell(self, tiers: Sequence[str], forbidden: str | None, *, are_shared: bool) -> dict[str, Any]:
         """Plays all acts and returns the report.
 
         Args:
+            tiers: Where training goes on from.
             forbidden: Why hosts cannot be made of namespaces here, if so.
             are_shared: Whether they are made of directories.
         """
@@ -109,19 +116,22 @@ class Story:
         why = f" ({forbidden})" if forbidden else ""
         self.screen.say(f"{self._plan.host_count} hosts on this machine, made of {kind}{why}")
         reference = self._train_reference()
-        on_memory = self._train_with_loss("memory", reference)
-        on_disk = self._train_with_loss("disk", reference)
-        runs = [reference, on_memory, on_disk]
-        timelines = {"memory": timeline_of(on_memory), "disk": timeline_of(on_disk)}
+        runs = {tier: self._train_with_loss(tier, reference) for tier in tiers}
+        timelines = {tier: timeline_of(run) for tier, run in runs.items()}
         self._show(timelines)
         return {
             "claims": self._proof.held,
             "hosts": kind,
             "plan": dataclasses.asdict(self._plan),
-            "lost": {run.name: dataclasses.asdict(run.loss) for run in runs if run.loss is not None},
-            "losses": {run.name: [run.losses(start) for start in run.start_numbers()] for run in runs},
+            "lost": {tier: dataclasses.asdict(run.loss) for tier, run in runs.items() if run.loss},
+            "losses": {
+                name: [run.losses(start) for start in run.start_numbers()]
+                for name, run in {"reference": reference, **runs}.items()
+            },
             "timelines": {name: dataclasses.asdict(timeline) for name, timeline in timelines.items()},
-            "recoveries": [found for launch in on_memory.launches for found in launch["recoveries"]],
+            "recoveries": [
+                found for run in runs.values() for launch in run.launches for found in launch["recoveries"]
+            ],
             "plot": self._draw(timelines),
         }
 
