@@ -15,6 +15,10 @@ export PYO3_BUILD_EXTENSION_MODULE := 1
 # Tests start programs by the hundred: what they import is compiled once and kept, also where the environment
 # says otherwise, as images of containers do. Without it JAX and torch take seconds in every process.
 unexport PYTHONDONTWRITEBYTECODE
+# A fresh clone is compiled once, so nothing is kept for the next time.
+ifdef CI
+export CARGO_INCREMENTAL := 0
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments demo docs fuzz lock clean
