@@ -113,7 +113,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Reads arguments. InvalidInput if they are not what [`HELP`] says.
+    /// Reads arguments. InvalidInput if they are not what `HELP` says.
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self> {
         let mut arguments = arguments.into_iter().peekable();
         let command = arguments.next();

@@ -8,7 +8,7 @@
 //! through their primary contexts, as the frameworks use them, and no thread's current context is changed
 //! for longer than a call; copies run on streams of our own, so whoever names device memory must have
 //! waited for the kernels that use it; host memory is pinned once and stays so in the arena's pool
-//! ([`pins`]), and where it cannot be pinned copies are slower, not wrong. A forked child cannot use what
+//! (`pins`), and where it cannot be pinned copies are slower, not wrong. A forked child cannot use what
 //! its parent has started: it gets an error.
 
 mod cufile;

@@ -2,7 +2,7 @@
 //!
 //! First the slabs are pinned, where the arena has not handed out pinned ones again, then the copies run in
 //! pieces, several in flight on every device. Invariants: pieces that were started are waited for before
-//! the job ends, whatever the reason; slabs stay lent (see [`super::pins`]) exactly as long as the job runs.
+//! the job ends, whatever the reason; slabs stay lent (see `pins`) exactly as long as the job runs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;

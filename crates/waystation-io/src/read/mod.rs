@@ -1,11 +1,11 @@
 //! Planned reads: boxes of stored chunks to chosen addresses, verified on the way.
 //!
-//! The plan is turned into spans of file bytes ([`spans`]). How the largest files are best read
-//! ([`source`]) says how many workers there are ([`choice`]); they take the spans in stripes, and each file
-//! is closed after its last ([`files`]). It is read unit by unit in the way that suits it: many in flight
-//! ([`flight`]) or one after another ([`portion`]). Invariants: no byte reaches the caller unverified
+//! The plan is turned into spans of file bytes (`spans`). How the largest files are best read
+//! (`source`) says how many workers there are (`choice`); they take the spans in stripes, and each file
+//! is closed after its last (`files`). It is read unit by unit in the way that suits it: many in flight
+//! (`flight`) or one after another (`portion`). Invariants: no byte reaches the caller unverified
 //! without the job failing; a job that has finished, well or not, uses the caller's memory no more; memory
-//! beside the destinations is bounded by [`SCRATCH_BYTES`]. Destinations may be on devices ([`device`]).
+//! beside the destinations is bounded by `SCRATCH_BYTES`. Destinations may be on devices ([`device`]).
 
 pub mod device;
 pub mod gpu_direct;

@@ -1,8 +1,8 @@
 //! Durable writes of new files, gathered from memory.
 //!
-//! A job parses its plan ([`plan`]) and chooses its way ([`choice`]), then workers ([`worker`]) take the
-//! files' blocks in order ([`work`]), gather and checksum them in staging memory and write them to outputs
-//! ([`output`]). Failure sequence:
+//! A job parses its plan (`plan`) and chooses its way (`choice`), then workers (`worker`) take the
+//! files' blocks in order (`work`), gather and checksum them in staging memory and write them to outputs
+//! (`output`). Failure sequence:
 //! bad plan or options (nothing touched); a name that exists, no directory, too little space (known
 //! before anything is written); refused direct I/O or io_uring (another mode takes over unless one was
 //! demanded); a failing write or sync; cancellation. Invariants: a job that fails or is cancelled removes
