@@ -150,13 +150,14 @@ impl Agent {
                 return self.restore(decision, outputs);
             }
             ToAgent::Train(orders) if self.follows(orders.epoch) => return self.train(orders, outputs),
+            ToAgent::Bring { epoch, key, to } if self.follows(epoch) => return self.bring(key, to, outputs),
             ToAgent::Commit { epoch, commit } => {
                 // Before the first orders of the epoch, which say what is noted then, it would be forgotten again.
                 if self.follows(epoch) && self.memory.trained == Some(epoch) {
                     self.memory.note(commit);
                 }
             }
-            ToAgent::Gather { .. } | ToAgent::Restore(_) | ToAgent::Train(_) => {}
+            ToAgent::Gather { .. } | ToAgent::Restore(_) | ToAgent::Train(_) | ToAgent::Bring { .. } => {}
         }
         self.report(outputs);
     }
@@ -201,6 +202,9 @@ impl Agent {
         }
         self.is_verified = true;
         self.answer(outputs);
+        if !damaged.is_empty() {
+            self.report(outputs);
+        }
     }
 
     fn answer(&self, outputs: &mut Vec<Output>) {

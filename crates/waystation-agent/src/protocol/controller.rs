@@ -9,7 +9,8 @@
 //! Invariants: an epoch is used only after a majority has promised it, and never again once anybody was heard to have
 //! promised a higher one; a version is committed only while every shard has verified copies on enough distinct
 //! agents; orders let older copies go only after a majority has noted that; there is one decision at a time, and
-//! trainers begin only when everybody has carried it out.
+//! trainers begin only when everybody has carried it out. Whoever hears no majority for too long ends: it may be the only
+//! one that is not heard by others, but those who hear it would wait for it for ever.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -67,6 +68,8 @@ pub enum Output {
     Stuck,
     /// Another controller is in charge, in this epoch; this one does nothing more.
     Ended(Epoch),
+    /// For too long too few agents were heard to be a majority. Another may hear more; this one does nothing more.
+    LeftAlone,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -83,6 +86,7 @@ pub(super) enum Phase {
 pub struct Controller {
     pub(super) number: u32,
     pub(super) settings: Settings,
+    pub(super) began_ms: u64,
     pub(super) now_ms: u64,
     pub(super) epoch: Epoch,
     pub(super) phase: Phase,
@@ -106,6 +110,7 @@ impl Controller {
         Self {
             number,
             settings,
+            began_ms: now_ms,
             now_ms,
             epoch: Epoch { number: 1, controller: number },
             phase: Phase::Preparing,
@@ -264,6 +269,7 @@ impl Controller {
             Phase::Training(training) => {
                 self.tell_all(&ToAgent::Prepare { epoch }, outputs);
                 training.tell(outputs);
+                training.mend(&self.quorum, outputs);
             }
             Phase::Ended => {}
         }

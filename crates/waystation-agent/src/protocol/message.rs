@@ -52,6 +52,16 @@ pub enum ToAgent {
     Restore(Arc<Decision>),
     /// Train, and keep what the orders say.
     Train(Arc<Orders>),
+    /// Bring a copy to one who is to keep it and does not have it, whatever that one has said before: it may have found
+    /// its own to be damaged since, and let go of it.
+    Bring {
+        /// Of the sender.
+        epoch: Epoch,
+        /// Of which shard.
+        key: Key,
+        /// Who lacks it.
+        to: AgentId,
+    },
     /// Note that this version has enough copies.
     Commit {
         /// Of the sender; the version's may be older.
@@ -69,6 +79,7 @@ impl ToAgent {
             | ToAgent::Admit { epoch, .. }
             | ToAgent::Learn { epoch, .. }
             | ToAgent::Gather { epoch }
+            | ToAgent::Bring { epoch, .. }
             | ToAgent::Commit { epoch, .. } => *epoch,
             ToAgent::Restore(decision) => decision.epoch,
             ToAgent::Train(orders) => orders.epoch,

@@ -179,19 +179,24 @@ impl Controller {
         self.repeat(outputs);
     }
 
-    /// Begins a recovery if somebody who is needed has been silent for too long.
+    /// Begins a recovery if somebody who is needed has been silent for too long; ends if too many are.
     pub(super) fn look_for_silence(&mut self, outputs: &mut Vec<Output>) {
+        if self.agents().filter(|&agent| !self.is_silent(agent)).count() < self.quorum.majority() {
+            self.phase = Phase::Ended;
+            return outputs.push(Output::LeftAlone);
+        }
         let needed: Vec<AgentId> = match &self.phase {
             Phase::Restoring { .. } => self.findings.inventories.keys().copied().collect(),
             Phase::Training(training) => training.members().collect(),
             Phase::Preparing | Phase::Gathering { .. } | Phase::Ended => return,
         };
-        let is_silent = |agent: &AgentId| {
-            let heard_ms = self.heard_ms.get(agent).copied().unwrap_or_default();
-            self.now_ms > heard_ms + self.settings.dead_after_ms
-        };
-        if needed.iter().any(is_silent) {
+        if needed.into_iter().any(|agent| self.is_silent(agent)) {
             self.recover(outputs);
         }
+    }
+
+    fn is_silent(&self, agent: AgentId) -> bool {
+        let heard_ms = self.heard_ms.get(&agent).copied().unwrap_or(self.began_ms);
+        self.now_ms > heard_ms + self.settings.dead_after_ms
     }
 }

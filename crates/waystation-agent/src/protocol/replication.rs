@@ -5,6 +5,9 @@
 //! versions from before a recovery may lie anywhere: whoever has one brings it to the shard's holders, and who is none
 //! of them frees it once all have it, or old copies would take the room of new ones for ever. Nothing is ever
 //! overwritten: without room a copy is refused, and offered again later.
+//!
+//! A holder that has said that it keeps a copy may find it damaged later, and lets go of it. The controller, which sees
+//! from reports who has what, then asks one that has the copy to bring it again.
 
 use super::agent::Agent;
 use super::events::{Output, Refusal};
@@ -79,6 +82,17 @@ impl Agent {
             for &to in others.filter(|&&to| !self.kept.contains(&(key, to))) {
                 outputs.push(Output::Bytes { to, epoch, key, copy, purpose: Purpose::Replica });
             }
+        }
+    }
+
+    /// Brings a copy to a holder that was found to lack it, also if that one has said that it keeps it.
+    pub(super) fn bring(&mut self, key: Key, to: AgentId, outputs: &mut Vec<Output>) {
+        let Some(orders) = &self.orders else { return };
+        let Some(&copy) = self.memory.copies.get(&key) else { return };
+        if to != self.id && orders.keeps(key.version) && orders.holders_of(key).contains(&to) {
+            self.kept.remove(&(key, to));
+            let (epoch, purpose) = (orders.epoch, Purpose::Replica);
+            outputs.push(Output::Bytes { to, epoch, key, copy, purpose });
         }
     }
 

@@ -3,7 +3,8 @@
 //! The newest version of which every shard has one digest and enough verified copies is committed first; what is older is
 //! never committed after it. Copies count as long as the newest report of an agent that follows the epoch has them. The
 //! version that training began with is committed like any other, if it was not, or no longer has the copies of a
-//! commit; until it is, or has not got its copies in time, no new version is taken.
+//! commit; until it is, or has not got its copies in time, no new version is taken. What a holder lacks is brought to it
+//! by one that has it, again and again until it reports it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -61,6 +62,26 @@ impl Training {
             outputs.push(Output::ToAgent(agent, ToAgent::Train(Arc::clone(&self.orders))));
             if let Some(commit) = self.pending {
                 outputs.push(Output::ToAgent(agent, ToAgent::Commit { epoch, commit }));
+            }
+        }
+    }
+
+    /// Has every copy brought where it is to be and, as far as is known, is not.
+    pub(super) fn mend(&self, quorum: &Quorum, outputs: &mut Vec<Output>) {
+        let epoch = self.orders.epoch;
+        let mut held: BTreeMap<Key, BTreeSet<AgentId>> = BTreeMap::new();
+        for (agent, report) in quorum.followers(epoch) {
+            for &key in report.copies.keys().filter(|key| self.orders.keeps(key.version)) {
+                held.entry(key).or_default().insert(agent);
+            }
+        }
+        for (key, having) in held {
+            let holders = self.orders.holders_of(key);
+            let Some(&from) = holders.iter().chain(&having).find(|&agent| having.contains(agent)) else {
+                continue;
+            };
+            for &to in holders.iter().filter(|&agent| !having.contains(agent)) {
+                outputs.push(Output::ToAgent(from, ToAgent::Bring { epoch, key, to }));
             }
         }
     }

@@ -80,7 +80,7 @@ fn is_sound(envelope: &Envelope, agents: usize) -> bool {
             ToAgent::Admit { incarnations, program, .. } => {
                 incarnations.keys().all(is_there) && fits(program)
             }
-            ToAgent::Learn { agent, .. } => is_there(agent),
+            ToAgent::Learn { agent, .. } | ToAgent::Bring { to: agent, .. } => is_there(agent),
             ToAgent::Restore(decision) => is_sound_decision(decision, agents),
             ToAgent::Train(orders) => are_sound_orders(orders, agents),
         },

@@ -247,6 +247,36 @@ fn a_controller_gives_way_to_one_of_a_higher_epoch() {
     assert_eq!(outputs, [controller::Output::Ended(newer)]);
 }
 
+/// It went on speaking: whoever heard it waited for it, and it for answers that did not reach it.
+#[test]
+fn a_controller_that_hears_no_majority_ends() {
+    let mut cluster = Cluster::training();
+    cluster.cut_off.insert(1);
+    cluster.cut_off.insert(2);
+    cluster.tick(1000);
+    assert!(!cluster.wants.contains(&controller::Output::LeftAlone));
+    cluster.tick(1001);
+    assert!(cluster.wants.contains(&controller::Output::LeftAlone));
+    assert_eq!(cluster.controller.handle(controller::Input::Tick(2000)), []);
+}
+
+/// Its other holder had heard that it keeps it.
+#[test]
+fn a_copy_that_its_holder_lets_go_as_damaged_is_brought_again() {
+    let mut cluster = Cluster::training();
+    let key = Key { version: Version { epoch: cluster.controller.epoch(), step: 1 }, shard: 0 };
+    cluster.agent(AgentId(0), Input::Sealed(key, COPY));
+    cluster.tick(10);
+    assert_eq!(cluster.committed(), [key.version]);
+    // The one that it was brought to, and the one that has sealed it.
+    for id in [1, 0] {
+        cluster.agent(AgentId(id), Input::Verified(vec![key]));
+        assert!(!cluster.agents[usize::from(id)].memory().copies.contains_key(&key));
+        cluster.tick(20);
+        assert!(cluster.agents[usize::from(id)].memory().copies.contains_key(&key), "agent {id} lacks it");
+    }
+}
+
 /// A report of an agent that follows an epoch and has nothing.
 fn heard(epoch: Epoch) -> ToController {
     ToController::Report(Report {

@@ -23,6 +23,7 @@ pub struct Host {
     /// None while the process is dead.
     pub agent: Option<Agent>,
     pub candidate: Candidate,
+    hosts: usize,
     /// The number of the controller in the process.
     pub controller: Option<u32>,
     /// What is left of it while it is dead.
@@ -38,13 +39,15 @@ pub struct Host {
 }
 
 impl Host {
-    pub fn founder(number: u16, limits: Limits) -> Self {
+    /// One of so many.
+    pub fn founder(number: u16, hosts: usize, limits: Limits) -> Self {
         let id = AgentId(number);
         let mut host = Self {
             id,
             limits,
             agent: None,
-            candidate: Candidate::new(id, PATIENCE, 0),
+            hosts,
+            candidate: Candidate::new(id, hosts, PATIENCE, 0),
             controller: None,
             memory: Memory::of_founder(),
             bytes: BTreeMap::new(),
@@ -66,7 +69,7 @@ impl Host {
         self.bytes.retain(|key, _| kept.contains_key(key));
         self.process += 1;
         self.agent = Some(Agent::new(self.id, self.limits, self.memory.clone()));
-        self.candidate = Candidate::new(self.id, PATIENCE, now_ms);
+        self.candidate = Candidate::new(self.id, self.hosts, PATIENCE, now_ms);
     }
 
     /// SIGKILL of the agent, and of the controller in it: memory stays.

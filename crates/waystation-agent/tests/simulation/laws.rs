@@ -46,11 +46,22 @@ pub struct Laws {
     reference: Option<Version>,
     /// What epochs have let go of it for, before a majority has heard of that: one of them all has to survive.
     successors: BTreeSet<Version>,
-    /// When hosts were lost, or copies on them damaged.
-    harms: Vec<(u64, u16)>,
+    /// Of all hosts, ever.
+    harms: Vec<Harm>,
     /// Those that count against the reference.
-    harmed: BTreeSet<u16>,
+    counted: Vec<Harm>,
     pub majority_commits: u64,
+}
+
+/// A host was lost, or copies on it were damaged.
+#[derive(Clone, Debug)]
+struct Harm {
+    when_ms: u64,
+    host: u16,
+    /// What it lost.
+    keys: BTreeSet<Key>,
+    /// The last epoch in which others may have heard that it keeps them.
+    epoch: Option<Epoch>,
 }
 
 impl Laws {
@@ -70,10 +81,12 @@ impl Laws {
         assert!(pairs.all(|(earlier, later)| earlier <= later), "programs go back: {:?}", self.programs);
     }
 
-    /// A host was lost, or copies on it were damaged.
-    pub fn harm(&mut self, now_ms: u64, host: u16) {
-        self.harms.push((now_ms, host));
-        self.harmed.insert(host);
+    /// A host is about to lose copies, as it is lost or they are damaged.
+    pub fn harm(&mut self, when_ms: u64, host: &Host, keys: impl IntoIterator<Item = Key>) {
+        let (epoch, keys) = (host.remembers().promised, keys.into_iter().collect());
+        let harm = Harm { when_ms, host: host.id.0, keys, epoch };
+        self.harms.push(harm.clone());
+        self.counted.push(harm);
     }
 
     /// Processes begin with what they have read, shard by shard. Returns its lineage.
@@ -170,27 +183,37 @@ impl Laws {
     pub fn check_reference(&mut self, hosts: &[Host], settings: &Settings) {
         let Some(version) = self.reference else { return };
         let needed = settings.needed_copies();
-        let fewest_of = |version| {
-            let of_version = Key { version, shard: 0 }..=Key { version, shard: u32::MAX };
-            let holders = |key: Key| hosts.iter().filter(move |host| host.holds(key)).count();
-            self.truth.range(of_version).map(|(&key, _)| holders(key)).min().unwrap_or(0)
+        let of_version = |version| Key { version, shard: 0 }..=Key { version, shard: u32::MAX };
+        let fewest_at = |version, counts: &dyn Fn(&Host) -> bool| {
+            let holders = |key: Key| hosts.iter().filter(|host| counts(host) && host.holds(key)).count();
+            self.truth.range(of_version(version)).map(|(&key, _)| holders(key)).min().unwrap_or(0)
         };
+        let fewest_of = |version| fewest_at(version, &|_| true);
         let fewest = fewest_of(version);
         // Damage that nobody has found yet is still to come: others free their copies because that one is there.
         let is_hidden = |host: &Host| {
             let copies = host.remembers().copies.keys();
             copies.filter(|key| key.version == version).any(|&key| !host.holds(key))
         };
-        if fewest >= needed && !hosts.iter().any(is_hidden) {
-            self.harmed.clear();
-        }
+        // As long as the host may be believed to keep what it has lost, others that see to it that enough do may free theirs.
+        let is_believed = |harm: &Harm| {
+            let host = &hosts[usize::from(harm.host)];
+            harm.keys.range(of_version(version)).any(|&key| !host.holds(key))
+                && fewest_at(version, &|host| host.remembers().promised > harm.epoch) < needed
+        };
+        let counted: Vec<Harm> = if fewest < needed || hosts.iter().any(is_hidden) {
+            self.counted.clone()
+        } else {
+            self.counted.iter().filter(|harm| is_believed(harm)).cloned().collect()
+        };
+        let harmed: BTreeSet<u16> = counted.iter().map(|harm| harm.host).collect();
         assert!(
             fewest > 0
-                || self.harmed.len() >= needed
+                || harmed.len() >= needed
                 || self.successors.iter().any(|&successor| fewest_of(successor) > 0),
-            "{version:?} was committed and is gone, after harm to {:?} only",
-            self.harmed
+            "{version:?} was committed and is gone, after harm to {harmed:?} only"
         );
+        self.counted = counted;
     }
 
     /// A controller has decided.
@@ -230,7 +253,6 @@ impl Laws {
         let Some(version) = version else { return };
         let of_version = Key { version, shard: 0 }..=Key { version, shard: u32::MAX };
         let since_ms = self.truth.range(of_version).map(|(_, truth)| truth.sealed_ms).min().unwrap_or(0);
-        self.harmed =
-            self.harms.iter().filter(|(when_ms, _)| *when_ms >= since_ms).map(|(_, host)| *host).collect();
+        self.counted = self.harms.iter().filter(|harm| harm.when_ms >= since_ms).cloned().collect();
     }
 }

@@ -12,6 +12,7 @@ mod network;
 mod programs;
 mod random;
 mod run;
+mod scripts;
 mod storm;
 mod world;
 

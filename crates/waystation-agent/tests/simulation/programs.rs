@@ -129,9 +129,12 @@ impl World {
         self.tell(|| format!("program {token} begins with {:?}", decision.version));
     }
 
-    /// Every program that trains does a step, and saves it.
+    /// Every program that trains does a step, and saves it, unless all pause.
     pub fn step_programs(&mut self) {
         self.after(STEP_MS, Event::Step);
+        if self.is_paused {
+            return;
+        }
         let tokens: Vec<u64> = self.runs.keys().copied().collect();
         for token in tokens {
             let agreed = self.agree_on_save(token);

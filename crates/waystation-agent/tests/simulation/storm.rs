@@ -1,7 +1,10 @@
 //! One run: a storm of faults, then calm, in which the program must make progress again.
 
+use waystation_agent::protocol::Agent;
 use waystation_agent::protocol::controller::Settings;
-use waystation_agent::protocol::names::AgentId;
+use waystation_agent::protocol::events::Input;
+use waystation_agent::protocol::message::ToPeer;
+use waystation_agent::protocol::names::{AgentId, Key};
 
 use super::network::{CALM, Weather};
 use super::random::Random;
@@ -9,6 +12,8 @@ use super::world::{Event, World};
 
 const STORM_MS: u64 = 25_000;
 const CALM_MS: u64 = 25_000;
+/// How long a copy that is found damaged may take to be there again, and every copy when nothing is saved any more.
+const MEND_MS: u64 = 2_000;
 const FAULT_EVERY_MS: u64 = 900;
 
 /// What came of a run.
@@ -55,9 +60,11 @@ impl Storm {
     fn run(&mut self, seed: u64) -> Outcome {
         self.world.after(2_000, Event::Fault);
         self.world.after(STORM_MS, Event::Heal);
+        self.world.after(STORM_MS + CALM_MS, Event::Pause);
+        self.world.after(STORM_MS + CALM_MS + MEND_MS, Event::Damage);
         let mut before_calm = None;
         while let Some(event) = self.world.next_event() {
-            if self.world.now_ms > STORM_MS + CALM_MS {
+            if self.world.now_ms > STORM_MS + CALM_MS + 2 * MEND_MS {
                 break;
             }
             match event {
@@ -72,10 +79,13 @@ impl Storm {
                     self.calm();
                     before_calm = self.world.committed;
                 }
+                Event::Pause => self.world.is_paused = true,
+                Event::Damage => self.damage_last(),
                 other => self.world.happen(other),
             }
         }
         assert!(self.world.committed > before_calm, "seed {seed}: nothing was committed in the calm");
+        self.check_copies();
         Outcome { commits: self.world.laws.majority_commits, faults: self.faults }
     }
 
@@ -145,13 +155,14 @@ impl Storm {
         self.incarnation += 1;
         self.world.end_controller(host);
         let found = &mut self.world.hosts[usize::from(host)];
+        let keys: Vec<Key> = found.remembers().copies.keys().copied().collect();
+        self.world.laws.harm(self.world.now_ms, found, keys);
         found.lose(self.incarnation);
         let process = found.process;
         for run in self.world.runs.values_mut() {
             run.on(AgentId(host)).for_each(|process| process.is_alive = false);
         }
         self.world.tell(|| format!("host {host} is lost"));
-        self.world.laws.harm(self.world.now_ms, host);
         let delay_ms = 100 + self.random.below(4_000);
         self.world.after(delay_ms, Event::StartAgent { host, process });
     }
@@ -187,15 +198,59 @@ impl Storm {
         self.world.after(healed_ms, Event::HealLinks);
     }
 
-    /// Flips bits of one copy.
+    /// Of one copy, which is found at once, or when something needs it.
     fn damage(&mut self) {
         let host = self.some_host();
-        let found = &mut self.world.hosts[usize::from(host)];
-        let keys: Vec<_> = found.bytes.keys().copied().collect();
-        if let Some(key) = keys.get(self.random.below(keys.len().max(1) as u64) as usize) {
-            found.bytes.entry(*key).and_modify(|content| *content ^= 1 << 7);
-            self.world.tell(|| format!("host {host} has damage in {key:?}"));
-            self.world.laws.harm(self.world.now_ms, host);
+        let keys: Vec<_> = self.world.hosts[usize::from(host)].bytes.keys().copied().collect();
+        if let Some(&key) = keys.get(self.random.below(keys.len().max(1) as u64) as usize) {
+            self.world.damage(host, key);
+            if self.random.permille(500) {
+                self.world.find_damage(host, key);
+            }
         }
+    }
+
+    /// Of a copy of the last commit, which is found at once.
+    fn damage_last(&mut self) {
+        self.check_copies();
+        let copies = self.last_copies();
+        if let Some(&(host, key)) = copies.get(self.random.below(copies.len().max(1) as u64) as usize) {
+            self.world.damage(host, key);
+            self.world.find_damage(host, key);
+        }
+    }
+
+    /// Where copies of the newest commit are to be, as those orders say that are followed.
+    fn last_copies(&self) -> Vec<(u16, Key)> {
+        let agents = self.world.hosts.iter().filter_map(|host| host.agent.as_ref());
+        let orders = agents.filter_map(Agent::orders).max_by_key(|orders| orders.epoch);
+        let (Some(version), Some(orders)) = (self.world.committed, orders) else { return Vec::new() };
+        let of_version = Key { version, shard: 0 }..=Key { version, shard: u32::MAX };
+        let keys = self.world.laws.truth.range(of_version).map(|(&key, _)| key);
+        keys.flat_map(|key| orders.holders_of(key).iter().map(move |holder| (holder.0, key))).collect()
+    }
+
+    /// Nothing has been saved for a while, so every copy of the last commit is where it is to be.
+    fn check_copies(&self) {
+        for (host, key) in self.last_copies() {
+            let found = &self.world.hosts[usize::from(host)];
+            assert!(found.holds(key), "host {host} is to keep {key:?}, and it is not brought to it");
+        }
+    }
+}
+
+impl World {
+    /// Flips bits of a copy.
+    pub fn damage(&mut self, host: u16, key: Key) {
+        self.tell(|| format!("host {host} has damage in {key:?}"));
+        let found = &mut self.hosts[usize::from(host)];
+        self.laws.harm(self.now_ms, found, [key]);
+        found.bytes.entry(key).and_modify(|content| *content ^= 1 << 7);
+    }
+
+    /// Somebody has read a copy of a host, and found it to be damaged.
+    pub fn find_damage(&mut self, host: u16, key: Key) {
+        let Some(epoch) = self.hosts[usize::from(host)].remembers().promised else { return };
+        self.step(host, Input::Peer(AgentId(host), ToPeer::Damaged { epoch, key }), None);
     }
 }

@@ -35,6 +35,11 @@ pub enum Event {
         process: u64,
     },
     ControllerTick(u32),
+    /// A host hears that another one's agent is there.
+    Beat {
+        from: u16,
+        to: u16,
+    },
     StartAgent {
         host: u16,
         process: u64,
@@ -62,6 +67,10 @@ pub enum Event {
     Fault,
     Heal,
     HealLinks,
+    /// The program saves no more.
+    Pause,
+    /// A copy of the newest commit is found damaged.
+    Damage,
 }
 
 pub struct World {
@@ -83,6 +92,8 @@ pub struct World {
     pub failing_loads: u64,
     /// Processes become zombies in so many of a thousand cases.
     pub zombies: u64,
+    /// Whether programs go on without saving.
+    pub is_paused: bool,
     /// Whether what happens is printed.
     pub is_told: bool,
     pub decisions: BTreeMap<(Epoch, u32), Arc<Decision>>,
@@ -100,7 +111,7 @@ impl World {
         let mut world = Self {
             now_ms: 0,
             random: Random::new(seed),
-            hosts: (0..hosts as u16).map(|number| Host::founder(number, limits)).collect(),
+            hosts: (0..hosts as u16).map(|number| Host::founder(number, hosts, limits)).collect(),
             controllers: BTreeMap::new(),
             places: BTreeMap::new(),
             network: Network::new(),
@@ -111,6 +122,7 @@ impl World {
             committed: None,
             failing_loads: 0,
             zombies: 0,
+            is_paused: false,
             is_told: false,
             decisions: BTreeMap::new(),
             queue: BinaryHeap::new(),
@@ -160,6 +172,7 @@ impl World {
                         self.start_controller(host);
                     }
                     self.step(host, Input::Tick, None);
+                    self.beat(host);
                     self.after(AGENT_TICK_MS, Event::AgentTick { host, process });
                 }
             }
@@ -169,13 +182,18 @@ impl World {
                     self.after(CONTROLLER_TICK_MS, Event::ControllerTick(number));
                 }
             }
+            Event::Beat { from, to } => {
+                self.hosts[usize::from(to)].candidate.hear_agent(self.now_ms, AgentId(from));
+            }
             Event::StartAgent { host, process } => self.start_agent(host, process),
             Event::Poll { token, process } => self.poll(token, process),
             Event::Step => self.step_programs(),
             Event::Seal { token, process, version } => self.seal(token, process, version),
             Event::Launcher => self.launch(),
             Event::Bury { token, process } => self.bury(token, process),
-            Event::Fault | Event::Heal | Event::HealLinks => unreachable!("faults are the storm's"),
+            Event::Fault | Event::Heal | Event::HealLinks | Event::Pause | Event::Damage => {
+                unreachable!("faults are the storm's")
+            }
         }
     }
 
@@ -203,6 +221,12 @@ impl World {
             found.start(now_ms);
             let process = found.process;
             self.after(1, Event::AgentTick { host, process });
+        }
+    }
+
+    fn beat(&mut self, from: u16) {
+        for to in (0..self.hosts.len() as u16).filter(|&to| to != from) {
+            self.send(from, to, || Event::Beat { from, to });
         }
     }
 
@@ -354,7 +378,7 @@ impl World {
                 controller::Output::Committed(commit) => {
                     self.committed = self.committed.max(Some(commit.version))
                 }
-                controller::Output::Ended(_) => self.end_controller(from),
+                controller::Output::Ended(_) | controller::Output::LeftAlone => self.end_controller(from),
                 controller::Output::GivenUp(_)
                 | controller::Output::Quarantined(_)
                 | controller::Output::Stuck => {}

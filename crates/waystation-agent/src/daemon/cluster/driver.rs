@@ -58,8 +58,6 @@ pub struct Driver {
     draw: fn() -> u32,
     /// The controller that was heard last from each host.
     controllers: Vec<Option<u32>>,
-    /// When each host was heard last.
-    heard_ms: Vec<Option<u64>>,
     /// When the others are to hear of this one again.
     beat_ms: u64,
     /// Who was given another list of hosts, which people were told.
@@ -115,14 +113,13 @@ impl Driver {
             None => Member::Blank { blank: Blank::new(role.id.0, count, incarnation), copies, program: None },
         };
         Self {
-            candidate: Candidate::new(role.id, role.patience, 0),
+            candidate: Candidate::new(role.id, count, role.patience, 0),
             role,
             now_ms: 0,
             member,
             controller: None,
             draw,
             controllers: vec![None; count],
-            heard_ms: vec![None; count],
             beat_ms: 0,
             differing: BTreeSet::new(),
             asked: BTreeMap::new(),
@@ -157,9 +154,7 @@ impl Driver {
 
     /// Whether the agent of a host was heard lately, or is this one.
     pub fn is_heard(&self, agent: AgentId) -> bool {
-        let heard_ms = self.heard_ms.get(usize::from(agent.0)).copied().flatten();
-        let since_ms = heard_ms.map(|heard_ms| self.now_ms.saturating_sub(heard_ms));
-        agent == self.role.id || since_ms.is_some_and(|since_ms| since_ms <= self.role.settings.dead_after_ms)
+        self.candidate.is_heard(self.now_ms, agent)
     }
 
     /// Whether a version of a shard is to be taken from another agent.
@@ -180,9 +175,7 @@ impl Driver {
 
     /// Takes what another agent has sent.
     pub fn deliver(&mut self, from: AgentId, letter: Letter) -> Vec<Effect> {
-        if let Some(heard_ms) = self.heard_ms.get_mut(usize::from(from.0)) {
-            *heard_ms = Some(self.now_ms);
-        }
+        self.candidate.hear_agent(self.now_ms, from);
         match letter {
             Letter::Announcement(told) => self.hear_announcement(from, &told),
             Letter::Envelope(Envelope::ToAgent(message)) => {

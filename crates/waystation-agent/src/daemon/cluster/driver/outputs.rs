@@ -65,6 +65,10 @@ impl Driver {
                     self.controller = None;
                     self.tell_of("controller_ended", vec![("epoch", epoch.packed().to_string())]);
                 }
+                controller::Output::LeftAlone => {
+                    self.controller = None;
+                    self.tell_of("controller_left_alone", Vec::new());
+                }
                 controller::Output::Decided(decision) => {
                     let step = decision
                         .version

@@ -4,7 +4,6 @@ use super::super::founding::{Announcement, Outcome};
 use super::super::mail::Letter;
 use super::{Driver, Effect, Member};
 use crate::protocol::Agent;
-use crate::protocol::election::Candidate;
 use crate::protocol::events::Input;
 use crate::protocol::memory::Memory;
 use crate::protocol::names::AgentId;
@@ -72,7 +71,7 @@ impl Driver {
         self.effects.push(Effect::Log(event, Vec::new()));
         let agent = Box::new(Agent::new(self.role.id, self.role.limits, memory));
         self.member = Member::Agent { founders, agent };
-        self.candidate = Candidate::new(self.role.id, self.role.patience, self.now_ms);
+        self.candidate.wait(self.now_ms);
         if let Some(program) = program {
             self.step(Input::Begin(program));
         }

@@ -16,6 +16,8 @@ struct Run {
     began_ms: Vec<u64>,
     drivers: Vec<Option<Driver>>,
     letters: VecDeque<(AgentId, AgentId, Letter)>,
+    /// Who does not hear whom.
+    cut: BTreeSet<(AgentId, AgentId)>,
     notes: Vec<Option<Notes>>,
     sent: Vec<(AgentId, AgentId, Key, SealedCopy)>,
 }
@@ -57,7 +59,8 @@ impl Run {
         let drivers = (0..COUNT).map(|id| Some(driver(id, None, u64::from(id) + 1))).collect();
         let notes = vec![None; usize::from(COUNT)];
         let began_ms = vec![0; usize::from(COUNT)];
-        Self { now_ms: 0, began_ms, drivers, letters: VecDeque::new(), notes, sent: Vec::new() }
+        let (letters, cut) = (VecDeque::new(), BTreeSet::new());
+        Self { now_ms: 0, began_ms, drivers, letters, cut, notes, sent: Vec::new() }
     }
 
     fn with(&mut self, id: u16, act: impl FnOnce(&mut Driver) -> Vec<Effect>) {
@@ -68,7 +71,9 @@ impl Run {
                 Effect::Remember(notes) => self.notes[usize::from(id)] = Some(notes),
                 Effect::Tell(to, letter) => {
                     assert!(self.notes[usize::from(id)].is_some(), "nothing is told that is not remembered");
-                    self.letters.push_back((AgentId(id), to, letter));
+                    if !self.cut.contains(&(AgentId(id), to)) {
+                        self.letters.push_back((AgentId(id), to, letter));
+                    }
                 }
                 Effect::Send { to, key, copy } => self.sent.push((AgentId(id), to, key, copy)),
                 Effect::Verify => effects.extend(driver.happen(Input::Verified(Vec::new()))),
@@ -193,4 +198,22 @@ fn without_the_first_the_second_starts_a_controller() {
         (1..COUNT).all(|id| run.orders(id).is_some_and(|orders| orders.epoch > epoch))
     });
     assert!(!run.drivers[1].as_ref().unwrap().is_heard(AgentId(0)));
+}
+
+/// It is heard by the others, and does not hear them: it has to give way, and to leave them alone.
+#[test]
+fn who_hears_nobody_is_no_controller() {
+    let mut run = trained(5);
+    assert!(run.drivers[0].as_ref().unwrap().is_controller());
+    let epoch = run.orders(1).unwrap().epoch;
+    run.cut.extend((1..COUNT).map(|from| (AgentId(from), AgentId(0))));
+    let has_newer =
+        |run: &Run| (1..COUNT).all(|id| run.orders(id).is_some_and(|orders| orders.epoch > epoch));
+    run.until("the others have a new epoch", has_newer);
+    let newer = run.orders(1).unwrap().epoch;
+    (0..50).for_each(|_| run.tick());
+    assert_eq!(run.orders(1).unwrap().epoch, newer);
+    assert!(!run.drivers[0].as_ref().unwrap().is_controller());
+    run.cut.clear();
+    run.until("all train", |run| run.all_train(5));
 }
