@@ -8,8 +8,7 @@ use proptest::prelude::*;
 use waystation_agent::protocol::controller::{self, Controller, Settings};
 use waystation_agent::protocol::events::Input;
 use waystation_agent::protocol::memory::{Limits, Memory};
-use waystation_agent::protocol::message::ToPeer;
-use waystation_agent::protocol::names::{AgentId, Digest, Epoch, Key, Version};
+use waystation_agent::protocol::names::{AgentId, Epoch};
 use waystation_agent::protocol::wire::{Envelope, LIMIT_BYTES, decode, encode};
 use waystation_agent::protocol::{Agent, placement};
 use waystation_format::Kind;
@@ -95,16 +94,15 @@ proptest! {
 
 #[test]
 fn messages_have_the_form_that_is_written_down() {
-    let version = Version { epoch: Epoch { number: 2, controller: 9 }, step: 5 };
-    let key = Key { version, shard: 1 };
-    let kept = Envelope::ToPeer(ToPeer::Kept { epoch: version.epoch, key, digest: Digest(u64::MAX) });
-    let written = String::from_utf8(encode(&kept).expect("it is short")).expect("it is text");
-    let expected = concat!(
-        r#"{"to_peer":{"kept":{"epoch":{"number":2,"controller":9},"#,
-        r#""key":{"version":{"epoch":{"number":2,"controller":9},"step":5},"shard":1},"#,
-        r#""digest":18446744073709551615}}}"#
-    );
-    assert_eq!(written, expected);
+    let page = include_str!("../../../docs/protocol-peers.md");
+    let shown = page.lines().filter(|line| line.starts_with(r#"{"to_"#));
+    let written = messages::golden::envelopes().into_iter().map(|envelope| {
+        let written = encode(&envelope).expect("it is short");
+        assert_eq!(decode(&written, 3).expect("it is sound"), envelope);
+        String::from_utf8(written).expect("it is text")
+    });
+    let (shown, written): (Vec<&str>, Vec<String>) = (shown.collect(), written.collect());
+    assert_eq!(shown, written, "the page is to show:\n{}", written.join("\n"));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Any message that agents may send each other.
 
+pub mod golden;
+
 use std::sync::Arc;
 
 use proptest::collection::{btree_map, btree_set, vec};
@@ -113,6 +115,7 @@ fn to_agents() -> impl Strategy<Value = ToAgent> {
             incarnation
         }),
         epochs().prop_map(|epoch| ToAgent::Gather { epoch }),
+        (epochs(), keys(), agents()).prop_map(|(epoch, key, to)| ToAgent::Bring { epoch, key, to }),
         decisions().prop_map(ToAgent::Restore),
         orders().prop_map(ToAgent::Train),
         (epochs(), commits()).prop_map(|(epoch, commit)| ToAgent::Commit { epoch, commit }),
