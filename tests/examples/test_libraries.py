@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.scripts import output_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIBRARIES = ["flax_nnx", "flax_linen", "equinox_module", "grain_iterator", "keras_jax"]
 
 
 def losses(name: str, path: Path, steps: int) -> dict[int, float]:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), str(path), "--steps", str(steps)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return {
-        int(step): float(loss) for step, loss in re.findall(r"^step (\d+) loss (\S+)$", done.stdout, re.M)
-    }
+    output = output_of(EXAMPLES / f"{name}.py", path, "--steps", steps, directory=path.parent)
+    return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+) loss (\S+)$", output, re.M)}
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
