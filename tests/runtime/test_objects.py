@@ -121,6 +121,26 @@ def test_what_is_lost_says_why() -> None:
     assert table.get(safe).total_bytes == 4
 
 
+def test_what_a_run_uses_or_makes_stays_until_it_is_done() -> None:
+    table = ObjectTable()
+    used = table.create("x", shard_bytes=1, devices=devices(1))
+    run = RunKey("x", 1)
+    table.use([used], run)
+    made = table.create("x", shard_bytes=1, devices=devices(1), run=run)
+    assert table.release(used, "x") == table.release(made, "x") == []
+    assert table.client_bytes("x") == 2
+    assert [each.handle for each in table.finish_run(run)] == [used, made]
+    assert table.finish_run(run) == []
+    donated = table.create("x", shard_bytes=1, devices=devices(1))
+    table.use([donated], run)
+    table.donate(donated, "x")
+    assert table.finish_run(run) == []
+    lost = table.create("x", shard_bytes=1, devices=devices(1))
+    table.lose_devices(frozenset(devices(1)), "host 'h0' died")
+    with pytest.raises(ObjectLost):
+        table.use([lost], run)
+
+
 class Clients(RuleBasedStateMachine):
     """The table against a plain record of who refers to what."""
 
@@ -131,13 +151,13 @@ class Clients(RuleBasedStateMachine):
         self.table = ObjectTable()
         self.references: dict[int, list[str]] = {}
         self.names: dict[str, int] = {}
-        self.collected: set[int] = set()
+        self.runs: dict[RunKey, list[int]] = {}
+        self.submitted = 0
 
     def check(self, collected: list[Collect]) -> None:
         """What is collected is what nobody refers to, each once."""
-        ended = {
-            each for each, users in self.references.items() if not users and each not in self.names.values()
-        }
+        needed = {*self.names.values(), *(handle for used in self.runs.values() for handle in used)}
+        ended = {each for each, users in self.references.items() if not users and each not in needed}
         assert {each.handle for each in collected} == ended
         assert len(collected) == len(ended)
         for handle in ended:
@@ -177,12 +197,28 @@ class Clients(RuleBasedStateMachine):
         del self.names[name]
         self.check(self.table.withdraw(name))
 
+    @precondition(lambda self: self.references)
+    @rule(client=CLIENTS, data=st.data())
+    def use(self, client: str, data: st.DataObject) -> None:
+        self.submitted += 1
+        run = RunKey(client, self.submitted)
+        self.runs[run] = data.draw(st.lists(st.sampled_from(sorted(self.references)), unique=True))
+        self.table.use(self.runs[run], run)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), failed=st.booleans())
+    def end_run(self, data: st.DataObject, failed: bool) -> None:
+        run = data.draw(st.sampled_from(sorted(self.runs)))
+        del self.runs[run]
+        self.check(self.table.fail_run(run, "killed") if failed else self.table.finish_run(run))
+
     @rule(client=CLIENTS)
     def die(self, client: str) -> None:
         for handle, users in self.references.items():
             self.references[handle] = [user for user in users if user != client]
         self.check(self.table.drop_client(client))
-        assert self.table.client_bytes(client) == 0
+        in_use = {handle for used in self.runs.values() for handle in used}
+        assert in_use or self.table.client_bytes(client) == 0
 
     @invariant()
     def bytes_are_counted_once(self) -> None:

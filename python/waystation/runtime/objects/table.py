@@ -1,20 +1,21 @@
 """Which objects there are, whose they are, and when they end: counted by array, never by shard.
 
 A pure machine of the controller. What drives it: clients (`create` with each dispatch, `retain`, `release`,
-`publish`, `attach`, `withdraw`), executors (`finish_run`), and deaths (`drop_client`, `fail_run`,
-`lose_devices`). What it emits: a `Collect` for each object whose bytes are to be freed; it goes to the hosts
-of the object, each of which frees all its shards. A message about an object is one message over 4 devices and
-over 2,048.
+`publish`, `attach`, `withdraw`), the dispatch of runs (`use`) and their end (`finish_run`), and deaths
+(`drop_client`, `fail_run`, `lose_devices`). What it emits: a `Collect` for each object whose bytes are to be
+freed; it goes to the hosts of the object, each of which frees all its shards. A message about an object is
+one message over 4 devices and over 2,048.
 
-Invariants: an object has a reference of a client, or a name, else it is gone; its bytes are counted once,
-with its owner, or under its name as soon as it has one; when a client is dropped its bytes are zero, and what
-others refer to is theirs. A named object is never donated. An object that is lost keeps its references, so
-that everybody who uses it is told why.
+Invariants: an object has a reference of a client, a name, or a run that uses it, else it is gone; its bytes
+are counted once, with its owner, or under its name as soon as it has one; when a client is dropped its bytes
+are zero as soon as its runs are done, and what others refer to is theirs. A named object is never donated. An
+object that is lost keeps its references, so that everybody who uses it is told why.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -51,6 +52,8 @@ class StoredObject:
         devices: The devices that have a shard.
         run: The run that makes it, until that is done.
         references: How often each client refers to it.
+        users: Runs that have been submitted, use it and are not done: a client may release what it has passed
+            on.
         name: The name under which other clients find it.
         failure: Why it is lost; None while it is not.
     """
@@ -62,6 +65,7 @@ class StoredObject:
     devices: tuple[DeviceId, ...]
     run: RunKey | None
     references: Counter[str] = field(default_factory=Counter)
+    users: set[RunKey] = field(default_factory=set)
     name: str | None = None
     failure: str | None = None
 
@@ -82,6 +86,7 @@ class ObjectTable:
     def __init__(self) -> None:
         self._objects: dict[Handle, StoredObject] = {}
         self._names: dict[str, Handle] = {}
+        self._of_run: defaultdict[RunKey, list[Handle]] = defaultdict(list)  # made or used by it
         self._next = 0
 
     # ---- what there is -------------------------------------------------------------------------
@@ -136,7 +141,20 @@ class ObjectTable:
         made = StoredObject(handle, client, label, shard_bytes, devices, run)
         made.references[client] = 1
         self._objects[handle] = made
+        if run is not None:
+            self._of_run[run].append(handle)
         return handle
+
+    def use(self, handles: Iterable[Handle], run: RunKey) -> None:
+        """A run is submitted that uses objects: they stay until it is done, whoever releases them.
+
+        Raises:
+            ObjectNotFound: One of them is gone.
+            ObjectLost: The bytes of one were lost.
+        """
+        for found in [self.get(handle) for handle in handles]:
+            found.users.add(run)
+            self._of_run[run].append(found.handle)
 
     def retain(self, handle: Handle, client: str) -> None:
         """A client refers to an object once more.
@@ -229,11 +247,9 @@ class ObjectTable:
 
     # ---- what happens --------------------------------------------------------------------------
 
-    def finish_run(self, run: RunKey) -> None:
-        """The objects that a run makes are there."""
-        for found in self._objects.values():
-            if found.run == run:
-                found.run = None
+    def finish_run(self, run: RunKey) -> list[Collect]:
+        """The objects that a run makes are there, and it uses others no more."""
+        return self._end_run(run)
 
     def fail_run(self, run: RunKey, why: str) -> list[Collect]:
         """A run has failed: what it was to make is lost.
@@ -242,7 +258,9 @@ class ObjectTable:
             run: The run.
             why: What went wrong, naming program, node and host.
         """
-        return self._lose([found for found in self._objects.values() if found.run == run], why)
+        made = [self._objects[handle] for handle in self._of_run[run] if handle in self._objects]
+        lost = self._lose([found for found in made if found.run == run], why)
+        return lost + self._end_run(run)
 
     def lose_devices(self, devices: frozenset[DeviceId], why: str) -> list[Collect]:
         """Devices have lost their memory: every object with a shard there is lost as a whole."""
@@ -266,10 +284,20 @@ class ObjectTable:
             )
         return found
 
+    def _end_run(self, run: RunKey) -> list[Collect]:
+        collected = []
+        for handle in self._of_run.pop(run, []):
+            found = self._objects.get(handle)
+            if found is not None:
+                found.users.discard(run)
+                found.run = None if found.run == run else found.run
+                collected += self._settle(found)
+        return collected
+
     def _settle(self, found: StoredObject) -> list[Collect]:
-        """Ends an object that nobody refers to, or finds it another owner if its own does not."""
+        """Ends an object that nobody needs, or finds it another owner if its own does not refer to it."""
         holders = sorted(client for client, times in found.references.items() if times)
-        if not holders and found.name is None:
+        if not holders and found.name is None and not found.users and found.run is None:
             del self._objects[found.handle]
             return [Collect(found.handle, found.hosts)] if found.failure is None else []
         if holders and found.owner not in holders:
