@@ -114,7 +114,7 @@ fn open_slot(
             // Nobody can be given what is not there any more. A writer of the old file does no harm to the new.
             drop(other);
             directory.remove(&name)?;
-            let file = make_slot(directory, slot, record.slot_bytes)?;
+            let file = make_slot(directory, slot, record.slot_bytes, threads)?;
             touch(std::slice::from_ref(&file), record.slot_bytes, threads)?;
             let header = restart(&file, record, slot, State::Free)?;
             return Ok((file, header, Found::Gone));

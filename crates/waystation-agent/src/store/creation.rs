@@ -45,7 +45,7 @@ type Made = ((SlotFile, StoreRecord), Vec<(SlotFile, waystation_format::slot::He
 fn fill(directory: &Directory, config: &Config) -> Result<Made> {
     let store = random_id()?;
     let files = (0..config.slot_count)
-        .map(|slot| make_slot(directory, slot, config.slot_bytes))
+        .map(|slot| make_slot(directory, slot, config.slot_bytes, config.threads))
         .collect::<Result<Vec<_>>>()?;
     touch(&files, config.slot_bytes, config.threads)?;
     let mut slots = Vec::with_capacity(files.len());
@@ -73,10 +73,16 @@ fn fill(directory: &Directory, config: &Config) -> Result<Made> {
     Ok(((file, record), slots))
 }
 
-/// A file of zeros, whose memory is taken but not touched.
-pub(super) fn make_slot(directory: &Directory, slot: u32, slot_bytes: u64) -> Result<SlotFile> {
+/// A file of zeros, whose memory is taken, in huge pages as far as the system gives them.
+pub(super) fn make_slot(
+    directory: &Directory,
+    slot: u32,
+    slot_bytes: u64,
+    threads: usize,
+) -> Result<SlotFile> {
     let name = SlotFile::name(slot);
     let file = SlotFile::new(directory.create_file(&name)?, directory.path_of(&name));
+    file.make_huge(slot_bytes, threads)?;
     file.allocate(slot_bytes)?;
     Ok(file)
 }

@@ -1,12 +1,13 @@
 //! The file of one slot: made, opened, its header and its parts read and written.
 //!
-//! Invariants: a header is replaced by one write of the page of the older copy; the agent never maps a slot's
-//! file, so that whoever shortens it does no more harm than to make reads fail.
+//! Invariants: a header is replaced by one write of the page of the older copy; the agent touches no memory of a
+//! slot's file through a mapping, so that whoever shortens it does no more harm than to make reads fail.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::FallocateFlags;
 use waystation_format::checksum::crc64;
@@ -15,9 +16,15 @@ use waystation_format::slot::{
     self, COPIES, Entry, Header, Newest, PROGRESS_OFFSET, Record, Sums, Tenant, decode_contents,
 };
 use waystation_format::{Error, Kind, Result};
+use waystation_io::job::in_parallel;
+
+use crate::mapping::Mapping;
 
 /// The bytes that a record in two copies takes.
 const RECORD_BYTES: usize = COPIES as usize * PAGE_BYTES;
+
+/// What one thread has huge pages made of at a time.
+const COLLAPSED_BYTES: u64 = 16 << 20;
 
 /// A file that begins with a record in two copies.
 #[derive(Debug)]
@@ -45,6 +52,24 @@ impl SlotFile {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Makes it so long, in huge pages as far as there are any; `allocate` takes the rest of its memory.
+    pub fn make_huge(&self, nbytes: u64, threads: usize) -> Result<()> {
+        let failed = |error| Error::from_io(error, "make a slot", &self.path);
+        self.file.set_len(nbytes).map_err(failed)?;
+        let mapping = Mapping::new(&self.file, nbytes, &self.path)?;
+        let next = AtomicU64::new(0);
+        let parts = (nbytes / COLLAPSED_BYTES).max(1) as usize;
+        in_parallel(threads.clamp(1, parts), "waystation-touch", &|| {
+            loop {
+                let begin = next.fetch_add(COLLAPSED_BYTES, Ordering::Relaxed);
+                if begin >= nbytes {
+                    return Ok(());
+                }
+                mapping.collapse(begin..begin + COLLAPSED_BYTES);
+            }
+        })
     }
 
     /// Takes `nbytes` of memory for it, or as Unavailable says that there are none.
