@@ -11,24 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
-from numpy.typing import NDArray
-
 from waystation._options import Options
-from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
-from waystation.frameworks.storage import StorageMetadata
-from waystation.grid import Box, contiguous_strides, intersect, relative_to, volume
-from waystation.layouts.native import memory
+from waystation.grid import Box, contiguous_strides, intersect, relative_to
 from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read import Allocate, Request, as_array
 from waystation.layouts.native.read_job import ReadStatistics
-from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
 from waystation.safetensors.arriving import Arriving
 from waystation.safetensors.open_files import OpenFiles, PlacedBox
-from waystation.tree import flatten
+from waystation.safetensors.readable import Boxes, Readable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +47,7 @@ class Composition:
     parts: tuple[Part, ...]
 
 
-class Composed:
+class Composed(Readable):
     """Compositions of the tensors of some files, numbered in their order.
 
     Args:
@@ -83,12 +75,10 @@ class Composed:
         """Where the files are: that of the first."""
         return self._opened.directory
 
-    @cached_property
-    def tree(self) -> TreeFile:
+    @property
+    def numbered(self) -> list[int]:
         """The arrays as a state: one list."""
-        numbers, structure = flatten(list(range(len(self._compositions))))
-        leaves: list[Leaf] = [ArrayLeaf(number) for number in numbers]
-        return TreeFile(structure, leaves, [self.array(number) for number in numbers], self.labels)
+        return list(range(len(self._compositions)))
 
     def path_of(self, number: int) -> str:
         """The file of an array, the first if there are several."""
@@ -103,75 +93,22 @@ class Composed:
             stored, shape=composition.shape, storage_shape=composition.shape + trailing
         )
 
-    def storage_metadata(self, number: int) -> StorageMetadata:
-        """How an array is cut: for those who read it, not at all."""
-        shape = self._compositions[number].shape
-        return StorageMetadata(shape, shape)
-
-    def read_boxes(
+    def start_boxes(
         self,
-        requests: Sequence[Request],
-        options: Options,
-        on_job: Callable[[Any], None],
-        statistics: ReadStatistics,
-        allocate: Allocate = memory.allocate,
-    ) -> list[list[NDArray[Any]]]:
-        """Reads every requested box into memory of its own, which `allocate` gives.
-
-        Raises:
-            Conflict: A file changed.
-            Corrupt: A file is damaged.
-        """
-        forms = [dtypes.of_stored(self.array(request.array)).host for request in requests]
-        places, addresses = allocate(
-            [
-                volume(box) * form.itemsize
-                for request, form in zip(requests, forms, strict=True)
-                for box in request.boxes
-            ]
-        )
-        destinations = Destinations(addresses, [place[0] for place in places])
-        self.read_to_devices(requests, destinations, options, on_job, statistics)
-        remaining = iter(places)
-        return [
-            [as_array(next(remaining), box[1], form) for box in request.boxes]
-            for request, form in zip(requests, forms, strict=True)
-        ]
-
-    def read_to_devices(
-        self,
-        requests: Sequence[Request],
-        destinations: Destinations,
-        options: Options,
-        on_job: Callable[[Any], None],
-        statistics: ReadStatistics,
-    ) -> None:
-        """Reads every requested box to given memory, that of devices above all; whatever used that before
-        must have been waited for.
-
-        Raises:
-            Conflict: A file changed.
-            Corrupt: A file is damaged.
-        """
-        self.start_to_devices(requests, destinations, options, on_job, statistics, announce=False).finish()
-
-    def start_to_devices(
-        self,
-        requests: Sequence[Request],
+        boxes: Boxes,
         destinations: Destinations,
         options: Options,
         on_job: Callable[[Any], None],
         statistics: ReadStatistics,
         *,
-        announce: bool = True,
+        announce: bool,
     ) -> Arriving:
-        """Starts what `read_to_devices` does; the result tells of each tensor when it is there."""
+        """Starts to read boxes to where they go, see `Readable.start_boxes`."""
         addresses = iter(destinations.addresses.tolist())
         placed: list[PlacedBox] = []
-        for request in requests:
-            item_bytes = dtypes.of_stored(self.array(request.array)).host.itemsize
+        for request, form in zip(boxes.requests, boxes.forms, strict=True):
             for box in request.boxes:
-                placed += self._placed(request.array, box, next(addresses), item_bytes)
+                placed += self._placed(request.array, box, next(addresses), form.itemsize)
         return self._opened.start_placed(
             placed, destinations, options, on_job, statistics, announce=announce, among=self._among
         )

@@ -7,7 +7,6 @@ file never come back as one tensor. Tensors are numbered in the order of the fil
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,18 +21,15 @@ from waystation._errors import WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
-from waystation.frameworks.storage import StorageMetadata
 from waystation.grid import Box, contiguous_strides, volume
-from waystation.layouts.native import memory, read_job
+from waystation.layouts.native import read_job
 from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read import Allocate, Request, as_array
 from waystation.layouts.native.read_job import ReadStatistics
-from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
 from waystation.safetensors.arriving import Arriving, ReadJob
 from waystation.safetensors.checksums import FileChecksums, blocks_of, checksums_of, require_checksums
-from waystation.safetensors.description import Described, stored_as
+from waystation.safetensors.description import stored_as
 from waystation.safetensors.headers import Header, Tensor, check_unchanged
-from waystation.tree import flatten
+from waystation.safetensors.readable import Boxes, Readable
 
 _WHOLE_WORDS = 5  # of a record of the engine without axes
 
@@ -54,17 +50,15 @@ class _Wanted:
     """What is to be read.
 
     Attributes:
-        plain: The numbers of tensors that are read whole, and where they go.
+        whole: The numbers of tensors that are read whole, and where they go, in two columns.
         parts: The numbers of others, with the records of the engine for parts of them, without their files.
-        nbytes: What all that has.
     """
 
-    plain: list[tuple[int, int]]
+    whole: NDArray[np.int64]
     parts: list[tuple[int, list[int]]]
-    nbytes: int
 
 
-class OpenFiles:
+class OpenFiles(Readable):
     """The tensors of some files.
 
     Attributes:
@@ -108,17 +102,20 @@ class OpenFiles:
                 raise error.where(tensor=self.labels[number], path=self.path_of(number))
         return found
 
-    @cached_property
-    def tree(self) -> TreeFile:
-        """The tensors as a state: one dict."""
-        numbers, structure = flatten(self.numbers)
-        leaves: list[Leaf] = [ArrayLeaf(number) for number in numbers]
-        return TreeFile(structure, leaves, Described(len(self.tensors), self.array), self.labels)
+    def arrays(self, numbers: Sequence[int]) -> list[StoredArray]:
+        """Some tensors as arrays are described, see `array`."""
+        known, tensors = self._arrays, self.tensors
+        return [known.get(tensors[number][1:3]) or self.array(number) for number in numbers]
 
-    def storage_metadata(self, number: int) -> StorageMetadata:
-        """How a tensor is cut: not at all."""
-        shape = self.array(number).shape
-        return StorageMetadata(shape, shape)
+    @cached_property
+    def _spans(self) -> NDArray[np.int64]:
+        """Where in its file each tensor begins and ends."""
+        return np.array([tensor[3:] for tensor in self.tensors], np.int64).reshape(-1, 2)
+
+    @property
+    def numbered(self) -> dict[str, int]:
+        """The tensors as a state: one dict."""
+        return self.numbers
 
     def device_of(self, number: int) -> int:
         """The device that holds a tensor, as the system numbers those of file systems."""
@@ -139,67 +136,25 @@ class OpenFiles:
         *_, begin, end = self.tensors[number]
         return self.headers[int(self._files[number])], begin, end
 
-    def read_boxes(
+    def tensors_of(self, number: int) -> Sequence[int]:
+        """The tensors that an array is made of: itself."""
+        return (number,)
+
+    def start_boxes(
         self,
-        requests: Sequence[Request],
-        options: Options,
-        on_job: Callable[[Any], None],
-        statistics: ReadStatistics,
-        allocate: Allocate = memory.allocate,
-    ) -> list[list[NDArray[Any]]]:
-        """Reads every requested box into memory of its own, which `allocate` gives.
-
-        Raises:
-            Conflict: A file changed.
-            Corrupt: A file is damaged.
-        """
-        forms = self._forms(requests)
-        sizes = _sizes(requests, forms)
-        places, addresses = allocate(sizes)
-        destinations = Destinations(addresses, [place[0] for place in places])
-        wanted = self._wanted(requests, forms, sizes, addresses)
-        self._start(wanted, destinations, options, on_job, statistics).finish()
-        remaining = iter(places)
-        return [
-            [as_array(next(remaining), box[1], form.host) for box in request.boxes]
-            for request, form in zip(requests, forms, strict=True)
-        ]
-
-    def read_to_devices(
-        self,
-        requests: Sequence[Request],
-        destinations: Destinations,
-        options: Options,
-        on_job: Callable[[Any], None],
-        statistics: ReadStatistics,
-    ) -> None:
-        """Reads every requested box to given memory, that of devices above all; whatever used that before
-        must have been waited for.
-
-        Raises:
-            Conflict: A file changed.
-            Corrupt: A file is damaged.
-        """
-        self.start_to_devices(requests, destinations, options, on_job, statistics, announce=False).finish()
-
-    def start_to_devices(
-        self,
-        requests: Sequence[Request],
+        boxes: Boxes,
         destinations: Destinations,
         options: Options,
         on_job: Callable[[Any], None],
         statistics: ReadStatistics,
         *,
-        announce: bool = True,
+        announce: bool,
     ) -> Arriving:
-        """Starts what `read_to_devices` does; the result tells of each tensor when it is there."""
-        forms = self._forms(requests)
-        wanted = self._wanted(requests, forms, _sizes(requests, forms), destinations.addresses)
-        return self._start(wanted, destinations, options, on_job, statistics, announce=announce)
-
-    def tensors_of(self, number: int) -> Sequence[int]:
-        """The tensors that an array is made of: itself."""
-        return (number,)
+        """Starts to read boxes to where they go, see `Readable.start_boxes`."""
+        wanted = self._wanted(boxes, destinations.addresses)
+        return self._start(
+            wanted, sum(boxes.sizes), destinations, options, on_job, statistics, announce=announce
+        )
 
     def start_placed(
         self,
@@ -226,69 +181,59 @@ class OpenFiles:
         Raises:
             Conflict: A file changed.
         """
-        wanted = _Wanted([], [], 0)
+        parts: list[tuple[int, list[int]]] = []
+        nbytes = 0
         for number, box, address, strides in boxes:
-            stored = self.array(number)
-            item_bytes = dtypes.of_stored(stored).host.itemsize
-            part = self._part(number, stored.shape, item_bytes, box, address, strides)
-            wanted.parts.append((number, part))
-            wanted.nbytes += volume(box) * item_bytes
-        return self._start(wanted, destinations, options, on_job, statistics, announce=announce, among=among)
-
-    def _forms(self, requests: Sequence[Request]) -> list[dtypes.LogicalDtype]:
-        """The dtype of each request."""
-        stored = [self.array(request.array) for request in requests]
-        forms = {
-            id(array): dtypes.of_stored(array) for array in {id(array): array for array in stored}.values()
-        }
-        return [forms[id(array)] for array in stored]
+            item_bytes = dtypes.of_stored(self.array(number)).host.itemsize
+            parts.append((number, self._part(number, item_bytes, box, address, strides)))
+            nbytes += volume(box) * item_bytes
+        wanted = _Wanted(np.empty((0, 2), np.int64), parts)
+        return self._start(
+            wanted, nbytes, destinations, options, on_job, statistics, announce=announce, among=among
+        )
 
     @paused_collection()
-    def _wanted(
-        self,
-        requests: Sequence[Request],
-        forms: Sequence[dtypes.LogicalDtype],
-        sizes: Sequence[int],
-        addresses: NDArray[np.int64],
-    ) -> _Wanted:
-        wanted = _Wanted([], [], sum(sizes))
-        places = zip(addresses.tolist(), sizes, strict=True)
-        for request, form in zip(requests, forms, strict=True):
-            number, shape = request.array, self.array(request.array).shape
-            for box, (address, nbytes) in zip(request.boxes, places, strict=False):
-                if nbytes and box[1] == shape:
-                    wanted.plain.append((number, address))
-                elif nbytes:
-                    strides = contiguous_strides(box[1], form.host.itemsize)
-                    part = self._part(number, shape, form.host.itemsize, box, address, strides)
-                    wanted.parts.append((number, part))
-        return wanted
+    def _wanted(self, boxes: Boxes, addresses: NDArray[np.int64]) -> _Wanted:
+        """What of the boxes are whole tensors, and what are parts of them."""
+        numbers = np.array([request.array for request in boxes.requests for _ in request.boxes], np.int64)
+        sizes = np.array(boxes.sizes, np.int64)
+        begins, ends = self._spans[numbers].T
+        is_whole = sizes == ends - begins  # since boxes lie in their tensors
+        whole = np.stack([numbers, addresses], axis=1)[is_whole & (sizes > 0)]
+        chosen = np.flatnonzero(~is_whole & (sizes > 0)).tolist()
+        if not chosen:
+            return _Wanted(whole, [])
+        places = [
+            (request.array, form.itemsize, box)
+            for request, form in zip(boxes.requests, boxes.forms, strict=True)
+            for box in request.boxes
+        ]
+        parts: list[tuple[int, list[int]]] = []
+        for place in chosen:
+            number, item_bytes, box = places[place]
+            strides = contiguous_strides(box[1], item_bytes)
+            parts.append((number, self._part(number, item_bytes, box, int(addresses[place]), strides)))
+        return _Wanted(whole, parts)
 
     def _part(
-        self,
-        number: int,
-        shape: tuple[int, ...],
-        item_bytes: int,
-        box: Box,
-        address: int,
-        strides: Sequence[int],
+        self, number: int, item_bytes: int, box: Box, address: int, strides: Sequence[int]
     ) -> list[int]:
         """The record of a part of a tensor, without its file."""
-        begin = self.tensors[number][3]
+        shape, begin = self.array(number).shape, self.tensors[number][3]
         return [begin, item_bytes, len(shape), *shape, *box[0], *box[1], address, *strides]
 
     @paused_collection()
     def _words(self, wanted: _Wanted) -> _Words:
         """The records of `_native.start_read`, the files that they count, and of each its file and tensor."""
-        chosen = np.array(wanted.plain, np.int64).reshape(-1, 2)
-        own = self._files[chosen[:, 0]]
+        tensors_of_whole, addresses = wanted.whole.T
+        own = self._files[tensors_of_whole]
         files_of_parts = [int(self._files[number]) for number, _ in wanted.parts]
         used = sorted({*np.unique(own).tolist(), *files_of_parts})
-        records = np.zeros((len(wanted.plain), _WHOLE_WORDS), np.int64)
+        records = np.zeros((len(own), _WHOLE_WORDS), np.int64)
         records[:, 0] = np.searchsorted(used, own) if used else 0
-        records[:, 1] = [self.tensors[number][3] for number, _ in wanted.plain]
-        records[:, 2] = [self.tensors[number][4] - self.tensors[number][3] for number, _ in wanted.plain]
-        records[:, 4] = chosen[:, 1]
+        records[:, 1], ends = self._spans[tensors_of_whole].T
+        records[:, 2] = ends - records[:, 1]
+        records[:, 4] = addresses
         places = {file: place for place, file in enumerate(used)}
         others = [
             word
@@ -297,23 +242,27 @@ class OpenFiles:
         ]
         words = np.concatenate([records.ravel(), np.array(others, np.int64)])
         files = np.concatenate([records[:, 0], [places[file] for file in files_of_parts]]).astype(np.int64)
-        tensors = np.concatenate([chosen[:, 0], [number for number, _ in wanted.parts]]).astype(np.int64)
+        tensors = np.concatenate([tensors_of_whole, [number for number, _ in wanted.parts]]).astype(np.int64)
         return words, used, files, tensors
 
     def _by_device(self, wanted: _Wanted) -> list[_Wanted]:
         """What is wanted of each device that holds files."""
-        if len({header.identity.device for header in self.headers}) == 1:
-            return [wanted] if wanted.plain or wanted.parts else []
-        found: dict[int, _Wanted] = {}
-        for pair in wanted.plain:
-            found.setdefault(self.device_of(pair[0]), _Wanted([], [], 0)).plain.append(pair)
-        for part in wanted.parts:
-            found.setdefault(self.device_of(part[0]), _Wanted([], [], 0)).parts.append(part)
-        return list(found.values())
+        devices = [header.identity.device for header in self.headers]
+        if len(set(devices)) == 1:
+            return [wanted] if len(wanted.whole) or wanted.parts else []
+        shares: list[_Wanted] = []
+        of_whole = np.array(devices, np.uint64)[self._files[wanted.whole[:, 0]]]
+        for device in dict.fromkeys(devices):
+            whole = wanted.whole[of_whole == device]
+            parts = [part for part in wanted.parts if self.device_of(part[0]) == device]
+            if len(whole) or parts:
+                shares.append(_Wanted(whole, parts))
+        return shares
 
     def _start(
         self,
         wanted: _Wanted,
+        nbytes: int,
         destinations: Destinations,
         options: Options,
         on_job: Callable[[Any], None],
@@ -326,7 +275,7 @@ class OpenFiles:
         planned = [self._words(share) for share in self._by_device(wanted)]
         check_unchanged(self.headers[file] for _, used, *_ in planned for file in used)
         shared = read_job.shared(options, len(planned))
-        arriving = Arriving(wanted.nbytes, statistics, self._named)
+        arriving = Arriving(nbytes, statistics, self._named)
         try:
             for words, used, places, tensors in planned:
                 files = self._to_read(used, options.array.loading.verify)
@@ -380,12 +329,3 @@ class OpenFiles:
         end = begin + int(error.context.get("length", 1))
         hit = (name for name, _, _, first, last in self.headers[file].tensors if first < end and last > begin)
         return error.where(tensor=next(hit, None))
-
-
-def _sizes(requests: Sequence[Request], forms: Sequence[dtypes.LogicalDtype]) -> list[int]:
-    """The bytes of each box."""
-    return [
-        math.prod(box[1]) * form.host.itemsize
-        for request, form in zip(requests, forms, strict=True)
-        for box in request.boxes
-    ]

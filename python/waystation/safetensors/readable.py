@@ -1,0 +1,204 @@
+"""Arrays that are read from safetensors files box by box: what `OpenFiles` and `Composed` have in common.
+
+Every box that is wanted gets memory of its own. Invariants: all that is read in one call is read at the same
+time; the arrays over the memory are made while the engine fills it, and handed out only once all of it is
+there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from waystation._collection import paused_collection
+from waystation._options import Options
+from waystation.frameworks import dtypes
+from waystation.frameworks.base import StoredArray
+from waystation.frameworks.storage import StorageMetadata
+from waystation.layouts.native import memory
+from waystation.layouts.native.destinations import Destinations
+from waystation.layouts.native.read import Allocate, Request, as_array
+from waystation.layouts.native.read_job import ReadStatistics
+from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
+from waystation.safetensors.arriving import Arriving
+from waystation.safetensors.description import Described
+from waystation.tree import flatten
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """What is to be read.
+
+    Attributes:
+        requests: As they were asked for.
+        forms: The dtype of each of them in host memory.
+        sizes: The bytes of each of their boxes.
+    """
+
+    requests: Sequence[Request]
+    forms: list[np.dtype[Any]]
+    sizes: list[int]
+
+
+class Readable(ABC):
+    """Arrays by number, boxes of which can be read.
+
+    Attributes:
+        labels: What they are called.
+    """
+
+    labels: list[str]
+
+    @property
+    @abstractmethod
+    def directory(self) -> str:
+        """Where the files are: that of the first."""
+
+    @property
+    @abstractmethod
+    def numbered(self) -> Any:
+        """The numbers of the arrays, as the state that these make up."""
+
+    @abstractmethod
+    def path_of(self, number: int) -> str:
+        """The file of an array, the first if there are several."""
+
+    @abstractmethod
+    def array(self, number: int) -> StoredArray:
+        """An array as arrays are described.
+
+        Raises:
+            Unsupported: No framework has its dtype.
+        """
+
+    def arrays(self, numbers: Sequence[int]) -> list[StoredArray]:
+        """Some arrays as arrays are described, see `array`."""
+        return [self.array(number) for number in numbers]
+
+    @abstractmethod
+    def tensors_of(self, number: int) -> Sequence[int]:
+        """The tensors of files that an array is made of."""
+
+    @cached_property
+    def tree(self) -> TreeFile:
+        """The arrays as a state."""
+        numbers, structure = flatten(self.numbered)
+        leaves: list[Leaf] = [ArrayLeaf(number) for number in numbers]
+        return TreeFile(structure, leaves, Described(len(self.labels), self.array), self.labels)
+
+    def storage_metadata(self, number: int) -> StorageMetadata:
+        """How an array is cut: for those who read it, not at all."""
+        shape = self.array(number).shape
+        return StorageMetadata(shape, shape)
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    def read_boxes(
+        self,
+        requests: Sequence[Request],
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+        allocate: Allocate = memory.allocate,
+    ) -> list[list[NDArray[Any]]]:
+        """Reads every requested box into memory of its own, which `allocate` gives.
+
+        Raises:
+            Conflict: A file changed.
+            Corrupt: A file is damaged.
+        """
+        boxes = self._boxes(requests)
+        places, addresses = allocate(boxes.sizes)
+        destinations = Destinations(addresses, [place[0] for place in places])
+        arriving = self.start_boxes(boxes, destinations, options, on_job, statistics, announce=False)
+        with contextlib.closing(arriving):
+            arrays = _arrays_over(places, boxes)
+            arriving.finish()
+        return arrays
+
+    def read_to_devices(
+        self,
+        requests: Sequence[Request],
+        destinations: Destinations,
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+    ) -> None:
+        """Reads every requested box to given memory, that of devices above all; whatever used that before
+        must have been waited for.
+
+        Raises:
+            Conflict: A file changed.
+            Corrupt: A file is damaged.
+        """
+        boxes = self._boxes(requests)
+        self.start_boxes(boxes, destinations, options, on_job, statistics, announce=False).finish()
+
+    def start_to_devices(
+        self,
+        requests: Sequence[Request],
+        destinations: Destinations,
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+    ) -> Arriving:
+        """Starts what `read_to_devices` does; the result tells of each tensor when it is there."""
+        boxes = self._boxes(requests)
+        return self.start_boxes(boxes, destinations, options, on_job, statistics, announce=True)
+
+    @abstractmethod
+    def start_boxes(
+        self,
+        boxes: Boxes,
+        destinations: Destinations,
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+        *,
+        announce: bool,
+    ) -> Arriving:
+        """Starts to read boxes to where they go.
+
+        Args:
+            boxes: What is read.
+            destinations: Where it goes.
+            options: How.
+            on_job: Told of every job.
+            statistics: Where what was read is added.
+            announce: Whether the result can tell of each tensor when it is there.
+
+        Raises:
+            Conflict: A file changed.
+        """
+
+    @paused_collection()
+    def _boxes(self, requests: Sequence[Request]) -> Boxes:
+        """What is known of the requested boxes."""
+        stored = self.arrays([request.array for request in requests])
+        distinct = {id(array): array for array in stored}  # models have few shapes, and many tensors
+        hosts = {key: dtypes.of_stored(array).host for key, array in distinct.items()}
+        forms = [hosts[id(array)] for array in stored]
+        sizes = [
+            math.prod(box[1]) * form.itemsize
+            for request, form in zip(requests, forms, strict=True)
+            for box in request.boxes
+        ]
+        return Boxes(requests, forms, sizes)
+
+
+@paused_collection()
+def _arrays_over(places: memory.Places, boxes: Boxes) -> list[list[NDArray[Any]]]:
+    """Arrays over the memory of boxes, by their requests."""
+    remaining = iter(places)
+    return [
+        [as_array(next(remaining), box[1], form) for box in request.boxes]
+        for request, form in zip(boxes.requests, boxes.forms, strict=True)
+    ]
