@@ -122,31 +122,30 @@ class TorchCodec:
         self, stored: Sequence[StoredArray], dtypes: Sequence[str], places: Sequence[Any]
     ) -> list[Target]:
         """Each tensor whole, on a given device; targets of one description and place are one object."""
-        targets = []
+        kinds = list(zip(map(id, stored), dtypes, map(id, places), strict=True))
         known: dict[tuple[int, str, int], Target] = {}
-        for index, (array, dtype, place) in enumerate(zip(stored, dtypes, places, strict=True)):
-            key = id(array), dtype, id(place)
-            target = known.get(key)
-            if target is None:
-                target = known[key] = _placed(array, dtype, place, index)
-            targets.append(target)
-        return targets
+        for index, kind in enumerate(kinds):
+            if kind not in known:
+                known[kind] = _placed(stored[index], dtypes[index], places[index], index)
+        return [known[kind] for kind in kinds]
 
     def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
         """Tensors over the buffers, or copies of them on other devices."""
         made = []
         copied = []  # the copies to devices read them until those are done
+        devices = set()
+        on_cpu, over = _ON_CPU[False], torch_memory.over
         for target, own in zip(targets, boxes, strict=True):
             place = target.placement
-            if place is _ON_CPU[False]:
-                made.append(torch_memory.over(own[0], target.dtype))
+            if place is on_cpu:
+                made.append(over(own[0], target.dtype))
                 continue
+            devices.add(place.device)
             tensor = torch_memory.over(own[0], target.dtype) if place.form is None else _local(target, own)
             if place.device.type != "cpu":
                 copied.append(tensor)
                 tensor = tensor.to(place.device, non_blocking=True)
             made.append(place.finished(tensor))
-        devices = {target.placement.device for target in targets}
         for device in (device for device in devices if device.type == "cuda"):
             torch.cuda.synchronize(device)
         return made

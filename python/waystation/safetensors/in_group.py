@@ -175,7 +175,7 @@ class _Loading:
         composed = Composed(self.opened, list(compositions.values()), among)
         wanted = self.wanted(composed, list(compositions))
         incoming = incoming_of(composed, self.codec, wanted)
-        made = Made(composed, len(wanted))
+        made = Made(composed, len(incoming))
         filling = Filling(composed, options, Progress(), None, [(self.codec, incoming)])
         with calling_arrays_tensors():
             filling.finish(made)
@@ -185,14 +185,12 @@ class _Loading:
         """What this process gets of a result."""
         return self.plan.results[number].composition(self.collectives.rank, self.collectives.size)
 
-    def wanted(self, composed: Composed, results: Sequence[int]) -> list[Wanted]:
+    def wanted(self, composed: Composed, results: Sequence[int]) -> Wanted:
         """The arrays of compositions, each of which is (a part of) one of the results."""
-        return [
-            Wanted(
-                number, composed.labels[number], composed.array(number), self.plan.dtypes[result], self.place
-            )
-            for number, result in enumerate(results)
-        ]
+        numbers = range(len(results))
+        dtypes = [self.plan.dtypes[result] for result in results]
+        places = [self.place] * len(results)
+        return Wanted(numbers, composed.labels, composed.arrays(numbers), dtypes, places)
 
 
 class _Sending:

@@ -217,7 +217,7 @@ def _watched(
 
 def _load(request: Request, others: Together, progress: Progress) -> dict[str, Any]:
     started_s = time.monotonic()
-    made = Made(request.opened, len(request.wanted))
+    made = Made(request.opened, len(request.incoming))
     filling = Filling(
         request.opened,
         request.options,
@@ -234,7 +234,7 @@ def _load(request: Request, others: Together, progress: Progress) -> dict[str, A
         others.finish(read)
     by_rows.exchange(request.codec, made.arrays, request.exchanged)
     _report(request, filling, time.monotonic() - started_s)
-    arrays = {one.name: array for one, array in zip(request.wanted, made.arrays, strict=True)}
+    arrays = dict(zip(request.wanted.names, made.arrays, strict=True))
     return arrays if request.separator is None else nesting.nest(arrays, request.separator)
 
 

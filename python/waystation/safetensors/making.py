@@ -42,6 +42,13 @@ def as_held_by(stored: StoredArray, framework: str) -> StoredArray:
     return dataclasses.replace(stored, dtype="uint8", storage_shape=stored.shape)
 
 
+def held_by(stored: Sequence[StoredArray], framework: str) -> list[StoredArray]:
+    """What a framework takes tensors for, see `as_held_by`; those that are one object stay one."""
+    distinct = {id(array): array for array in stored}
+    held = {key: as_held_by(array, framework) for key, array in distinct.items()}
+    return [held[id(array)] for array in stored]
+
+
 def as_cast(stored: StoredArray, dtype: str) -> StoredArray:
     """A tensor as if it were of another dtype."""
     if dtype == stored.dtype:
@@ -69,37 +76,35 @@ class OpenedTensors(Opened, Protocol):
         ...
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Wanted:
-    """A tensor that is to be loaded.
+    """Tensors that are to be loaded; of each what these lists have at its place.
 
     Attributes:
-        number: Of the tensor.
-        name: Of the array in the result.
-        stored: The tensor as the framework takes it.
-        dtype: Of the array, logical.
-        place: Where it goes, as the codec has it.
+        numbers: Of the tensors.
+        names: Of the arrays in the result.
+        stored: The tensors as the framework takes them.
+        dtypes: Of the arrays, logical.
+        places: Where they go, as the codec has it.
     """
 
-    number: int
-    name: str
-    stored: StoredArray
-    dtype: str
-    place: Any
+    numbers: Sequence[int]
+    names: Sequence[str]
+    stored: Sequence[StoredArray]
+    dtypes: Sequence[str]
+    places: Sequence[Any]
 
 
 @paused_collection()
-def incoming_of(opened: OpenedTensors, codec: Codec, wanted: Sequence[Wanted]) -> list[Incoming]:
+def incoming_of(opened: OpenedTensors, codec: Codec, wanted: Wanted) -> list[Incoming]:
     """The arrays with the places where they go, numbered as they are given."""
-    with naming_tensors(opened, [one.number for one in wanted]):
-        targets = codec.placed(
-            [one.stored for one in wanted],
-            [one.dtype for one in wanted],
-            [one.place for one in wanted],
-        )
+    with naming_tensors(opened, wanted.numbers):
+        targets = codec.placed(wanted.stored, wanted.dtypes, wanted.places)
     return [
-        Incoming(leaf, one.stored, one.number, None, target)
-        for leaf, (one, target) in enumerate(zip(wanted, targets, strict=True))
+        Incoming(leaf, stored, number, None, target)
+        for leaf, (stored, number, target) in enumerate(
+            zip(wanted.stored, wanted.numbers, targets, strict=True)
+        )
     ]
 
 

@@ -8,7 +8,7 @@ may run in another thread.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,11 @@ from waystation._collection import paused_collection
 from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation._options.in_effect import current_options
-from waystation.frameworks.base import Codec, Target
+from waystation.frameworks.base import Codec, StoredArray, Target
 from waystation.safetensors import by_rows, nesting
 from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser, renamed, selected
 from waystation.safetensors.handle import Tensors
-from waystation.safetensors.making import Wanted, as_cast, as_held_by, codec_of, incoming_of
+from waystation.safetensors.making import Wanted, as_cast, codec_of, held_by, incoming_of
 from waystation.safetensors.mapped import Mappings
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.sources import Files, find
@@ -50,19 +50,18 @@ class Placing:
         if len(given) > 1:
             raise InvalidInput(f"{given[0]} and {given[1]} both say where arrays go; give one of them")
 
-    def places(self, codec: Codec, wanted: list[Wanted]) -> None:
-        """Gives every array its place."""
-        one = self.device if self.sharding is None else self.sharding
+    def places(
+        self, codec: Codec, names: Sequence[str], stored: Sequence[StoredArray], dtypes: Sequence[str]
+    ) -> list[Any]:
+        """The place of every array."""
         if self.sharding_fn is None:
-            place = codec.place_of(one)
-            for array in wanted:
-                array.place = place
-            return
+            return [codec.place_of(self.device if self.sharding is None else self.sharding)] * len(names)
         if codec.name != "jax":
             raise InvalidInput(f"sharding_fn is for JAX arrays, and {codec.name} ones are asked for")
-        for array in wanted:
-            abstract = codec.abstract(as_cast(array.stored, array.dtype))
-            array.place = codec.place_of(self.sharding_fn(array.name, abstract))
+        return [
+            codec.place_of(self.sharding_fn(name, codec.abstract(as_cast(array, dtype))))
+            for name, array, dtype in zip(names, stored, dtypes, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class Request:
 
     opened: OpenFiles
     codec: Codec
-    wanted: list[Wanted]
+    wanted: Wanted
     incoming: list[Incoming]
     options: Options
     mappings: Mappings | None
@@ -96,12 +95,13 @@ class Request:
             return b""
         are_shared: dict[int, bool] = {}
         digest = hashlib.sha256()
-        for leaf, one in enumerate(self.wanted):
-            place = one.place
+        own = self.wanted
+        arrays = zip(own.names, own.stored, own.dtypes, own.places, strict=True)
+        for leaf, (name, stored, dtype, place) in enumerate(arrays):
             if id(place) not in are_shared:
                 are_shared[id(place)] = place is not None and len(ask(place)) > 1
             if are_shared[id(place)]:
-                what = one.name, one.stored.shape, one.stored.dtype, one.dtype, place, leaf in self.exchanged
+                what = name, stored.shape, stored.dtype, dtype, place, leaf in self.exchanged
                 digest.update(repr(what).encode())
         return digest.digest()
 
@@ -129,12 +129,11 @@ def decide(
     new_names = renamed(names, rename)
     if separator is not None:
         nesting.check_names(new_names, separator)
-    wanted = []
-    for name, new_name in zip(names, new_names, strict=True):
-        number = opened.numbers[name]
-        stored = as_held_by(opened.array(number), codec.name)
-        wanted.append(Wanted(number, new_name, stored, choose(name, stored.dtype), None))
-    placing.places(codec, wanted)
+    numbers = [opened.numbers[name] for name in names]
+    stored = held_by(opened.arrays(numbers), codec.name)
+    dtypes = [choose(name, array.dtype) for name, array in zip(names, stored, strict=True)]
+    places = placing.places(codec, new_names, stored, dtypes)
+    wanted = Wanted(numbers, new_names, stored, dtypes, places)
     is_mapped = mmap and not options.array.loading.verify
     mappings = Mappings(opened, _MAP_ALIGN_BYTES.get(codec.name)) if is_mapped else None
     incoming = incoming_of(opened, codec, wanted)

@@ -100,8 +100,8 @@ class _Group:
 def _stream(request: Request) -> Generator[tuple[str, Any], None, None]:
     arrays = stream_arrays(request.opened, request.codec, request.incoming, request.options)
     with contextlib.closing(arrays):
-        for wanted in request.wanted:
-            yield wanted.name, next(arrays)  # kept by nobody here: it is the caller's alone
+        for name in request.wanted.names:
+            yield name, next(arrays)  # kept by nobody here: it is the caller's alone
 
 
 def stream_arrays(

@@ -9,6 +9,8 @@ neither way (`transfers/devices.py`).
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 
 from waystation._options import Options
@@ -68,12 +70,10 @@ class Filling:
 
     def _bound(self, limit_bytes: int, *, in_groups: bool) -> None:
         """Stays within the bound that the options set."""
-        self.resident, others = _divide(
-            self.resident, lambda codec, one: staging.stays_on_host(codec, one.target)
-        )
-        self.on_devices, others = _divide(others, self._goes_to_devices)
+        self.resident, others = _divide(self.resident, _stay_on_host)
+        self.on_devices, others = _divide(others, self._go_to_devices)
         self.staged = [(codec, incoming) for codec, batch in others for incoming in batch]
-        are_cast = any(not incoming.is_plain for _, batch in self.resident for incoming in batch)
+        are_cast = any(_are_cast(batch) for _, batch in self.resident)
         shares = staging.Shares.of(limit_bytes, are_staged=in_groups or bool(self.staged), are_cast=are_cast)
         self.group_bytes = shares.group_bytes
         self.reading = dataclasses.replace(
@@ -83,14 +83,15 @@ class Filling:
             is_bounded=True,
         )
 
-    def _goes_to_devices(self, codec: Codec, incoming: Incoming) -> bool:
-        return not incoming.buffers and devices.can_take(self.reading.opened, codec, incoming)
+    def _go_to_devices(self, codec: Codec, batch: Sequence[Incoming]) -> list[bool]:
+        opened = self.reading.opened
+        return [not incoming.buffers and devices.can_take(opened, codec, incoming) for incoming in batch]
 
     def _still_to_devices(self) -> tuple[list[Batch], list[Batch]]:
         """What of the resident arrays the engine brings to devices after all, and the others."""
         if self.reading.is_bounded:
             return [], self.resident
-        return _divide(self.resident, self._goes_to_devices)
+        return _divide(self.resident, self._go_to_devices)
 
     def finish(self, maker: staging.Maker) -> None:
         """Reads what has no buffers yet, and has all leaves made."""
@@ -109,17 +110,31 @@ class Filling:
             staging.load_staged(reading, self.staged, self.group_bytes, maker)
 
 
+def _stay_on_host(codec: Codec, batch: Sequence[Incoming]) -> list[bool]:
+    """Which arrays keep living in their buffers. That is asked once about each target: many arrays share few
+    of them."""
+    targets = {id(incoming.target): incoming.target for incoming in batch}
+    stay = {key: staging.stays_on_host(codec, target) for key, target in targets.items()}
+    return [stay[id(incoming.target)] for incoming in batch]
+
+
 def _divide(
-    batches: Sequence[Batch], is_first: Callable[[Codec, Incoming], bool]
+    batches: Sequence[Batch], choose: Callable[[Codec, Sequence[Incoming]], Sequence[bool]]
 ) -> tuple[list[Batch], list[Batch]]:
-    """Two parts of every batch: the arrays of which something is true, and the others. What is none to a
-    program is among the others."""
+    """Two parts of every batch: the arrays that are chosen, and the others. What is none to a program is
+    among the others."""
     parts: tuple[list[Batch], list[Batch]] = ([], [])
     for codec, batch in batches:
-        own: tuple[list[Incoming], list[Incoming]] = ([], [])
-        for incoming in batch:
-            is_array = incoming.stored.framework not in NO_ARRAYS
-            own[0 if is_array and is_first(codec, incoming) else 1].append(incoming)
-        for part, arrays in zip(parts, own, strict=True):
-            part.append((codec, arrays))
+        chosen = [
+            one and incoming.stored.framework not in NO_ARRAYS
+            for one, incoming in zip(choose(codec, batch), batch, strict=True)
+        ]
+        parts[0].append((codec, list(itertools.compress(batch, chosen))))
+        parts[1].append((codec, list(itertools.compress(batch, map(operator.not_, chosen)))))
     return parts
+
+
+def _are_cast(batch: Sequence[Incoming]) -> bool:
+    """Whether some arrays are not wanted as they are stored, or in other extents."""
+    distinct = {(id(incoming.stored), id(incoming.target)): incoming for incoming in batch}
+    return not all(incoming.is_plain for incoming in distinct.values())
