@@ -21,7 +21,7 @@ from waystation._errors import InvalidInput
 from waystation.grid import Box, volume, whole
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.placement import Divided, Only, Result, Source
-from waystation.transfers.pieces import cut
+from waystation.transfers.pieces import cut, runs
 
 # Smaller tensors that are divided go whole to everyone, together with others: each message takes its time.
 _LEAST_DIVIDED_BYTES = 1 << 20
@@ -187,22 +187,8 @@ def _shares(own_bytes: Sequence[float], sent_bytes: int) -> list[float]:
 
 
 def _turns(assigned: Sequence[Sequence[Piece]], run_bytes: int) -> list[Turn]:
-    runs = [list(_runs(pieces, run_bytes)) for pieces in assigned]
+    dealt = [list(runs(pieces, run_bytes)) for pieces in assigned]
     return [
-        [own[number] if number < len(own) else [] for own in runs]
-        for number in range(max(map(len, runs), default=0))
+        [own[number] if number < len(own) else [] for own in dealt]
+        for number in range(max(map(len, dealt), default=0))
     ]
-
-
-def _runs(pieces: Sequence[Piece], run_bytes: int) -> Iterator[list[Piece]]:
-    """Consecutive pieces that go together."""
-    run: list[Piece] = []
-    held = 0
-    for piece in pieces:
-        if run and held + piece.nbytes > run_bytes:
-            yield run
-            run, held = [], 0
-        run.append(piece)
-        held += piece.nbytes
-    if run:
-        yield run

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from waystation import _native
+from waystation._collection import paused_collection
 from waystation._errors import Cancelled, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
@@ -30,7 +31,7 @@ from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.opened import Opened
 from waystation.transfers import fit
 from waystation.transfers.handle import Progress
-from waystation.transfers.pieces import cut, read_ahead
+from waystation.transfers.pieces import cut, read_ahead, runs
 
 Buffer = np.ndarray[Any, Any]
 
@@ -173,40 +174,68 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // memory.ALIGN_BYTES) * memory.ALIGN_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How the buffers of some arrays are filled.
+
+    Attributes:
+        plain: The arrays whose boxes are read as they are stored.
+        parts: Single boxes, by their numbers, that are read so of other arrays.
+        made: Those that are made of pieces, or of nothing that is stored.
+    """
+
+    plain: list[Incoming]
+    parts: list[tuple[Incoming, int]]
+    made: list[tuple[Incoming, int]]
+
+    @classmethod
+    @paused_collection()
+    def of(cls, arrays: Iterable[Incoming], mappings: Mapped | None) -> _Plan:
+        """That for all given arrays; those that are mapped have their buffers at once."""
+        plan = cls([], [], [])
+        for incoming in arrays:
+            if not incoming.is_plain:
+                incoming.buffers = [np.empty(0)] * len(incoming.target.boxes)
+                for index, box in enumerate(incoming.target.boxes):
+                    (plan.parts if _is_read(incoming, box) else plan.made).append((incoming, index))
+            elif mappings is None or not _map(mappings, incoming):
+                plan.plain.append(incoming)
+        return plan
+
+    @paused_collection()
+    def requests(self) -> list[Request]:
+        """What is read: all of the plain arrays, and then the parts."""
+        plain = [Request(_number(incoming), incoming.target.boxes) for incoming in self.plain]
+        parts = [Request(_number(incoming), [incoming.target.boxes[index]]) for incoming, index in self.parts]
+        return plain + parts
+
+
 def fill_buffers(reading: Reading, arrays: Iterable[Incoming], allocate: Allocate = memory.allocate) -> None:
     """Fills the buffers of all given arrays."""
-    requests: list[Request] = []
-    takers: list[tuple[Incoming, int | None]] = []  # None: all boxes
-    made: list[tuple[Incoming, int]] = []
-    for incoming in arrays:
-        if incoming.is_plain:
-            assert incoming.array is not None
-            request = Request(incoming.array, incoming.target.boxes)
-            mapped = None if reading.mappings is None else reading.mappings.array(request)
-            if mapped is not None:
-                incoming.buffers = [mapped]
-            else:
-                requests.append(request)
-                takers.append((incoming, None))
-            continue
-        incoming.buffers = [np.empty(0)] * len(incoming.target.boxes)
-        for index, box in enumerate(incoming.target.boxes):
-            if _is_read(incoming, box):
-                assert incoming.array is not None
-                requests.append(Request(incoming.array, [box]))
-                takers.append((incoming, index))
-            else:
-                made.append((incoming, index))
-    found = reading.read(requests, allocate) if requests else []
-    for (incoming, taken), filled in zip(takers, found, strict=True):
-        if taken is None:
-            incoming.buffers = filled
-        else:
-            (incoming.buffers[taken],) = filled
-    if made:
-        _allocate_made(made, allocate)
-        pieces = (piece for incoming, index in made for piece in _pieces(reading, incoming, index))
+    plan = _Plan.of(arrays, reading.mappings)
+    requests = plan.requests()
+    found = iter(reading.read(requests, allocate) if requests else [])
+    for incoming, buffers in zip(plan.plain, found, strict=False):
+        incoming.buffers = buffers
+    for (incoming, index), (buffer,) in zip(plan.parts, found, strict=True):
+        incoming.buffers[index] = buffer
+    if plan.made:
+        _allocate_made(plan.made, allocate)
+        pieces = (piece for incoming, index in plan.made for piece in _pieces(reading, incoming, index))
         _fill_from_pieces(reading, pieces)
+
+
+def _number(incoming: Incoming) -> int:
+    assert incoming.array is not None, "a scalar is not read"
+    return incoming.array
+
+
+def _map(mappings: Mapped, incoming: Incoming) -> bool:
+    """Maps a plain array, if it can be."""
+    mapped = mappings.array(Request(_number(incoming), incoming.target.boxes))
+    if mapped is not None:
+        incoming.buffers = [mapped]
+    return mapped is not None
 
 
 def _is_read(incoming: Incoming, box: Box) -> bool:
@@ -265,25 +294,12 @@ def _pieces(reading: Reading, incoming: Incoming, index: int) -> Iterator[_Piece
         yield _Piece(Request(incoming.array, [(start, shape)]), buffer[own] if own else buffer, nbytes)
 
 
-def _groups(pieces: Iterable[_Piece], group_bytes: int) -> Iterator[list[_Piece]]:
-    group: list[_Piece] = []
-    held = 0
-    for piece in pieces:
-        if group and held + piece.nbytes > group_bytes:
-            yield group
-            group, held = [], 0
-        group.append(piece)
-        held += piece.nbytes
-    if group:
-        yield group
-
-
 def _fill_from_pieces(reading: Reading, pieces: Iterable[_Piece]) -> None:
     def read(group: list[_Piece]) -> list[list[Buffer]]:
         allocate = Region(reading.cast_bytes).allocate if reading.is_bounded else memory.allocate
         return reading.read([piece.request for piece in group], allocate)
 
-    with contextlib.closing(read_ahead(_groups(pieces, reading.cast_bytes), read)) as groups:
+    with contextlib.closing(read_ahead(runs(pieces, reading.cast_bytes), read)) as groups:
         for group, found in groups:
             _cast(reading.opened, group, found)
             del found  # or it would live until the next group is here, and the one after is being read

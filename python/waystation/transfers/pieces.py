@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,18 @@ GROUP_BYTES = 32 << 20
 Values = np.ndarray[Any, Any]
 Group = TypeVar("Group")
 Loaded = TypeVar("Loaded")
+
+
+class Sized(Protocol):
+    """Something that takes so many bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes."""
+        ...
+
+
+AnySized = TypeVar("AnySized", bound=Sized)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,20 @@ def cut(shape: tuple[int, ...], most_items: int) -> Iterator[Box]:
         for start in range(0, shape[axis], step):
             extent = min(step, shape[axis] - start)
             yield (*leading, start, *(0,) * len(inner)), (*(1,) * axis, extent, *inner)
+
+
+def runs(things: Iterable[AnySized], run_bytes: int) -> Iterator[list[AnySized]]:
+    """Things one after another, as many together as have at most `run_bytes`; what has more is alone."""
+    run: list[AnySized] = []
+    held = 0
+    for thing in things:
+        if run and held + thing.nbytes > run_bytes:
+            yield run
+            run, held = [], 0
+        run.append(thing)
+        held += thing.nbytes
+    if run:
+        yield run
 
 
 def buffer_item_bytes(opened: Opened, array: int) -> int:
