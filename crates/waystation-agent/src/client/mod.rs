@@ -4,8 +4,8 @@
 //! uses again. Failures: no agent (a call waits for one, so long and no longer); an agent that dies (the next
 //! one is asked again: requests may be repeated); an agent that was replaced by that of another run (Conflict);
 //! a slot that is given away between being found and being opened (it is looked for again). Invariants: nothing
-//! of a slot is touched but through [`SlotWriter`] and [`SlotReader`], which hold the locks; a forked child has
-//! no part in its parent's client. Nothing here needs more than threads that wait.
+//! of a slot is touched but through [`SlotWriter`](crate::writer::SlotWriter) and [`SlotReader`], which hold the
+//! locks; a forked child has no part in its parent's client. Nothing here needs more than threads that wait.
 
 mod kept;
 mod link;
