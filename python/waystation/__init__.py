@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         options,
         partial,
         path,
+        runtime,
         safetensors,
         training,
         tree,
@@ -62,7 +63,7 @@ else:
     # Hidden from type checkers, which would otherwise let any attribute pass.
     _MODULES = (
         *("arrays", "checkpoint", "errors", "handlers", "multihost"),
-        *("options", "partial", "path", "safetensors", "training", "tree"),
+        *("options", "partial", "path", "runtime", "safetensors", "training", "tree"),
     )
     _HOMES = {**dict.fromkeys(_MODULES), "register_node": "waystation.tree"}
 
@@ -118,6 +119,7 @@ __all__ = [
     "path",
     "pytree_metadata",
     "register_node",
+    "runtime",
     "safetensors",
     "save",
     "save_async",

@@ -15,8 +15,9 @@ from waystation.errors import Unavailable
 
 COMMANDS = [
     *("inspect", "ls", "sum", "verify", "diff", "export", "gc", "demo", "doctor", "launch", "placement"),
-    *("agent", "top"),
+    *("agent", "top", "runtime"),
 ]
+GROUPS = {"runtime": ["status"]}
 
 
 def test_version(script) -> None:
@@ -32,9 +33,16 @@ def test_help_lists_every_command(script) -> None:
 
 
 # The options of the agent are those of another program, which is asked for them.
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "agent"])
-def test_every_command_has_json_and_traceback(command: str, run) -> None:
-    outcome = run(command, "--help")
+@pytest.mark.parametrize(
+    "command",
+    [
+        *([command] for command in COMMANDS if command != "agent" and command not in GROUPS),
+        *([group, command] for group, commands in GROUPS.items() for command in commands),
+    ],
+    ids=" ".join,
+)
+def test_every_command_has_json_and_traceback(command: list[str], run) -> None:
+    outcome = run(*command, "--help")
     assert outcome.code == 0
     assert "--json" in outcome.out
     assert "--traceback" in outcome.out

@@ -5,8 +5,11 @@ what has happened and return what is to be done. They need neither Ray nor JAX, 
 real hosts and modelled ones. `devices` says what there is, `resources` who has which devices, `ir` what
 programs are and what each host does for them, `scheduling` who runs when, `objects` what stays in memory, and
 `exchange` when a shard has all that others send it.
+
+`cluster` has the hosts themselves, on Ray; `connect` starts one. Importing this imports neither Ray nor JAX.
 """
 
+from waystation.runtime.cluster import Cluster, connect
 from waystation.runtime.devices import DeviceId, Host, Island
 from waystation.runtime.resources import (
     Assignment,
@@ -21,6 +24,7 @@ from waystation.runtime.resources import (
 
 __all__ = [
     "Assignment",
+    "Cluster",
     "DeviceId",
     "Host",
     "Island",
@@ -30,5 +34,6 @@ __all__ = [
     "VirtualDevice",
     "VirtualDeviceSet",
     "VirtualSlice",
+    "connect",
     "make_virtual_device_set",
 ]

@@ -1,0 +1,23 @@
+"""The cluster: islands of hosts on Ray, which come, go, and are rebuilt when a host is lost.
+
+`connect` gives a program its `Cluster`. Behind it is one actor, the manager (`manager`), with a `supervisor`
+for each island, which keeps a `gang` of hosts: all of them or none. `watchdog` decides, without Ray, who is
+stuck. Importing this package does not import Ray.
+"""
+
+from waystation.runtime.cluster.cluster import Cluster
+from waystation.runtime.cluster.connecting import connect, look
+from waystation.runtime.cluster.island import Island, Pending
+from waystation.runtime.cluster.status import ClusterStatus, HostStatus, IslandState, IslandStatus
+
+__all__ = [
+    "Cluster",
+    "ClusterStatus",
+    "HostStatus",
+    "Island",
+    "IslandState",
+    "IslandStatus",
+    "Pending",
+    "connect",
+    "look",
+]

@@ -1,0 +1,133 @@
+"""A cluster as a program has it."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from waystation._errors import InvalidInput
+from waystation.runtime.cluster.connection import Connection
+from waystation.runtime.cluster.island import Island, ask
+from waystation.runtime.cluster.status import (
+    DEADLINE_S,
+    HOST_CLASS,
+    MAX_RESTARTS,
+    ClusterStatus,
+    IslandRequest,
+)
+from waystation.runtime.hosts.errors import NoSuchIsland
+
+
+class Cluster:
+    """A connection to a cluster; made by `connect`. Closed at the end of a `with`, by `close`, or at exit.
+
+    Attributes:
+        address: Where other programs join it.
+    """
+
+    def __init__(self, connection: Connection, address: str, on_close: Callable[[], None]) -> None:
+        self.address = address
+        self._connection = connection
+        self._on_close = on_close
+        self._lock = threading.Lock()
+        self._closed = False
+        self._host_class = HOST_CLASS
+        atexit.register(self.close)
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.address!r})"
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def islands(self) -> dict[str, Island]:
+        """Its islands, by name."""
+        return {status.name: Island(self._living, status) for status in self.status().islands}
+
+    def island(self, name: str) -> Island:
+        """One of its islands.
+
+        Raises:
+            NoSuchIsland: There is none of that name.
+        """
+        found = self.islands
+        if name not in found:
+            known = ", ".join(f"'{other}'" for other in sorted(found)) or "none"
+            raise NoSuchIsland(f"the cluster has no island '{name}'; it has {known}", island=name)
+        return found[name]
+
+    def add_island(
+        self,
+        name: str,
+        *,
+        hosts: int = 1,
+        devices_per_host: int = 1,
+        kind: str = "cpu",
+        labels: Mapping[str, str] | None = None,
+        deadline_s: float = DEADLINE_S,
+        max_restarts: int = MAX_RESTARTS,
+    ) -> Island:
+        """Builds an island; returns when it is ready. Others go on meanwhile.
+
+        Args:
+            name: Its name.
+            hosts: How many hosts it has. Each takes a CPU of the cluster, or more, except on the embedded
+                one.
+            devices_per_host: How many devices each has.
+            kind: `cpu`, where a host makes as many devices as it is told, or `gpu`.
+            labels: What else is said of it.
+            deadline_s: How long a host may be silent, or have something to do without any of it ending,
+                before it counts as dead; in seconds. Longer than the longest computation.
+            max_restarts: How often it is rebuilt after the loss of a host.
+
+        Raises:
+            Conflict: There is an island of that name.
+            Unavailable: There is no room for it, or its hosts could not be built.
+        """
+        request = IslandRequest(
+            name=name,
+            hosts=hosts,
+            devices_per_host=devices_per_host,
+            kind=kind,
+            labels=tuple(sorted((labels or {}).items())),
+            deadline_s=deadline_s,
+            max_restarts=max_restarts,
+            host_class=self._host_class,
+        )
+        return Island(self._living, ask(self._living.manager.add_island.remote(request)))
+
+    def remove_island(self, name: str) -> None:
+        """Ends an island; calls that have no answer fail.
+
+        Raises:
+            NoSuchIsland: There is none of that name.
+        """
+        ask(self._living.manager.remove_island.remote(name))
+
+    def status(self) -> ClusterStatus:
+        """How everything is now."""
+        found: ClusterStatus = ask(self._living.manager.status.remote())
+        return found
+
+    def close(self) -> None:
+        """Leaves the cluster; the last program to leave ends it. Once is enough."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        atexit.unregister(self.close)
+        self._on_close()
+
+    @property
+    def _living(self) -> Connection:
+        if self._closed:
+            raise InvalidInput("the connection to the cluster is closed; connect again")
+        return self._connection

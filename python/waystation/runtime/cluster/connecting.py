@@ -1,0 +1,210 @@
+"""Connects a program to a cluster: to one that runs, or to one of its own on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from waystation._errors import Conflict, NotFound, Unavailable, Unsupported
+from waystation.runtime.cluster.authentication import use_token
+from waystation.runtime.cluster.cluster import Cluster
+from waystation.runtime.cluster.connection import Connection
+from waystation.runtime.cluster.embedded import EmbeddedRay
+from waystation.runtime.cluster.island import ask
+from waystation.runtime.cluster.status import DEADLINE_S, MAX_RESTARTS, NAMESPACE, ClusterStatus
+
+_ANSWER_TIMEOUT_S = 60.0
+_LEAVE_TIMEOUT_S = 10.0
+_JOIN_ATTEMPTS = 3
+
+
+def connect(
+    address: str | None = None,
+    *,
+    hosts: int | None = None,
+    devices_per_host: int = 1,
+    kind: str = "cpu",
+    deadline_s: float = DEADLINE_S,
+    max_restarts: int = MAX_RESTARTS,
+) -> Cluster:
+    """Connects this program to a cluster.
+
+    Args:
+        address: That of a Ray cluster, or of another program's cluster (`Cluster.address`); `auto` finds the
+            one of this machine. None starts Ray on this machine for this program alone, and ends it with the
+            program, unless the program has connected to Ray already: then that is used.
+        hosts: Hosts of an island `main`, which is built at once; 0 for none. By default one on a cluster of
+            this program's own, and none elsewhere.
+        devices_per_host: Devices of each host of that island.
+        kind: What they are, `cpu` or `gpu`.
+        deadline_s: See `Cluster.add_island`.
+        max_restarts: Likewise.
+
+    Raises:
+        Unsupported: Ray is not installed.
+        Unavailable: The cluster cannot be reached or started, or has no room for the island.
+    """
+    ray = _ray()
+    if hosts is None:
+        hosts = 1 if address is None and not ray.is_initialized() else 0
+    undo = contextlib.ExitStack()
+    try:
+        joined = _join(ray, address, undo)
+        connection = _enter(ray, undo)
+    except BaseException:
+        undo.close()
+        raise
+    cluster = Cluster(connection, joined, undo.close)
+    if hosts > 0:
+        try:
+            cluster.add_island(
+                "main",
+                hosts=hosts,
+                devices_per_host=devices_per_host,
+                kind=kind,
+                deadline_s=deadline_s,
+                max_restarts=max_restarts,
+            )
+        except BaseException:
+            cluster.close()
+            raise
+    return cluster
+
+
+def look(address: str | None = None) -> ClusterStatus:
+    """How a cluster is, without becoming one of its programs.
+
+    Args:
+        address: Its address; None for the one of this machine.
+
+    Raises:
+        NotFound: No Waystation runs there.
+        Unavailable: The cluster cannot be reached.
+        Unsupported: Ray is not installed.
+    """
+    from waystation.runtime.cluster.manager import NAME
+
+    ray = _ray()
+    with contextlib.ExitStack() as undo:
+        # Ray prints what happens to workers meanwhile, and stdout is for who has asked.
+        undo.enter_context(contextlib.redirect_stdout(sys.stderr))
+        joined = _join(ray, address or "auto", undo)
+        try:
+            manager = ray.get_actor(NAME, NAMESPACE)
+        except ValueError:
+            raise NotFound(f"no program has islands on the cluster at {joined}") from None
+        found: ClusterStatus = ask(manager.status.remote(), _ANSWER_TIMEOUT_S)
+        return found
+
+
+def _ray() -> Any:
+    try:
+        with _quiet():
+            import ray
+    except ImportError as error:
+        raise Unsupported(
+            f"the runtime needs Ray and JAX 0.12 or later, on Python 3.12 or later ({error}): "
+            "pip install 'waystation[ray]'"
+        ) from None
+    return ray
+
+
+def _join(ray: Any, address: str | None, undo: contextlib.ExitStack) -> str:
+    if ray.is_initialized():
+        current = str(ray.get_runtime_context().gcs_address)
+        if address not in {None, "auto", current}:
+            raise Conflict(
+                f"this program is connected to the cluster at {current}, and cannot be to '{address}' too; "
+                "close that connection first"
+            )
+        return current
+    # A token is shown to clusters of this machine only; for others the environment says so (`RAY_AUTH_MODE`).
+    if address is None or address == "auto" or address.startswith("127."):
+        with _quiet():
+            use_token(make=address is None)
+    if address is None:
+        embedded = EmbeddedRay()
+        undo.callback(embedded.close)
+        address = embedded.address
+    try:
+        with _quiet(), _own_signals():
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                log_to_driver=False,
+            )
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        where = "on this machine" if address == "auto" else f"at '{address}'"
+        raise Unavailable(f"there is no Ray cluster {where} that this program can join: {error}") from error
+    undo.callback(ray.shutdown)
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _enter(ray: Any, undo: contextlib.ExitStack) -> Connection:
+    """The manager, told that there is one more program."""
+    from waystation.runtime.cluster.manager import CALLS_AT_ONCE, NAME, Manager
+
+    client = uuid.uuid4().hex
+    for attempt in range(_JOIN_ATTEMPTS):
+        manager = (
+            ray.remote(Manager)
+            .options(
+                name=NAME,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_concurrency=CALLS_AT_ONCE,
+            )
+            .remote()
+        )
+        # It never comes; the manager waits for it as long as this program, its owner, lives.
+        attended = manager.attend.remote(client)
+        try:
+            ask(manager.enter.remote(client, [attended]))
+        except Unavailable:
+            if attempt + 1 == _JOIN_ATTEMPTS:
+                raise
+            continue  # the last program has just left it
+        undo.callback(_leave, manager, client, attended)
+        break
+    return Connection(manager, client)
+
+
+def _leave(manager: Any, client: str, attended: Any) -> None:
+    with contextlib.suppress(Unavailable, TimeoutError):  # it may be gone, or go when this is the last one
+        ask(manager.leave.remote(client), _LEAVE_TIMEOUT_S)
+    del attended
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Ray's hints about itself from the program's output."""
+    log = logging.getLogger("ray")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Gives the program back its handler of SIGTERM, which Ray replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,147 @@
+"""What is asked of a cluster and what it tells of itself: plain values that travel in messages."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from waystation._errors import InvalidInput
+
+# Pairs of a name and a value, in order.
+Labels: TypeAlias = tuple[tuple[str, str], ...]
+
+# Of Ray: where names of actors are known.
+NAMESPACE = "waystation"
+# What a place for a host costs. Nodes of the embedded Ray have these; elsewhere a host takes a CPU.
+PLACE = "waystation_host"
+DEADLINE_S = 60.0
+MAX_RESTARTS = 3
+HOST_CLASS = "waystation.runtime.hosts.host:Host"
+
+
+class IslandState(enum.StrEnum):
+    """What an island is about."""
+
+    BUILDING = "building"
+    READY = "ready"
+    REBUILDING = "rebuilding"
+    FAILED = "failed"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class IslandRequest:
+    """The island that is wanted.
+
+    Attributes:
+        name: Its name.
+        hosts: How many hosts it has.
+        devices_per_host: How many devices each host has.
+        kind: What the devices are, `cpu` or `gpu`.
+        labels: What else is said of it.
+        deadline_s: How long a host may be silent, or have something to do without any of it ending, before it
+            counts as dead; in seconds.
+        max_restarts: How often it is rebuilt.
+        host_class: Module and name of the class of its hosts.
+    """
+
+    name: str
+    hosts: int
+    devices_per_host: int
+    kind: str = "cpu"
+    labels: Labels = ()
+    deadline_s: float = DEADLINE_S
+    max_restarts: int = MAX_RESTARTS
+    host_class: str = HOST_CLASS
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name or not self.name.isprintable():
+            raise InvalidInput(f"'{self.name}' is no name of an island: it must be printable, without '/'")
+        if self.hosts < 1 or self.devices_per_host < 1:
+            raise InvalidInput(
+                f"island '{self.name}' needs at least one host with one device, "
+                f"not {self.hosts} with {self.devices_per_host}"
+            )
+        if self.kind not in {"cpu", "gpu"}:
+            raise InvalidInput(f"devices of island '{self.name}' cannot be '{self.kind}': use 'cpu' or 'gpu'")
+        if self.deadline_s <= 0 or self.max_restarts < 0:
+            raise InvalidInput(f"island '{self.name}' needs a deadline above 0 s, and 0 or more restarts")
+
+    def host_name(self, index: int) -> str:
+        """The name of one of its hosts."""
+        return f"{self.name}/{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """A host now.
+
+    Attributes:
+        name: Its name: that of its island, and its number there.
+        address: The address of its machine.
+        process_id: Its process.
+        devices: Its devices, as JAX shows them.
+        doing: The computation that runs; empty when none does.
+        ended: How many messages have ended, in this epoch.
+        stalled_s: For how long there has been something to do and nothing has ended, in seconds, when it last
+            reported.
+    """
+
+    name: str
+    address: str
+    process_id: int
+    devices: tuple[str, ...]
+    doing: str
+    ended: int
+    stalled_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class IslandStatus:
+    """An island now.
+
+    Attributes:
+        name: Its name.
+        state: What it is about.
+        epoch: How often it has been built.
+        restarts: How often it has been rebuilt after a loss.
+        max_restarts: How often it may be.
+        kind: What its devices are.
+        devices_per_host: How many each of its hosts has.
+        labels: What else is said of it.
+        pending: Messages that have not been answered.
+        last_loss: Who was lost last, and why; empty if nobody was.
+        hosts: Its hosts; none while it is being built.
+    """
+
+    name: str
+    state: IslandState
+    epoch: int
+    restarts: int
+    max_restarts: int
+    kind: str
+    devices_per_host: int
+    labels: Labels
+    pending: int
+    last_loss: str
+    hosts: tuple[HostStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """A cluster now.
+
+    Attributes:
+        address: Where other programs join it.
+        clients: How many programs are connected.
+        islands: Its islands, by name.
+    """
+
+    address: str
+    clients: int
+    islands: tuple[IslandStatus, ...]
+
+    def document(self) -> dict[str, Any]:
+        """The same in the values of JSON."""
+        return asdict(self)

@@ -1,0 +1,127 @@
+"""A lane begins messages in order, runs ahead of their results, and knows how far it is."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from waystation.errors import Conflict, InvalidInput
+from waystation.runtime.hosts.lane import Lane, Report
+
+WAIT_S = 60.0
+
+
+class Devices:
+    """Stand for devices: what is dispatched ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.dispatched = threading.Semaphore(0)
+        self.ends: dict[str, threading.Event] = {}
+        self.now_s = 0.0
+
+    def begin(self, message: str, note: Callable[[str], None]) -> Callable[[], Any]:
+        self.begun.append(message)
+        note(f"computation of {message}")
+        end = self.ends.setdefault(message, threading.Event())
+        self.dispatched.release()
+        if message == "refused":
+            raise InvalidInput("cannot be begun")
+
+        def finish() -> str:
+            assert end.wait(WAIT_S)
+            if message == "failing":
+                raise InvalidInput("does not end well")
+            return f"result of {message}"
+
+        return finish
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def wait_for(self, count: int) -> None:
+        for _ in range(count):
+            assert self.dispatched.acquire(timeout=WAIT_S)
+
+
+@pytest.fixture
+def devices() -> Devices:
+    return Devices()
+
+
+@pytest.fixture
+def lane(devices: Devices) -> Iterator[Lane[str]]:
+    lane = Lane(devices.begin, ahead=2, clock=devices.clock)
+    yield lane
+    for end in devices.ends.values():
+        end.set()
+    lane.close()
+
+
+def test_what_comes_early_waits_for_its_turn(devices: Devices, lane: Lane[str]) -> None:
+    late = [lane.submit(2, "c"), lane.submit(1, "b")]
+    assert lane.report() == Report(begun=0, ended=0, waiting=2, doing="", stalled_s=0.0)
+    for name in "abc":
+        devices.ends[name] = threading.Event()
+        devices.ends[name].set()
+    first = lane.submit(0, "a")
+    assert [future.result(WAIT_S) for future in (first, *reversed(late))] == [
+        "result of a",
+        "result of b",
+        "result of c",
+    ]
+    assert devices.begun == ["a", "b", "c"]
+    assert lane.report() == Report(begun=3, ended=3, waiting=0, doing="", stalled_s=0.0)
+
+
+def test_it_begins_messages_before_earlier_ones_have_ended(devices: Devices, lane: Lane[str]) -> None:
+    futures = [lane.submit(number, name) for number, name in enumerate("ab")]
+    devices.wait_for(2)
+    assert not any(future.done() for future in futures)
+    devices.ends["b"].set()
+    assert not futures[1].done()  # results come in order
+    devices.ends["a"].set()
+    assert [future.result(WAIT_S) for future in futures] == ["result of a", "result of b"]
+
+
+def test_a_failure_ends_its_own_message_only(devices: Devices, lane: Lane[str]) -> None:
+    names = ["refused", "failing", "good"]
+    for name in names:
+        devices.ends[name] = threading.Event()
+        devices.ends[name].set()
+    futures = [lane.submit(number, name) for number, name in enumerate(names)]
+    assert failure_of(futures[0]) == "cannot be begun"
+    assert failure_of(futures[1]) == "does not end well"
+    assert futures[2].result(WAIT_S) == "result of good"
+
+
+def failure_of(future: Future[Any]) -> str:
+    error = future.exception(WAIT_S)
+    assert isinstance(error, InvalidInput)
+    return error.message
+
+
+def test_it_is_stalled_from_when_it_had_something_to_do(devices: Devices, lane: Lane[str]) -> None:
+    devices.now_s = 100.0
+    assert lane.report().stalled_s == 0.0  # idle is not stalled
+    first = lane.submit(0, "a")
+    lane.submit(1, "b")
+    devices.wait_for(2)
+    devices.now_s = 107.0
+    assert lane.report() == Report(begun=2, ended=0, waiting=0, doing="computation of a", stalled_s=7.0)
+    devices.ends["a"].set()
+    first.result(WAIT_S)
+    devices.now_s = 110.0
+    assert lane.report() == Report(begun=2, ended=1, waiting=0, doing="computation of b", stalled_s=3.0)
+    lane.progress()
+    assert lane.report().stalled_s == 0.0
+
+
+def test_a_number_that_comes_twice_is_refused(devices: Devices, lane: Lane[str]) -> None:
+    lane.submit(0, "a")
+    with pytest.raises(Conflict):
+        lane.submit(0, "again")
+    devices.wait_for(1)
+    assert devices.begun == ["a"]
