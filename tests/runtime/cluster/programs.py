@@ -10,9 +10,9 @@ from waystation.runtime.cluster import connect
 
 
 def main() -> None:
-    """Connects to an address, or to a cluster of its own with one host, says so, and waits to be killed."""
+    """Connects to an address, or to a cluster of its own, says so, and waits to be killed."""
     address = sys.argv[1] if len(sys.argv) > 1 else None
-    with connect(address) as cluster:
+    with connect(address, hosts=0) as cluster:
         status = cluster.status()
         hosts = [host.process_id for island in status.islands for host in island.hosts]
         said = {"address": status.address, "clients": status.clients, "hosts": hosts}
