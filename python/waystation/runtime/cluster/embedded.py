@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,7 +26,6 @@ class EmbeddedRay:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._session = ""
         for _ in range(_ATTEMPTS):
             with tempfile.TemporaryFile() as output:
                 problem = self._try(output)
@@ -49,7 +46,6 @@ class EmbeddedRay:
         if line:
             told = json.loads(line)
             self.address: str = told["address"]
-            self._session = told["session"]
             return ""
         self.close()
         output.seek(0)
@@ -68,5 +64,3 @@ class EmbeddedRay:
         except subprocess.TimeoutExpired:
             process.kill()  # the kernel then ends the others
             process.wait()
-        if os.path.isdir(self._session):
-            shutil.rmtree(self._session, ignore_errors=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -42,10 +43,12 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     node = _start()
-    answer.write(json.dumps({"address": node.gcs_address, "session": node.get_session_dir_path()}) + "\n")
+    answer.write(json.dumps({"address": node.gcs_address}) + "\n")
     answer.close()
     sys.stdin.buffer.read()
     node.kill_all_processes(check_alive=False, allow_graceful=False)
+    # Its logs; whose program was killed nobody else would remove.
+    shutil.rmtree(node.get_session_dir_path(), ignore_errors=True)
 
 
 def _start() -> Any:
