@@ -19,7 +19,7 @@ import pytest
 from tests.support.agents import memory_directory, wait_until
 
 from waystation import _native
-from waystation.cli.host_agent import bytes_of
+from waystation.cli.host_agent import HostAgent, bytes_of
 from waystation.errors import InvalidInput, Unavailable, WaystationError
 
 SCRIPT = str(Path(sys.executable).parent / "waystation")
@@ -166,6 +166,24 @@ def test_an_agent_whose_memory_is_lost_is_started_anew(store: Path, tmp_path: Pa
         os.close(end)
         assert agent_of(store) != before
         assert _native.AgentClient(str(store)).status()["store"] != kept
+
+
+@pytest.mark.parametrize("is_there_already", [False, True])
+def test_memory_that_is_lost_before_it_is_first_asked_for_is_missed(
+    store: Path, is_there_already: bool
+) -> None:
+    agents = []
+    for _ in range(1 + is_there_already):
+        agents.append(HostAgent(store, "64MiB", 1, restarts=0, tell=lambda _: None))
+        agents[-1].start()
+    process = agents[0].process_id
+    assert process is not None
+    shutil.rmtree(store)
+    try:
+        assert agents[-1].is_lost
+    finally:
+        kill(process)
+        agents[0].restart()  # it may not, and takes note of the end
 
 
 def test_the_agent_outlives_a_launcher_that_is_killed(store: Path, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class HostAgent:
         self._tell = tell
         self._membership = membership
         self._name = "the agent" if membership is None else f"the agent of {membership.host}"
-        self._own_directory: tuple[int, int] | None = None  # as it was found first since the start
+        self._own_directory: tuple[int, int] | None = None  # as it was when the agent was ready
         self._process: subprocess.Popen[bytes] | None = None
         self._process_id: int | None = None
 
@@ -111,12 +111,16 @@ class HostAgent:
     @property
     def is_lost(self) -> bool:
         """Whether its directory is gone, with what it kept there."""
-        found: tuple[int, int] | None = None
-        with contextlib.suppress(OSError):
-            status = self.directory.stat()
-            found = status.st_dev, status.st_ino
+        found = self._found_directory()
         self._own_directory = self._own_directory or found
         return found != self._own_directory
+
+    def _found_directory(self) -> tuple[int, int] | None:
+        """What tells the directory that is there now from any other."""
+        with contextlib.suppress(OSError):
+            status = self.directory.stat()
+            return status.st_dev, status.st_ino
+        return None
 
     def start(self) -> None:
         """Makes sure that an agent serves the directory.
@@ -130,12 +134,15 @@ class HostAgent:
         if (status := self._status()) is not None:
             self._check(status)
             self._process_id = int(status["process"])
+            self._own_directory = self._found_directory()
             return
         self._spawn()
         assert self._process is not None
         assert self._process.stdout is not None
         with self._process.stdout as said:
             is_ready = bool(said.readline())
+        # At once: a directory that is gone before somebody first asks for it would never be missed.
+        self._own_directory = self._found_directory()
         if not is_ready:
             code = self._process.wait()
             raise Unavailable(
