@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import analysis, machine
 from benchmarks.plan import Selection
 from benchmarks.processes import ROOT, Outcome
+from benchmarks.reservoir import Reservoir
 from benchmarks.rounds import Document, Workplace
 from benchmarks.session import SCHEMA, Session, build_ring_program, default_directory
 from benchmarks.targets import NATIVE, Line, Standard, as_json
@@ -206,7 +207,8 @@ def measuring(
         task = progress.add_task("measuring", total=count(session))
         previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
-            yield session
+            with Reservoir():
+                yield session
         finally:
             signal.signal(signal.SIGTERM, previous)
             session.remove()

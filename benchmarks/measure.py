@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import reservoir
+
 PAGE_BYTES = 4096
 _STATUS_FIELDS = {"VmRSS": "resident", "VmHWM": "peak", "RssAnon": "anonymous", "RssFile": "mapped"}
 
@@ -149,16 +151,10 @@ def back_free_memory(nbytes: int) -> None:
     Hosts take pages back that a guest has not used for a while (free page reporting, balloons); the first
     touch of such a page costs up to ten times as much as that of one that was just freed. Without this a
     system that starts quickly after the one before it would get the good pages, and one that imports more
-    would not.
+    would not. In a session the memory is that of its reservoir.
     """
-    nbytes = min(nbytes, available_bytes() * 6 // 10) // PAGE_BYTES * PAGE_BYTES
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    pages = np.frombuffer(memory, np.uint8)
-    pages[::PAGE_BYTES] = 1
-    del pages  # or the memory could not be given back
-    memory.close()
+    reservoir.use(nbytes)
+    reservoir.hold(min(nbytes, available_bytes() * 6 // 10)).close()
 
 
 def touch(views: Iterable[npt.NDArray[np.uint8]]) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks import measure
+from benchmarks import measure, reservoir
 from benchmarks.distributed import models
 from benchmarks.distributed.process import Request
 from benchmarks.processes import ROOT
@@ -93,6 +93,7 @@ def run(
             if process.popen.stdin is not None:
                 process.popen.stdin.close()
             os.close(process.ready)
+        reservoir.end_use()
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -1,0 +1,61 @@
+"""The reservoir of a session: given to a process that asks for it, and back when that has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.reservoir import Reservoir, end_use, use
+from tests.support.agents import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+NBYTES = 64 << 20
+USER = f"""
+from benchmarks import reservoir
+reservoir.use({NBYTES})
+print("mine", flush=True)
+input()
+"""
+
+
+def user() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", USER]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_memory_is_held_between_runs_and_not_during_them() -> None:
+    with Reservoir():
+        before = resident_bytes()
+        for _ in range(2):
+            with user() as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"mine\n"
+                assert resident_bytes() < before + NBYTES // 2
+                process.kill()
+            wait_until(lambda: resident_bytes() > before + NBYTES // 2)
+    assert resident_bytes() < before + NBYTES // 2
+
+
+def test_who_lives_on_gives_it_back() -> None:
+    with Reservoir():
+        before = resident_bytes()
+        use(NBYTES)
+        end_use()
+        wait_until(lambda: resident_bytes() > before + NBYTES // 2)
+
+
+def test_a_session_ends_while_somebody_uses_it() -> None:
+    with contextlib.ExitStack() as started:
+        with Reservoir():
+            process = started.enter_context(user())
+            assert process.stdout is not None
+            process.stdout.readline()
+        process.kill()
+    use(NBYTES)  # there is none
