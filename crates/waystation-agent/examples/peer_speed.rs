@@ -116,7 +116,7 @@ fn open(directory: &Path, nbytes: u64) -> Arc<Store> {
 fn credentials(name: &str) -> Credentials {
     let secret = Secret::new(*b"no secret at all").unwrap();
     let identity = Identity { name: Name::new(name).unwrap(), run: RUN };
-    Credentials { identity, secret: Arc::new(secret) }
+    Credentials { identity, secret: Arc::new(secret), tls: None }
 }
 
 fn order() -> Order {

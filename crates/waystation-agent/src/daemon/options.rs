@@ -1,5 +1,7 @@
 //! The command line of `waystation-agent`.
 
+mod help;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -9,55 +11,15 @@ use std::time::Duration;
 use waystation_format::slot::Id;
 use waystation_format::{Error, Kind, Result};
 
+use self::help::HELP;
 use super::cluster;
 use crate::store::{Config, slot_bytes};
 
-/// What the program is for, and what it takes.
-const HELP: &str = "\
-Keeps versions of a program's state in this host's memory, beyond the deaths of the program and its own.
-
-usage: waystation-agent run --directory DIRECTORY --run-id ID --slots N --data-bytes BYTES
-                            --memory-cap-bytes BYTES [OPTION...]
-       waystation-agent discard --directory DIRECTORY [--allow-disk]
-
-run: serves the processes of this host until SIGTERM, which leaves every slot as it is. Prints one line of JSON
-once it is ready, and what happens on stderr. Takes over what an earlier agent has left in the directory.
-  --directory DIRECTORY     a directory on tmpfs, of this user alone (0700); made if its parent is there
-  --run-id ID               the run whose versions it keeps, 32 hex digits
-  --topology ID             what the slots were counted for, 32 hex digits; by default zeros
-  --slots N                 how many slots: one more than versions for every shard that is kept here
-  --data-bytes BYTES        how many bytes of arrays a slot holds
-  --contents-bytes BYTES    how long a table of contents may be; by default 1MiB
-  --slot-bytes BYTES        instead of both: how long the file of a slot is
-  --versions N              versions of a shard that there may be at a time; by default 2
-  --memory-cap-bytes BYTES  what the store may take of the host's memory; more is refused, never taken
-  --threads N               threads that verify slots; by default 4, or as many as there are cores
-  --metrics HOST:PORT       serves numbers for Prometheus there, at /metrics, to anybody who asks
-  --allow-disk              the directory may be on a disk
-
-With the first four of these the agent is one of several, which together keep copies of what the trainers of all
-their hosts save; all have the same --run-id, --hosts and --copies:
-  --listen HOST:PORT        where it listens for the others
-  --host NAME               the name of this host
-  --hosts FILE              all hosts: a JSON list of objects of name, address (host and port) and domain;
-                            hosts that may fail together have one domain, by default each its own. Read again when
-                            it has changed: a host may be replaced at another address
-  --secret-file FILE        what only they know, at least 16 bytes; readable by this user alone
-  --copies N                how many copies of each shard there are to be; by default 2
-  --link-bytes-per-s BYTES  what the link to the others carries; by default it is used as it comes
-  --link-share SHARE        which share of that copies may take, up to 1; by default 1
-  --dead-after-s SECONDS    an agent that is silent for so long is taken for dead; by default 3
-  --give-up-s SECONDS       a version that lacks copies after so long is given up; by default 60
-
-discard: removes what is kept in the directory. Refused while an agent or a process uses it.
-
-BYTES are a number, or one with KiB, MiB, GiB or TiB.
-";
 const DEFAULT_CONTENTS_BYTES: u64 = 1 << 20;
 const DEFAULT_VERSIONS: u32 = 2;
 const MOST_DEFAULT_THREADS: usize = 4;
 /// Options of `run` that take a value, and those that take none.
-const RUN_OPTIONS: [&str; 20] = [
+const RUN_OPTIONS: [&str; 23] = [
     "--directory",
     "--run-id",
     "--topology",
@@ -72,6 +34,9 @@ const RUN_OPTIONS: [&str; 20] = [
     "--host",
     "--hosts",
     "--secret-file",
+    "--tls-certificate",
+    "--tls-key",
+    "--tls-authorities",
     "--copies",
     "--link-bytes-per-s",
     "--link-share",
@@ -82,8 +47,18 @@ const RUN_OPTIONS: [&str; 20] = [
 /// Without them an agent is alone.
 const CLUSTER_OPTIONS: [&str; 4] = ["--listen", "--host", "--hosts", "--secret-file"];
 /// What only one of several agents takes.
-const CLUSTER_ADDITIONS: [&str; 5] =
-    ["--copies", "--link-bytes-per-s", "--link-share", "--dead-after-s", "--give-up-s"];
+const CLUSTER_ADDITIONS: [&str; 8] = [
+    "--copies",
+    "--link-bytes-per-s",
+    "--link-share",
+    "--dead-after-s",
+    "--give-up-s",
+    "--tls-certificate",
+    "--tls-key",
+    "--tls-authorities",
+];
+/// Of these there are all or none.
+const TLS_OPTIONS: [&str; 3] = ["--tls-certificate", "--tls-key", "--tls-authorities"];
 const DEFAULT_COPIES: u32 = 2;
 const DEFAULT_DEAD_AFTER: Duration = Duration::from_secs(3);
 const DEFAULT_GIVE_UP: Duration = Duration::from_secs(60);
@@ -197,11 +172,20 @@ fn cluster_options(given: &Given) -> Result<Option<Box<cluster::Options>>> {
         host: given.text("--host")?,
         hosts: given.text("--hosts")?.into(),
         secret_file: given.text("--secret-file")?.into(),
+        tls: tls_files(given)?,
         copies,
         link,
         dead_after: given.duration("--dead-after-s")?.unwrap_or(DEFAULT_DEAD_AFTER),
         give_up: given.duration("--give-up-s")?.unwrap_or(DEFAULT_GIVE_UP),
     })))
+}
+
+fn tls_files(given: &Given) -> Result<Option<cluster::TlsFiles>> {
+    if !TLS_OPTIONS.iter().any(|option| given.has(option)) {
+        return Ok(None);
+    }
+    let [certificate, key, authorities] = TLS_OPTIONS.map(|option| given.text(option).map(PathBuf::from));
+    Ok(Some(cluster::TlsFiles { certificate: certificate?, key: key?, authorities: authorities? }))
 }
 
 /// The options that were given, by name.
@@ -345,7 +329,7 @@ mod tests {
             (options.hosts.as_path(), options.secret_file.as_path()),
             (Path::new("/h"), Path::new("/s"))
         );
-        assert_eq!((options.copies, options.link), (2, None));
+        assert_eq!((options.copies, options.link, options.tls), (2, None, None));
         let more = " --copies=3 --link-bytes-per-s 1GiB --link-share 0.25 --dead-after-s 0.5 --give-up-s 7";
         let Command::Run { cluster: Some(options), .. } = parse(&(complete() + CLUSTER + more)).unwrap()
         else {
@@ -353,6 +337,13 @@ mod tests {
         };
         assert_eq!((options.copies, options.link), (3, Some((1 << 30, 0.25))));
         assert_eq!((options.dead_after.as_millis(), options.give_up.as_secs()), (500, 7));
+        let more = " --tls-certificate /c --tls-key=/k --tls-authorities /a";
+        let Command::Run { cluster: Some(options), .. } = parse(&(complete() + CLUSTER + more)).unwrap()
+        else {
+            unreachable!("it says so")
+        };
+        let tls = options.tls.unwrap();
+        assert_eq!([tls.certificate, tls.key, tls.authorities], ["/c", "/k", "/a"].map(PathBuf::from));
     }
 
     #[test]
@@ -373,6 +364,7 @@ mod tests {
             (complete() + " --copies 2", "--copies is for one of several agents"),
             (complete() + CLUSTER + " --copies 0", "--copies wants at least 1"),
             (complete() + CLUSTER + " --link-share 0.5", "give both"),
+            (complete() + CLUSTER + " --tls-key /k", "--tls-certificate is missing"),
             (complete() + CLUSTER + " --dead-after-s -1", "--dead-after-s wants a number of seconds"),
             ("discard".to_owned(), "--directory is missing"),
             ("discard --directory /d --slots 3".to_owned(), "'--slots' is not an option here"),

@@ -3,12 +3,16 @@
 
 #[path = "../support/agent.rs"]
 mod agent_support;
+#[path = "../support/certificates.rs"]
+mod certificates;
 mod fleet;
 #[path = "../support/mod.rs"]
 mod support;
 
 use agent_support::{assert_readable, never, save, wait_until};
+use certificates::Authority;
 use fleet::Fleet;
+use rcgen::date_time_ymd;
 use support::*;
 use waystation_agent::Kind;
 use waystation_agent::local::message::Request;
@@ -168,6 +172,43 @@ fn an_agent_with_another_secret_takes_no_part() {
     fleet.hosts[2].arguments.clear();
     fleet.start(2);
     fleet.begin().commit(1);
+}
+
+#[test]
+fn where_agents_show_certificates_one_without_takes_no_part() {
+    let (authority, mut fleet) = (Authority::new(), Fleet::of(3));
+    let files: Vec<_> = fleet.hosts.iter().map(|host| authority.files(&host.name)).collect();
+    for (host, files) in fleet.hosts.iter_mut().zip(&files).take(2) {
+        host.arguments.extend(files.arguments());
+    }
+    (0..3).for_each(|host| fleet.start(host));
+    let client = fleet.client(0);
+    wait_until("it is turned away", || {
+        fleet.said(0).contains("does not speak TLS") && fleet.said(2).contains("speaks TLS only")
+    });
+    let begun = client.begin(fleet.beginning(7), &never()).unwrap();
+    assert!(!begun.is_training && begun.epoch == 0);
+    fleet.kill(2);
+    fleet.hosts[2].arguments.extend(files[2].arguments());
+    fleet.start(2);
+    let program = fleet.begin();
+    let at = program.commit(1);
+    assert_eq!(program.copies(0, at).len(), 2);
+    fleet.replace(1);
+    program.await_training();
+    assert_readable(&program.clients[1], &program.shard(1), at);
+}
+
+#[test]
+fn an_agent_whose_certificate_others_would_refuse_does_not_start() {
+    let (authority, mut fleet) = (Authority::new(), Fleet::of(2));
+    let old = authority.files_with("host-0", |params| params.not_after = date_time_ymd(2001, 1, 1));
+    for (files, named) in [(old, "has expired"), (authority.files("host-1"), "of another host")] {
+        fleet.hosts[0].arguments = files.arguments().to_vec();
+        fleet.start(0);
+        assert_eq!(fleet.end_of(0), Some(2));
+        assert!(fleet.said(0).contains(named), "{}", fleet.said(0));
+    }
 }
 
 #[test]

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use waystation_agent::peers::Peer;
 use waystation_agent::peers::bulk::{BulkService, Intake, LEAST_CHUNK_BYTES, Order, Pacer, Route};
+use waystation_agent::peers::{Credentials, Peer};
 use waystation_agent::process;
 use waystation_agent::store::{Config, Grant, Store, slot_bytes};
 use waystation_agent::writer::SlotWriter;
 use waystation_format::checksum::{BLOCK_BYTES, crc64};
 use waystation_format::slot::{Entry, Id, ItemBox, Key, State, Sums, Tenant, Version, encode_contents};
 
-use crate::peers::{LONG, RUN, credentials, limits, listen};
+use crate::peers::{LONG, RUN, credentials, limits, listen_as};
 use crate::support::{memory_directory, read};
 
 /// Blocks of a version here; the last one is not whole.
@@ -126,10 +126,14 @@ pub async fn agent(name: &str) -> Agent {
 }
 
 pub async fn agent_of(name: &str, directory: TempDir, order: Order) -> Agent {
+    agent_with(credentials(name), directory, order).await
+}
+
+pub async fn agent_with(credentials: Credentials, directory: TempDir, order: Order) -> Agent {
     let store = open(directory.path());
     let intake = Arc::new(Intake::new(Arc::clone(&store)).unwrap());
     let service = BulkService::new(Arc::clone(&intake), order);
-    let (mut listener, peer) = listen(name, limits()).await;
+    let (mut listener, peer) = listen_as(credentials, limits()).await;
     let serving = Arc::clone(&service);
     let accepting = tokio::spawn(async move {
         loop {

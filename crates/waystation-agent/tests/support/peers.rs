@@ -26,7 +26,7 @@ pub fn credentials(name: &str) -> Credentials {
 
 pub fn credentials_of(name: &str, run: Id, secret: &[u8]) -> Credentials {
     let identity = Identity { name: Name::new(name).unwrap(), run };
-    Credentials { identity, secret: Arc::new(Secret::new(secret).unwrap()) }
+    Credentials { identity, secret: Arc::new(Secret::new(secret).unwrap()), tls: None }
 }
 
 /// Generous but for a test of them.
@@ -35,8 +35,13 @@ pub fn limits() -> Limits {
 }
 
 pub async fn listen(name: &str, limits: Limits) -> (Listener, Peer) {
-    let listener = Listener::bind(any_port(), credentials(name), limits).await.unwrap();
-    let peer = Peer { name: Name::new(name).unwrap(), address: listener.address().unwrap() };
+    listen_as(credentials(name), limits).await
+}
+
+pub async fn listen_as(credentials: Credentials, limits: Limits) -> (Listener, Peer) {
+    let name = credentials.identity.name.clone();
+    let listener = Listener::bind(any_port(), credentials, limits).await.unwrap();
+    let peer = Peer { name, address: listener.address().unwrap() };
     (listener, peer)
 }
 

@@ -45,7 +45,7 @@ use self::hosts::{Hosts, HostsFile};
 use self::mail::{Letter, Outbox, Place};
 use self::names::{Shard, copy_in};
 use self::notes::Notes;
-pub use self::options::Options;
+pub use self::options::{Options, TlsFiles};
 use self::transfers::{Transfers, Ways};
 use self::watch::Recoveries;
 pub use self::watch::{Recovery, Watched};
@@ -146,7 +146,8 @@ impl Cluster {
             chunk_bytes = bulk::chunk_bytes(CHUNK_TIME, Duration::ZERO, bytes_per_s);
         }
         let order = Order { chunk_bytes, pacer: Arc::clone(&pacer), stall: STALL };
-        let ways = Ways { credentials: Credentials { identity, secret }, order: order.clone() };
+        let ways =
+            Ways { credentials: Credentials { identity, secret, tls: options.tls()? }, order: order.clone() };
         let intake = Arc::new(Intake::new(Arc::clone(&store))?);
         let places = hosts.names.iter().zip(&hosts.addresses);
         let shared = Arc::new(Shared {

@@ -2,9 +2,12 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use waystation_format::{Error, Kind, Result};
+
+use crate::peers::{Name, Tls};
 
 /// How an agent takes part.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +20,8 @@ pub struct Options {
     pub hosts: PathBuf,
     /// The file of the secret that they share.
     pub secret_file: PathBuf,
+    /// The certificates that they show each other; without, nothing is encrypted.
+    pub tls: Option<TlsFiles>,
     /// How many copies of each shard are kept, the owner's included.
     pub copies: u32,
     /// What the link to the others carries, and which share of it may be used; none for no limit.
@@ -27,7 +32,27 @@ pub struct Options {
     pub give_up: Duration,
 }
 
+/// Files in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate of this host.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// Those who have signed the certificates of all hosts.
+    pub authorities: PathBuf,
+}
+
 impl Options {
+    /// The certificates, if there are any. InvalidInput if others would not take this host for what it is called.
+    pub fn tls(&self) -> Result<Option<Arc<Tls>>> {
+        let Some(TlsFiles { certificate, key, authorities }) = &self.tls else { return Ok(None) };
+        let tls = Tls::from_files(certificate, key, authorities)?;
+        let checked = tls.check(&Name::new(&*self.host)?);
+        checked.map_err(|error| error.with("path", certificate.display().to_string()))?;
+        Ok(Some(Arc::new(tls)))
+    }
+
     /// The address to listen on.
     pub fn address(&self) -> Result<SocketAddr> {
         let unknown = |why: String| {

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use waystation_format::{Error, Kind, Result};
 
 use super::frame::{Frame, FrameKind, FrameReader, FrameWriter, Opener, Sealer, lost};
 use super::message::{decode_failure, encode_failure};
+use super::wire::Wire;
 use crate::peers::connection::Connection;
 use crate::peers::gate::Proven;
 use crate::peers::hello::Name;
@@ -32,8 +34,8 @@ const BUFFER_BYTES: usize = 4096;
 
 /// A connection for bytes of slots.
 pub struct Channel {
-    reader: FrameReader<BufReader<TcpStream>>,
-    writer: FrameWriter<TcpStream>,
+    reader: FrameReader<BufReader<Wire>>,
+    writer: FrameWriter<Wire>,
     peer: Name,
     /// The digest of the key of the version that it carries.
     transfer: u64,
@@ -45,15 +47,15 @@ pub struct Channel {
 impl Channel {
     /// The channel of a connection of which nothing was read or written yet.
     pub(in crate::peers) fn new(connection: Connection) -> Result<Self> {
-        let (stream, keys, peer, place) = connection.into_parts();
-        let set_up = || -> io::Result<(TcpStream, TcpStream)> {
-            let stream = stream.into_std()?;
-            stream.set_nonblocking(false)?;
-            stream.set_read_timeout(Some(SILENCE))?;
-            stream.set_write_timeout(Some(SILENCE))?;
-            Ok((stream.try_clone()?, stream))
+        let (carrier, keys, peer, place) = connection.into_parts();
+        let set_up = || -> io::Result<Wire> {
+            let wire = Wire::new(carrier)?;
+            wire.socket().set_read_timeout(Some(SILENCE))?;
+            wire.socket().set_write_timeout(Some(SILENCE))?;
+            Ok(wire)
         };
-        let (incoming, outgoing) = set_up().map_err(|error| lost(&error))?;
+        let outgoing = set_up().map_err(|error| lost(&error))?;
+        let incoming = outgoing.clone();
         Ok(Self {
             reader: FrameReader::new(
                 Opener::new(keys.other),
@@ -79,8 +81,8 @@ impl Channel {
     }
 
     /// What ends the connection when the thread that serves it waits.
-    pub fn end(&self) -> Result<End> {
-        self.writer.target.try_clone().map(End).map_err(|error| lost(&error))
+    pub fn end(&self) -> End {
+        End(Arc::clone(self.writer.target.socket()))
     }
 
     /// Has the system spread what is sent over time.
@@ -92,7 +94,7 @@ impl Channel {
         // or not this size, send in bursts; the pacer holds the rate all the same.
         unsafe {
             libc::setsockopt(
-                self.writer.target.as_raw_fd(),
+                self.writer.target.socket().as_raw_fd(),
                 libc::SOL_SOCKET,
                 libc::SO_MAX_PACING_RATE,
                 (&raw const bytes_per_s).cast(),
@@ -118,18 +120,12 @@ impl Channel {
         self.writer.write(&Frame { kind, transfer: self.transfer, offset, message, bulk_bytes })
     }
 
-    /// Sends bulk from a file, whose bytes go to the connection without a copy here.
+    /// Sends bulk from a file.
     pub fn send_file(&mut self, file: &File, offset: u64, nbytes: usize) -> Result<()> {
-        let (mut position, mut left) = (offset, nbytes);
-        while left > 0 {
-            match rustix::fs::sendfile(&self.writer.target, file, Some(&mut position), left) {
-                Ok(0) => return Err(Error::new(Kind::Corrupt, "a slot has been cut off")),
-                Ok(count) => left -= count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(lost(&errno.into())),
-            }
-        }
-        Ok(())
+        self.writer.target.send_file(file, offset, nbytes).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => Error::new(Kind::Corrupt, "a slot has been cut off"),
+            _ => lost(&error),
+        })
     }
 
     /// Sends bulk from memory.
@@ -145,10 +141,10 @@ impl Channel {
     /// Tells the other side why this one does not go on, and takes what that is about to send, so that it
     /// comes to hear it.
     pub fn tell_failure(&mut self, error: &Error) {
-        let stream = &self.writer.target;
-        let can_hear = stream.set_read_timeout(Some(LAST_WORDS)).is_ok()
+        let socket = Arc::clone(self.writer.target.socket());
+        let can_hear = socket.set_read_timeout(Some(LAST_WORDS)).is_ok()
             && self.send(FrameKind::Failed, encode_failure(error)).is_ok()
-            && self.writer.target.shutdown(Shutdown::Write).is_ok();
+            && socket.shutdown(Shutdown::Write).is_ok();
         let (mut buffer, end) = (vec![0; LAST_BYTES], Instant::now() + LAST_WORDS);
         while can_hear && Instant::now() < end {
             match self.reader.source.read(&mut buffer) {
@@ -192,14 +188,7 @@ impl Channel {
 
     /// Whether the other side has said something, or gone away, without waiting for it.
     pub fn has_incoming(&self) -> bool {
-        if !self.reader.source.buffer().is_empty() {
-            return true;
-        }
-        let mut byte = 0u8;
-        let descriptor = self.writer.target.as_raw_fd();
-        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        // SAFETY: the byte is writable; nothing is taken from the connection.
-        unsafe { libc::recv(descriptor, (&raw mut byte).cast(), 1, flags) >= 0 }
+        !self.reader.source.buffer().is_empty() || self.writer.target.has_incoming()
     }
 
     /// Does something that takes long, and meanwhile shows that this side is still there.
@@ -222,13 +211,13 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         // Somebody may still have the right to end it, which would keep it open.
-        drop(self.writer.target.shutdown(Shutdown::Both));
+        self.end().now();
     }
 }
 
 /// The right to end a connection from another thread.
 #[derive(Debug)]
-pub struct End(TcpStream);
+pub struct End(Arc<TcpStream>);
 
 impl End {
     /// Ends it; whoever reads or writes gets an error.

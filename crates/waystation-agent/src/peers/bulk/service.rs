@@ -78,7 +78,7 @@ impl BulkService {
     /// Serves a connection for bytes, in a thread of its own.
     pub fn serve(self: &Arc<Self>, connection: Connection) -> Result<()> {
         let mut channel = Channel::new(connection)?;
-        let end = channel.end()?;
+        let end = channel.end();
         let mut threads = self.threads();
         threads.running.retain(|_, (_, thread)| !thread.is_finished());
         let number = threads.next;
@@ -162,7 +162,7 @@ pub fn take_offer(
             Ok(Some(sums))
         }
         Opened::Going(incoming) => {
-            let attached = incoming.attach(channel.end()?);
+            let attached = incoming.attach(channel.end());
             let sink = Kept { incoming: &incoming, keep };
             let received = channel
                 .send(FrameKind::Ready, encode_longs(&[incoming.blocks_in_place()]))

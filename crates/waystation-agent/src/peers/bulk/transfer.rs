@@ -181,7 +181,7 @@ async fn attempt<T: Send + 'static>(
     work: impl FnOnce(&mut [Channel]) -> Result<T, Setback> + Send + 'static,
 ) -> Result<T, Setback> {
     let mut channels = connect(route, streams).await?;
-    let _end_all = EndAll(channels.iter().map(Channel::end).collect::<Result<_>>()?);
+    let _end_all = EndAll(channels.iter().map(Channel::end).collect());
     let done = spawn_blocking(move || work(&mut channels)).await;
     done.unwrap_or_else(|_| Err(waystation_io::job::panicked().into()))
 }
