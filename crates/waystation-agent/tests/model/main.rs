@@ -26,6 +26,8 @@ enum Begin {
     Saved,
     /// Only one agent has noted it when another controller is started.
     Contested,
+    /// That one has taken over, and another version has its copies, when a third controller is started.
+    Succeeded,
 }
 
 /// A run, and how often what may happen to it.
@@ -46,8 +48,11 @@ impl Model for Run {
         if self.begin != Begin::Training {
             state.save();
         }
-        if self.begin == Begin::Contested {
+        if matches!(self.begin, Begin::Contested | Begin::Succeeded) {
             state.contest();
+        }
+        if self.begin == Begin::Succeeded {
+            state.succeed();
         }
         vec![state]
     }
@@ -129,11 +134,15 @@ impl Model for Run {
         ];
         // Once another controller was started, the first has nothing committed, and there is nothing new.
         if self.begin != Begin::Contested {
-            properties.extend([
-                Property::sometimes("a version is committed", |_, state: &State| {
-                    !state.history.committed.is_empty()
-                }),
-                Property::sometimes("an epoch begins with a commit of an older one", |_, state: &State| {
+            properties.push(Property::sometimes("a version is committed", |_, state: &State| {
+                !state.history.committed.is_empty()
+            }));
+        }
+        // A whole recovery is more actions than are tried where there are three controllers.
+        if matches!(self.begin, Begin::Training | Begin::Saved) {
+            properties.push(Property::sometimes(
+                "an epoch begins with a commit of an older one",
+                |_, state: &State| {
                     let base_of = |(_, _, base): &(u32, u64, Option<Version>)| *base;
                     state
                         .history
@@ -141,8 +150,8 @@ impl Model for Run {
                         .values()
                         .filter_map(base_of)
                         .any(|base| Some(base) == newest_commit(state))
-                }),
-            ]);
+                },
+            ));
         }
         properties
     }
@@ -206,6 +215,14 @@ fn nothing_is_lost_with_one_host() {
 fn controllers_do_not_contradict_each_other() {
     let most = Done { controllers: 1, waits: 1, silences: 1, restarts: 1, ..Done::default() };
     check("three controllers", Run { agents: 3, processes: 1, begin: Begin::Contested, most }, 3, 8);
+}
+
+/// The second of three controllers commits what is saved meanwhile, in spite of the first and of the third.
+#[test]
+fn controllers_commit_in_spite_of_each_other() {
+    let most = Done { seals: 2, waits: 1, silences: 1, restarts: 1, ..Done::default() };
+    let run = Run { agents: 3, processes: 1, begin: Begin::Succeeded, most };
+    check("three controllers and seals", run, 3, 7);
 }
 
 /// A newer program begins while trainers of the older one go on.

@@ -139,6 +139,18 @@ impl State {
         self.done = Done::default();
     }
 
+    /// That controller has taken over, all trainers have saved in its epoch, and a third one is started.
+    pub fn succeed(&mut self) {
+        let is_its = |agent: &Agent| agent.orders().is_some_and(|orders| orders.epoch.controller == 2);
+        while !self.agents.iter().all(is_its) {
+            (0..self.agents.len() as u16).for_each(|agent| self.speak(2, agent, Answers::Heard));
+        }
+        self.look();
+        self.save();
+        self.act(Action::Start { host: 1 });
+        self.done = Done::default();
+    }
+
     /// Controllers that are there, with their hosts.
     pub fn controllers(&self) -> impl Iterator<Item = (u32, u16)> {
         self.controllers.iter().map(|(&number, &(host, _, _))| (number, host))
