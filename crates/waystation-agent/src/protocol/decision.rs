@@ -71,6 +71,17 @@ impl Findings {
         kept
     }
 
+    /// The newest commit of a sequence of which something is left, but not every shard. Trainers may have the rest of it on
+    /// the disk: until something newer is committed, what is left is as good as it was.
+    pub fn remains_to_keep(&self, sequence: u64) -> Option<Commit> {
+        let is_left = |commit: &Commit| {
+            let mut copies = self.copies_of(commit.version).map(|(_, _, copy)| copy).peekable();
+            copies.peek().is_some() && copies.all(|copy| copy.sequence == sequence)
+        };
+        let noted: BTreeSet<Commit> = self.noted().filter(is_left).collect();
+        noted.into_iter().next_back().filter(|commit| self.restorable(commit.version).is_none())
+    }
+
     /// How many copies in memory there are of a version's rarest shard; none if it cannot be restored.
     pub fn fewest_copies(&self, version: Version) -> usize {
         self.restorable(version).map_or(0, |found| found.fewest_copies())

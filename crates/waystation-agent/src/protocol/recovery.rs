@@ -96,7 +96,7 @@ impl Controller {
         let found = self.findings.all_restorable(program.sequence);
         let is_new = found.is_empty() && !self.findings.has_commit(program.sequence);
         let chosen = found.into_iter().find(|found| self.is_to_be_tried(found.version, outputs));
-        if chosen.is_none() && !is_new && !self.has_waited_enough() {
+        if chosen.is_none() && !is_new && !self.has_heard_all() && !self.has_waited_enough() {
             self.phase = Phase::Gathering { since_ms: self.now_ms, is_stuck: true };
             outputs.push(Output::Stuck);
             return;
@@ -121,6 +121,11 @@ impl Controller {
         let is_fruitless = self.findings.fruitless(version) >= self.settings.fruitless_limit;
         outputs.extend(is_fruitless.then_some(Output::Quarantined(version)));
         !is_fruitless
+    }
+
+    /// Whether there is nobody left who could still have what is missing.
+    fn has_heard_all(&self) -> bool {
+        self.findings.inventories.len() == self.settings.domains.len()
     }
 
     /// Whether what is missing is not waited for any longer.
@@ -157,7 +162,10 @@ impl Controller {
             decision.version.map(|version| Base { version, shard_count: decision.shards.len() as u32 });
         let Settings { fruitless_limit, .. } = self.settings;
         let needed = self.settings.needed_copies();
-        let commits = self.findings.commits_to_keep(program.sequence, needed, fruitless_limit);
+        let mut commits = self.findings.commits_to_keep(program.sequence, needed, fruitless_limit);
+        if commits.is_empty() {
+            commits.extend(self.findings.remains_to_keep(program.sequence));
+        }
         let is_committed = |version: Version| commits.iter().any(|commit| commit.version == version);
         let is_base_kept = base
             .is_some_and(|base| !is_committed(base.version) && self.findings.fewest_copies(base.version) > 0);

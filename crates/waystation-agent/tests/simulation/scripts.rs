@@ -105,6 +105,31 @@ fn a_controller_that_hears_nobody_is_replaced() {
     assert_eq!(others.iter().map(|&host| trained(&world, host)).collect::<BTreeSet<_>>(), epochs);
 }
 
+/// Trainers read from the disk only what is missing: so what is left of a commit stays, and nobody waits for a shard that
+/// no agent has.
+#[test]
+fn what_is_left_of_a_commit_is_kept_when_a_shard_is_lost() {
+    let settings = Settings { copies: 1, stuck_ms: 60_000, ..settings() };
+    let mut world = World::new(1, settings, 3);
+    pass(&mut world, 8_000);
+    world.is_paused = true;
+    pass(&mut world, 2_000);
+    let (epoch, version) = (trained(&world, 0), world.committed.expect("it is calm"));
+    let own = |host: u16| Key { version, shard: host.into() };
+    assert!((0..3).all(|host| world.hosts[usize::from(host)].holds(own(host))));
+    world.lose(1, 1, 500);
+    pass(&mut world, 10_000);
+    assert!(trained(&world, 0) > epoch, "it goes on");
+    let orders = world.hosts[0].agent.as_ref().and_then(|agent| agent.orders()).expect("it trains");
+    assert_eq!(orders.base, None, "memory alone does not have the version");
+    assert!([0, 2].into_iter().all(|host| world.hosts[usize::from(host)].holds(own(host))));
+    // It gives way to what is committed next.
+    world.is_paused = false;
+    pass(&mut world, 8_000);
+    assert!(world.committed > Some(version));
+    assert!([0, 2].into_iter().all(|host| !world.hosts[usize::from(host)].holds(own(host))));
+}
+
 /// A host that frees its copy of a commit since two others are to keep it, of which one is lost before that is known.
 /// The first loss was forgotten since two copies were left, and the second one, of the last copy, counted alone.
 #[test]

@@ -153,18 +153,8 @@ impl Storm {
             return;
         }
         self.incarnation += 1;
-        self.world.end_controller(host);
-        let found = &mut self.world.hosts[usize::from(host)];
-        let keys: Vec<Key> = found.remembers().copies.keys().copied().collect();
-        self.world.laws.harm(self.world.now_ms, found, keys);
-        found.lose(self.incarnation);
-        let process = found.process;
-        for run in self.world.runs.values_mut() {
-            run.on(AgentId(host)).for_each(|process| process.is_alive = false);
-        }
-        self.world.tell(|| format!("host {host} is lost"));
         let delay_ms = 100 + self.random.below(4_000);
-        self.world.after(delay_ms, Event::StartAgent { host, process });
+        self.world.lose(host, self.incarnation, delay_ms);
     }
 
     /// One of the program's: the launcher notices, and starts all of it anew.
@@ -240,6 +230,21 @@ impl Storm {
 }
 
 impl World {
+    /// A host is gone with all its memory; after a while there is another in its place.
+    pub fn lose(&mut self, host: u16, incarnation: u64, delay_ms: u64) {
+        self.end_controller(host);
+        let found = &mut self.hosts[usize::from(host)];
+        let keys: Vec<Key> = found.remembers().copies.keys().copied().collect();
+        self.laws.harm(self.now_ms, found, keys);
+        found.lose(incarnation);
+        let process = found.process;
+        for run in self.runs.values_mut() {
+            run.on(AgentId(host)).for_each(|process| process.is_alive = false);
+        }
+        self.tell(|| format!("host {host} is lost"));
+        self.after(delay_ms, Event::StartAgent { host, process });
+    }
+
     /// Flips bits of a copy.
     pub fn damage(&mut self, host: u16, key: Key) {
         self.tell(|| format!("host {host} has damage in {key:?}"));
