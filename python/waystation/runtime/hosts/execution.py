@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from waystation._errors import InvalidInput, WaystationError
+from waystation.runtime.execution.functions import Functions
 from waystation.runtime.hosts.errors import BufferNotFound, ComputationFailed
-from waystation.runtime.hosts.functions import Functions
 from waystation.runtime.hosts.instructions import Exec, Fetched, Free, Get, Handle, Instruction, Message, Put
 
 Note = Callable[[str], None]
@@ -31,10 +31,15 @@ class Execution:
     """
 
     def __init__(self, devices: list[jax.Device], on_compiled: Callable[[], None] = lambda: None) -> None:
-        self.functions = Functions(devices)
+        self.functions = Functions()
         self.on_compiled = on_compiled
-        self._devices = devices
+        self._devices = tuple(devices)
         self._buffers: dict[Handle, jax.Array | WaystationError] = {}
+
+    def register(self, key: str, exported: bytes) -> None:
+        """Begins to compile a function for all devices of the island, unless that has begun."""
+        self.functions.add(key, exported)
+        self.functions.prepare(key, self._devices)
 
     @property
     def buffer_count(self) -> int:
@@ -78,9 +83,9 @@ class Execution:
         return finish
 
     def _exec(self, program: str, instruction: Exec, note: Note, made: list[jax.Array]) -> str:
-        if not self.functions.is_ready(instruction.function):
+        if not self.functions.is_ready(instruction.function, self._devices):
             note(f"compile {instruction.name}".rstrip())
-        function = self.functions.get(instruction.function)
+        function = self.functions.get(instruction.function, self._devices)
         self.on_compiled()
         name = instruction.name or function.name
         note(name)
@@ -133,7 +138,7 @@ class Execution:
         return found
 
 
-def _mesh_of(devices: list[jax.Device], instruction: Put) -> jax.sharding.Mesh:
+def _mesh_of(devices: tuple[jax.Device, ...], instruction: Put) -> jax.sharding.Mesh:
     sizes = tuple(size for _, size in instruction.axes)
     if math.prod(sizes) != len(devices):
         raise InvalidInput(

@@ -92,7 +92,7 @@ class Host:
     @answering
     async def register(self, key: str, exported: bytes) -> None:
         """Begins to compile a function, unless it is known."""
-        self._execution.functions.add(key, exported)
+        self._execution.register(key, exported)
 
     @answering
     async def run(self, epoch: int, sequence: int, message: Message) -> tuple[Fetched, ...]:

@@ -1,0 +1,94 @@
+"""What one host does for a program, prepared once and run often.
+
+Nothing here touches data: a `LoadedList` says which arrays a list needs, how they lie, which of them end in
+it, and starts to compile what it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+
+from waystation.runtime.devices import DeviceId
+from waystation.runtime.execution.assembly import Lying
+from waystation.runtime.execution.exchange import Expected
+from waystation.runtime.execution.functions import Functions
+from waystation.runtime.ir import Exec, Instruction, LowProgram, Recv, Value
+from waystation.runtime.ir.low import Free
+
+FindDevice = Callable[[DeviceId], jax.Device]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a list.
+
+    Attributes:
+        list: The key that the list was loaded by.
+        run: The number of the run, which is never used again; transfers are named by it.
+        arguments: A value of the program, and the handle that has it, for each value that is there before.
+        results: A value, and its new handle, for each value that stays. A value may have several.
+    """
+
+    list: str
+    run: int
+    arguments: tuple[tuple[int, int], ...]
+    results: tuple[tuple[int, int], ...]
+
+
+class LoadedList:
+    """The list of one host.
+
+    Args:
+        program: A low program, which may have the list of this host only.
+        host: The host.
+        find_device: The JAX device of each device of its slices, those of other hosts too.
+        functions: What it calls.
+    """
+
+    def __init__(self, program: LowProgram, host: str, find_device: FindDevice, functions: Functions) -> None:
+        self.name = program.name
+        self.instructions: tuple[Instruction, ...] = program.on(host).instructions
+        self.values: dict[int, Value] = {value.number: value for value in program.values}
+        self.devices: dict[int, tuple[jax.Device, ...]] = {}
+        self._local: dict[int, dict[int, int]] = {}
+        for number, placement in program.placements:
+            self.devices[number] = tuple(find_device(device) for device in placement.devices)
+            here = {
+                device.index: place for place, device in enumerate(placement.devices) if device.host == host
+            }
+            self._local[number] = dict(sorted(here.items(), key=lambda pair: pair[1]))
+        self._lying: dict[int, Lying] = {}
+        # Values whose memory is taken over, and values that are given up in this list in any way.
+        self.donated, self.ended = self._given_up()
+        self.expected = tuple(
+            Expected(step.transfer, step.host, step.box[1], self.values[step.value].dtype)
+            for step in self.instructions
+            if isinstance(step, Recv)
+        )
+        for step in self.instructions:
+            if isinstance(step, Exec) and step.kind == "compute":
+                functions.prepare(step.function, self.devices[step.slice], step.donated)
+
+    def is_here(self, number: int) -> bool:
+        """Whether this host has shards of a value."""
+        return bool(self._local.get(self.values[number].slice))
+
+    def lying(self, number: int) -> Lying:
+        """How a value lies on the devices of its slice."""
+        if number not in self._lying:
+            value = self.values[number]
+            self._lying[number] = Lying(value, self.devices[value.slice], self._local[value.slice])
+        return self._lying[number]
+
+    def _given_up(self) -> tuple[frozenset[int], frozenset[int]]:
+        donated: set[int] = set()
+        freed: set[int] = set()
+        for step in self.instructions:
+            if isinstance(step, Free):
+                freed.update(step.values)
+            elif isinstance(step, Exec):
+                donated.update(step.operands[place] for place in step.donated)
+        return frozenset(donated), frozenset(freed | donated)
