@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from waystation.errors import Conflict, InvalidInput, NotFound
-from waystation.runtime import (
-    DeviceId,
-    Host,
-    Island,
-    ResourceManager,
-    SliceRequest,
-    make_virtual_device_set,
-)
+from waystation.runtime import DeviceId, Host, Island, ResourceManager, SliceRequest
 from waystation.runtime.devices import labels
 from waystation.runtime.errors import NoSuchSlice, NotEnoughDevices, SliceNotPlaced
 from waystation.runtime.resources import SliceState
@@ -48,19 +41,6 @@ def test_descriptions_are_checked() -> None:
         Island("a", (Host("h", "b", 1),))
     with pytest.raises(InvalidInput, match="two hosts of one name"):
         Island("a", (Host("h", "a", 1), Host("h", "a", 2)))
-
-
-def test_a_set_has_slices_of_virtual_devices() -> None:
-    manager = manager_of(island("a", 4))
-    devices = make_virtual_device_set("alice", manager)
-    first, second = devices.add_slice(devices=2), devices.add_slice(shape=(2, 2))
-    assert [str(device) for device in second.devices] == ["@1[0]", "@1[1]", "@1[2]", "@1[3]"]
-    assert (first.shape, second.shape) == ((2,), (2, 2))
-    assert manager.placement(first.number).devices == devices_of("a0:0 a0:1")
-    assert manager.placement(second.number).devices == devices_of("a1:0 a1:1 a2:0 a2:1")
-    devices.release()
-    assert manager.slices == ()
-    assert devices.slices == []
 
 
 @pytest.mark.parametrize(

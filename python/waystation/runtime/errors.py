@@ -35,3 +35,7 @@ class NameTaken(Conflict):
 
 class DeviceMemoryExceeded(Unavailable):
     """A program can never have the memory that it needs; the message says who holds what."""
+
+
+class TracedValueRead(InvalidInput, TypeError):
+    """The elements of a value were asked for while its program is traced, when it has none."""

@@ -1,6 +1,8 @@
 """The client: what a program holds of the arrays and functions that it has on slices.
 
-`backend` is the seam to what runs its programs.
+`backend` is the seam to what runs its programs; `local` is one in this process, and needs no cluster.
+`slices` are devices, `functions` and `pmap` place functions on them, `programs` makes one program of many
+calls, and `client` sends what was recorded. Most of this needs JAX, so nothing of it is imported here.
 """
 
 from waystation.runtime.client.backend import Backend

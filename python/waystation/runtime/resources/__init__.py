@@ -1,7 +1,7 @@
 """Virtual devices and who has which physical ones.
 
 `ResourceManager` is a pure machine: calls are what clients ask and what happens to the cluster, and return
-what has changed. A client writes programs against the devices of a `VirtualDeviceSet`.
+what has changed. What a client holds of its slices is in `waystation.runtime.client.slices`.
 """
 
 from waystation.runtime.resources.manager import ResourceManager
@@ -13,13 +13,6 @@ from waystation.runtime.resources.requests import (
     SliceRequest,
     SliceState,
 )
-from waystation.runtime.resources.virtual import (
-    SliceGranter,
-    VirtualDevice,
-    VirtualDeviceSet,
-    VirtualSlice,
-    make_virtual_device_set,
-)
 
 __all__ = [
     "Assignment",
@@ -27,11 +20,6 @@ __all__ = [
     "ResourceManager",
     "Slice",
     "SliceChanged",
-    "SliceGranter",
     "SliceRequest",
     "SliceState",
-    "VirtualDevice",
-    "VirtualDeviceSet",
-    "VirtualSlice",
-    "make_virtual_device_set",
 ]

@@ -1,0 +1,35 @@
+"""Clients of the devices of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+
+import jax
+
+from waystation.runtime.client.client import Client
+from waystation.runtime.client.current import use_client
+from waystation.runtime.client.local import LocalBackend
+from waystation.runtime.client.pmap import accept_virtual_devices
+
+_FLAG = "xla_force_host_platform_device_count"
+
+
+def start_local(islands: Mapping[str, int] | None, devices: int | None) -> Client:
+    """See `waystation.runtime.local`."""
+    wanted = dict(islands) if islands is not None else {"local": 0 if devices is None else devices}
+    needed = sum(wanted.values())
+    # Takes effect until JAX has looked for its devices; the program may have said it itself.
+    if needed > 1 and _FLAG not in os.environ.get("XLA_FLAGS", ""):
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", max(needed, jax.config.jax_num_cpu_devices))
+    if islands is None and devices is None:
+        wanted = {"local": len(jax.devices())}
+    return current(Client(LocalBackend(wanted)))
+
+
+def current(client: Client) -> Client:
+    """Makes a client the one that is meant where none is named."""
+    accept_virtual_devices()
+    return use_client(client)

@@ -1,0 +1,142 @@
+"""Calls become a program: a record of what was called with what, and the program that it makes.
+
+Plain bookkeeping, without JAX. A recorder numbers values as they come; slices get numbers of the program in
+the order in which they are first used, so that the same calls over other slices of the same shapes make the
+same program. Building a program costs more than recording it: `structure` is what a cache knows it by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from waystation.grid import Shape
+from waystation.runtime.ir import Arg, Compute, Node, Program, Result, Sharding, SliceShape, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is known of an array before it is there.
+
+    Attributes:
+        shape: Its shape.
+        dtype: The name of its dtype.
+        sharding: How it lies on its slice.
+    """
+
+    shape: Shape
+    dtype: str
+    sharding: Sharding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Callee:
+    """A function made ready for arguments of certain kinds on a slice; known by its identity.
+
+    Attributes:
+        label: Its name, for people.
+        key: The key that it was registered by.
+        slice_number: The slice that it runs on.
+        slice_shape: How the devices of that lie.
+        operands: How each operand has to lie.
+        results: What it makes.
+        donated: Places of operands whose memory it takes over.
+    """
+
+    label: str
+    key: str
+    slice_number: int
+    slice_shape: Shape
+    operands: tuple[Sharding, ...]
+    results: tuple[Kind, ...]
+    donated: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    label: str
+    number: int
+    place: int
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    callee: Callee
+    place: int
+    operands: tuple[int, ...]
+    first_result: int
+
+
+class Recorder:
+    """Records calls.
+
+    Args:
+        name: The name of the program.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.slices: list[int] = []
+        self.arguments: list[_Argument] = []
+        self.calls: list[_Call] = []
+        self._shapes: list[Shape] = []
+        self._next = 0
+
+    def argument(self, label: str, kind: Kind, slice_number: int, slice_shape: Shape) -> int:
+        """Records an array that is there before; returns its number."""
+        number = self._take(1)
+        place = self._place(slice_number, slice_shape)
+        self.arguments.append(_Argument(label, number, place, kind))
+        return number
+
+    def call(self, callee: Callee, operands: Sequence[int]) -> range:
+        """Records a call; returns the numbers of its results."""
+        first = self._take(len(callee.results))
+        place = self._place(callee.slice_number, callee.slice_shape)
+        self.calls.append(_Call(callee, place, tuple(operands), first))
+        return range(first, first + len(callee.results))
+
+    def structure(self, results: Sequence[int]) -> Hashable:
+        """What decides which program this makes."""
+        shapes = tuple(self._shapes)
+        return self.name, tuple(self.arguments), tuple(self.calls), shapes, tuple(results)
+
+    def program(self, results: Sequence[int]) -> Program:
+        """The program of all calls, which returns these values: different ones, and no arguments."""
+        nodes: list[Node] = [
+            Arg(each.label, _value(each.number, each.kind, each.place)) for each in self.arguments
+        ]
+        for call in self.calls:
+            callee = call.callee
+            made = tuple(
+                _value(call.first_result + at, kind, call.place) for at, kind in enumerate(callee.results)
+            )
+            nodes.append(
+                Compute(
+                    callee.label,
+                    callee.key,
+                    call.place,
+                    call.operands,
+                    callee.operands,
+                    made,
+                    callee.donated,
+                )
+            )
+        slices = tuple(SliceShape(place, shape) for place, shape in enumerate(self._shapes))
+        return Program(self.name, slices, (*nodes, Result(tuple(results))))
+
+    def _take(self, count: int) -> int:
+        first = self._next
+        self._next += count
+        return first
+
+    def _place(self, slice_number: int, shape: Shape) -> int:
+        if slice_number not in self.slices:
+            self.slices.append(slice_number)
+            self._shapes.append(shape)
+        return self.slices.index(slice_number)
+
+
+def _value(number: int, kind: Kind, place: int) -> Value:
+    return Value(number, kind.shape, kind.dtype, place, kind.sharding)
