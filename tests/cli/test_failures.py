@@ -15,9 +15,9 @@ from waystation.errors import Unavailable
 
 COMMANDS = [
     *("inspect", "ls", "sum", "verify", "diff", "export", "gc", "demo", "doctor", "launch", "placement"),
-    *("agent", "top", "runtime"),
+    *("agent", "top", "runtime", "program"),
 ]
-GROUPS = {"runtime": ["status"]}
+GROUPS = {"runtime": ["status"], "program": ["show"]}
 
 
 def test_version(script) -> None:

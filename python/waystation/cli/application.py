@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from waystation.cli import memory_application, runtime_application
+from waystation.cli import memory_application, program_application, runtime_application
 from waystation.cli.arguments import AsJson, Traceback
 from waystation.cli.reporting import reporting
 
@@ -353,3 +353,4 @@ def _launch(
 
 memory_application.declare(application)
 runtime_application.declare(application)
+program_application.declare(application)

@@ -1,0 +1,74 @@
+"""`waystation program show`: programs of files and modules, as text and as a picture."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from waystation.cli.commands.program_picture import layout
+from waystation.runtime.ir import encode, parse
+
+GOLDEN = Path(__file__).parents[1] / "runtime" / "golden"
+TEXT = (GOLDEN / "pipeline.freed.txt").read_text()
+
+MODULE = """
+from waystation.runtime.ir import parse
+from pathlib import Path
+PROGRAM = parse(Path({path!r}).read_text())
+NOTHING = 3
+
+def made():
+    return PROGRAM
+"""
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_a_file_is_shown(as_bytes: bool, tmp_path: Path, script) -> None:
+    path = tmp_path / "program"
+    path.write_bytes(encode(parse(TEXT)) if as_bytes else TEXT.encode())
+    outcome = script("program", "show", path)
+    assert outcome.code == 0
+    shown, _, counts = outcome.out.rstrip().rpartition("\n")
+    assert shown == TEXT.rstrip()
+    assert "result" in counts
+
+
+def test_a_program_of_a_module_is_shown(tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "shown_program_of_a_test"
+    (tmp_path / f"{name}.py").write_text(MODULE.format(path=str(GOLDEN / "pipeline.freed.txt")))
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        for attribute in ("PROGRAM", "made"):
+            outcome = run("program", "show", f"{name}:{attribute}", "--json")
+            assert (outcome.code, outcome.document["programs"][0]["text"]) == (0, TEXT)
+        outcome = run("program", "show", f"{name}:NOTHING")
+        assert outcome.code == 2
+        assert "no program that was traced" in outcome.err
+        assert "has no 'absent'" in run("program", "show", f"{name}:absent").err
+    finally:
+        sys.modules.pop(name, None)
+
+
+def test_what_is_not_there(script) -> None:
+    assert "there is no file 'absent'" in script("program", "show", "absent").err
+    assert "cannot be imported" in script("program", "show", "no_such_module_here:f").err
+
+
+def test_a_picture_is_drawn(tmp_path: Path, script) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "program.png"
+    outcome = script("program", "show", GOLDEN / "pipeline.freed.txt", "--picture", picture)
+    assert outcome.code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_has_each_node_below_what_it_uses() -> None:
+    program = parse(TEXT)
+    places = layout(program)
+    assert len(set(places.values())) == len(places)
+    makers = {value.number: at for at, node in enumerate(program.nodes) for value in node.results}
+    for at, (_, row) in places.items():
+        for number in program.nodes[at].operands:
+            assert places[makers[number]][1] < row
