@@ -94,3 +94,15 @@ def test_bulk_search_agrees_with_one_by_one(example):
 def test_boxes_that_do_not_fit_are_refused(boxes):
     with pytest.raises(errors.InvalidInput):
         grid.box_array(boxes, 1)
+
+
+@given(shape_and_boxes(4))
+def test_what_is_left_of_a_box_is_covered_once(example):
+    shape, (box, *others) = example
+    counts = np.zeros(shape, np.int64)
+    for rest in grid.subtract(box, others):
+        counts[grid.slices_of_box(rest)] += 1
+    expected = mask(shape, box)
+    for other in others:
+        expected &= ~mask(shape, other)
+    assert (counts == expected).all()

@@ -158,10 +158,12 @@ def sharded_state(step: int, *, divided: bool) -> dict[str, Any]:
     return {**state, "step": step}
 
 
-def save_sharded(place: Place, root: Path, agent: Path, steps: int) -> list[int]:
+def save_sharded(
+    place: Place, root: Path, agent: Path, steps: int, on_disk_every: int | None = None
+) -> list[int]:
     """Saves steps of a state that is spread over two devices of each process."""
     join(place, 2)
-    with checkpointer_of(root, agent) as checkpointer:
+    with checkpointer_of(root, agent, on_disk_every=on_disk_every) as checkpointer:
         for step in range(steps):
             checkpointer.save_async(step, sharded_state(step, divided=True))
         checkpointer.wait()
@@ -171,9 +173,11 @@ def save_sharded(place: Place, root: Path, agent: Path, steps: int) -> list[int]
     return found
 
 
-def save_sharded_on_hosts(place: Place, root: Path, agents: list[Path], steps: int) -> list[int]:
+def save_sharded_on_hosts(
+    place: Place, root: Path, agents: list[Path], steps: int, on_disk_every: int | None = None
+) -> list[int]:
     """The same, each process on a host of its own."""
-    return save_sharded(place, root, agents[place.index], steps)
+    return save_sharded(place, root, agents[place.index], steps, on_disk_every)
 
 
 def load_sharded(place: Place, root: Path, agent: Path) -> dict[str, Any]:

@@ -141,6 +141,27 @@ def test_what_is_killed_is_gone_on_from(
         assert "the agent of host-1 has ended and is started again" in done.stderr
 
 
+def test_what_no_memory_has_comes_from_the_disk_and_the_rest_from_memory(
+    store: Path, tmp_path: Path, uninterrupted: Callable[[str], list[dict[int, str]]]
+) -> None:
+    program = (
+        sys.executable,
+        "-m",
+        "tests.memory.trainers",
+        "fsdp",
+        tmp_path,
+        STEPS,
+        "host",
+        KILLED_AT,
+        "disk",
+    )
+    options = "--hosts", HOSTS, "--copies", 1, "--agent", store, "--agent-memory", "32MiB", "--restarts", 2
+    done = launch(*options, "--", *program)
+    assert done.returncode == 0, done.stderr
+    assert trained(tmp_path) == uninterrupted("fsdp")
+    assert told(tmp_path, "resumed") == [KILLED_AT] * HOSTS
+
+
 @pytest.fixture
 def agents() -> Iterator[list[Agent]]:
     """Those of three hosts."""

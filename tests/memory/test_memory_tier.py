@@ -327,6 +327,19 @@ def test_an_earlier_program_that_still_runs_is_fenced(agent: Agent, root: Path) 
             assert loaded_step(late) == 2
 
 
+def test_an_agent_keeps_one_sequence_of_checkpoints_at_a_time(
+    agent: Agent, root: Path, tmp_path: Path
+) -> None:
+    with checkpointer_of(root, agent.directory) as checkpointer:
+        checkpointer.save(1, state_of("numpy", 1))
+        with pytest.raises(errors.Conflict, match="save_checkpointables"):
+            checkpointer_of(tmp_path / "other", agent.directory)
+        checkpointer.save(2, state_of("numpy", 2))
+        assert loaded_step(checkpointer) == 2
+    with checkpointer_of(tmp_path / "other", agent.directory) as other:
+        assert other.latest is None
+
+
 def test_the_agent_is_found_by_the_environment(
     agent: Agent, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,29 +51,29 @@ def test_a_version_is_whole_if_every_shard_is_there() -> None:
             [slot((1, 3), 1, 2), slot((1, 4), 1, 2), slot((1, 5), 1, 2, state="sealed")],
         ],
     )
-    assert stock == Stock(whole((1, 4, 2), (1, 3, 2)), [Version(1, 5)])
+    assert stock == Stock(whole((1, 4, 2), (1, 3, 2)), [], [Version(1, 5)])
 
 
 def test_what_is_still_written_or_quarantined_is_not_there() -> None:
     for state in ("writing", "quarantined"):
         found = take_stock(SEQUENCE, [[slot((1, 3), 0, 2), slot((1, 3), 1, 2, state=state)]])
-        assert found == Stock([], [])
+        assert found == Stock([], [Whole(Version(1, 3), 2, needs_disk=True)], [])
 
 
 def test_shards_of_other_sequences_are_none_of_this() -> None:
     slots = [slot((1, 3), 0, 2), slot((1, 3), 1, 2, sequence=OTHER), slot((1, 9), 0, 1, sequence=OTHER)]
-    assert take_stock(SEQUENCE, [slots]) == Stock([], [])
+    assert take_stock(SEQUENCE, [slots]).whole == []
     assert take_stock(OTHER, [slots]).whole == whole((1, 9, 1))
 
 
 def test_a_shard_of_another_name_is_no_reason_to_fail() -> None:
     odd = slot((1, 3), 0, 1) | {"shard": "model/layer-0"}
-    assert take_stock(SEQUENCE, [[odd]]) == Stock([], [])
+    assert take_stock(SEQUENCE, [[odd]]) == Stock([], [], [])
 
 
 def test_copies_of_a_shard_that_differ_spoil_its_version() -> None:
     own, other = slot((1, 3), 0, 1), slot((1, 3), 0, 1, digest=7)
-    assert take_stock(SEQUENCE, [[own], [other]]) == Stock([], [])
+    assert take_stock(SEQUENCE, [[own], [other]]) == Stock([], [], [])
     assert take_stock(SEQUENCE, [[own], [own]]).whole == whole((1, 3, 1))
 
 
@@ -130,7 +130,11 @@ def test_a_version_counts_only_with_one_copy_of_each_shard(inventories: list[lis
         assert {entry["shard"] for entry in own} == set(found.shards(SEQUENCE))
         assert len({(entry["shard"], entry["digest"]) for entry in own}) == found.shard_count
     sealed = {Version(entry["epoch"], entry["step"]) for entry in kept if entry["state"] == "sealed"}
-    assert set(stock.torn) == sealed - {found.version for found in stock.whole}
+    committed = {Version(entry["epoch"], entry["step"]) for entry in kept if entry["state"] == "committed"}
+    loadable = {found.version for found in stock.whole}
+    assert set(stock.torn) == sealed - committed - loadable
+    assert {found.version for found in stock.remains} <= committed - loadable
+    assert all(found.needs_disk for found in stock.remains)
 
 
 def standing(
@@ -154,6 +158,16 @@ def test_agents_offer_what_an_epoch_began_from_and_what_they_have_committed() ->
     assert offers(SEQUENCE, told) == whole((5, 10, 4)), "what is older than a commit is not kept"
     older = [(standing(5, (3, 9, 2), [(3, 9), (3, 8)]), [slot((3, 8), 0, 2), slot((3, 9), 0, 2)])]
     assert offers(SEQUENCE, older) == whole((3, 9, 2), (3, 8, 2))
+
+
+def test_what_is_left_of_a_commit_needs_the_disk() -> None:
+    slots = [slot((3, 9), 0, 2)]
+    left = Whole(Version(3, 9), 2, needs_disk=True)
+    assert offers(SEQUENCE, [(standing(5, None, [(3, 9)]), slots)]) == [left]
+    both = [*slots, slot((3, 9), 1, 2)]
+    assert offers(SEQUENCE, [(standing(5, None, [(3, 9)]), both)]) == whole((3, 9, 2))
+    assert offers(SEQUENCE, [(standing(3, None, [(3, 9)]), slots)]) == whole((3, 9, 2)), "just committed"
+    assert Whole.from_json(left.to_json()) == left
 
 
 def test_agents_that_cannot_be_told_or_are_behind_offer_nothing() -> None:

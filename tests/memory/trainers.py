@@ -1,11 +1,11 @@
 """A program that trains, and that kills what it is told to at a step; run by `waystation launch`.
 
-    python -m tests.memory.trainers jax|ddp|fsdp DIRECTORY STEPS [VICTIM STEP]
+    python -m tests.memory.trainers jax|ddp|fsdp DIRECTORY STEPS [VICTIM STEP [disk]]
 
 Every step depends on all before it, on a random state and on a data iterator, all of which are kept. Each
 process writes to `DIRECTORY/<index>.log` what it resumed from, and a digest of all that it holds after each
 step. VICTIM is `trainer`, `agent` (that of the host of process 1), or `host`: process 1, the agent, and the
-memory.
+memory. With `disk` the step is on the disk as well, but for what other processes than that one have written.
 """
 
 from __future__ import annotations
@@ -233,6 +233,13 @@ def kill(victim: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def keep_own_files(checkpoint: Path) -> None:
+    """Removes what other processes have written of a checkpoint."""
+    for path in checkpoint.rglob("p*.safetensors"):
+        if not path.name.startswith(f"p{VICTIM_PROCESS:05}-"):
+            path.unlink()
+
+
 def was_saved(checkpointer: Checkpointer, step: int) -> bool:
     """Whether a step is whole in memory, once its save has ended."""
     checkpointer.wait()
@@ -240,7 +247,9 @@ def was_saved(checkpointer: Checkpointer, step: int) -> bool:
     return statistics is not None and statistics.last_saved_step == step
 
 
-def main(framework: str, directory: Path, steps: int, victim: str = "", at: int = -1) -> None:
+def main(
+    framework: str, directory: Path, steps: int, victim: str = "", at: int = -1, beneath: str = ""
+) -> None:
     index, count = (int(os.environ[f"WAYSTATION_PROCESS_{name}"]) for name in ("INDEX", "COUNT"))
     trainer, batches = trainer_of(framework, index, count), Batches()
     killed = directory / "killed"
@@ -248,7 +257,7 @@ def main(framework: str, directory: Path, steps: int, victim: str = "", at: int 
     with (
         (directory / f"{index}.log").open("a", buffering=1) as log,
         Checkpointer(
-            directory / "run", save_decision_policy=SpecificStepsPolicy(()), memory=memory
+            directory / "run", save_decision_policy=SpecificStepsPolicy((at,) * bool(beneath)), memory=memory
         ) as checkpointer,
     ):
         step = 0
@@ -269,6 +278,8 @@ def main(framework: str, directory: Path, steps: int, victim: str = "", at: int 
                 checkpointer.wait()
                 if index == VICTIM_PROCESS:
                     killed.touch()
+                    if beneath:
+                        keep_own_files(directory / "run" / str(at))
                     kill(victim)
             if victim == "agent" and step > at and not was_saved(checkpointer, step):
                 time.sleep(1)  # so that agents recover meanwhile
@@ -298,4 +309,4 @@ def train_here(place: Place, framework: str, directory: Path, steps: int) -> Non
 
 if __name__ == "__main__":
     _, given, where, number, *rest = sys.argv
-    main(given, Path(where), int(number), *rest[:1], *map(int, rest[1:]))
+    main(given, Path(where), int(number), *rest[:1], *map(int, rest[1:2]), *rest[2:])

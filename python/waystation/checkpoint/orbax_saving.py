@@ -229,7 +229,7 @@ class OrbaxSaving(Saving):
         handlers |= {name: self._name_in_orbax(type(handler)) for name, handler in self._handlers.items()}
         metadata = CheckpointMetadata(
             handlers,
-            init_timestamp_nsecs=self._begun_ns,
+            init_timestamp_nsecs=self.begun_ns,
             commit_timestamp_nsecs=time.time_ns(),
             custom_metadata=self._custom_metadata or {},
         )

@@ -147,9 +147,10 @@ def write(
     custom_metadata: Any,
     *,
     is_state: bool = False,
+    begun_ns: int | None = None,
 ) -> None:
     """Saves, without asking whether names are reserved; for callers that know what they mean by them."""
-    with open_saving(path, overwrite=overwrite) as saving:
+    with open_saving(path, overwrite=overwrite, begun_ns=begun_ns) as saving:
         saving.begin(checkpointables, custom_metadata, is_state=is_state)
         saving.prepare(checkpointables)
         saving.finish(Progress())
@@ -222,13 +223,17 @@ def in_background(
     return response
 
 
-def open_saving(path: PathLike, *, overwrite: bool, timeout_s: float | None = None) -> Saving:
-    """A save to the kind of storage that the options say."""
+def open_saving(
+    path: PathLike, *, overwrite: bool, timeout_s: float | None = None, begun_ns: int | None = None
+) -> Saving:
+    """A save to the kind of storage that the options say, of a call that began then, or now."""
     options = current_options()
     deadline_s = options.multiprocessing.deadline_s
     if timeout_s is not None:
         deadline_s = min(deadline_s, timeout_s)
-    return _kind(options)(resolve(path), options, overwrite=overwrite, deadline_s=deadline_s)
+    saving = _kind(options)(resolve(path), options, overwrite=overwrite, deadline_s=deadline_s)
+    saving.begun_ns = begun_ns or saving.begun_ns
+    return saving
 
 
 def _kind(options: Options) -> type[Saving]:

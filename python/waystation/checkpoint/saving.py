@@ -48,6 +48,7 @@ class Saving:
 
     Attributes:
         target: The destination, resolved.
+        begun_ns: When the call began, nanoseconds since 1970; from `begin` on what the primary says.
     """
 
     def __init__(self, target: str, options: Options, *, overwrite: bool, deadline_s: float) -> None:
@@ -56,11 +57,10 @@ class Saving:
         what = "save to local storage" if self._is_local else f"save '{target}'"
         self._options = options
         self._overwrite = overwrite
-        self._begun_ns = time.time_ns()
+        self.begun_ns = time.time_ns()
         self._custom_metadata: Any = None
-        self._states: dict[
-            str, Any
-        ] = {}  # by the name of the checkpointable, what the layout has planned of it
+        # By the name of the checkpointable, what the layout has planned of it.
+        self._states: dict[str, Any] = {}
         self._handlers: dict[str, Any] = {}  # of those that are no states
         self._calls: HandlerCalls | None = None
         self._waited_for: dict[str, list[tuple[int, int]]] = {}
@@ -120,9 +120,9 @@ class Saving:
 
         def decide(_: Sequence[bytes]) -> bytes:
             self._check_destination()
-            return b""
+            return str(self.begun_ns).encode()
 
-        self._session.round(work, decide)
+        self.begun_ns = int(self._session.round(work, decide))
 
     def _check_call(
         self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool
@@ -361,9 +361,7 @@ class Saving:
     def _write_records(
         self, states: Sequence[tuple[Prepared, Sequence[Part]]], local: LocalPart | None = None
     ) -> None:
-        record = CheckpointRecord(
-            1, {}, time.time_ns(), self._custom_metadata, local, begun_ns=self._begun_ns
-        )
+        record = CheckpointRecord(1, {}, time.time_ns(), self._custom_metadata, local, begun_ns=self.begun_ns)
         handled = [self._handled(name) for name in self._handlers]
         write_metadata(self._attempt, states, self._unsynced, record, handled)
 

@@ -17,6 +17,7 @@ from waystation.grid._boxes import (
     positions_meeting,
     relative_to,
     slices_of_box,
+    subtract,
     volume,
     whole,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "positions_meeting",
     "relative_to",
     "slices_of_box",
+    "subtract",
     "volume",
     "whole",
     "words_of_runs",

@@ -8,7 +8,7 @@ box with a zero extent is empty and meets nothing. `BoxArray` is the same in bul
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -43,6 +43,32 @@ def intersect(first: Box, second: Box) -> Box | None:
         for begin, begin_1, extent_1, begin_2, extent_2 in zip(offset, *first, *second, strict=True)
     )
     return (offset, shape) if all(extent > 0 for extent in shape) else None
+
+
+def subtract(box: Box, others: Iterable[Box]) -> list[Box]:
+    """What is left of a box without some others, as boxes that do not overlap."""
+    left = [box]
+    for other in others:
+        left = [rest for part in left for rest in _without(part, other)]
+    return left
+
+
+def _without(box: Box, other: Box) -> list[Box]:
+    common = intersect(box, other)
+    if common is None:
+        return [box]
+    rest: list[Box] = []
+    (offset, shape), (common_offset, common_shape) = box, common
+    for axis, (start, extent) in enumerate(zip(offset, shape, strict=True)):
+        inner, end = common_offset[axis], common_offset[axis] + common_shape[axis]
+        # Along the axes before this one, what is left lies beside the common part no more.
+        before, after = common_offset[:axis], common_shape[:axis]
+        for begin, stop in ((start, inner), (end, start + extent)):
+            if begin < stop:
+                rest.append(
+                    ((*before, begin, *offset[axis + 1 :]), (*after, stop - begin, *shape[axis + 1 :]))
+                )
+    return rest
 
 
 def contains(outer: Box, inner: Box) -> bool:

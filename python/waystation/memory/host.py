@@ -66,7 +66,7 @@ class Host:
         for version in stock.torn:
             with contextlib.suppress(WaystationError):
                 self._agent.client.give_up(version.epoch, version.step)
-        return stock.whole
+        return sorted([*stock.whole, *stock.remains], reverse=True)
 
     def transfer_s(self) -> float:
         """See `keeper.Keeper`. Nothing is brought."""
@@ -100,7 +100,8 @@ class Host:
 
     def offered(self, session: Session) -> list[Whole]:
         """See `keeper.Keeper`."""
-        return self._take_stock(session).whole
+        stock = self._take_stock(session)
+        return sorted([*stock.whole, *stock.remains], reverse=True)
 
     def _take_stock(self, session: Session) -> Stock:
         """What the memory of all hosts holds of this sequence; an agent that is not there holds nothing."""
@@ -114,11 +115,13 @@ class Host:
 
         def decide(parts: Sequence[bytes]) -> bytes:
             stock = take_stock(self._sequence, map(json.loads, parts))
+            listed = [[entry.to_json() for entry in found] for found in (stock.whole, stock.remains)]
             torn = [[version.epoch, version.step] for version in stock.torn]
-            return json.dumps([[entry.to_json() for entry in stock.whole], torn]).encode()
+            return json.dumps([*listed, torn]).encode()
 
-        whole, torn = json.loads(session.round(work, decide))
-        return Stock([Whole.from_json(entry) for entry in whole], [Version(*pair) for pair in torn])
+        *listed, torn = json.loads(session.round(work, decide))
+        whole, remains = ([Whole.from_json(entry) for entry in found] for found in listed)
+        return Stock(whole, remains, [Version(*pair) for pair in torn])
 
     def is_own(self, version: Version) -> bool:
         """See `keeper.Keeper`."""

@@ -81,7 +81,8 @@ class Keeper(Protocol):
         ...
 
     def offered(self, session: Session) -> list[Whole]:
-        """The versions that can be loaded, the newest first, as all processes hear it."""
+        """The versions that can be loaded, if only together with the disk; the newest first, as all processes
+        hear it."""
         ...
 
     def is_own(self, version: Version) -> bool:

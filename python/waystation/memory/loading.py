@@ -3,28 +3,39 @@
 The steps are those of `checkpoint/loading.py`; here is where metadata and bytes come from. Each process holds
 what is in the memory of its host; where that is not all, processes share out who reads the structures, and
 the files of handlers, for all; each then reads what it needs of the arrays. What can go wrong, in order: a
-shard has gone meanwhile; its tables, or the metadata, are damaged; shards do not make up the arrays; blocks
-do not match their checksums. Whatever happens to one process, all of them raise.
+shard has gone meanwhile (it is read from the disk, if that has what the same call has saved); its tables, or
+the metadata, are damaged; shards do not make up the arrays; blocks do not match their checksums. Whatever
+happens to one process, all of them raise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeAlias
 
-from waystation._errors import NotFound, from_os_error
+from waystation._errors import NotFound, Unavailable, WaystationError, from_os_error
 from waystation._options import Options
 from waystation.checkpoint import opening
 from waystation.checkpoint.handlers.choice import STATE_HANDLER
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.stored import OpenCheckpoint, Stored
+from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.native.strings import join_strings, split_strings
+from waystation.layouts.native.tree_file import TreeFile
 from waystation.memory.opened import OpenVersion, ShardSource
+from waystation.memory.opened_states import open_state
 from waystation.memory.shard import FILES, TREE, ShardRecord
 from waystation.memory.versions import Whole
+
+# Holds the checkpoint of a step so that nobody removes it, and gives its path. NotFound if there is none.
+HoldDisk: TypeAlias = Callable[[], AbstractContextManager[Path]]
 
 
 class VersionLoading(Loading):
@@ -36,10 +47,17 @@ class VersionLoading(Loading):
         whole: The version.
         names: The checkpointables that are wanted; None for all that the user has named.
         options: Of the load.
+        disk: Holds the checkpoint of the step on the disk, if there is one; called by all processes.
     """
 
     def __init__(
-        self, source: ShardSource, sequence: str, whole: Whole, names: Sequence[str] | None, options: Options
+        self,
+        source: ShardSource,
+        sequence: str,
+        whole: Whole,
+        names: Sequence[str] | None,
+        options: Options,
+        disk: HoldDisk | None = None,
     ) -> None:
         version = whole.version
         super().__init__(
@@ -50,6 +68,14 @@ class VersionLoading(Loading):
         self._whole = whole
         self._version: OpenVersion | None = None
         self._files_directory: str | None = None
+        self._disk = disk
+        self._beneath: OpenCheckpoint | None = None
+        self._until_closed = contextlib.ExitStack()
+
+    @property
+    def disk_bytes(self) -> int:
+        """How many bytes this process has read from the disk."""
+        return 0 if self._version is None else self._version.disk_bytes
 
     @property
     def brought_s(self) -> float:
@@ -63,12 +89,15 @@ class VersionLoading(Loading):
             self._version.release()
         if self._files_directory is not None:
             shutil.rmtree(self._files_directory, ignore_errors=True)
+        self._until_closed.close()
 
     def _open(self) -> OpenCheckpoint:
-        record_bytes, shares = split_strings(self._session.round(self._hold, self._share_out))
+        record_bytes, is_scattered, shares = split_strings(self._session.round(self._hold, self._share_out))
         record = ShardRecord.decode(record_bytes, self.target)
         names = tuple(sorted(record.handlers))
         wanted = opening.choose(names, self._names, self.target, lambda name: record.handlers[name] is None)
+        if is_scattered:
+            self._look_beneath(wanted, record)
         entries = self._read_entries(_is_of(wanted), json.loads(shares))
         stored = {name: self._stored(name, record, entries) for name in wanted}
         return OpenCheckpoint(self.target, names, stored, record.custom_metadata, begun_ns=record.begun_ns)
@@ -92,7 +121,9 @@ class VersionLoading(Loading):
         structures = [found for said, _ in told if (found := json.loads(said)[1]) is not None]
         every = set(range(self._whole.shard_count))
         if all(shards == every for shards in reached):
-            return join_strings([record, b"null"])
+            return join_strings([record, b"", b"null"])
+        # What no process reaches may be on hosts without any, or nowhere.
+        is_scattered = b"" if set().union(*reached) == every else b"yes"
         has_handlers = any(ShardRecord.decode(record, self.target).handlers.values())
         # Handlers may have made files in every process.
         needed = sorted(every) if has_handlers or not structures else structures[:1]
@@ -100,12 +131,31 @@ class VersionLoading(Loading):
         for shard in needed:
             holders = [process for process, shards in enumerate(reached) if shard in shards]
             shares[holders[shard % len(holders)] if holders else shard % len(parts)].append(shard)
-        return join_strings([record, json.dumps(shares).encode()])
+        return join_strings([record, is_scattered, json.dumps(shares).encode()])
+
+    def _look_beneath(self, wanted: Sequence[str], record: ShardRecord) -> None:
+        """Opens what the same call has saved to the disk, in all processes or none."""
+        if self._disk is None:
+            return
+        opened: list[OpenCheckpoint] = []
+
+        def work() -> bytes:
+            with contextlib.suppress(WaystationError):  # it is damaged, say: memory may do without it
+                opened.append(opening.open_checkpoint(os.fspath(path), wanted, self._options))
+            return b"yes" if opened and opened[0].begun_ns == record.begun_ns else b""
+
+        try:
+            path = self._until_closed.enter_context(self._disk())
+        except NotFound:
+            return  # it was removed meanwhile, as all have heard
+        if self._session.round(work, lambda parts: b"yes" if all(parts) else b""):
+            self._beneath = opened[0]
 
     def _read_entries(
         self, is_wanted: Callable[[str], bool], shares: list[list[int]] | None
     ) -> dict[str, bytes]:
-        """The entries that are wanted, by their paths, of all shards."""
+        """The entries that are wanted, by their paths, of all shards. Where something is beneath, shards may
+        be missing: then there is an entry without a path."""
         version = self._version
         assert version is not None, "the shards are held"
         if shares is None:
@@ -115,7 +165,13 @@ class VersionLoading(Loading):
         def read() -> bytes:
             strings: list[bytes] = []
             for shard in own:
-                for path, content in version.read_entries([shard], is_wanted, self._options).items():
+                try:
+                    found = version.read_entries([shard], is_wanted, self._options)
+                except (NotFound, Unavailable):
+                    if self._beneath is None:
+                        raise
+                    found = {"": b""}
+                for path, content in found.items():
                     strings += str(shard).encode(), path.encode(), content
             return join_strings(strings)
 
@@ -129,10 +185,20 @@ class VersionLoading(Loading):
     def _stored(self, name: str, record: ShardRecord, entries: dict[str, bytes]) -> Stored:
         assert self._version is not None, "the shards are held"
         handler = record.handlers[name]
+        beneath = None if self._beneath is None else self._beneath.stored[name]
         if handler is None:
-            if (tree := entries.get(f"{name}/{TREE}")) is None:
+            state = beneath.state if beneath is not None else None
+            on_disk = state if isinstance(state, OpenCheckpointable) else None
+            if (encoded := entries.get(f"{name}/{TREE}")) is not None:
+                tree = TreeFile.decode(encoded, f"{name}/{TREE}")
+            elif on_disk is not None:
+                tree = on_disk.tree
+            else:
                 raise NotFound(f"the structure of '{name}' in {self.target} has gone with its shard")
-            return Stored(name, STATE_HANDLER, self.target, self._version.state(name, tree))
+            return Stored(name, STATE_HANDLER, self.target, open_state(self._version, name, tree, on_disk))
+        if "" in entries:  # files of it may have been in a shard that is missing
+            assert beneath is not None, "shards may be missing only then"
+            return beneath
         prefix = f"{name}/{FILES}/"
         files = {
             path.removeprefix(prefix): content for path, content in entries.items() if path.startswith(prefix)

@@ -27,6 +27,7 @@ from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.sessions import open_session, process_count
 from waystation.coordination import Session
 from waystation.memory.beginning import Beginning
+from waystation.memory.beneath import Beneath
 from waystation.memory.degrading import Degrading
 from waystation.memory.errors import MemoryTierWarning
 from waystation.memory.keeper import Keeper
@@ -76,6 +77,7 @@ class OpenMemoryTier:
         self._policy = policy
         self._deadline_s = deadline_s
         self._place = place
+        self._beneath = Beneath(place)
         self._logger = logger
         self._restores = Restores(place.root)
         self._calls = threading.RLock()  # one call at a time
@@ -85,7 +87,7 @@ class OpenMemoryTier:
         self._flight: tuple[int, AsyncResponse[None]] | None = None
         self._pause = Pause()
         self._recovering = Recovering()
-        self._is_primary = self._was_warned = False
+        self._is_primary = self._was_warned = self.is_closed = False
         self._loaded: set[Version] = set()  # of earlier programs, since the last save
         self._dropped: set[Version] = set()  # damaged or deleted
         self._has_older = True  # versions in the store that this program has not saved
@@ -118,7 +120,8 @@ class OpenMemoryTier:
         self._recovering.begins()
         with self._session("open the memory tier", options) as session:
             self._is_primary = session.is_primary
-            keeper, whole = self._beginning.begin(session, is_waited_for=is_waited_for)
+            keeper, offered = self._beginning.begin(session, is_waited_for=is_waited_for)
+            whole = self._beneath.loadable(offered, session)
             deleted = [[version.epoch, version.step] for version in self._restores.deleted()]
             deleted = json.loads(session.broadcast(lambda: json.dumps(deleted).encode()))
         self._dropped.update(Version(*version) for version in deleted)
@@ -180,7 +183,7 @@ class OpenMemoryTier:
         with self._known:
             del self._whole[keeper.kept_while_saving :]  # the oldest is what may be overwritten
         version = Version(keeper.epoch, request.step)
-        saving = VersionSaving(keeper, version, options)
+        saving = VersionSaving(keeper, version, options, request.begun_ns)
         parts = request.parts()
         with saving.closed_on_error():
             saving.begin(parts, request.custom_metadata)
@@ -260,7 +263,14 @@ class OpenMemoryTier:
             if self._is_primary:
                 self._restores.note(version)
         begun = time.monotonic()
-        loading = VersionLoading(keeper.source, keeper.sequence, entry, wish.names, options)
+        loading = VersionLoading(
+            keeper.source,
+            keeper.sequence,
+            entry,
+            wish.names,
+            options,
+            functools.partial(self._beneath.held, version.step, saving_options(options, self._deadline_s)),
+        )
         try:
             loaded = load(loading)
         except Corrupt:
@@ -278,11 +288,12 @@ class OpenMemoryTier:
             keeper = self._keeper or self._open(limited, is_waited_for=False)
             with self._session("choose a version in memory", limited) as session:
                 whole = [entry for entry in keeper.offered(session) if entry.version not in self._dropped]
+                whole = self._beneath.loadable(whole, session)
 
                 def choose() -> bytes:
                     spent = set(self._restores.spent()) - self._loaded
-                    chosen = candidates(whole, wish.step, self._newest_on_disk(), spent)
-                    if wish.step is not None and self._is_on_disk(wish.step):
+                    chosen = candidates(whole, wish.step, self._beneath.newest(), spent)
+                    if wish.step is not None and self._beneath.has(wish.step):
                         chosen = []
                     return json.dumps([entry.to_json() for entry in chosen]).encode()
 
@@ -291,13 +302,6 @@ class OpenMemoryTier:
                 self._whole = whole
             return chosen
         return []
-
-    def _newest_on_disk(self) -> int | None:
-        committed = self._place.catalogue.committed()
-        return committed[-1].step if committed else None
-
-    def _is_on_disk(self, step: int) -> bool:
-        return any(info.step == step for info in self._place.catalogue.committed())
 
     # ---- the rest ------------------------------------------------------------------------------
 
@@ -323,6 +327,10 @@ class OpenMemoryTier:
         """Waits for the save in the background."""
         with self._calls:
             self._hear_of_last()
+
+    def close(self) -> None:
+        """Is not used any more; idempotent."""
+        self.is_closed = True
 
     @contextlib.contextmanager
     def _session(self, what: str, options: Options) -> Iterator[Session]:
@@ -359,7 +367,7 @@ class OpenMemoryTier:
     def _make_room(self) -> None:
         """Frees what keeps slots from being used: versions of earlier programs (of another number of
         processes, another sequence) that are older than the newest one, or on the disk in a newer form."""
-        on_disk = self._newest_on_disk()
+        on_disk = self._beneath.newest()
         with self._known:
             needed = [
                 entry.version for entry in self._whole if on_disk is None or entry.version.step > on_disk

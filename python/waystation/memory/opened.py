@@ -5,14 +5,12 @@ are held for the whole load. What a process needs besides is brought from other 
 beginning with those where it is most likely: what is here is then read, and the slot let go again, so that
 few free slots are enough for any number of shards. Invariants: a slot is held from before its tables are read
 until nothing reads it any more; every block is verified whatever the options say, since memory has no file
-system beneath that would; what cannot be reached is Unavailable, never filled with anything else; no element
-is read twice.
+system beneath that would.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,18 +18,14 @@ from typing import Protocol
 
 import numpy as np
 
-from waystation import _native, grid
+from waystation import grid
 from waystation._errors import Corrupt, NotFound, Unavailable
 from waystation._options import Options
-from waystation.frameworks import dtypes
 from waystation.layouts.native import read_job
-from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read import Box, OpenCheckpointable, Request
+from waystation.layouts.native.read import Box
 from waystation.layouts.native.read_job import ReadStatistics
-from waystation.layouts.native.records import CheckpointableRecord
-from waystation.layouts.native.tree_file import TreeFile
 from waystation.memory import tables
-from waystation.memory.shard import ARRAYS, RECORD, TREE
+from waystation.memory.shard import RECORD, TREE
 from waystation.memory.versions import Whole
 
 # How long it is tried to bring a shard: slots that others read from are free again soon.
@@ -88,6 +82,7 @@ class OpenVersion:
         whole: The version.
         here: Those that were here when the load began, by their numbers; held.
         brought_s: For how long it was waited for others to come here.
+        disk_bytes: What was read from the disk, since it is in the memory of no host.
     """
 
     whole: Whole
@@ -97,6 +92,7 @@ class OpenVersion:
     _likely: int  # the number of the shard that is likeliest to have what this process needs
     _entries: dict[int, list[tables.Entry]] = field(default_factory=dict)
     brought_s: float = 0.0
+    disk_bytes: int = 0
 
     @classmethod
     def hold(
@@ -226,19 +222,6 @@ class OpenVersion:
                 found |= _read(held, wanted, options)
         return found
 
-    def state(self, name: str, tree: bytes) -> OpenShards:
-        """A state of the version, to be loaded.
-
-        Raises:
-            Corrupt: The shards that are here do not make up its arrays.
-        """
-        decoded = TreeFile.decode(tree, f"{name}/{TREE}")
-        prefix = f"{name}/{ARRAYS}/"
-        here = _Slots.of(name, decoded, prefix, list(self.here.values()), are_all=self.has_all)
-        opened = OpenShards(here.directory, here.record, decoded, here.tables)
-        opened.version, opened.here, opened.prefix, opened.name = self, here, prefix, name
-        return opened
-
 
 def is_structure(path: str) -> bool:
     """Whether an entry is the structure of a state."""
@@ -256,135 +239,3 @@ def _read(held: HeldShard, wanted: Sequence[tuple[str, int, int]], options: Opti
         job = read_job.start([held.file], np.asarray(words, np.int64), (buffers, held), options)
         read_job.finish(job, ReadStatistics())
     return {path: buffer.tobytes() for path, buffer in buffers.items()}
-
-
-class _Slots(OpenCheckpointable):
-    """What some slots have of the arrays of a state."""
-
-    files: list[tables.File]
-
-    @classmethod
-    def of(
-        cls, name: str, tree: TreeFile, prefix: str, held: Sequence[HeldShard], *, are_all: bool
-    ) -> _Slots:
-        """What these have of it; `are_all`: nothing else has any."""
-        files, entries = [one.file for one in held], [one.entries for one in held]
-        made = tables.make(tree, prefix, files, entries, are_all=are_all)
-        opened = cls(f"{name} in memory", CheckpointableRecord(len(files), {}), tree, made)
-        opened.files = files
-        return opened
-
-    def paths(self, files: Sequence[int] | None = None) -> list[str]:
-        """The slots."""
-        return [self.files[file][0] for file in (range(len(self.files)) if files is None else files)]
-
-    def fill(
-        self,
-        requests: Sequence[Request],
-        destinations: Destinations,
-        options: Options,
-        on_job: Callable[[_native.Job], None],
-        statistics: ReadStatistics,
-        found: list[list[Box]] | None = None,
-    ) -> None:
-        """Reads what is here of the boxes."""
-        # Slots have no headers of safetensors that would have to be verified with the data.
-        statistics.headers = set(range(len(self.files)))
-        super().fill(requests, destinations, options, on_job, statistics, found)
-
-
-class OpenShards(OpenCheckpointable):
-    """A state whose arrays are in slots, here and elsewhere."""
-
-    version: OpenVersion
-    here: _Slots
-    prefix: str
-    name: str
-
-    def paths(self, files: Sequence[int] | None = None) -> list[str]:
-        """The slots that are here."""
-        return self.here.paths(files)
-
-    def fill(
-        self,
-        requests: Sequence[Request],
-        destinations: Destinations,
-        options: Options,
-        on_job: Callable[[_native.Job], None],
-        statistics: ReadStatistics,
-        found: list[list[Box]] | None = None,
-    ) -> None:
-        """Reads every requested box, from where its parts are.
-
-        Raises:
-            Unavailable: A part can be had from no host now.
-        """
-        if self.version.has_all:
-            self.here.fill(requests, destinations, options, on_job, statistics, found)
-            return
-        boxes = _storage_boxes(self.tree, requests)
-        found = [[] for _ in boxes] if found is None else found
-        fill = functools.partial(
-            _Slots.fill,
-            requests=requests,
-            destinations=destinations,
-            options=options,
-            on_job=on_job,
-            statistics=statistics,
-            found=found,
-        )
-        fill(self.here)
-        if not _is_covered(boxes, found):
-            self._fill_from_elsewhere(boxes, found, fill)
-        statistics.bytes_needed += sum(
-            grid.volume(box) * dtypes.of_stored(self.tree.arrays[array]).storage_item_bytes
-            for array, box in boxes
-        )
-
-    def _fill_from_elsewhere(
-        self,
-        boxes: Sequence[tuple[int, Box]],
-        found: Sequence[Sequence[Box]],
-        fill: Callable[[_Slots], None],
-    ) -> None:
-        missing: dict[str, list[Box]] = {}
-        for (array, box), parts in zip(boxes, found, strict=True):
-            if sum(map(grid.volume, parts)) != grid.volume(box):
-                missing.setdefault(self.prefix + self.tree.labels[array], []).append(box)
-        for shard in self.version.elsewhere(missing):
-            with contextlib.suppress(NotFound), self.version.held(shard) as held:
-                fill(_Slots.of(self.name, self.tree, self.prefix, [held], are_all=False))
-            if _is_covered(boxes, found):
-                return
-        raise Unavailable(
-            "a part of an array is in the memory of no host that can be reached; load it from the disk",
-            array=next(iter(missing)).removeprefix(self.prefix),
-        )
-
-
-def _storage_boxes(tree: TreeFile, requests: Sequence[Request]) -> list[tuple[int, Box]]:
-    """The boxes that are requested, in terms of the storage of their arrays, which are given by number."""
-    found: list[tuple[int, Box]] = []
-    for request in requests:
-        trailing = dtypes.of_stored(tree.arrays[request.array]).trailing
-        zeros = (0,) * len(trailing)
-        found += ((request.array, (offset + zeros, shape + trailing)) for offset, shape in request.boxes)
-    return found
-
-
-def _is_covered(boxes: Sequence[tuple[int, Box]], found: Sequence[Sequence[Box]]) -> bool:
-    """Whether boxes have all their parts.
-
-    Raises:
-        Corrupt: Parts overlap, so that it cannot be said which counts.
-    """
-    for (_, box), parts in zip(boxes, found, strict=True):
-        if sum(map(grid.volume, parts)) < grid.volume(box):
-            return False
-    for (array, box), parts in zip(boxes, found, strict=True):
-        if len(parts) < 2:
-            continue
-        relative = [grid.relative_to(part, box[0]) for part in parts]
-        if grid.find_cover_defect(box[1], relative) is not None:
-            raise Corrupt(f"shards in memory overlap in array {array}")
-    return True

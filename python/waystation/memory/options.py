@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import dataclass, field
 
-from waystation._errors import InvalidInput
+from waystation._errors import Conflict, InvalidInput
 from waystation._options import Options
 from waystation.memory.open_tier import OpenMemoryTier
 from waystation.training.logger import Logger
@@ -23,7 +24,8 @@ class MemoryTier:
     The agent of the host (`waystation agent run`, or `waystation launch --agent`) owns that memory, so what
     was saved outlives the program, and the agent as well. Where it is one of several, other hosts keep
     copies, so that what was saved outlives the host, too. One sequence of checkpoints at a time uses an
-    agent: another `Checkpointer` that is given it fences the earlier one.
+    agent: a later program that is given it fences the earlier one, and a second `Checkpointer` of the same
+    program, of another directory, is refused until the first is closed.
 
     Attributes:
         directory: The directory of the agent's store. None takes it from the environment variable
@@ -50,6 +52,7 @@ class MemoryTier:
 
         Raises:
             InvalidInput: Nothing says where the agent is.
+            Conflict: Another `Checkpointer` of this process, of another directory, uses the agent.
         """
         directory = self.directory or os.environ.get(DIRECTORY_VARIABLE)
         if directory is None:
@@ -58,8 +61,28 @@ class MemoryTier:
                 "'waystation agent run' and give its directory, MemoryTier(directory=…), or set "
                 f"{DIRECTORY_VARIABLE}"
             )
+        agent = os.path.realpath(directory)
+        _check_unused(agent, place)
         tier = OpenMemoryTier(
             os.fspath(directory), self.run, self.save_decision_policy, self.deadline_s, place, logger
         )
+        _opened[agent] = os.path.realpath(place.root), weakref.ref(tier)
         tier.begin(options)
         return tier
+
+
+# By the directories of agents, what this process has opened last: for which checkpoints, and the tier.
+_opened: dict[str, tuple[str, weakref.ref[OpenMemoryTier]]] = {}
+
+
+def _check_unused(agent: str, place: Place) -> None:
+    """Refuses a second sequence of checkpoints: each would fence the other, and none would be kept."""
+    root, opened = _opened.get(agent, ("", None))
+    tier = None if opened is None else opened()
+    if tier is not None and not tier.is_closed and root != os.path.realpath(place.root):
+        raise Conflict(
+            f"the agent in '{agent}' keeps the checkpoints of '{root}' for this program already; save "
+            "several states as checkpointables of one step (save_checkpointables), close the other "
+            "Checkpointer first, or give this one an agent of its own",
+            path=agent,
+        )

@@ -35,16 +35,18 @@ class VersionSaving(Saving):
         keeper: Who keeps it.
         version: The version.
         options: Of the save, see `saving_options`.
+        begun_ns: When the call began whose save it is, nanoseconds since 1970.
 
     Attributes:
         saved_bytes: How many bytes this process has put into its slot.
         shard_count: How many shards the version has.
     """
 
-    def __init__(self, keeper: Keeper, version: Version, options: Options) -> None:
+    def __init__(self, keeper: Keeper, version: Version, options: Options, begun_ns: int) -> None:
         deadline_s = options.multiprocessing.deadline_s
         target = f"step {version.step} in memory (epoch {version.epoch})"
         super().__init__(target, options, overwrite=False, deadline_s=deadline_s)
+        self.begun_ns = begun_ns
         self._deadline_s = deadline_s
         self._keeper = keeper
         self._version = version
@@ -83,7 +85,7 @@ class VersionSaving(Saving):
             self._writer.process_count,
             dict.fromkeys(self._states) | handlers,
             self._custom_metadata,
-            self._begun_ns,
+            self.begun_ns,
         )
         is_primary = self._writer.process == self._writer.primary
         shard = lay_out(record, self._states, files, is_primary=is_primary)

@@ -46,7 +46,8 @@ class ShardRecord:
         process_count: How many shards the version has.
         handlers: All checkpointables by name, with the type that saved each; None for a state.
         custom_metadata: What was given to the save.
-        begun_ns: When the save began, nanoseconds since 1970.
+        begun_ns: When the save began, nanoseconds since 1970, as the primary says: what the same call has
+            saved to the disk has the same there.
     """
 
     process_count: int

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
 # As `AgentClient.inventory` has the slots of one host.
@@ -36,15 +36,18 @@ class Version:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Whole:
-    """A version that can be loaded.
+    """A version that can be loaded, if only together with the disk.
 
     Attributes:
         version: Which.
         shard_count: How many shards it has.
+        needs_disk: Whether some of its shards have no copy in memory any more, so that it can be loaded only
+            if the disk has what the same call has saved.
     """
 
     version: Version
     shard_count: int
+    needs_disk: bool = False
 
     def shards(self, sequence: str) -> list[str]:
         """The names of its shards, in the order of the processes that saved them."""
@@ -52,13 +55,13 @@ class Whole:
 
     def to_json(self) -> list[int]:
         """For the other processes."""
-        return [self.version.epoch, self.version.step, self.shard_count]
+        return [self.version.epoch, self.version.step, self.shard_count, int(self.needs_disk)]
 
     @classmethod
     def from_json(cls, entry: Sequence[int]) -> Self:
         """What another process has sent."""
-        epoch, step, shard_count = entry
-        return cls(Version(epoch, step), shard_count)
+        epoch, step, shard_count, needs_disk = entry
+        return cls(Version(epoch, step), shard_count, bool(needs_disk))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,12 @@ class Stock:
 
     Attributes:
         whole: The versions that can be loaded, the newest first.
+        remains: Those that were whole once, and of which some shards are left.
         torn: Those of which something is sealed, but not all of it is there.
     """
 
     whole: list[Whole]
+    remains: list[Whole]
     torn: list[Version]
 
 
@@ -89,6 +94,7 @@ def take_stock(sequence: str, inventories: Iterable[Slots]) -> Stock:
     """What the slots of all hosts hold of a sequence."""
     digests: dict[Version, dict[tuple[int, int], set[int]]] = {}
     sealed: set[Version] = set()
+    committed: set[Version] = set()
     for slots in inventories:
         for slot in slots:
             named = _SHARD.fullmatch(slot["shard"]) if slot["state"] in _KEPT else None
@@ -97,20 +103,30 @@ def take_stock(sequence: str, inventories: Iterable[Slots]) -> Stock:
             version = Version(slot["epoch"], slot["step"])
             place = int(named["process"]), int(named["count"])
             digests.setdefault(version, {}).setdefault(place, set()).add(slot["digest"])
-            if slot["state"] == "sealed":
-                sealed.add(version)
+            (sealed if slot["state"] == "sealed" else committed).add(version)
     whole = [Whole(version, count) for version, found in digests.items() if (count := _count(found))]
     loadable = {entry.version for entry in whole}
-    return Stock(sorted(whole, reverse=True), sorted(sealed - loadable))
+    remains = [
+        Whole(version, count, needs_disk=True)
+        for version in committed - loadable
+        if (count := _shard_count(digests[version]))
+    ]
+    torn = sorted(sealed - committed - loadable)
+    return Stock(sorted(whole, reverse=True), sorted(remains, reverse=True), torn)
 
 
 def _count(digests: Mapping[tuple[int, int], set[int]]) -> int:
     """The number of shards of a version, if it is whole; 0 if not."""
+    count = _shard_count(digests)
+    return count if {process for process, _ in digests} == set(range(count)) else 0
+
+
+def _shard_count(digests: Mapping[tuple[int, int], set[int]]) -> int:
+    """The number of shards that a version had, of which these are left; 0 if they contradict each other."""
     counts = {count for _, count in digests}
     if len(counts) != 1 or any(len(copies) != 1 for copies in digests.values()):
         return 0
-    (count,) = counts
-    return count if {process for process, _ in digests} == set(range(count)) else 0
+    return counts.pop()
 
 
 def offers(sequence: str, told: Iterable[tuple[Mapping[str, Any], Slots]]) -> list[Whole]:
@@ -129,10 +145,13 @@ def offers(sequence: str, told: Iterable[tuple[Mapping[str, Any], Slots]]) -> li
     ] = {}  # with the sequences and counts that they are said to have
     commits: set[Version] = set()
     named: dict[Version, set[tuple[str, int]]] = {}
+    seen: dict[Version, set[str]] = {}  # shards, by their names
+    has_base = False
     for standing, slots in heard:
         commits.update(Version(*commit) for commit in standing["commits"])
         base = standing["base"]
         if base is not None and standing["epoch"] == newest_epoch:
+            has_base = True
             known.setdefault(Version(base["epoch"], base["step"]), set()).add(
                 (base["sequence"], base["shard_count"])
             )
@@ -140,6 +159,7 @@ def offers(sequence: str, told: Iterable[tuple[Mapping[str, Any], Slots]]) -> li
             if name := _SHARD.fullmatch(slot["shard"]):
                 version = Version(slot["epoch"], slot["step"])
                 named.setdefault(version, set()).add((name["sequence"], int(name["count"])))
+                seen.setdefault(version, set()).add(slot["shard"])
     # What an epoch began from is not kept once something newer is committed.
     known = {version: of for version, of in known.items() if all(version >= commit for commit in commits)}
     for version in commits & named.keys():
@@ -150,7 +170,13 @@ def offers(sequence: str, told: Iterable[tuple[Mapping[str, Any], Slots]]) -> li
         for named_sequence, count in of
         if len(of) == 1 and named_sequence == sequence
     ]
-    return sorted(found, reverse=True)
+
+    def needs_disk(entry: Whole) -> bool:
+        # Where an epoch began with nothing, agents keep what is left of the newest commit.
+        is_sure = has_base or entry.version.epoch == newest_epoch
+        return not is_sure and not seen[entry.version].issuperset(entry.shards(sequence))
+
+    return sorted((replace(entry, needs_disk=needs_disk(entry)) for entry in found), reverse=True)
 
 
 def candidates(

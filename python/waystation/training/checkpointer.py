@@ -377,6 +377,8 @@ class Checkpointer(ReadingCheckpointer):
         """
         with self._beginning:
             self._is_closed = True
+            if self._tier is not None:
+                self._tier.close()
         self.wait()
 
     def _require_open(self) -> None:
@@ -394,6 +396,5 @@ class Checkpointer(ReadingCheckpointer):
         except Exception as failure:
             if error is None:
                 raise
-            error.add_note(
-                f"A save in the background has failed, too: {failure}"
-            )  # it is not to hide the first
+            # It is not to hide the first.
+            error.add_note(f"A save in the background has failed, too: {failure}")

@@ -118,7 +118,7 @@ class Restorer:
             What is known of the step, and what `load` gave.
         """
         while True:
-            with self._held(step, options) as chosen:
+            with self.held(step, options) as chosen:
                 try:
                     loaded = load(chosen.info.path)
                 except WaystationError as error:
@@ -149,7 +149,7 @@ class Restorer:
         passed: tuple[Info, ...] = ()
         while True:
             with contextlib.ExitStack() as stack:
-                chosen = stack.enter_context(self._held(step, options))
+                chosen = stack.enter_context(self.held(step, options))
                 try:
                     loading = begin(chosen.info.path)
                 except WaystationError as error:
@@ -184,7 +184,7 @@ class Restorer:
         return (*passed, info)
 
     @contextlib.contextmanager
-    def _held(self, step: int | None, options: Options) -> Iterator[Chosen]:
+    def held(self, step: int | None, options: Options) -> Iterator[Chosen]:
         """A checkpoint that is not collected within the block: that of a step, or the newest."""
         session = self._place.session("choose a step to load", options)
         with contextlib.ExitStack() as stack:

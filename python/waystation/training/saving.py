@@ -43,6 +43,8 @@ class Request:
         overwrite: Whether to replace a checkpoint of the step.
         metrics: Of the step; None for none.
         custom_metadata: The caller's own.
+        begun_ns: When the call began, nanoseconds since 1970, by which what it has saved in several places is
+            known to be the same.
     """
 
     step: int
@@ -50,6 +52,7 @@ class Request:
     overwrite: bool
     metrics: Any
     custom_metadata: Any
+    begun_ns: int
 
     @classmethod
     def of(
@@ -68,7 +71,7 @@ class Request:
         check_checkpointables(checkpointables)
         for name in checkpointables:
             check_name(name)  # also where the policy says no, as in Orbax
-        return cls(as_step(step), checkpointables, overwrite, metrics, custom_metadata)
+        return cls(as_step(step), checkpointables, overwrite, metrics, custom_metadata, time.time_ns())
 
     def parts(self) -> dict[str, Any]:
         """All that the checkpoint is to hold."""
@@ -94,7 +97,13 @@ class Saver:
         begun = time.monotonic()
         info = self._described(request)
         with self._telling(info, options) as session:
-            write(info.path, request.parts(), request.overwrite, request.custom_metadata)
+            write(
+                info.path,
+                request.parts(),
+                request.overwrite,
+                request.custom_metadata,
+                begun_ns=request.begun_ns,
+            )
             self._costs.record(SaveCost(time.monotonic() - begun, 0.0))
             self._tell(info, session, options)
 
@@ -126,7 +135,10 @@ class Saver:
                 return StepResponse(step, what, run, is_save=True)
 
             saving = open_saving(
-                info.path, overwrite=request.overwrite, timeout_s=options.asynchronous.timeout_secs
+                info.path,
+                overwrite=request.overwrite,
+                timeout_s=options.asynchronous.timeout_secs,
+                begun_ns=request.begun_ns,
             )
             response = in_background(
                 saving,
@@ -143,7 +155,7 @@ class Saver:
             request.step,
             self._place.path_of(request.step),
             metadata=None,
-            init_timestamp_nsecs=time.time_ns(),
+            init_timestamp_nsecs=request.begun_ns,
             custom_metadata=request.custom_metadata,
             metrics=request.metrics,
         )

@@ -114,6 +114,10 @@ class OpenTier(Protocol):
         """Waits for what it does in the background."""
         ...
 
+    def close(self) -> None:
+        """Is not used any more; idempotent."""
+        ...
+
 
 class Tier(Protocol):
     """What a `Checkpointer` is given: how to make one."""

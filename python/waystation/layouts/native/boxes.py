@@ -87,8 +87,8 @@ def read_words(
     for request, form in zip(requests, forms, strict=True):
         array = request.array
         single = array in shapes.single_chunks
-        for box in request.boxes:
-            if single and box[1] + form.trailing == shapes.array[array]:
+        for number, box in enumerate(request.boxes):
+            if request.missing is None and single and box[1] + form.trailing == shapes.array[array]:
                 if sizes[position]:
                     whole.append((shapes.single_chunks[array], addresses[position], sizes[position]))
                     if found is not None:
@@ -99,9 +99,10 @@ def read_words(
                     raise Corrupt(f"array {array} has another item size in the chunk table than in the tree")
                 if sizes[position]:
                     try:
-                        own = _pieces(decoded, shapes, array, storage_box, addresses[position])
+                        parts = [storage_box] if request.missing is None else request.missing[number]
+                        own = _pieces(decoded, shapes, array, storage_box, parts, addresses[position])
                         if found is None:
-                            _check_covered(shapes.kind[array], array, storage_box, own)
+                            _check_covered(shapes.kind[array], array, storage_box, parts, own)
                         else:
                             found[position] += (piece.common for piece in own)
                     except WaystationError as error:
@@ -183,17 +184,20 @@ def _whole_words(decoded: tables.Tables, whole: Sequence[tuple[int, int, int]]) 
     return records
 
 
-def _pieces(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box, address: int) -> list[_Piece]:
-    """What one box takes of each chunk that it meets."""
+def _pieces(
+    decoded: tables.Tables, shapes: _Shapes, array: int, box: Box, parts: Sequence[Box], address: int
+) -> list[_Piece]:
+    """What the parts of one box take of each chunk that they meet."""
     return [
         _Piece(array, number, chunk_box, common, box, address)
-        for number, chunk_box in _chunks_meeting(decoded, shapes, array, box)
-        if (common := grid.intersect(chunk_box, box)) is not None
+        for part in parts
+        for number, chunk_box in _chunks_meeting(decoded, shapes, array, part)
+        if (common := grid.intersect(chunk_box, part)) is not None
     ]
 
 
-def _check_covered(kind: int, array: int, box: Box, pieces: Sequence[_Piece]) -> None:
-    if sum(grid.volume(piece.common) for piece in pieces) != grid.volume(box):
+def _check_covered(kind: int, array: int, box: Box, parts: Sequence[Box], pieces: Sequence[_Piece]) -> None:
+    if sum(grid.volume(piece.common) for piece in pieces) != sum(map(grid.volume, parts)):
         raise _not_covered(kind, array, box, [piece.common for piece in pieces])
 
 

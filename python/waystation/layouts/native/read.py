@@ -116,10 +116,18 @@ class OpenCheckpointable:
 
 @dataclass(slots=True)
 class Request:
-    """Boxes of one array, in logical elements, to be read as stored (no cast)."""
+    """Boxes of one array, in logical elements, to be read as stored (no cast).
+
+    Attributes:
+        array: Its number.
+        boxes: They.
+        missing: For each the parts of it that are to be read, in terms of the storage of the array, which do
+            not overlap; None for all of it.
+    """
 
     array: int
     boxes: list[Box]
+    missing: Sequence[Sequence[Box]] | None = None
 
 
 def open_checkpoint(target: str) -> CheckpointRecord:
