@@ -42,7 +42,17 @@ FRAMEWORKS = {"jax", "jaxlib", "torch", "flax", "optax"}
 
 # Within the runtime, from the top down. The pure ones have no clock, threads, chance or I/O: time and what
 # happens are told to them, so that they can be simulated.
-PURE_RUNTIME_LAYERS = ["exchange", "objects", "scheduling", "ir", "resources", "devices", "errors"]
+PURE_RUNTIME_LAYERS = [
+    "controller",
+    "messages",
+    "exchange",
+    "objects",
+    "scheduling",
+    "ir",
+    "resources",
+    "devices",
+    "errors",
+]
 IMPURE_MODULES = {
     *(
         "asyncio",

@@ -93,7 +93,7 @@ class Backend(Protocol):
                 bytes travel to each island once.
 
         Returns:
-            The key that programs call it by: `hosts.instructions.key_of(exported)`.
+            The key that programs call it by: `messages.key_of(exported)`.
         """
         ...
 

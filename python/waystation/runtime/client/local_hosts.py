@@ -14,7 +14,7 @@ import numpy as np
 
 from waystation.runtime.devices import DeviceId
 from waystation.runtime.execution import HostExecution, LocalExchange
-from waystation.runtime.hosts.instructions import Fetched
+from waystation.runtime.messages import Fetched
 from waystation.runtime.hosts.lane import Lane
 
 Note = Callable[[str], None]

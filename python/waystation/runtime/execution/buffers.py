@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from waystation._errors import WaystationError
-from waystation.runtime.hosts.errors import BufferNotFound
-from waystation.runtime.hosts.instructions import Block, Fetched
+from waystation.runtime.errors import BufferNotFound
+from waystation.runtime.messages import Block, Fetched
 
 
 @dataclass(frozen=True, slots=True)

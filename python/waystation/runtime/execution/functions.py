@@ -1,7 +1,7 @@
 """The functions that a host can call: compiled in the background, once for each place where they run.
 
 A function comes as `jax.export` wrote it, for a mesh without devices (`AbstractMesh`), and gets devices here.
-Its key is made of its bytes (`hosts.instructions.key_of`), so equal functions are compiled once, whoever
+Its key is made of its bytes (`messages.key_of`), so equal functions are compiled once, whoever
 sends them. What is donated is said by who calls, and belongs to what is compiled.
 """
 
@@ -19,7 +19,7 @@ import jax.export
 import numpy as np
 
 from waystation._errors import WaystationError
-from waystation.runtime.hosts.errors import ComputationFailed, FunctionNotFound
+from waystation.runtime.errors import ComputationFailed, FunctionNotFound
 
 Devices = tuple[jax.Device, ...]
 

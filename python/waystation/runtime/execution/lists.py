@@ -55,11 +55,12 @@ class LoadedList:
         self.devices: dict[int, tuple[jax.Device, ...]] = {}
         self._local: dict[int, dict[int, int]] = {}
         for number, placement in program.placements:
-            self.devices[number] = tuple(find_device(device) for device in placement.devices)
             here = {
                 device.index: place for place, device in enumerate(placement.devices) if device.host == host
             }
-            self._local[number] = dict(sorted(here.items(), key=lambda pair: pair[1]))
+            if here:  # of slices on other islands there are no devices of JAX here
+                self.devices[number] = tuple(find_device(device) for device in placement.devices)
+                self._local[number] = dict(sorted(here.items(), key=lambda pair: pair[1]))
         self._lying: dict[int, Lying] = {}
         # Values whose memory is taken over, and values that are given up in this list in any way.
         self.donated, self.ended = self._given_up()

@@ -87,6 +87,7 @@ class ObjectTable:
         self._objects: dict[Handle, StoredObject] = {}
         self._names: dict[str, Handle] = {}
         self._of_run: defaultdict[RunKey, list[Handle]] = defaultdict(list)  # made or used by it
+        self._ended: list[Handle] = []
         self._next = 0
 
     # ---- what there is -------------------------------------------------------------------------
@@ -106,6 +107,28 @@ class ObjectTable:
             raise ObjectLost(f"object {handle} '{found.label}' was lost: {found.failure}", object=handle)
         return found
 
+    def has(self, handle: Handle) -> bool:
+        """Whether there is such an object, lost or not."""
+        return handle in self._objects
+
+    def owner(self, handle: Handle) -> str:
+        """The client that an object's bytes are counted with.
+
+        Raises:
+            ObjectNotFound: It is gone.
+        """
+        return self._find(handle).owner
+
+    def made_by(self, run: RunKey) -> tuple[Handle, ...]:
+        """The objects that a run is going to make."""
+        there = [handle for handle in self._of_run.get(run, []) if handle in self._objects]
+        return tuple(handle for handle in there if self._objects[handle].run == run)
+
+    def take_ended(self) -> list[Handle]:
+        """The objects that have ended since this was asked last, whatever became of their bytes."""
+        ended, self._ended = self._ended, []
+        return ended
+
     def client_bytes(self, client: str) -> int:
         """Bytes of a client's own objects on all devices."""
         return sum(
@@ -115,6 +138,10 @@ class ObjectTable:
     def named_bytes(self) -> dict[str, int]:
         """Bytes of each named object, whoever uses it."""
         return {name: self._objects[handle].total_bytes for name, handle in sorted(self._names.items())}
+
+    def named(self) -> dict[str, Handle]:
+        """The objects that have names."""
+        return dict(self._names)
 
     # ---- what clients do -----------------------------------------------------------------------
 
@@ -197,6 +224,7 @@ class ObjectTable:
             )
             raise Conflict(f"object {handle} '{found.label}' cannot be donated: it {users}; copy it first")
         del self._objects[handle]
+        self._ended.append(handle)
         return found
 
     def publish(self, handle: Handle, name: str) -> None:
@@ -299,6 +327,7 @@ class ObjectTable:
         holders = sorted(client for client, times in found.references.items() if times)
         if not holders and found.name is None and not found.users and found.run is None:
             del self._objects[found.handle]
+            self._ended.append(found.handle)
             return [Collect(found.handle, found.hosts)] if found.failure is None else []
         if holders and found.owner not in holders:
             found.owner = holders[0]

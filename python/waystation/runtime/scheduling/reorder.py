@@ -27,6 +27,11 @@ class ReorderBuffer(Generic[T]):
         """The sequence number that others wait for; None if nothing waits."""
         return self._next if any(epoch == self.epoch for epoch, _ in self._waiting) else None
 
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for others."""
+        return len(self._waiting)
+
     def add(self, epoch: int, sequence: int, message: T) -> list[T]:
         """Takes a message; returns those whose turn has come, in order."""
         if (epoch, sequence) >= (self.epoch, self._next):

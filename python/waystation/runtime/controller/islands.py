@@ -1,0 +1,155 @@
+"""One island as the controller knows it: its order, the memory of its hosts, the lists that they know."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from waystation._errors import WaystationError
+from waystation.runtime.controller.works import Effect, HostPart, Stall, Work
+from waystation.runtime.messages import Instruction, Restore, Spill
+from waystation.runtime.objects import Admit, Decision, Handle, HostMemory, Refuse, Stalled
+from waystation.runtime.objects import Restore as RestoreDecision
+from waystation.runtime.objects import Spill as SpillDecision
+from waystation.runtime.scheduling import Dispatch, IslandScheduler, Policy, RunKey
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """How much arrays may take on each host of an island.
+
+    Attributes:
+        device_bytes: On each device; None for no limit.
+        spill_bytes: In host memory, of what devices have no room for.
+    """
+
+    device_bytes: int | None = None
+    spill_bytes: int = 0
+
+
+class IslandOrder:
+    """Works of one island, from when they are in line until they have begun.
+
+    Args:
+        name: The island.
+        hosts: Its hosts, with the number of devices of each.
+        limits: Of each host.
+        policy: Whose turn it is.
+
+    Attributes:
+        scheduler: Gives works their places.
+        line: Works that have their places and have not begun.
+        lists: By number of the subgraph, what came of giving hosts its lists: an error, or None.
+    """
+
+    def __init__(self, name: str, hosts: Mapping[str, int], limits: MemoryLimits, policy: Policy) -> None:
+        self.name = name
+        self.scheduler = IslandScheduler(name, policy)
+        self.line: deque[Work] = deque()
+        self.lists: dict[int, WaystationError | None] = {}
+        self._hosts = dict(hosts)
+        self._limits = limits
+        self._memories: dict[str, HostMemory] = {}
+        self._moves: defaultdict[str, list[Instruction]] = defaultdict(list)
+        self._forget_memory()
+
+    @property
+    def epoch(self) -> int:
+        """Which gang of hosts it has."""
+        return self.scheduler.epoch
+
+    def memory_bytes(self, host: str) -> tuple[int, int] | None:
+        """What is taken on all devices of a host, and spilled there; None if there is no limit."""
+        memory = self._memories.get(host)
+        return None if memory is None else (sum(memory.used_bytes.values()), memory.spilled_bytes)
+
+    def restart(self) -> list[Dispatch]:
+        """The gang is lost; the next epoch begins."""
+        _, dispatches = self.scheduler.restart()
+        self.line.clear()
+        self.lists.clear()
+        self._forget_memory()
+        return dispatches
+
+    # ---- memory --------------------------------------------------------------------------------
+
+    def reserve(self, work: Work, works: Mapping[RunKey, Work]) -> list[Effect]:
+        """Asks for the memory of a work that has its place now."""
+        part = work.parts[self.name]
+        part.unadmitted = {host for host in part.hosts if host in self._memories}
+        effects: list[Effect] = []
+        for host in sorted(part.unadmitted):
+            effects += self._carry_out(
+                host, self._memories[host].request(part.hosts[host].reservation), works
+            )
+        return effects
+
+    def finish(self, work: Work, works: Mapping[RunKey, Work]) -> list[Effect]:
+        """Gives back what a work does not leave."""
+        part = work.parts[self.name]
+        effects: list[Effect] = []
+        for host in sorted(part.admitted):
+            decisions = self._memories[host].finish(work.key, failed=work.error is not None)
+            effects += self._carry_out(host, decisions, works)
+        for host in sorted(part.unadmitted):
+            effects += self._carry_out(host, self._memories[host].give_up(work.key), works)
+        part.admitted, part.unadmitted = set(), set()
+        for host, moves in part.moves.items():
+            if not part.begun:  # what was to make room for it has been decided: the next message says it
+                self._moves[host] = [*moves, *self._moves[host]]
+        return effects
+
+    def free(self, host: str, handles: Iterable[Handle], works: Mapping[RunKey, Work]) -> list[Effect]:
+        """Objects have ended."""
+        memory = self._memories.get(host)
+        effects: list[Effect] = []
+        if memory is not None:
+            for handle in handles:
+                effects += self._carry_out(host, memory.free(handle), works)
+        return effects
+
+    def give_up(self, work: Work, works: Mapping[RunKey, Work]) -> list[Effect]:
+        """A work has waited too long for memory."""
+        effects: list[Effect] = []
+        for host in sorted(work.parts[self.name].unadmitted):
+            effects += self._carry_out(host, self._memories[host].give_up(work.key), works)
+        return effects
+
+    def _forget_memory(self) -> None:
+        self._moves.clear()
+        self._memories.clear()
+        if self._limits.device_bytes is not None:
+            for host, devices in self._hosts.items():
+                budgets = dict.fromkeys(range(devices), self._limits.device_bytes)
+                self._memories[host] = HostMemory(host, budgets, self._limits.spill_bytes)
+
+    def _carry_out(
+        self, host: str, decisions: Iterable[Decision], works: Mapping[RunKey, Work]
+    ) -> list[Effect]:
+        effects: list[Effect] = []
+        for decision in decisions:
+            if isinstance(decision, SpillDecision):
+                self._moves[host].append(Spill(decision.handle))
+            elif isinstance(decision, RestoreDecision):
+                self._moves[host].append(Restore(decision.handle))
+            elif isinstance(decision, Admit):
+                part = works[decision.run].parts[self.name]
+                part.unadmitted.discard(host)
+                part.admitted.add(host)
+                part.moves[host] = self._moves.pop(host, [])
+            elif isinstance(decision, Refuse):
+                refused = works[decision.run]
+                refused.parts[self.name].unadmitted.discard(host)
+                if refused.error is None:
+                    refused.error = decision.error.where(
+                        program=refused.program, computation=refused.computation
+                    )
+            elif isinstance(decision, Stalled):
+                effects.append(Stall(self.name, works[decision.run].number))
+        return effects
+
+
+def instructions_of(part: HostPart, moves: Iterable[Instruction]) -> tuple[Instruction, ...]:
+    """What a host is told: first what makes room."""
+    return (*moves, *part.instructions)

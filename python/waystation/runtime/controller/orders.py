@@ -1,0 +1,331 @@
+"""The orders of all islands, from the submission of a work to its end.
+
+What drives it: `submit` and `drop_client`, `prepared` when hosts know lists, `done` when a host is done,
+`lose` when a gang is lost, `give_up` at a deadline. What it emits is in `effects`, in the order in which it
+is to be carried out; a work that ends is told so (`Work.on_end`). Invariants: a work that was submitted ends,
+whatever fails; on each host works begin in the order of the island; a work that has failed before it began
+takes its place in the order and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+
+from waystation._errors import Cancelled, WaystationError
+from waystation.runtime.controller.islands import IslandOrder, MemoryLimits, instructions_of
+from waystation.runtime.controller.works import Abandon, Begin, Effect, Prepare, Release, Work
+from waystation.runtime.messages import Done, Message
+from waystation.runtime.objects import Handle
+from waystation.runtime.scheduling import (
+    Dispatch,
+    Policy,
+    Routed,
+    RunKey,
+    Sequencer,
+    SpanningSubmission,
+    Submission,
+)
+
+ErrorOf = Callable[[Work], WaystationError]
+
+
+class Orders:
+    """See above.
+
+    Args:
+        make_policy: Makes what chooses whose turn it is, for each island and for works that span islands.
+        failure_of: Why a run has failed; None if it has not.
+
+    Attributes:
+        effects: What is to be carried out, in order; whoever carries it out empties it.
+    """
+
+    def __init__(
+        self,
+        make_policy: Callable[[], Policy],
+        failure_of: Callable[[RunKey], WaystationError | None] = lambda run: None,
+    ) -> None:
+        self.effects: list[Effect] = []
+        self._make_policy = make_policy
+        self._failure_of = failure_of
+        self._islands: dict[str, IslandOrder] = {}
+        self._sequencer = Sequencer(make_policy())
+        self._works: dict[RunKey, Work] = {}
+        self._by_number: dict[int, Work] = {}
+        self._held: dict[int, Work] = {}
+        self._preparations: dict[int, tuple[str, int, int]] = {}
+        self._needing: dict[int, list[Work]] = {}  # by number of the preparation
+        self._numbers = count(1)
+        self._losses: dict[str, ErrorOf] = {}
+        self._dispatches: deque[Dispatch] = deque()
+        self._looked_at: set[str] = set()  # islands of which the first in line may begin
+        self._is_settling = False
+
+    # ---- islands -------------------------------------------------------------------------------
+
+    def add_island(self, name: str, hosts: Mapping[str, int], limits: MemoryLimits) -> None:
+        """An island is there, in its first epoch."""
+        self._islands[name] = IslandOrder(name, hosts, limits, self._make_policy())
+
+    def remove_island(self, name: str, error_of: ErrorOf) -> None:
+        """An island is gone for good; its works fail."""
+        self.lose(name, error_of)
+        del self._islands[name]
+        for work in list(self._works.values()):
+            if name in work.parts and not work.parts[name].ended:
+                self._end_part(name, work)
+        self._settle()
+
+    def epoch(self, island: str) -> int:
+        """The epoch of an island."""
+        return self._islands[island].epoch
+
+    def pending(self, island: str) -> int:
+        """How many works an island has."""
+        return sum(island in work.parts and not work.parts[island].ended for work in self._works.values())
+
+    def memory_bytes(self, island: str, host: str) -> tuple[int, int] | None:
+        """What is taken on all devices of a host, and spilled there; None if there is no limit."""
+        return self._islands[island].memory_bytes(host)
+
+    def lose(self, name: str, error_of: ErrorOf) -> None:
+        """The gang of an island is lost: what it has begun, or was going to, fails; the next epoch begins."""
+        island = self._islands[name]
+        self._losses[name] = error_of
+        touched = [work for work in self._works.values() if name in work.parts and not work.parts[name].ended]
+        for work in touched:
+            if work.error is None:
+                work.error = error_of(work)
+                self._abandon(work)
+        placed = {work.key for work in touched} & {*island.scheduler.in_flight}
+        self._dispatches.extend(island.restart())
+        for work in touched:
+            part = work.parts[name]
+            part.admitted, part.unadmitted, part.moves = set(), set(), {}
+            if work.number in self._held:
+                self._line_up(self._held.pop(work.number))
+            elif work.key in placed:
+                self._end_part(name, work)
+        self._settle()
+
+    # ---- works ---------------------------------------------------------------------------------
+
+    def prepare(self, name: str, subgraph: int, work: Work, make: Callable[[int], Prepare]) -> None:
+        """Has hosts be given the lists of a work, once in an epoch; it begins when they have them.
+
+        Args:
+            name: The island.
+            subgraph: The number of the subgraph.
+            work: The work, which may be submitted later.
+            make: Makes the effect, of its number.
+        """
+        island = self._islands[name]
+        if subgraph in island.lists:
+            work.error = work.error or island.lists[subgraph]
+            return
+        key = name, island.epoch, subgraph
+        number = next((number for number, known in self._preparations.items() if known == key), None)
+        if number is None:
+            number = next(self._numbers)
+            self._preparations[number] = key
+            self._needing[number] = []
+            self.effects.append(make(number))
+        self._needing[number].append(work)
+        work.needs.add(number)
+
+    def prepared(self, number: int, error: WaystationError | None) -> None:
+        """Hosts have been given lists, or cannot use them."""
+        name, epoch, subgraph = self._preparations.pop(number)
+        island = self._islands.get(name)
+        if island is not None and island.epoch == epoch:
+            island.lists[subgraph] = error
+        for work in self._needing.pop(number):
+            work.needs.discard(number)
+            work.error = work.error or error
+            if not work.needs and work.number in self._held:
+                self._line_up(self._held.pop(work.number))
+        self._settle()
+
+    def submit(self, work: Work) -> None:
+        """Takes a work."""
+        self._works[work.key] = work
+        self._by_number[work.number] = work
+        for name, part in work.parts.items():
+            island = self._islands.get(name)
+            if work.error is None and (island is None or island.epoch != part.epoch):
+                work.error = self._losses[name](work)  # while it waited for what comes before it
+        if work.needs and work.error is None:
+            self._held[work.number] = work
+        else:
+            self._line_up(work)
+        self._settle()
+
+    def done(self, island: str, epoch: int, host: str, done: Done) -> None:
+        """A host is done with a work; what it says of an epoch before does not count."""
+        work = self._by_number.get(done.work)
+        if work is None or island not in self._islands or epoch != self._islands[island].epoch:
+            return
+        part = work.parts[island]
+        part.unfinished.discard(host)
+        part.device_seconds = max(part.device_seconds, done.device_seconds)
+        work.fetched[host] = done.fetched
+        if done.error is not None and work.error is None:
+            # A host may have forgotten already what a run was to make that has failed meanwhile.
+            work.error = self._failure(work) or done.error.where(
+                program=work.program, computation=work.computation, host=host
+            )
+        if not part.unfinished:
+            self._end_part(island, work)
+        self._settle()
+
+    def give_up(self, island: str, number: int) -> None:
+        """A work has waited long enough for memory."""
+        work = self._by_number.get(number)
+        if work is not None and island in self._islands:
+            self.effects += self._islands[island].give_up(work, self._works)
+            self._looked_at.add(island)
+            self._settle()
+
+    def release(self, hosts: Iterable[tuple[str, str, tuple[Handle, ...]]]) -> None:
+        """Hosts are to forget buffers: island, host and handles of each."""
+        for name, host, handles in hosts:
+            island = self._islands.get(name)
+            if island is not None:
+                self.effects.append(Release(name, host, handles))
+                self.effects += island.free(host, handles, self._works)
+                self._looked_at.add(name)
+        self._settle()
+
+    def drop_client(self, client: str) -> None:
+        """A client has died: what has no place in the order yet gets none."""
+        gone = Cancelled(f"client '{client}' has left")
+        for work in [work for work in self._held.values() if work.key.client == client]:
+            del self._held[work.number]
+            self._drop(work, gone)
+        for island in self._islands.values():
+            dropped, dispatches = island.scheduler.drop_client(client)
+            self._dispatches.extend(dispatches)
+            for submission in dropped:
+                self._drop(self._works[submission.key], gone)
+        spanning, routed = self._sequencer.drop_client(client)
+        self._route(routed)
+        for each in spanning:
+            self._drop(self._works[each.key], gone)
+        self._settle()
+
+    # ---- how ------------------------------------------------------------------------------------
+
+    def _line_up(self, work: Work) -> None:
+        if work.order is None:
+            ((name, part),) = work.parts.items()
+            submission = Submission(
+                work.key, work.fingerprint, part.position, work.cost_seconds, work.priority
+            )
+            self._route([(name, submission)])
+        else:
+            positions = tuple((name, part.position) for name, part in sorted(work.parts.items()))
+            spanning = SpanningSubmission(
+                work.key, work.fingerprint, work.order, positions, work.cost_seconds, work.priority
+            )
+            self._route(self._sequencer.submit(spanning))
+
+    def _route(self, routed: Iterable[Routed]) -> None:
+        for name, submission in routed:
+            island = self._islands.get(name)
+            if island is not None:
+                self._dispatches.extend(island.scheduler.submit(submission))
+            else:
+                self._end_part(name, self._works[submission.key])
+
+    def _settle(self) -> None:
+        """Goes on until nothing more follows from what has happened."""
+        if self._is_settling:
+            return
+        self._is_settling = True
+        try:
+            while self._dispatches or self._looked_at:
+                while self._dispatches:
+                    self._place(self._dispatches.popleft())
+                if self._looked_at:
+                    self._begin(self._looked_at.pop())
+        finally:
+            self._is_settling = False
+
+    def _place(self, dispatch: Dispatch) -> None:
+        """A work has its place in the order of an island."""
+        island = self._islands.get(dispatch.island)
+        work = self._works.get(dispatch.key)
+        if island is None or work is None or dispatch.epoch != island.epoch:
+            return
+        if work.error is None and work.parts[island.name].epoch == island.epoch:
+            self.effects += island.reserve(work, self._works)
+        island.line.append(work)
+        self._looked_at.add(island.name)
+
+    def _begin(self, name: str) -> None:
+        """Begins works that are first in line and have their memory."""
+        island = self._islands.get(name)
+        while island is not None and island.line:
+            work = island.line[0]
+            part = work.parts[name]
+            if work.error is None:
+                work.error = self._failure(work)
+            if work.error is None and part.unadmitted:
+                return
+            island.line.popleft()
+            if work.error is not None:
+                self._end_part(name, work)
+                continue
+            part.begun, part.unfinished = True, set(part.hosts)
+            messages = {
+                host: Message(work.number, work.program, instructions_of(each, part.moves.get(host, ())))
+                for host, each in part.hosts.items()
+            }
+            self.effects.append(Begin(name, island.epoch, work, messages))
+
+    def _failure(self, work: Work) -> WaystationError | None:
+        """Why something that a work uses was not made."""
+        failures = map(self._failure_of, work.uses)
+        return next((error for error in failures if error is not None), None)
+
+    def _end_part(self, name: str, work: Work) -> None:
+        part = work.parts[name]
+        if part.ended:
+            return
+        part.ended, part.unfinished = True, set()
+        seconds = part.device_seconds if part.begun and work.error is None else None
+        island = self._islands.get(name)
+        if island is not None:
+            self.effects += island.finish(work, self._works)
+            self._dispatches.extend(island.scheduler.complete(work.key, seconds))
+            self._looked_at.add(name)
+        if work.error is not None:
+            self._abandon(work)
+        if work.has_ended:
+            self._end(work)
+
+    def _abandon(self, work: Work) -> None:
+        """Where other hosts have begun what fails, they do not wait for its data."""
+        assert work.error is not None
+        for name, part in work.parts.items():
+            if part.begun and len(work.parts) > 1 and name in self._islands:
+                hosts = tuple(sorted(part.hosts))
+                self.effects.append(Abandon(name, hosts, work.number, work.error, work.has_ended))
+
+    def _drop(self, work: Work, error: WaystationError) -> None:
+        """Ends a work that has no place in any order."""
+        work.error = work.error or error
+        for part in work.parts.values():
+            part.ended = True
+        self._end(work)
+
+    def _end(self, work: Work) -> None:
+        if self._works.pop(work.key, None) is None:
+            return
+        del self._by_number[work.number]
+        if work.order is not None:
+            seconds = max(part.device_seconds for part in work.parts.values())
+            self._route(self._sequencer.complete(work.key, seconds if work.error is None else None))
+        work.on_end(work)

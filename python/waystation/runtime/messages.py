@@ -1,0 +1,181 @@
+"""What a host is told, and what it answers. Plain values: they travel between processes, without Ray or JAX.
+
+A host does *messages* in the order of its island. A message has instructions; one that runs a program names
+a list of the low form, which the host was given before, and the handles of its arguments and results.
+*Handles* name buffers: arrays, of which a host holds the shards of its own devices. They are the
+controller's, never given twice, and mean nothing to hosts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from waystation._errors import WaystationError
+from waystation.grid import Shape
+from waystation.runtime.ir import LowProgram, Value
+from waystation.runtime.resources import Placement
+
+Block: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+def key_of(code: bytes) -> str:
+    """The key of a function, made of its bytes."""
+    return hashlib.sha256(code).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class HostList:
+    """What one host does for one subgraph of a program; it gets it once.
+
+    Attributes:
+        fingerprint: What it is known by.
+        low: The program in the low form, of which only this host's list is there.
+        arguments: The values that are there before it runs, of those that have shards on this host.
+        results: Those of the values that it makes that stay.
+    """
+
+    fingerprint: str
+    low: LowProgram
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run a list of the low form.
+
+    Attributes:
+        list: The fingerprint of the list.
+        arguments: The buffer of each argument of the list, in its order.
+        results: The handle of each result, likewise.
+        consumed: Arguments that end with it.
+        peers: Name and transport address of each host that it receives from.
+    """
+
+    list: str
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    consumed: tuple[int, ...] = ()
+    peers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Make a buffer of a small array, of which each device takes its shard.
+
+    Attributes:
+        handle: Its handle.
+        array: The whole array.
+        value: How it lies on its slice.
+        placement: Where that is.
+    """
+
+    handle: int
+    array: Block
+    value: Value
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Answer with the shards of a buffer that this host holds, each distinct one once."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Bring the shards of a buffer to host memory."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Bring the shards of a buffer back from host memory."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Save buffers, together with the other hosts that hold shards of them.
+
+    Attributes:
+        path: Where the checkpoint goes.
+        arrays: Name and buffer of each array.
+        processes: The numbers of these hosts in their island.
+        overwrite: Whether it may take the place of another.
+    """
+
+    path: str
+    arrays: tuple[tuple[str, int], ...]
+    processes: tuple[int, ...]
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Make buffers of a checkpoint, together with the other hosts that get shards of them.
+
+    Attributes:
+        path: Where the checkpoint is.
+        arrays: Name, handle, and where and how it is to lie, of each array.
+        processes: The numbers of these hosts in their island.
+    """
+
+    path: str
+    arrays: tuple[tuple[str, int, Value, Placement], ...]
+    processes: tuple[int, ...]
+
+
+Instruction: TypeAlias = Run | Put | Get | Spill | Restore | Save | Load
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a host is told in one go.
+
+    Attributes:
+        work: The number of the work that it is part of, in the whole cluster and for ever.
+        program: Its program, for people.
+        instructions: In order.
+    """
+
+    work: int
+    program: str
+    instructions: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What one `Get` gives on one host.
+
+    Attributes:
+        shape: Shape of the whole array.
+        blocks: Where in the array each shard begins, and its elements.
+    """
+
+    shape: Shape
+    blocks: tuple[tuple[Shape, Block], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A host has done its message of a work.
+
+    Attributes:
+        work: The number of the work.
+        device_seconds: For how long its devices were at it.
+        error: What went wrong; None if nothing did.
+        fetched: What it was asked for.
+    """
+
+    work: int
+    device_seconds: float
+    error: WaystationError | None = None
+    fetched: tuple[Fetched, ...] = ()

@@ -1,0 +1,281 @@
+"""The controller in worlds of modelled hosts: programs end, whatever is lost and whoever dies."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.runtime.controller.world import ROWS, World, error_of, pipeline, step, value
+
+from waystation.errors import InvalidInput, Unavailable, WaystationError
+from waystation.runtime.controller import (
+    MemoryLimits,
+    Work,
+)
+from waystation.runtime.errors import DeviceMemoryExceeded, ObjectNotFound
+from waystation.runtime.ir import Arg, Compute, Program, Result, SliceShape, Value, prepare
+from waystation.runtime.messages import Message, Run, Save, Spill
+from waystation.runtime.resources import SliceRequest
+
+
+def test_a_run_is_one_message_to_each_host_and_its_list_is_sent_once() -> None:
+    world = World()
+    client, slices = world.client("x")
+    made = world.put(client, *slices)
+    for _ in range(3):
+        made = world.call(client, step(), slices, made)
+    world.carry_out()
+    assert [sorted(effect.lists) for effect in world.preparing] == [["a/0", "a/1"]]
+    world.run()
+    assert [len(world.begun[f"a/{index}"]) for index in range(2)] == [4, 4]
+    assert world.begun["a/0"] == world.begun["a/1"]
+    assert error_of(world, client, made) is None
+
+
+def test_what_uses_an_array_that_failed_fails_alike_and_does_not_run() -> None:
+    world = World()
+    client, slices = world.client("x")
+    argument = world.put(client, *slices)
+    failed = world.call(client, step(), slices, argument)
+    while not world.lines["a/0"] or not isinstance(world.lines["a/0"][0][2].instructions[0], Run):
+        assert world.step()
+    world.run(fails=1.0)
+    after = world.call(client, step(), slices, failed)
+    world.run()
+    for handle in (failed, after):
+        error = error_of(world, client, handle)
+        assert isinstance(error, InvalidInput)
+        assert error.context["program"] == "step"
+        assert error.context["computation"] == "step"
+        assert error.context["host"] in {"a/0", "a/1"}
+
+
+def test_what_cannot_be_compiled_fails_and_so_does_what_has_been_asked_meanwhile() -> None:
+    world = World()
+    client, slices = world.client("x")
+    argument = world.put(client, *slices)
+    made = world.call(client, step(), slices, argument)
+    after = world.call(client, step(donates=True), slices, made)
+    ended: list[Work] = []
+    world.controller.works.get(client, after, ended.append)
+    world.carry_out()
+    for effect in world.preparing:
+        world.controller.orders.prepared(effect.number, InvalidInput("cannot be compiled"))
+    world.preparing.clear()
+    world.run()
+    assert isinstance(error_of(world, client, after), InvalidInput)
+    assert [type(work.error) for work in ended] == [InvalidInput]
+    assert [len(world.begun[f"a/{index}"]) for index in range(2)] == [1, 1]
+
+
+def test_subgraphs_of_a_dynamic_program_follow_each_other_and_nothing_comes_between() -> None:
+    world = World(islands="a")
+    client, slices = world.client("x")
+    nodes = (
+        Arg("x", value(0)),
+        Compute("first", "f0", 0, (0,), (ROWS,), (value(1),), (), True),
+        Compute("second", "f1", 0, (1,), (ROWS,), (value(2),)),
+        Result((2,)),
+    )
+    program = prepare(Program("dynamic", (SliceShape(0, (4,)),), nodes))
+    argument = world.put(client, *slices)
+    made = world.call(client, program, slices, argument)
+    last = world.call(client, step(), slices, made)
+    world.run()
+    assert error_of(world, client, last) is None
+    assert len(world.begun["a/0"]) == 4
+    assert world.begun["a/0"] == world.begun["a/1"]
+    world.controller.drop_client(client)
+    assert len(world.controller.arrays.table) == 0
+
+
+def test_a_loss_fails_what_was_under_way_on_all_islands_and_others_go_on() -> None:
+    world = World()
+    client, slices = world.client("x", "a", "b")
+    other, of_other = world.client("y", "b")
+    argument = world.put(client, slices[0])
+    spanning = world.call(client, pipeline(), slices, argument)
+    untouched = world.call(other, step(), of_other, world.put(other, *of_other))
+    while not world.lines["b/0"] or len(world.preparing) > 0:
+        assert world.step()
+    world.lose("a")
+    world.run()
+    for handle in (argument, spanning):
+        assert isinstance(error_of(world, client, handle), Unavailable)
+    assert error_of(world, other, untouched) is None
+    assert world.controller.is_waiting(slices)
+    world.controller.rebuilt("a")
+    again = world.call(client, pipeline(), slices, world.put(client, slices[0]))
+    world.run()
+    assert error_of(world, client, again) is None
+
+
+def test_a_donated_array_ends_with_the_run() -> None:
+    world = World()
+    client, slices = world.client("x")
+    argument = world.put(client, *slices)
+    world.call(client, step(donates=True), slices, argument)
+    assert isinstance(error_of(world, client, argument), ObjectNotFound)
+    world.run()
+    assert world.controller.arrays.table.client_bytes(client) == 16
+
+
+def test_an_array_follows_its_slice() -> None:
+    world = World()
+    client = world.controller.add_client("x")
+    (number,) = [world.controller.grant(client, SliceRequest.of(4))]
+    argument = world.put(client, number)
+    first = world.controller.placement(number).island
+    world.controller.remap(client, number, None, ())
+    assert world.controller.placement(number).island != first
+    made = world.call(client, step(), [number], argument)
+    world.run()
+    assert error_of(world, client, made) is None
+    assert set(world.begun) == {"a/0", "a/1", "b/0", "b/1"}
+
+
+def test_shared_arrays_are_counted_once_and_outlive_their_client() -> None:
+    world = World()
+    client, slices = world.client("x")
+    base = world.put(client, *slices)
+    world.run()
+    table = world.controller.arrays.table
+    world.controller.share(world.controller.hold(client, base), "base")
+    other = world.controller.add_client("y")
+    found = world.controller.arrays.attach(other, "base", 7)
+    assert (table.client_bytes(client), table.client_bytes(other)) == (0, 0)
+    assert table.named_bytes() == {"base": 16}
+    world.controller.drop_client(client)
+    made = world.call(other, step(), [found.value.slice], 7)
+    world.run()
+    assert error_of(world, other, made) is None
+    world.controller.drop_client(other)
+    assert table.named_bytes() == {"base": 16}
+    world.controller.withdraw("base")
+    assert len(table) == 0
+    assert not world.controller.resources.slices
+
+
+def test_what_does_not_fit_is_spilled_or_waits_and_is_refused_in_the_end() -> None:
+    world = World(limits=MemoryLimits(device_bytes=8, spill_bytes=16))
+    client, slices = world.client("x")
+    arrays = [world.put(client, *slices) for _ in range(4)]
+    told: list[Message] = []
+    while world.step():
+        told += [line[0][2] for line in world.lines.values() if line]
+    assert any(isinstance(each, Spill) for message in told for each in message.instructions)
+    assert [error_of(world, client, handle) for handle in arrays] == [None] * 4
+    assert world.controller.orders.memory_bytes("a", "a/0") == (16, 16)
+    too_much = [world.put(client, *slices) for _ in range(3)]
+    world.run()
+    stall = world.stalled[0]
+    world.controller.orders.give_up(stall.island, stall.work)
+    world.run()
+    errors = [error_of(world, client, handle) for handle in too_much]
+    assert any(isinstance(error, DeviceMemoryExceeded) for error in errors)
+    world.controller.free(client, arrays)
+    world.run()
+    assert error_of(world, client, world.put(client, *slices)) is None
+
+
+def test_no_element_of_a_saved_array_is_in_a_message() -> None:
+    world = World()
+    client, slices = world.client("x")
+    big = Value(1, (1 << 20,), "float32", slices[0], ROWS)
+    world.controller.works.load(client, "there", [("w", 1, big)])
+    ended: list[Work] = []
+    world.run()
+    world.controller.works.save(client, "here", [("w", 1)], False, ended.append)
+    world.carry_out()
+    messages = [message for line in world.lines.values() for _, _, message in line]
+    assert [type(each) for message in messages for each in message.instructions] == [Save, Save]
+    assert sum(len(pickle.dumps(message)) for message in messages) < 4096
+    world.run()
+    assert [work.error for work in ended] == [None]
+
+
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from("xy"),
+        st.sampled_from(["step", "step", "donate", "pipeline", "put", "get", "free", "lose", "drop"]),
+    ),
+    max_size=30,
+)
+
+
+class Story:
+    """What two clients do, and what befalls them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.clients = {name: world.client(name, "a", "b") for name in "xy"}
+        self.arrays: dict[str, list[int]] = {name: [] for name in self.clients}
+        self.asked = self.answered = 0
+
+    def tell(self, name: str, what: str) -> None:
+        if name not in self.clients:
+            return
+        client, slices = self.clients[name]
+        if what == "lose":
+            self.world.lose("a")
+            self.world.controller.rebuilt("a")
+        elif what == "drop":
+            self.world.controller.drop_client(client)
+            del self.clients[name]
+        elif what == "put" or not self.arrays[name]:
+            self.arrays[name].append(self.world.put(client, slices[0]))
+        else:
+            getattr(self, what)(client, slices, self.arrays[name])
+
+    def free(self, client: str, slices: list[int], arrays: list[int]) -> None:
+        self.world.controller.free(client, [arrays.pop()])
+
+    def get(self, client: str, slices: list[int], arrays: list[int]) -> None:
+        with contextlib.suppress(WaystationError):
+            self.world.controller.works.get(client, arrays[-1], self.answer)
+            self.asked += 1
+
+    def answer(self, work: Work) -> None:
+        self.answered += 1
+
+    def donate(self, client: str, slices: list[int], arrays: list[int]) -> None:
+        arrays[-1] = self.world.call(client, step(donates=True), slices[:1], arrays[-1])
+
+    def step(self, client: str, slices: list[int], arrays: list[int]) -> None:
+        arrays.append(self.world.call(client, step(), slices[:1], arrays[-1]))
+
+    def pipeline(self, client: str, slices: list[int], arrays: list[int]) -> None:
+        self.world.call(client, pipeline(), slices, arrays[-1])
+
+
+@given(calls=CALLS, seed=st.integers(0, 1 << 32), fails=st.sampled_from([0.0, 0.0, 0.2]))
+def test_everything_ends_and_nothing_is_left(calls: list[tuple[str, str]], seed: int, fails: float) -> None:
+    world = World(seed)
+    story = Story(world)
+    for name, what in calls:
+        story.tell(name, what)
+        for _ in range(world.chance.randrange(4)):
+            world.step(fails)
+    world.run(fails)
+    assert story.answered == story.asked
+    assert not any(world.controller.orders.pending(island) for island in "ab")
+    for name, (client, _) in story.clients.items():
+        for handle in story.arrays[name]:
+            assert world.controller.arrays.is_made(world.controller.arrays.handle(client, handle))
+    for client, _ in story.clients.values():
+        world.controller.drop_client(client)
+    world.run()
+    assert len(world.controller.arrays.table) == 0
+    assert not world.controller.resources.slices
+
+
+def test_a_name_is_one_client_s_at_a_time() -> None:
+    world = World()
+    world.client("x")
+    with pytest.raises(WaystationError, match="connected as 'x' already"):
+        world.controller.add_client("x")
+    world.controller.drop_client("x")
+    assert world.controller.add_client("x") == "x (2)"
