@@ -4,7 +4,7 @@ import pytest
 
 from waystation.cli.commands import runtime_status
 from waystation.cli.output import Output
-from waystation.runtime.cluster import ClusterStatus, HostStatus, IslandState, IslandStatus
+from waystation.runtime.cluster import ClusterStatus, HostStatus, IslandState, IslandStatus, OwnerStatus
 
 
 def island(name: str, state: IslandState, last_loss: str = "", *hosts: HostStatus) -> IslandStatus:
@@ -49,6 +49,14 @@ def test_islands_and_hosts_are_listed(capsys: pytest.CaptureFixture[str]) -> Non
         "left/0  10.0.0.7  4711     TFRT_CPU_0, TFRT_CPU_1  12     step\n"
         "left/1  10.0.0.7  4711     TFRT_CPU_0, TFRT_CPU_1  12     -\n"
         "island 'right' was lost last because host 'right/0' has died\n"
+    )
+
+
+def test_whose_arrays_take_how_much_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    owners = OwnerStatus("training", False, 4096), OwnerStatus("base", True, 1024)
+    status = ClusterStatus("10.0.0.7:6379", 1, (island("left", IslandState.READY),), owners)
+    assert shown(status, capsys).endswith(
+        "\narrays of  kind     bytes\ntraining   program  4096\nbase       shared   1024\n"
     )
 
 

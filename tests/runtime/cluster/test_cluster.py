@@ -16,22 +16,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.export
 import numpy as np
 import pytest
+from tests.runtime.cluster.driving import HANDLES, Slice
 
-from waystation.errors import Conflict, Fenced, InvalidInput
+from waystation.errors import Conflict, InvalidInput
 from waystation.runtime.cluster import Cluster, Island, IslandState, connect
-from waystation.runtime.hosts.errors import (
-    BufferNotFound,
+from waystation.runtime.errors import (
     FunctionNotFound,
     HostLost,
     IslandFailed,
     NoSuchIsland,
+    NotEnoughDevices,
+    ObjectNotFound,
 )
-from waystation.runtime.hosts.instructions import Exec
 from waystation.runtime.hosts.world import Process
+from waystation.runtime.resources import SliceRequest
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime needs Python 3.12")
 
@@ -41,30 +41,14 @@ VALUES = np.arange(8, dtype=np.float32)
 PROGRAM = [sys.executable, "-m", "tests.runtime.cluster.programs"]
 
 
-def add_sum(devices: int) -> Any:
-    """`x + sum(x)`, where the sum is a collective over all devices; exported by this process alone."""
-    sharding = sharded(devices)
-
-    def step(x: Any) -> Any:
-        return x + jax.numpy.sum(x)
-
-    jitted = jax.jit(step, in_shardings=sharding, out_shardings=sharding)
-    return jax.export.export(jitted, platforms=["cpu"])(jax.ShapeDtypeStruct((8,), np.float32))
-
-
-def sharded(devices: int) -> Any:
-    mesh = jax.sharding.AbstractMesh((devices,), ("d",))
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
-
-
-def put_and_step(island: Island, key: str) -> None:
+def put_and_step(on: Slice) -> None:
     """Steps three times, without waiting in between, and checks the result."""
-    island.put("x", VALUES, sharded(island.device_count))
+    made = on.steps(on.put(VALUES), 3)
     expected = VALUES
     for _ in range(3):
-        island.run([Exec(key, ("x",), ("x",))], program="train")
         expected = expected + expected.sum()
-    np.testing.assert_array_equal(island.get("x", WAIT_S), expected)
+    np.testing.assert_array_equal(on.backend.get(made, WAIT_S), expected)
+    on.backend.free([made])
 
 
 @contextlib.contextmanager
@@ -115,34 +99,42 @@ def live_and_die(cluster: Cluster) -> None:
             pool.submit(cluster.add_island, "right", hosts=1, devices_per_host=2),
         ]
         left, right = (each.result() for each in adding)
-    keys = [island.register(add_sum(island.device_count)) for island in (left, right)]
-    for island, key in zip((left, right), keys, strict=True):
-        put_and_step(island, key)
-    check_refusals(cluster, left, right, keys[0])
+    backend = cluster.backend()
+    on_left, on_right = (Slice(backend, each.name, each.device_count) for each in (left, right))
+    for on in (on_left, on_right):
+        put_and_step(on)
+    check_refusals(cluster, on_left)
     check_that_a_killed_program_is_counted_out(cluster)
     check_the_command(cluster)
-    check_that_a_killed_host_fells_its_island_only(left, right, keys)
+    check_that_a_killed_host_fells_its_island_only(left, right, on_left, on_right)
     check_that_stuck_hosts_are_found(cluster)
-    put_and_step(right, keys[1])
+    put_and_step(on_right)
     hosts = [host.process_id for host in left.status().hosts]
     cluster.remove_island("left")
     with pytest.raises(NoSuchIsland, match="the cluster has no island 'left'; it has 'right'"):
-        left.get("x")
+        cluster.island("left")
+    with pytest.raises(NoSuchIsland, match="island 'left' has been removed"):
+        put_and_step(on_left)
     wait_until(lambda: all(map(is_gone, hosts)))
 
 
-def check_refusals(cluster: Cluster, left: Island, right: Island, key: str) -> None:
-    with pytest.raises(BufferNotFound, match="there is no buffer 'y'"):
-        left.get("y", WAIT_S)
+def check_refusals(cluster: Cluster, on: Slice) -> None:
+    backend = cluster.backend()
+    with pytest.raises(ObjectNotFound, match="has no array 4711"):
+        backend.get(4711, WAIT_S)
+    unknown = Slice(backend, "left", 4, key="unknown")
     with pytest.raises(FunctionNotFound, match="no function 'unknown' has been registered"):
-        left.run([Exec("unknown", ("x",), ("y",))]).result(WAIT_S)
-    with pytest.raises(InvalidInput, match="computation 'step' takes 1 operands and gives 1 results, not 2"):
-        left.run([Exec(key, ("x", "x"), ("y",))]).result(WAIT_S)
-    with pytest.raises(InvalidInput, match="exported for 4 devices, and island 'right' has 2"):
-        right.register(add_sum(4))
+        backend.get(unknown.step(unknown.put(VALUES)), WAIT_S)
+    given = on.put(VALUES)
+    made = next(HANDLES)
+    backend.run(on.fingerprint, [on.number], [given, given], [made])
+    with pytest.raises(InvalidInput, match="program 'train' takes 1 arrays, not 2"):
+        backend.get(made, WAIT_S)
+    with pytest.raises(NotEnoughDevices, match="island 'left' has 4 free of 4"):
+        backend.grant(SliceRequest.of(5, island="left", shared=True))
     with pytest.raises(Conflict, match="there is an island 'left' already"):
         cluster.add_island("left")
-    left.get("x", WAIT_S)  # it is none the worse for that
+    put_and_step(on)  # it is none the worse for that
 
 
 def check_that_a_killed_program_is_counted_out(cluster: Cluster) -> None:
@@ -168,14 +160,18 @@ def check_the_command(cluster: Cluster) -> None:
     assert document["islands"][0]["labels"] == [["place", "a"]]
 
 
-def check_that_a_killed_host_fells_its_island_only(left: Island, right: Island, keys: list[str]) -> None:
+def check_that_a_killed_host_fells_its_island_only(
+    left: Island, right: Island, on_left: Slice, on_right: Slice
+) -> None:
     before = left.status().hosts
+    given = on_left.put(VALUES)
+    on_left.backend.wait([given], WAIT_S)
     # It does not end before the host is dead, as the other host never hears of it.
     os.kill(before[0].process_id, signal.SIGSTOP)
-    lost = left.run([Exec(keys[0], ("x",), ("x",))], program="train", epoch=1)
+    lost = on_left.step(given)
     os.kill(before[1].process_id, signal.SIGKILL)
     with pytest.raises(HostLost) as raised:
-        lost.result(WAIT_S)
+        on_left.backend.get(lost, WAIT_S)
     context = raised.value.context
     assert {name: context[name] for name in ("program", "computation", "host", "island", "epoch")} == {
         "program": "train",
@@ -186,15 +182,15 @@ def check_that_a_killed_host_fells_its_island_only(left: Island, right: Island, 
     }
     assert context["device"] == ", ".join(before[1].devices)
     assert "host 'left/1' (process" in raised.value.message
-    put_and_step(right, keys[1])
-    put_and_step(left, keys[0])  # waits until it is rebuilt; the function is there again
+    with pytest.raises(HostLost, match="an array of program 'put' was lost"):
+        on_left.backend.get(given, WAIT_S)
+    put_and_step(on_right)
+    put_and_step(on_left)  # waits until it is rebuilt; the function is there again
     status = left.status()
     assert (status.state, status.epoch, status.restarts) == (IslandState.READY, 2, 1)
     assert "has died" in status.last_loss
     assert all(map(is_gone, (host.process_id for host in before)))  # the stopped one too
     assert right.status().epoch == 1
-    with pytest.raises(Fenced, match="is in epoch 2, and what epoch 1 had is gone"):
-        left.run([Exec(keys[0], ("x",), ("x",))], epoch=1).result(WAIT_S)
 
 
 def check_that_stuck_hosts_are_found(cluster: Cluster) -> None:
@@ -205,27 +201,27 @@ def check_that_stuck_hosts_are_found(cluster: Cluster) -> None:
         ).result()
         cluster._host_class = "tests.runtime.cluster.hosts:DeafHost"
         deaf_island = cluster.add_island("deaf", hosts=2, deadline_s=DEADLINE_S, max_restarts=0)
-    stopped = stopped_island.register(add_sum(1))
-    deaf = deaf_island.register(add_sum(2))
-    put_and_step(stopped_island, stopped)
-    put_and_step(deaf_island, deaf)
+    backend = cluster.backend()
+    stopped, deaf = Slice(backend, "stopped", 1), Slice(backend, "deaf", 2)
+    unheard = Slice(backend, "deaf", 2, name="unheard")
+    for on in (stopped, deaf):
+        put_and_step(on)
+    given = [stopped.put(VALUES), unheard.put(VALUES)]
+    backend.wait(given, WAIT_S)
     (host,) = stopped_island.status().hosts
     os.kill(host.process_id, signal.SIGSTOP)
-    calls = [
-        stopped_island.run([Exec(stopped, ("x",), ("x",))], program="train"),
-        deaf_island.run([Exec(deaf, ("x",), ("x",))], program="unheard"),
-    ]
+    calls = [stopped.step(given[0]), unheard.step(given[1])]
     errors = []
-    for call in calls:
+    for made in calls:
         with pytest.raises(HostLost) as raised:
-            call.result(WAIT_S)
+            backend.get(made, WAIT_S)
         errors.append(raised.value)
     assert [error.context["host"] for error in errors] == ["stopped/0", "deaf/1"]
     assert "has not answered for 6 s" in errors[0].message
-    assert "has not begun what 'deaf/0' waits in ('step') for 6 s" in errors[1].message
-    for island in (stopped_island, deaf_island):
+    assert "has not begun what 'deaf/0' waits in ('add_sum') for 6 s" in errors[1].message
+    for island, on in ((stopped_island, stopped), (deaf_island, deaf)):
         with pytest.raises(IslandFailed, match="as often as it may be"):
-            island.get("x", WAIT_S)
+            put_and_step(on)
         assert island.status().state is IslandState.FAILED
         cluster.remove_island(island.name)
     wait_until(lambda: is_gone(host.process_id))

@@ -40,6 +40,9 @@ def show(output: Output, status: ClusterStatus) -> None:
     output.show(_islands(status))
     output.line()
     output.show(_hosts(status))
+    if any(owner.array_bytes for owner in status.owners):
+        output.line()
+        output.show(_owners(status))
     for island in status.islands:
         if island.last_loss:
             output.line(f"island '{island.name}' was lost last because {island.last_loss}", style="red")
@@ -69,6 +72,14 @@ def _hosts(status: ClusterStatus) -> Table:
             cells = [host.name, host.address, str(host.process_id), ", ".join(host.devices)]
             cells += [str(host.ended), host.doing or _NOTHING]
             table.add_row(*map(formatting.plain, cells))
+    return table
+
+
+def _owners(status: ClusterStatus) -> Table:
+    table = _table("arrays of", "kind", "bytes")
+    for owner in status.owners:
+        cells = [owner.name, "shared" if owner.is_shared else "program", str(owner.array_bytes)]
+        table.add_row(*map(formatting.plain, cells))
     return table
 
 

@@ -27,8 +27,8 @@ from waystation.runtime.errors import NameTaken, ObjectNotFound
 from waystation.runtime.execution import LocalExchange, Run
 from waystation.runtime.execution.assembly import Lying
 from waystation.runtime.execution.buffers import shards_of
-from waystation.runtime.messages import Fetched, key_of
 from waystation.runtime.ir import Arg, LowProgram, Program, Sharding, Value, fingerprint, lower
+from waystation.runtime.messages import Fetched, key_of
 from waystation.runtime.resources import Placement, ResourceManager, SliceRequest
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from waystation.runtime.devices import DeviceId
 from waystation.runtime.execution import HostExecution, LocalExchange
-from waystation.runtime.messages import Fetched
 from waystation.runtime.hosts.lane import Lane
+from waystation.runtime.messages import Fetched
 
 Note = Callable[[str], None]
 Task = Callable[[Note], Callable[[], Any]]

@@ -5,19 +5,27 @@ for each island, which keeps a `gang` of hosts: all of them or none. `watchdog` 
 stuck. Importing this package does not import Ray.
 """
 
+from waystation.runtime.cluster.backend import ClusterBackend
 from waystation.runtime.cluster.cluster import Cluster
 from waystation.runtime.cluster.connecting import connect, look
-from waystation.runtime.cluster.island import Island, Pending
-from waystation.runtime.cluster.status import ClusterStatus, HostStatus, IslandState, IslandStatus
+from waystation.runtime.cluster.island import Island
+from waystation.runtime.cluster.status import (
+    ClusterStatus,
+    HostStatus,
+    IslandState,
+    IslandStatus,
+    OwnerStatus,
+)
 
 __all__ = [
     "Cluster",
+    "ClusterBackend",
     "ClusterStatus",
     "HostStatus",
     "Island",
     "IslandState",
     "IslandStatus",
-    "Pending",
+    "OwnerStatus",
     "connect",
     "look",
 ]

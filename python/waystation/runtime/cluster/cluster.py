@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from waystation._errors import InvalidInput
-from waystation.runtime.cluster.connection import Connection
-from waystation.runtime.cluster.island import Island, ask
+from waystation.runtime.cluster.backend import ClusterBackend
+from waystation.runtime.cluster.connection import Connection, ask
+from waystation.runtime.cluster.island import Island
 from waystation.runtime.cluster.status import (
     DEADLINE_S,
     HOST_CLASS,
@@ -17,7 +18,7 @@ from waystation.runtime.cluster.status import (
     ClusterStatus,
     IslandRequest,
 )
-from waystation.runtime.hosts.errors import NoSuchIsland
+from waystation.runtime.errors import NoSuchIsland
 
 
 class Cluster:
@@ -33,6 +34,7 @@ class Cluster:
         self._on_close = on_close
         self._lock = threading.Lock()
         self._closed = False
+        self._backend: ClusterBackend | None = None
         self._host_class = HOST_CLASS
         atexit.register(self.close)
 
@@ -46,6 +48,33 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def client(self) -> str:
+        """What this program is known by there."""
+        return self._connection.client
+
+    def backend(self) -> ClusterBackend:
+        """What runs programs of this client on the cluster; always the same."""
+        connection = self._living
+        with self._lock:
+            if self._backend is None:
+                self._backend = ClusterBackend(connection)
+            return self._backend
+
+    def share(self, shares: Mapping[str, int]) -> None:
+        """Divides the time of devices among programs in proportion to weights, from now on.
+
+        Until this is called, whoever comes first runs first. Where a program has nothing to run, the others
+        have all the time.
+
+        Args:
+            shares: The weight of each program, by the name that it has connected as; others have 1.
+
+        Raises:
+            InvalidInput: A weight is below 1.
+        """
+        ask(self._living.manager.share.remote(dict(shares)))
 
     @property
     def islands(self) -> dict[str, Island]:
@@ -74,6 +103,8 @@ class Cluster:
         labels: Mapping[str, str] | None = None,
         deadline_s: float = DEADLINE_S,
         max_restarts: int = MAX_RESTARTS,
+        device_memory_bytes: int | None = None,
+        spill_bytes: int = 0,
     ) -> Island:
         """Builds an island; returns when it is ready. Others go on meanwhile.
 
@@ -87,6 +118,10 @@ class Cluster:
             deadline_s: How long a host may be silent, or have something to do without any of it ending,
                 before it counts as dead; in seconds. Longer than the longest computation.
             max_restarts: How often it is rebuilt after the loss of a host.
+            device_memory_bytes: How much arrays may take on each device; None for no limit. Programs for
+                which there is no room now wait until there is, in their order.
+            spill_bytes: How much of what there is no room for each host may keep in its own memory instead;
+                arrays that have not been used for longest go first, and come back when they are used.
 
         Raises:
             Conflict: There is an island of that name.
@@ -101,6 +136,8 @@ class Cluster:
             deadline_s=deadline_s,
             max_restarts=max_restarts,
             host_class=self._host_class,
+            device_memory_bytes=device_memory_bytes,
+            spill_bytes=spill_bytes,
         )
         return Island(self._living, ask(self._living.manager.add_island.remote(request)))
 

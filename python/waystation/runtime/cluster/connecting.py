@@ -14,9 +14,8 @@ from typing import Any
 from waystation._errors import Conflict, NotFound, Unavailable, Unsupported
 from waystation.runtime.cluster.authentication import use_token
 from waystation.runtime.cluster.cluster import Cluster
-from waystation.runtime.cluster.connection import Connection
+from waystation.runtime.cluster.connection import Connection, ask
 from waystation.runtime.cluster.embedded import EmbeddedRay
-from waystation.runtime.cluster.island import ask
 from waystation.runtime.cluster.status import DEADLINE_S, MAX_RESTARTS, NAMESPACE, ClusterStatus
 
 _ANSWER_TIMEOUT_S = 60.0
@@ -32,6 +31,7 @@ def connect(
     kind: str = "cpu",
     deadline_s: float = DEADLINE_S,
     max_restarts: int = MAX_RESTARTS,
+    name: str | None = None,
 ) -> Cluster:
     """Connects this program to a cluster.
 
@@ -45,8 +45,10 @@ def connect(
         kind: What they are, `cpu` or `gpu`.
         deadline_s: See `Cluster.add_island`.
         max_restarts: Likewise.
+        name: What this program is called there, for shares and for people; by default a name of its own.
 
     Raises:
+        Conflict: Another program is connected under that name.
         Unsupported: Ray is not installed.
         Unavailable: The cluster cannot be reached or started, or has no room for the island.
     """
@@ -56,7 +58,7 @@ def connect(
     undo = contextlib.ExitStack()
     try:
         joined = _join(ray, address, undo)
-        connection = _enter(ray, undo)
+        connection = _enter(ray, name, undo)
     except BaseException:
         undo.close()
         raise
@@ -148,11 +150,11 @@ def _join(ray: Any, address: str | None, undo: contextlib.ExitStack) -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def _enter(ray: Any, undo: contextlib.ExitStack) -> Connection:
+def _enter(ray: Any, name: str | None, undo: contextlib.ExitStack) -> Connection:
     """The manager, told that there is one more program."""
     from waystation.runtime.cluster.manager import CALLS_AT_ONCE, NAME, Manager
 
-    client = uuid.uuid4().hex
+    name = name or f"program-{uuid.uuid4().hex[:8]}"
     for attempt in range(_JOIN_ATTEMPTS):
         manager = (
             ray.remote(Manager)
@@ -167,9 +169,9 @@ def _enter(ray: Any, undo: contextlib.ExitStack) -> Connection:
             .remote()
         )
         # It never comes; the manager waits for it as long as this program, its owner, lives.
-        attended = manager.attend.remote(client)
+        attended = manager.attend.remote(name)
         try:
-            ask(manager.enter.remote(client, [attended]))
+            client = ask(manager.enter.remote(name, [attended]))
         except Unavailable:
             if attempt + 1 == _JOIN_ATTEMPTS:
                 raise

@@ -20,8 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from waystation._errors import Unavailable
 from waystation.runtime.cluster.status import PLACE, IslandRequest
+from waystation.runtime.errors import IslandFailed
 from waystation.runtime.hosts.answers import unwrap
-from waystation.runtime.hosts.errors import IslandFailed
 from waystation.runtime.hosts.host import CONTROL, Description
 from waystation.runtime.hosts.world import Process, World
 
@@ -89,15 +89,21 @@ async def reserve(request: IslandRequest, timeout_s: float = PLACEMENT_TIMEOUT_S
     )
 
 
-async def build(request: IslandRequest, epoch: int, group: PlacementGroup) -> list[Member]:
+async def build(request: IslandRequest, epoch: int, group: PlacementGroup, manager: Any) -> list[Member]:
     """The hosts of an epoch.
+
+    Args:
+        request: The island.
+        epoch: The epoch.
+        group: Places for the hosts.
+        manager: The actor that they tell what they have done.
 
     Raises:
         IslandFailed: They could not be built, however often it was tried.
     """
     failed: Exception | None = None
     for attempt in range(ATTEMPTS):
-        members = [_member(request, epoch, attempt, group, index) for index in range(request.hosts)]
+        members = [_member(request, epoch, attempt, group, index, manager) for index in range(request.hosts)]
         try:
             return await _assemble(request, members, attempt)
         except Exception as error:
@@ -129,7 +135,9 @@ def _kill(process: Process) -> None:
     process.kill()
 
 
-def _member(request: IslandRequest, epoch: int, attempt: int, group: PlacementGroup, index: int) -> Member:
+def _member(
+    request: IslandRequest, epoch: int, attempt: int, group: PlacementGroup, index: int, manager: Any
+) -> Member:
     module, _, name = request.host_class.partition(":")
     host_class = getattr(importlib.import_module(module), name)
     actor_class = ray.remote(concurrency_groups={CONTROL: _CONTROL_CALLS_AT_ONCE})(host_class)
@@ -144,7 +152,7 @@ def _member(request: IslandRequest, epoch: int, attempt: int, group: PlacementGr
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         max_concurrency=_CALLS_AT_ONCE,
         max_restarts=0,
-    ).remote(request.host_name(index), epoch)
+    ).remote(request.host_name(index), epoch, manager)
     return Member(request.host_name(index), actor)
 
 
@@ -158,15 +166,22 @@ async def _assemble(request: IslandRequest, members: list[Member], attempt: int)
     coordinator = ""
     if len(members) > 1:
         coordinator = (await _all([members[0].actor.free_address.remote(attempt)]))[0]
-    devices = await _all(
+    joined = await _all(
         member.actor.join.remote(
-            World(coordinator, index, len(members), request.devices_per_host, request.kind)
+            World(
+                coordinator,
+                index,
+                len(members),
+                request.devices_per_host,
+                request.kind,
+                request.deadline_s,
+            )
         )
         for index, member in enumerate(members)
     )
     return [
-        replace(member, description=replace(description, devices=found))
-        for member, description, found in zip(members, descriptions, devices, strict=True)
+        replace(member, description=replace(description, devices=devices, transport=transport))
+        for member, description, (devices, transport) in zip(members, descriptions, joined, strict=True)
     ]
 
 

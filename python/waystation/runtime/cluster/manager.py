@@ -2,37 +2,46 @@
 
 It is detached, so that it outlives the program that has made it, and ends when the last program has left:
 hosts are its own and end with it. It hears of a program that was killed by a call that only that program can
-answer for: Ray fails those who wait for it when the owner dies. Everything runs in one event loop. What
-a program submits is taken in the order of its numbers (`connection`). Methods give answers.
+answer for: Ray fails those who wait for it when the owner dies. Everything runs in one event loop. What is to
+be done is decided by the `Controller`; here it is carried out, by the supervisors of the islands. Methods
+give answers, except `report`, which hosts do not wait for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import ray
 
-from waystation._errors import Conflict
-from waystation.runtime.cluster.status import ClusterStatus, IslandRequest, IslandState, IslandStatus
+from waystation._errors import Conflict, WaystationError
+from waystation.runtime.cluster.calls import Call, ClientCalls, Code
+from waystation.runtime.cluster.losses import Loss
+from waystation.runtime.cluster.status import (
+    ClusterStatus,
+    IslandRequest,
+    IslandState,
+    IslandStatus,
+    OwnerStatus,
+)
 from waystation.runtime.cluster.supervisor import Supervisor
+from waystation.runtime.controller import (
+    Abandon,
+    Begin,
+    Controller,
+    MemoryLimits,
+    Prepare,
+    Release,
+    Stall,
+)
+from waystation.runtime.devices import Host, Island
+from waystation.runtime.errors import NoSuchIsland
 from waystation.runtime.hosts.answers import answering
-from waystation.runtime.hosts.errors import NoSuchIsland
-from waystation.runtime.hosts.instructions import Fetched, Message
-from waystation.runtime.hosts.order import BySequence
+from waystation.runtime.messages import Done
 
 NAME = "waystation manager"
 CALLS_AT_ONCE = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Submission:
-    island: str
-    message: Message
-    epoch: int | None
-    answer: asyncio.Future[Awaitable[list[tuple[Fetched, ...]]]]
 
 
 class Manager:
@@ -40,9 +49,16 @@ class Manager:
 
     def __init__(self) -> None:
         self.name = NAME
+        self._controller = Controller()
+        self._code = Code({}, {})
         self._islands: dict[str, Supervisor] = {}
-        self._clients: dict[str, asyncio.Task[None]] = {}
-        self._orders: dict[str, BySequence[_Submission]] = {}
+        self._known: set[str] = set()  # islands that the controller knows
+        self._clients: dict[str, ClientCalls] = {}
+        self._attending: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed: asyncio.Future[None] | None = None
+
+    # ---- programs ------------------------------------------------------------------------------
 
     async def attend(self, client: str) -> None:
         """Never returns; its result is owned by the program that has called it."""
@@ -50,22 +66,40 @@ class Manager:
         await asyncio.Event().wait()
 
     @answering
-    async def enter(self, client: str, attended: Sequence[Any]) -> None:
-        """Counts a program in.
+    async def enter(self, name: str, attended: Sequence[Any]) -> str:
+        """Counts a program in; returns what it is known by.
 
         Args:
-            client: Its name.
+            name: Its name.
             attended: The result of its call of `attend`, which fails when it dies.
+
+        Raises:
+            Conflict: There is one of that name.
         """
-        self._orders[client] = BySequence()
-        self._clients[client] = asyncio.create_task(self._await_death(client, attended[0]))
+        client = self._controller.add_client(name)
+        self._clients[client] = ClientCalls(
+            client, self._controller, self._code, self._carry_out, self._next_change
+        )
+        self._attending[client] = asyncio.create_task(self._await_death(client, attended[0]))
+        return client
 
     @answering
     async def leave(self, client: str) -> None:
         """Counts a program out."""
-        self._clients.pop(client).cancel()
-        del self._orders[client]
-        self._end_if_alone()
+        self._attending.pop(client).cancel()
+        self._drop(client)
+
+    @answering
+    async def call(self, client: str, number: int, call: Call) -> Any:
+        """A call of a program, taken in the order of its numbers."""
+        return await self._clients[client].take(number, call)
+
+    @answering
+    async def share(self, shares: Mapping[str, int]) -> None:
+        """Divides the time of devices among programs in proportion to weights, by their names."""
+        self._controller.clients.share(shares)
+
+    # ---- islands -------------------------------------------------------------------------------
 
     @answering
     async def add_island(self, request: IslandRequest) -> IslandStatus:
@@ -77,48 +111,132 @@ class Manager:
         """
         if request.name in self._islands:
             raise Conflict(f"there is an island '{request.name}' already; remove it, or choose another name")
-        island = self._islands[request.name] = Supervisor(request)
+        manager = ray.get_runtime_context().current_actor
+        island = self._islands[request.name] = Supervisor(request, self, manager)
         try:
             await island.start()
         except BaseException:
             self._islands.pop(request.name, None)
             raise
-        return island.status()
+        return self._status_of(island)
 
     @answering
     async def remove_island(self, name: str) -> None:
         """Ends an island."""
-        self._island(name).remove()
+        island = self._island(name)
         del self._islands[name]
-
-    @answering
-    async def register(self, island: str, key: str, name: str, exported: bytes) -> None:
-        """Sends a function to the hosts of an island."""
-        await self._island(island).register(key, name, exported)
-
-    @answering
-    async def submit(
-        self, client: str, number: int, island: str, message: Message, epoch: int | None
-    ) -> list[tuple[Fetched, ...]]:
-        """Gives all hosts of an island a message, in the order of `number`; returns their answers."""
-        submission = _Submission(island, message, epoch, asyncio.get_running_loop().create_future())
-        for _, ready in self._orders[client].accept(number, submission):
-            try:
-                answer = self._island(ready.island).submit(ready.message, ready.epoch)
-            except NoSuchIsland as error:
-                ready.answer.set_exception(error)
-            else:
-                ready.answer.set_result(answer)
-        return await (await submission.answer)
+        island.remove()
+        if name in self._known:
+            self._known.discard(name)
+            gone = NoSuchIsland(f"island '{name}' has been removed", island=name)
+            self._controller.remove_island(name, gone)
+        self._carry_out()
+        self._change()
 
     @answering
     async def status(self) -> ClusterStatus:
         """How everything is now."""
+        table = self._controller.arrays.table
+        owners = [OwnerStatus(client, False, table.client_bytes(client)) for client in sorted(self._clients)]
+        owners += [OwnerStatus(name, True, size) for name, size in table.named_bytes().items()]
         return ClusterStatus(
             address=ray.get_runtime_context().gcs_address,
             clients=len(self._clients),
-            islands=tuple(self._islands[name].status() for name in sorted(self._islands)),
+            islands=tuple(self._status_of(self._islands[name]) for name in sorted(self._islands)),
+            owners=tuple(owners),
         )
+
+    async def report(self, island: str, epoch: int, host: str, done: Sequence[Done]) -> None:
+        """A host has ended messages."""
+        if island in self._known:
+            self._islands[island].done(host, epoch, len(done))
+            for each in done:
+                self._controller.orders.done(island, epoch, host, each)
+            self._carry_out()
+
+    # ---- what supervisors tell -----------------------------------------------------------------
+
+    def built(self, island: Supervisor) -> None:
+        """The gang of an island is there."""
+        request = island.request
+        self._controller.addresses.update(island.addresses)
+        if request.name in self._known:
+            self._controller.rebuilt(request.name)
+        else:
+            self._known.add(request.name)
+            hosts = tuple(
+                Host(
+                    request.host_name(index),
+                    request.name,
+                    request.devices_per_host,
+                    request.kind,
+                    request.labels,
+                    request.device_memory_bytes,
+                )
+                for index in range(request.hosts)
+            )
+            limits = MemoryLimits(request.device_memory_bytes, request.spill_bytes)
+            self._controller.add_island(Island(request.name, hosts), limits)
+        self._carry_out()
+        self._change()
+
+    def lost(self, island: Supervisor, loss: Loss) -> None:
+        """The gang of an island is lost."""
+        self._controller.lose(
+            island.request.name,
+            str(loss),
+            lambda work: loss.error(work.program, work.computation, work.number),
+            loss.array_error,
+        )
+        self._carry_out()
+
+    def failed(self, island: Supervisor, error: WaystationError) -> None:
+        """An island is lost for good."""
+        self._controller.failures[island.request.name] = error
+        self._carry_out()
+        self._change()
+
+    # ---- how ------------------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        """Carries out what the controller has decided."""
+        effects, self._controller.orders.effects = self._controller.orders.effects, []
+        for effect in effects:
+            island = self._islands.get(effect.island)
+            if island is None:
+                continue
+            match effect:
+                case Begin():
+                    island.begin(effect)
+                case Release():
+                    island.release(effect)
+                case Abandon():
+                    island.abandon(effect)
+                case Prepare():
+                    self._run(self._prepare(island, effect))
+                case Stall():
+                    asyncio.get_running_loop().call_later(
+                        island.request.deadline_s, self._give_up, effect.island, effect.work
+                    )
+        for island in self._islands.values():
+            island.flush()
+
+    async def _prepare(self, island: Supervisor, effect: Prepare) -> None:
+        exported = {
+            key: self._code.exported[key][1] for key in effect.functions if key in self._code.exported
+        }
+        named = {
+            name: self._code.host_functions[name]
+            for name in effect.host_calls
+            if name in self._code.host_functions
+        }
+        error = await island.prepare(effect, exported, named)
+        self._controller.orders.prepared(effect.number, error)
+        self._carry_out()
+
+    def _give_up(self, island: str, work: int) -> None:
+        self._controller.orders.give_up(island, work)
+        self._carry_out()
 
     def _island(self, name: str) -> Supervisor:
         found = self._islands.get(name)
@@ -127,18 +245,43 @@ class Manager:
             raise NoSuchIsland(f"the cluster has no island '{name}'; it has {known}", island=name)
         return found
 
+    def _status_of(self, island: Supervisor) -> IslandStatus:
+        name = island.request.name
+        return island.status(self._controller.orders.pending(name) if name in self._known else 0)
+
+    def _next_change(self) -> asyncio.Future[None] | None:
+        """Ends when an island has been built or has failed; None if none is being built."""
+        building = {IslandState.BUILDING, IslandState.REBUILDING}
+        if not any(island.state in building for island in self._islands.values()):
+            return None
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        return asyncio.shield(self._changed)
+
+    def _change(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set_result(None)
+
     async def _await_death(self, client: str, attended: Any) -> None:
         try:
             await attended
         except ray.exceptions.RayError:
-            self._clients.pop(client, None)
-            self._orders.pop(client, None)
-            self._end_if_alone()
+            self._attending.pop(client, None)
+            self._drop(client)
 
-    def _end_if_alone(self) -> None:
+    def _drop(self, client: str) -> None:
+        self._clients.pop(client).close()
+        self._controller.drop_client(client)
+        self._carry_out()
         if self._clients:
             return
         for island in self._islands.values():
             island.remove()
         self._islands.clear()
         ray.kill(ray.get_runtime_context().current_actor)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # the loop itself does not keep it
+        task.add_done_callback(self._tasks.discard)

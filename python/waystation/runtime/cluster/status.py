@@ -44,6 +44,8 @@ class IslandRequest:
             counts as dead; in seconds.
         max_restarts: How often it is rebuilt.
         host_class: Module and name of the class of its hosts.
+        device_memory_bytes: How much arrays may take on each device; None for no limit.
+        spill_bytes: How much of what does not fit each host may keep in its own memory instead.
     """
 
     name: str
@@ -54,6 +56,8 @@ class IslandRequest:
     deadline_s: float = DEADLINE_S
     max_restarts: int = MAX_RESTARTS
     host_class: str = HOST_CLASS
+    device_memory_bytes: int | None = None
+    spill_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name or not self.name.isprintable():
@@ -67,6 +71,8 @@ class IslandRequest:
             raise InvalidInput(f"devices of island '{self.name}' cannot be '{self.kind}': use 'cpu' or 'gpu'")
         if self.deadline_s <= 0 or self.max_restarts < 0:
             raise InvalidInput(f"island '{self.name}' needs a deadline above 0 s, and 0 or more restarts")
+        if (self.device_memory_bytes or 1) < 1 or self.spill_bytes < 0:
+            raise InvalidInput(f"island '{self.name}' needs memory for arrays: 1 byte or more on each device")
 
     def host_name(self, index: int) -> str:
         """The name of one of its hosts."""
@@ -86,6 +92,8 @@ class HostStatus:
         ended: How many messages have ended, in this epoch.
         stalled_s: For how long there has been something to do and nothing has ended, in seconds, when it last
             reported.
+        array_bytes: Bytes of arrays on its devices, likewise.
+        sent_bytes: Bytes that it has sent to other hosts, likewise.
     """
 
     name: str
@@ -95,6 +103,8 @@ class HostStatus:
     doing: str
     ended: int
     stalled_s: float
+    array_bytes: int = 0
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +139,21 @@ class IslandStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerStatus:
+    """Whose arrays take how much.
+
+    Attributes:
+        name: The name of a program, or of a shared array.
+        is_shared: Whether it is a shared array.
+        array_bytes: Bytes of arrays on all devices.
+    """
+
+    name: str
+    is_shared: bool
+    array_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """A cluster now.
 
@@ -136,11 +161,13 @@ class ClusterStatus:
         address: Where other programs join it.
         clients: How many programs are connected.
         islands: Its islands, by name.
+        owners: Whose arrays take how much: programs, then shared arrays.
     """
 
     address: str
     clients: int
     islands: tuple[IslandStatus, ...]
+    owners: tuple[OwnerStatus, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The same in the values of JSON."""

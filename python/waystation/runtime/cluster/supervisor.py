@@ -1,43 +1,67 @@
-"""Keeps one island: builds its gang, gives it messages in one order, notices losses, rebuilds it.
+"""Keeps one island: builds its gang, passes on what hosts are told, notices losses, rebuilds it.
 
 Runs in the event loop of the manager, without locks. What happens when a host is lost: Ray tells of the death
 of its process, or the watchdog finds it stuck; the whole gang is killed, since the others may wait for it for
-ever; every call of this epoch that has no answer fails with a `HostLost` that says whose fault it was;
-functions are sent again to the next gang, in the next epoch, and buffers are gone. Other islands notice
-nothing.
+ever; the manager is told, which fails what was under way; the gang is built again, in the next epoch, and the
+manager is told of that. Other islands notice nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Awaitable, Coroutine
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any, Protocol
 
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from waystation._errors import Fenced, WaystationError
+from waystation._errors import WaystationError
 from waystation.runtime.cluster.gang import Member, build, end, reserve
-from waystation.runtime.cluster.losses import Loss, first_computation
+from waystation.runtime.cluster.losses import Loss
 from waystation.runtime.cluster.status import HostStatus, IslandRequest, IslandState, IslandStatus
 from waystation.runtime.cluster.watchdog import find_stuck, interval_s
+from waystation.runtime.controller import Abandon, Begin, Prepare, Release
+from waystation.runtime.errors import HostLost, IslandFailed, NoSuchIsland
 from waystation.runtime.hosts.answers import unwrap
-from waystation.runtime.hosts.errors import IslandFailed, NoSuchIsland
-from waystation.runtime.hosts.instructions import Fetched, Message
+from waystation.runtime.hosts.host import Health
 from waystation.runtime.hosts.lane import Report
+from waystation.runtime.messages import Message
 
 _DIED = "has died"
+_NOTHING = Health(Report(0, 0, 0, "", 0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A message under way: its epoch and number, and the calls of all hosts."""
+class Listener(Protocol):
+    """What a supervisor tells."""
 
-    epoch: int
-    sequence: int
-    calls: list[Any]
+    def built(self, island: Supervisor) -> None:
+        """The gang is there."""
+        ...
+
+    def lost(self, island: Supervisor, loss: Loss) -> None:
+        """The gang is lost."""
+        ...
+
+    def failed(self, island: Supervisor, error: WaystationError) -> None:
+        """The gang is lost, and will not be built again."""
+        ...
+
+
+class _Told:
+    """What one host has been told, and has not ended as far as is known."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.messages: deque[tuple[int, int]] = deque()  # place in the order of the island, work
+        self.waiting: list[Message] = []  # not sent yet
+        self.functions: set[str] = set()
+
+    @property
+    def ended(self) -> int:
+        """How many it has ended."""
+        return self.count - len(self.messages)
 
 
 class Supervisor:
@@ -45,22 +69,23 @@ class Supervisor:
 
     Args:
         request: What is wanted.
+        listener: Who is told of its gangs.
+        manager: The actor that hosts tell what they have done.
     """
 
-    def __init__(self, request: IslandRequest) -> None:
+    def __init__(self, request: IslandRequest, listener: Listener, manager: Any) -> None:
         self.request = request
         self.state = IslandState.BUILDING
-        self.epoch = self.restarts = self.pending = 0
+        self.epoch = self.restarts = 0
+        self._listener = listener
+        self._manager = manager
         self._group: PlacementGroup | None = None
-        self._members: list[Member] = []
-        self._reports: dict[str, Report | None] = {}
-        self._sequence = itertools.count()
-        self._queue: asyncio.Queue[tuple[Message, int | None, asyncio.Future[_Sent]] | None] = asyncio.Queue()
-        self._functions: dict[str, tuple[str, bytes]] = {}
+        self._members: dict[str, Member] = {}
+        self._told: dict[str, _Told] = {}
+        self._begun = 0  # messages of this epoch, each for one host or several
+        self._health: dict[str, Health | None] = {}
         self._last_loss: Loss | None = None
         self._failure: WaystationError | None = None
-        self._settled = asyncio.Event()  # it is neither being built nor rebuilt
-        self._losses: dict[int, asyncio.Future[WaystationError | Loss]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -69,7 +94,6 @@ class Supervisor:
         Raises:
             Unavailable: There is no room for it, or its hosts could not be built.
         """
-        self._run(self._dispatch())
         try:
             self._group = await reserve(self.request)
             await self._build()
@@ -78,68 +102,104 @@ class Supervisor:
             raise
 
     def remove(self) -> None:
-        """Ends it for good; calls that have no answer fail."""
-        gone = NoSuchIsland(f"island '{self.request.name}' has been removed", island=self.request.name)
-        self._end_epoch(gone)
-        self.state, self._failure = IslandState.REMOVED, gone
-        self._settled.set()
-        self._queue.put_nowait(None)
+        """Ends it for good."""
+        self.state = IslandState.REMOVED
+        self._failure = NoSuchIsland(
+            f"island '{self.request.name}' has been removed", island=self.request.name
+        )
+        self._end_gang()
         self._release()
 
-    async def register(self, key: str, name: str, exported: bytes) -> None:
-        """Sends a function to all hosts, unless they have it; those of later epochs get it too."""
-        if key in self._functions:
-            return
-        members, _ = await self._ready(None)
-        self._functions[key] = (name, exported)
-        calls = [_awaited(member.actor.register.remote(key, exported)) for member in members]
-        # Where a host dies now, the next one gets it.
-        await asyncio.gather(*calls, return_exceptions=True)
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where the transport of each host listens, by the host's name."""
+        return {
+            name: member.description.transport
+            for name, member in self._members.items()
+            if member.description is not None
+        }
 
-    def submit(self, message: Message, epoch: int | None) -> Awaitable[list[tuple[Fetched, ...]]]:
-        """Gives all hosts a message, after those of earlier calls; what each has answered is to be awaited.
+    # ---- what hosts are told -------------------------------------------------------------------
+
+    def begin(self, effect: Begin) -> None:
+        """Tells hosts to begin a work; `flush` sends it."""
+        if effect.epoch != self.epoch or self.state is not IslandState.READY:
+            return
+        for host, message in effect.messages.items():
+            told = self._told[host]
+            told.messages.append((self._begun, message.work))
+            told.count += 1
+            told.waiting.append(message)
+        self._begun += 1
+
+    def flush(self) -> None:
+        """Sends what hosts are to begin: one call for each host."""
+        for name, told in self._told.items():
+            if told.waiting:
+                messages, told.waiting = told.waiting, []
+                self._send(name, "begin", self.epoch, told.count - len(messages), messages)
+
+    def release(self, effect: Release) -> None:
+        """Tells a host to forget buffers."""
+        self._send(effect.host, "release", tuple(map(int, effect.handles)))
+
+    def abandon(self, effect: Abandon) -> None:
+        """Tells hosts that a work has failed."""
+        for host in effect.hosts:
+            self._send(host, "abandon", effect.work, effect.error, effect.has_ended)
+
+    def done(self, host: str, epoch: int, count: int) -> None:
+        """A host has ended as many of its messages."""
+        if epoch == self.epoch and host in self._told:
+            for _ in range(count):
+                self._told[host].messages.popleft()
+
+    async def prepare(
+        self,
+        effect: Prepare,
+        exported: dict[str, bytes],
+        host_functions: dict[str, Callable[..., Any]],
+    ) -> WaystationError | None:
+        """Gives hosts their lists; returns when all have compiled what these call.
 
         Args:
-            message: The same for all.
-            epoch: The epoch that it is meant for; None for any.
-
-        Raises:
-            Fenced: The island is of a later epoch.
-            HostLost: A host was lost meanwhile.
-            WaystationError: A host could not do it.
+            effect: The lists.
+            exported: Functions that they call, by key; a host gets each once.
+            host_functions: Functions of Python that they call, by name.
         """
-        sent: asyncio.Future[_Sent] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((message, epoch, sent))
-        return self._answer(message, sent)
-
-    async def _dispatch(self) -> None:
-        """Sends messages one by one: while the island is rebuilt they wait, and keep their order."""
-        while (entry := await self._queue.get()) is not None:
-            message, epoch, sent = entry
+        if effect.epoch != self.epoch:
+            return self._gone()
+        calls: list[Awaitable[Any]] = []
+        for host, listed in effect.lists.items():
+            told = self._told[host]
+            new = {key: code for key, code in exported.items() if key not in told.functions}
+            named = {name: each for name, each in host_functions.items() if name not in told.functions}
+            told.functions |= {*new, *named}
+            actor = self._members[host].actor
+            calls.append(_awaited(actor.prepare.remote(listed, tuple(new.items()), tuple(named.items()))))
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                return self._gone()
             try:
-                members, now = await self._ready(epoch)
+                unwrap(answer)
             except WaystationError as error:
-                sent.set_exception(error)
-                continue
-            sequence = next(self._sequence)
-            calls = [member.actor.run.remote(now, sequence, message) for member in members]
-            sent.set_result(_Sent(now, sequence, calls))
+                return error
+        return None
 
-    async def _answer(self, message: Message, waiting: asyncio.Future[_Sent]) -> list[tuple[Fetched, ...]]:
-        self.pending += 1
-        try:
-            sent = await waiting
-            answers = await asyncio.gather(*map(_awaited, sent.calls), return_exceptions=True)
-        finally:
-            self.pending -= 1
-        lost = [answer for answer in answers if isinstance(answer, ray.exceptions.RayError)]
-        if lost:
-            names = {key: name for key, (name, _) in self._functions.items()}
-            raise await self._error_of(sent.epoch, sent.sequence, message, names)
-        return [unwrap(answer) for answer in answers]
+    def _gone(self) -> WaystationError:
+        if self._failure is not None:
+            return self._failure
+        return HostLost(f"island '{self.request.name}' is not what it was any more: {self._last_loss}")
 
-    def status(self) -> IslandStatus:
-        """How it is now."""
+    def _send(self, host: str, method: str, *arguments: Any) -> None:
+        member = self._members.get(host)
+        if member is not None:
+            getattr(member.actor, method).options(num_returns=0).remote(*arguments)
+
+    # ---- how it is -----------------------------------------------------------------------------
+
+    def status(self, pending: int) -> IslandStatus:
+        """How it is now; `pending` are its works that have not ended."""
         request = self.request
         return IslandStatus(
             name=request.name,
@@ -150,54 +210,42 @@ class Supervisor:
             kind=request.kind,
             devices_per_host=request.devices_per_host,
             labels=request.labels,
-            pending=self.pending,
+            pending=pending,
             last_loss="" if self._last_loss is None else str(self._last_loss),
-            hosts=tuple(map(self._host_status, self._members)),
+            hosts=tuple(map(self._host_status, self._members.values())),
         )
 
     def _host_status(self, member: Member) -> HostStatus:
-        report = self._reports.get(member.name) or Report(0, 0, 0, "", 0.0)
+        health = self._health.get(member.name) or _NOTHING
         return HostStatus(
             name=member.name,
             address="" if member.description is None else member.description.address,
             process_id=member.process_id,
             devices=member.devices,
-            doing=report.doing,
-            ended=report.ended,
-            stalled_s=report.stalled_s,
+            doing=health.report.doing,
+            ended=health.report.ended,
+            stalled_s=health.report.stalled_s,
+            array_bytes=health.array_bytes,
+            sent_bytes=health.sent_bytes,
         )
 
-    async def _ready(self, epoch: int | None) -> tuple[list[Member], int]:
-        await self._settled.wait()
-        if self._failure is not None:
-            raise self._failure
-        if epoch is not None and epoch != self.epoch:
-            raise Fenced(
-                f"island '{self.request.name}' is in epoch {self.epoch}, and what epoch {epoch} had is gone: "
-                "prepare the call anew",
-                island=self.request.name,
-                epoch=self.epoch,
-            )
-        return self._members, self.epoch
+    # ---- gangs ---------------------------------------------------------------------------------
 
     async def _build(self) -> None:
         assert self._group is not None
         self.epoch += 1
-        members = await build(self.request, self.epoch, self._group)
+        members = await build(self.request, self.epoch, self._group, self._manager)
         if self._failure is not None:  # it was removed meanwhile
             end(members)
             raise self._failure
-        self._members = members
-        self._sequence = itertools.count()
-        self._losses[self.epoch] = asyncio.get_running_loop().create_future()
-        for key, (_, exported) in self._functions.items():
-            for member in members:
-                member.actor.register.remote(key, exported)
+        self._members = {member.name: member for member in members}
+        self._told = {member.name: _Told() for member in members}
+        self._begun = 0
         for member in members:
             self._run(self._attend(member, self.epoch))
         self._run(self._watch(members, self.epoch))
         self.state = IslandState.READY
-        self._settled.set()
+        self._listener.built(self)
 
     async def _attend(self, member: Member, epoch: int) -> None:
         """Waits for the end of a host."""
@@ -214,13 +262,24 @@ class Supervisor:
             answers = await asyncio.gather(*(self._ask(member) for member in members))
             if any(isinstance(answer, ray.exceptions.RayError) for answer in answers):
                 return  # whoever attends it hears of that too
-            reports = {member.name: answer for member, answer in zip(members, answers, strict=True)}
-            self._reports = reports
+            if epoch != self.epoch:
+                return
+            self._health = {member.name: answer for member, answer in zip(members, answers, strict=True)}
+            reports = {name: self._compared(name, health) for name, health in self._health.items()}
             stuck = find_stuck(reports, deadline_s)
             if stuck is not None:
-                member = next(member for member in members if member.name == stuck.host)
-                self._lose(member, epoch, stuck.reason)
+                self._lose(self._members[stuck.host], epoch, stuck.reason)
                 return
+
+    def _compared(self, host: str, health: Health | None) -> Report | None:
+        """What a host has reported, with its place in the order of the island, where it can be compared with
+        others: not every host takes part in every work."""
+        if health is None:
+            return None
+        told = self._told[host]
+        ahead = health.report.begun - told.ended
+        place = told.messages[ahead][0] if 0 <= ahead < len(told.messages) else self._begun
+        return replace(health.report, begun=place)
 
     async def _ask(self, member: Member) -> Any:
         deadline_s = self.request.deadline_s
@@ -235,7 +294,8 @@ class Supervisor:
     def _lose(self, member: Member, epoch: int, reason: str) -> None:
         if epoch != self.epoch or self.state is not IslandState.READY:
             return  # the first one counts: the others end because of it
-        report = self._reports.get(member.name)
+        health = self._health.get(member.name)
+        under_way = self._told[member.name].messages
         loss = Loss(
             island=self.request.name,
             host=member.name,
@@ -243,27 +303,24 @@ class Supervisor:
             epoch=epoch,
             process_id=member.process_id,
             reason=reason,
-            doing="" if report is None else report.doing,
-            ended=-1 if report is None else report.ended,
+            doing="" if health is None else health.report.doing,
+            work=under_way[0][1] if under_way else -1,
             restarts_left=self.request.max_restarts - self.restarts,
         )
         self._last_loss = loss
         self.state = IslandState.REBUILDING
-        self._settled.clear()
-        self._end_epoch(loss)
+        self._end_gang()
+        self._listener.lost(self, loss)
         self._run(self._rebuild(loss))
 
     async def _rebuild(self, loss: Loss) -> None:
         name = self.request.name
         if self.restarts >= self.request.max_restarts:
-            self._fail(
-                IslandFailed(
-                    f"island '{name}' has been rebuilt {self.restarts} times, as often as it may be, and was "
-                    f"lost again: {loss}; remove it, and add it again",
-                    island=name,
-                    host=loss.host,
-                )
+            told = (
+                f"island '{name}' has been rebuilt {self.restarts} times, as often as it may be, and was "
+                f"lost again: {loss}; remove it, and add it again"
             )
+            self._fail(IslandFailed(told, island=name, host=loss.host))
             return
         self.restarts += 1
         try:
@@ -277,24 +334,12 @@ class Supervisor:
     def _fail(self, error: WaystationError) -> None:
         if self._failure is None:
             self.state, self._failure = IslandState.FAILED, error
-        self._settled.set()
+            self._listener.failed(self, error)
         self._release()
 
-    def _end_epoch(self, cause: WaystationError | Loss) -> None:
-        """Ends the hosts, and says to calls why."""
-        told = self._losses.get(self.epoch)
-        if told is not None and not told.done():
-            told.set_result(cause)
-        end(self._members)
-        self._members, self._reports = [], {}
-
-    async def _error_of(
-        self, epoch: int, sequence: int, message: Message, names: dict[str, str]
-    ) -> WaystationError:
-        cause = await asyncio.shield(self._losses[epoch])
-        if isinstance(cause, Loss):
-            return cause.error(message.program, first_computation(message, names), sequence)
-        return cause
+    def _end_gang(self) -> None:
+        end(self._members.values())
+        self._members, self._told, self._health = {}, {}, {}
 
     def _release(self) -> None:
         group, self._group = self._group, None

@@ -95,10 +95,13 @@ class Orders:
         island = self._islands[name]
         self._losses[name] = error_of
         touched = [work for work in self._works.values() if name in work.parts and not work.parts[name].ended]
+        errors: dict[int, WaystationError] = {}  # what is lost because of another has the error of that
         for work in touched:
             if work.error is None:
-                work.error = error_of(work)
+                cause = next((errors[run.run] for run in work.uses if run.run in errors), None)
+                work.error = cause or error_of(work)
                 self._abandon(work)
+            errors.setdefault(work.key.run, work.error)
         placed = {work.key for work in touched} & {*island.scheduler.in_flight}
         self._dispatches.extend(island.restart())
         for work in touched:

@@ -17,8 +17,7 @@ import numpy as np
 
 from waystation._errors import WaystationError
 from waystation.grid import Shape
-from waystation.runtime.errors import ObjectLost
-from waystation.runtime.errors import ComputationFailed
+from waystation.runtime.errors import ComputationFailed, ObjectLost
 
 Block = np.ndarray[Any, np.dtype[Any]]
 _DEADLINE_S = 600.0

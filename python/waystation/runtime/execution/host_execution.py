@@ -17,12 +17,12 @@ import jax
 
 from waystation._errors import Internal, WaystationError
 from waystation.grid import relative_to
+from waystation.runtime.errors import ComputationFailed, FunctionNotFound
 from waystation.runtime.execution.assembly import Assembly, Block, copied, cut
 from waystation.runtime.execution.buffers import Buffers
 from waystation.runtime.execution.exchange import Exchange
 from waystation.runtime.execution.functions import Functions
 from waystation.runtime.execution.lists import FindDevice, LoadedList, Run
-from waystation.runtime.errors import ComputationFailed, FunctionNotFound
 from waystation.runtime.ir import Copy, Exec, LowProgram, Recv, Send
 from waystation.runtime.ir.low import Free
 
@@ -54,9 +54,7 @@ class HostExecution:
         self.functions = Functions()
         self.buffers = Buffers()
         self.exchange = exchange
-        self.host_functions: Mapping[str, HostFunction] = (
-            {} if host_functions is None else host_functions
-        )
+        self.host_functions: Mapping[str, HostFunction] = {} if host_functions is None else host_functions
         self.on_compiled = on_compiled
         self._find_device = find_device
         self._lists: dict[str, LoadedList] = {}

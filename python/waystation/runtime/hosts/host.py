@@ -1,25 +1,32 @@
 """A host: the Ray actor that owns devices and does what its island's manager tells it.
 
 One process, one epoch: when its island is lost it is killed, and another takes its place in the next epoch.
-Calls answer in the event loop of the actor; the work is done by the threads of its lane. `health` and
-`attend` are called in the concurrency group `CONTROL`, which has a loop of its own, so they answer whatever
-the others do. Methods give answers (`waystation.runtime.hosts.answers`).
+What it is told, nobody waits for: the work is done by the threads of its lane, in order, and what is done is
+told to the manager, as much at a time as there is. `health` and `attend` are called in the concurrency group
+`CONTROL`, which has a loop of its own, so they answer whatever the others do. Methods that answer give
+answers (`waystation.runtime.hosts.answers`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
-from waystation._errors import Fenced
+from waystation._errors import Fenced, WaystationError
 from waystation.runtime.hosts.answers import answering
-from waystation.runtime.hosts.instructions import Fetched, Message
 from waystation.runtime.hosts.lane import Lane, Report
-from waystation.runtime.hosts.order import BySequence
 from waystation.runtime.hosts.world import Process, World, die_with_parent, free_address, join
+from waystation.runtime.messages import Done, HostList, Message
+from waystation.runtime.scheduling import ReorderBuffer
+from waystation.runtime.transport import Block, Key
 
 CONTROL = "control"
 
@@ -33,12 +40,29 @@ class Description:
         address: That node's address.
         process: Its process.
         devices: Its devices, as JAX shows them.
+        transport: Where other hosts fetch blocks from it.
     """
 
     node: str
     address: str
     process: Process
-    devices: tuple[str, ...]
+    devices: tuple[str, ...] = ()
+    transport: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a host is.
+
+    Attributes:
+        report: How far it is.
+        array_bytes: Bytes of arrays on its devices.
+        sent_bytes: Bytes that it has sent to other hosts.
+    """
+
+    report: Report
+    array_bytes: int = 0
+    sent_bytes: int = 0
 
 
 class Host:
@@ -47,25 +71,30 @@ class Host:
     Args:
         name: Its name, as people see it.
         epoch: The epoch of its island.
+        manager: The actor that is told what is done.
     """
 
-    def __init__(self, name: str, epoch: int) -> None:
+    def __init__(self, name: str, epoch: int, manager: Any) -> None:
         die_with_parent()
         self.name = name
         self._epoch = epoch
+        self._manager = manager
         self._lane: Lane[Message] | None = None
-        self._execution: Any = None
+        self._work: Any = None
+        self._transfers: Any = None
+        self._transport: Any = None
+        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
 
     def order(self) -> Any:
         """What orders its messages."""
-        return BySequence()
+        return ReorderBuffer(self._epoch)
 
     @answering
     async def describe(self) -> Description:
         """Where it runs, before it has devices."""
         context = ray.get_runtime_context()
         address = ray.util.get_node_ip_address()
-        return Description(context.get_node_id(), address, Process.own(), ())
+        return Description(context.get_node_id(), address, Process.own())
 
     @answering
     async def free_address(self, attempt: int) -> str:
@@ -74,44 +103,92 @@ class Host:
         return free_address(ray.util.get_node_ip_address())
 
     @answering
-    async def join(self, world: World) -> tuple[str, ...]:
-        """Gets its devices and meets the other hosts of the island; returns its devices."""
-        return await asyncio.to_thread(self._join, world)
+    async def join(self, world: World) -> tuple[tuple[str, ...], str]:
+        """Gets its devices and meets the other hosts of the island; returns its devices, and where other
+        hosts fetch blocks from it."""
+        from waystation.runtime.hosts.ray_transport import RayTransport
 
-    def _join(self, world: World) -> tuple[str, ...]:
+        context = ray.get_runtime_context()
+        self._transport = RayTransport(context.get_actor_name(), context.namespace)
+        return await asyncio.to_thread(self._join, world, self._transport)
+
+    def _join(self, world: World, transport: Any) -> tuple[tuple[str, ...], str]:
         join(world)
         import jax
 
-        from waystation.runtime.hosts.execution import Execution
+        from waystation.runtime.hosts.transfers import Transfers
+        from waystation.runtime.hosts.work import HostWork
 
-        self._execution = execution = Execution(jax.devices())
-        self._lane = Lane(execution.begin, self.order())
-        execution.on_compiled = self._lane.progress
-        return tuple(map(str, jax.local_devices()))
-
-    @answering
-    async def register(self, key: str, exported: bytes) -> None:
-        """Begins to compile a function, unless it is known."""
-        self._execution.register(key, exported)
+        self._transfers = Transfers(transport, world.deadline_s)
+        self._work = work = HostWork(self.name, jax.devices(), self._transfers)
+        self._lane = Lane(work.begin, self.order())
+        work.on_compiled = self._lane.progress
+        threading.Thread(target=self._tell, name="waystation: reports", daemon=True).start()
+        return tuple(map(str, jax.local_devices())), transport.address
 
     @answering
-    async def run(self, epoch: int, sequence: int, message: Message) -> tuple[Fetched, ...]:
-        """Does what a message says once it is its turn; returns what it asks for when all is done.
+    async def prepare(
+        self,
+        listed: HostList,
+        exported: Sequence[tuple[str, bytes]],
+        host_functions: Sequence[tuple[str, Callable[..., Any]]],
+    ) -> None:
+        """Takes a list and what it calls; answers when that is compiled."""
+        await asyncio.to_thread(self._work.prepare, listed, exported, host_functions)
 
-        Raises:
-            Fenced: The message is for another epoch.
+    async def begin(self, epoch: int, first: int, messages: Sequence[Message]) -> None:
+        """Does what messages say, each when it is its turn.
+
+        Args:
+            epoch: The epoch that they are for; those of another are passed over.
+            first: The number of the first among all that this host is told.
+            messages: In order.
         """
         if epoch != self._epoch or self._lane is None:
-            raise Fenced(f"host '{self.name}' is of epoch {self._epoch}, the message of epoch {epoch}")
-        result: tuple[Fetched, ...] = await asyncio.wrap_future(self._lane.submit(sequence, message))
-        return result
+            return
+        for number, message in enumerate(messages, first):
+            future = self._lane.submit(number, message)
+            future.add_done_callback(functools.partial(self._end, message))
+
+    def _end(self, message: Message, future: Future[Done]) -> None:
+        error = future.exception()
+        if error is None:
+            self._done.put(future.result())
+        elif isinstance(error, WaystationError):
+            self._done.put(Done(message.work, 0.0, error))
+        else:
+            self._done.put(Done(message.work, 0.0, Fenced(f"host '{self.name}' was stopped: {error}")))
+
+    def _tell(self) -> None:
+        """Tells the manager what is done, as much as there is at a time."""
+        island = self.name.rpartition("/")[0]
+        while True:
+            done = [self._done.get()]
+            while not self._done.empty():
+                done.append(self._done.get())
+            self._manager.report.options(num_returns=0).remote(island, self._epoch, self.name, done)
+
+    async def release(self, handles: Sequence[int]) -> None:
+        """Forgets buffers; nothing that is still to be done uses them."""
+        if self._work is not None:
+            self._work.buffers.free(handles)
+
+    async def abandon(self, work: int, error: WaystationError, has_ended: bool) -> None:
+        """A work has failed on another host: nothing is waited for, or kept, for it."""
+        self._transfers.abandon(work, error, has_ended=has_ended)
 
     @answering
-    async def health(self) -> Report:
-        """How far it is."""
+    async def blocks(self, keys: Sequence[Key]) -> list[Block]:
+        """Blocks that this host offers to another, once they are there."""
+        found: list[Block] = await self._transport.serve(keys)
+        return found
+
+    @answering
+    async def health(self) -> Health:
+        """How it is."""
         if self._lane is None:
-            return Report(0, 0, 0, "", 0.0)
-        return self._lane.report()
+            return Health(Report(0, 0, 0, "", 0.0))
+        return Health(self._lane.report(), self._work.buffers.held_bytes, self._transfers.sent_bytes)
 
     async def attend(self) -> None:
         """Never returns: whoever waits for it hears of the end of this process."""

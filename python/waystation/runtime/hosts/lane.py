@@ -3,8 +3,8 @@
 To begin a message is to dispatch its computations, which does not wait for them; so a host runs ahead of its
 devices. A second thread waits for the results in order. Knows neither Ray nor JAX: `begin` is given.
 
-Invariants: messages begin in the order that `order` says; at most `ahead` messages have begun and not ended;
-every future that `submit` has returned ends, at the latest in `close`.
+Invariants: messages of an epoch begin strictly by number, whatever the order of arrival; at most `ahead`
+messages have begun and not ended; every future that `submit` has returned ends, at the latest in `close`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from waystation._errors import Cancelled
-from waystation.runtime.hosts.order import BySequence, Order
+from waystation.runtime.scheduling import ReorderBuffer
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Lane(Generic[T]):
 
     Args:
         begin: Begins one.
-        order: Says which may begin.
+        order: Brings messages into their order.
         ahead: The most messages that have begun and not ended.
         clock: Seconds that grow.
     """
@@ -67,13 +67,13 @@ class Lane(Generic[T]):
     def __init__(
         self,
         begin: Begin[T],
-        order: Order[_Entry[T]] | None = None,
+        order: ReorderBuffer[_Entry[T]] | None = None,
         *,
         ahead: int = AHEAD,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._begin = begin
-        self._order: Order[_Entry[T]] = BySequence() if order is None else order
+        self._order: ReorderBuffer[_Entry[T]] = ReorderBuffer() if order is None else order
         self._clock = clock
         self._lock = threading.Lock()
         self._begun = self._ended = self._accepted = 0
@@ -89,18 +89,14 @@ class Lane(Generic[T]):
             thread.start()
 
     def submit(self, sequence: int, message: T) -> Future[Any]:
-        """Takes a message; the future has its result.
-
-        Raises:
-            Conflict: A message of that number has come before.
-        """
+        """Takes a message of this epoch; the future has its result. One that comes twice counts once."""
         entry: _Entry[T] = _Entry(message, Future())
         with self._lock:
-            ready = self._order.accept(sequence, entry)
+            ready = self._order.add(self._order.epoch, sequence, entry)
             if ready and self._accepted == self._ended:
                 self._progress_s = self._clock()  # it has had nothing to do until now
             self._accepted += len(ready)
-            for _, each in ready:
+            for each in ready:
                 self._ready.put(each)
         return entry.future
 

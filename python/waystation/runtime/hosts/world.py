@@ -33,6 +33,7 @@ class World:
         count: How many hosts the island has.
         devices_per_host: How many devices each has.
         kind: `cpu`, whose devices share the memory of the host, or `gpu`.
+        deadline_s: How long a block from another host may take, in seconds.
     """
 
     coordinator: str
@@ -40,6 +41,7 @@ class World:
     count: int
     devices_per_host: int
     kind: str
+    deadline_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ def join(world: World) -> None:
     os.environ["JAX_PLATFORMS"] = "cuda" if world.kind == "gpu" else world.kind
     import jax
 
+    # Blocks of 64-bit dtypes would silently become others; functions name the dtypes that they work in.
+    jax.config.update("jax_enable_x64", True)
     if world.kind == "cpu":
         jax.config.update("jax_num_cpu_devices", world.devices_per_host)
     if world.count > 1:

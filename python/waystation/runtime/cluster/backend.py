@@ -1,0 +1,222 @@
+"""A cluster as what runs the programs of a client: the `Backend` of `runtime.client` over the manager.
+
+What can go on without an answer is told and not waited for, in the order of the calls. Small arrays can be
+put and fetched; they pass through this program and the manager, so this is no way for the state of a model:
+`save` and `load` have the hosts move that.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from waystation.grid import Box, slices_of_box
+from waystation.runtime.cluster.connection import Connection
+from waystation.runtime.controller import Dispatch
+from waystation.runtime.ir import Program, Sharding, Value, encode
+from waystation.runtime.messages import Fetched, key_of
+from waystation.runtime.resources import Placement, SliceRequest
+
+
+class ClusterBackend:
+    """See `waystation.runtime.client.Backend`.
+
+    Args:
+        connection: The program's.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._registered: set[str] = set()
+        self._installed: dict[tuple[Program, Dispatch], str] = {}
+        self._freed: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
+        self._freeing = threading.Thread(target=self._free_all, name="waystation: frees", daemon=True)
+        self._freeing.start()
+
+    @property
+    def client(self) -> str:
+        """See `Backend`."""
+        return self._connection.client
+
+    # ---- slices --------------------------------------------------------------------------------
+
+    def grant(self, request: SliceRequest) -> int:
+        """See `Backend`."""
+        return int(self._connection.ask("grant", request))
+
+    def release(self, slice_number: int) -> None:
+        """See `Backend`."""
+        self._connection.ask("release", slice_number)
+
+    def remap(
+        self, slice_number: int, *, island: str | None = None, without_hosts: Collection[str] = ()
+    ) -> None:
+        """See `Backend`; arrays that lie on the slice are brought along when they are used next."""
+        self._connection.ask("remap", slice_number, island, tuple(without_hosts))
+
+    def suspend(self) -> None:
+        """See `Backend`."""
+        self._connection.ask("suspend")
+
+    def resume(self) -> None:
+        """See `Backend`."""
+        self._connection.ask("resume")
+
+    def placement(self, slice_number: int) -> Placement:
+        """See `Backend`."""
+        found: Placement = self._connection.ask("placement", slice_number)
+        return found
+
+    def platform(self, slice_number: int) -> str:
+        """See `Backend`."""
+        return {"gpu": "cuda"}.get(kind := str(self._connection.ask("kind", slice_number)), kind)
+
+    # ---- programs ------------------------------------------------------------------------------
+
+    def register(self, name: str, exported: bytes) -> str:
+        """See `Backend`."""
+        key = key_of(exported)
+        if key not in self._registered:
+            self._connection.tell("register", key, name, exported)
+            self._registered.add(key)
+        return key
+
+    def register_host_function(self, name: str, function: Callable[..., Any]) -> None:
+        """Makes a function of Python known that hosts of a slice call over their own shards (`ir.HostCall`).
+
+        Args:
+            name: What programs call it by.
+            function: Takes for each operand a list of the local shards, each with where in the array it
+                begins, in the order of the host's devices; returns for each result a list of as many arrays.
+        """
+        self._connection.tell("register_host_function", name, function)
+
+    def install(self, program: Program, dispatch: Dispatch = Dispatch.PARALLEL) -> str:
+        """See `Backend`.
+
+        Args:
+            program: The program.
+            dispatch: Whether its calls are given to hosts at once, or each when those before it have ended.
+        """
+        place = program, dispatch
+        if place not in self._installed:
+            self._installed[place] = str(self._connection.ask("install", encode(program), dispatch))
+        return self._installed[place]
+
+    def run(
+        self,
+        fingerprint: str,
+        slices: Sequence[int],
+        arguments: Sequence[int],
+        results: Sequence[int],
+        *,
+        cost_seconds: float | None = None,
+        priority: int = 0,
+    ) -> None:
+        """See `Backend`."""
+        places = tuple(slices), tuple(arguments), tuple(results)
+        self._connection.tell("run", fingerprint, *places, cost_seconds, priority)
+
+    # ---- arrays --------------------------------------------------------------------------------
+
+    def put(self, handle: int, array: np.ndarray[Any, Any], slice_number: int, sharding: Sharding) -> None:
+        """See `Backend`."""
+        self._connection.tell("put", handle, np.asarray(array), slice_number, sharding)
+
+    def get(self, handle: int, timeout_s: float | None = None) -> np.ndarray[Any, Any]:
+        """See `Backend`."""
+        fetched: list[Fetched] = self._connection.ask("get", handle, timeout_s=timeout_s)
+        blocks = [block for each in fetched for block in each.blocks]
+        whole = np.empty(fetched[0].shape, blocks[0][1].dtype)
+        for offset, block in blocks:
+            box: Box = (offset, block.shape)
+            whole[slices_of_box(box)] = block
+        return whole
+
+    def wait(self, handles: Sequence[int], timeout_s: float | None = None) -> None:
+        """See `Backend`."""
+        self._connection.ask("wait", tuple(handles), timeout_s=timeout_s)
+
+    def is_done(self, handle: int) -> bool:
+        """See `Backend`."""
+        return bool(self._connection.ask("is_done", handle))
+
+    def free(self, handles: Sequence[int]) -> None:
+        """See `Backend`."""
+        # A finalizer may run in the middle of another call of this thread: nothing is sent, or locked, here.
+        self._freed.put(tuple(handles))
+
+    def share(self, handle: int, name: str) -> None:
+        """See `Backend`."""
+        self._connection.ask("share", handle, name)
+
+    def named(self, name: str, handle: int) -> Value:
+        """See `Backend`."""
+        found: Value = self._connection.ask("named", name, handle)
+        return found
+
+    def withdraw(self, name: str) -> None:
+        """Takes the name of a shared array back; the array ends with the last reference to it.
+
+        Raises:
+            ObjectNotFound: No array has that name.
+        """
+        self._connection.ask("withdraw", name)
+
+    def close(self) -> None:
+        """See `Backend`."""
+        self._freed.put(None)
+        self._freeing.join()
+        self._connection.ask("end")
+
+    # ---- checkpoints ---------------------------------------------------------------------------
+
+    def save(
+        self,
+        path: str,
+        arrays: Mapping[str, int],
+        *,
+        overwrite: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Saves arrays of one island as a checkpoint; returns when it is committed.
+
+        The hosts write their own shards, between the runs before this call and those after it; only the path
+        and the names pass through this program.
+
+        Args:
+            path: Where the checkpoint goes, for the hosts.
+            arrays: A handle for each name.
+            overwrite: Whether it may take the place of another.
+            timeout_s: How long to wait.
+
+        Raises:
+            TimeoutError: It has not ended by then, and goes on.
+            WaystationError: An array is not there, or it cannot be saved.
+        """
+        self._connection.ask("save", path, dict(arrays), overwrite, timeout_s=timeout_s)
+
+    def load(self, path: str, arrays: Mapping[str, tuple[int, Value]]) -> None:
+        """Loads arrays of a checkpoint to one island; returns at once.
+
+        Args:
+            path: Where the checkpoint is, for the hosts.
+            arrays: For each name in the checkpoint a new handle, and the shape, dtype, slice (its number) and
+                sharding that the array is to have.
+        """
+        wanted = tuple((name, handle, value) for name, (handle, value) in arrays.items())
+        self._connection.tell("load", path, wanted)
+
+    # ---- how ------------------------------------------------------------------------------------
+
+    def _free_all(self) -> None:
+        """Tells the manager what has been freed, as much as there is at a time."""
+        while (handles := self._freed.get()) is not None:
+            found = list(handles)
+            while not self._freed.empty() and (more := self._freed.get()) is not None:
+                found += more
+            self._connection.tell("free", tuple(found))

@@ -1,0 +1,274 @@
+"""What a program asks of the manager, in the program's order.
+
+Ray may deliver calls of an asynchronous actor in another order than they were made in. So programs number
+their calls (`connection`), and here they are taken in the order of the numbers, one after the other. What
+takes long, such as to wait for an array, is begun in its turn and holds nobody up; but while the island of a
+slice is being rebuilt, the calls of the program that needs it wait, and keep their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from waystation._errors import WaystationError
+from waystation.runtime.controller import Controller, Dispatch, Work
+from waystation.runtime.ir import Sharding, Value, decode
+from waystation.runtime.resources import Placement, SliceRequest
+from waystation.runtime.scheduling import ReorderBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a program.
+
+    Attributes:
+        method: The name of a method of `ClientCalls`.
+        arguments: In order.
+    """
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Functions that programs call on hosts, and their names, by key."""
+
+    exported: dict[str, tuple[str, bytes]]
+    host_functions: dict[str, Callable[..., Any]]
+
+
+class ClientCalls:
+    """The calls of one program.
+
+    Args:
+        client: What it is known by.
+        controller: Decides.
+        code: Functions of all programs.
+        carry_out: Carries out what the controller has decided.
+        settled: Returns when no island is being built, or one has been.
+    """
+
+    def __init__(
+        self,
+        client: str,
+        controller: Controller,
+        code: Code,
+        carry_out: Callable[[], None],
+        settled: Callable[[], asyncio.Future[None] | None],
+    ) -> None:
+        self._client = client
+        self._controller = controller
+        self._code = code
+        self._carry_out = carry_out
+        self._settled = settled
+        self._order: ReorderBuffer[tuple[Call, asyncio.Future[Any]]] = ReorderBuffer()
+        self._queue: asyncio.Queue[tuple[Call, asyncio.Future[Any]]] = asyncio.Queue()
+        self._worker = asyncio.get_running_loop().create_task(self._work())
+
+    async def take(self, number: int, call: Call) -> Any:
+        """Takes a call; returns what it gives when it is its turn.
+
+        Raises:
+            WaystationError: What it raises.
+        """
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        for each in self._order.add(1, number, (call, answer)):
+            self._queue.put_nowait(each)
+        given = await answer
+        return await given if isinstance(given, asyncio.Future) else given
+
+    def close(self) -> None:
+        """The program is gone."""
+        self._worker.cancel()
+
+    async def _work(self) -> None:
+        while True:
+            call, answer = await self._queue.get()
+            try:
+                await self._wait_for_islands(call)
+                given = getattr(self, call.method)(*call.arguments)
+            except Exception as error:
+                answer.set_exception(error)
+                answer.exception()  # nobody waits for many of them
+            else:
+                answer.set_result(given)
+            self._carry_out()
+
+    async def _wait_for_islands(self, call: Call) -> None:
+        slices: Sequence[int] = ()
+        if call.method == "run":
+            slices = call.arguments[1]
+        elif call.method == "put":
+            slices = (call.arguments[2],)
+        elif call.method == "load":
+            slices = [value.slice for _, _, value in call.arguments[1]]
+        while slices and self._controller.is_waiting(slices) and (change := self._settled()) is not None:
+            await change
+
+    # ---- slices --------------------------------------------------------------------------------
+
+    def grant(self, request: SliceRequest) -> int:
+        """See `Backend`."""
+        return self._controller.grant(self._client, request)
+
+    def release(self, number: int) -> None:
+        """See `Backend`."""
+        self._controller.release(self._client, number)
+
+    def remap(self, number: int, island: str | None, without_hosts: Collection[str]) -> None:
+        """See `Backend`."""
+        self._controller.remap(self._client, number, island, without_hosts)
+
+    def suspend(self) -> None:
+        """See `Backend`."""
+        self._controller.resources.suspend(self._client)
+
+    def resume(self) -> None:
+        """See `Backend`."""
+        self._controller.resources.resume(self._client)
+
+    def placement(self, number: int) -> Placement:
+        """See `Backend`."""
+        return self._controller.placement(number)
+
+    def kind(self, number: int) -> str:
+        """What the devices of a slice are."""
+        return self._controller.kind(number)
+
+    # ---- programs ------------------------------------------------------------------------------
+
+    def register(self, key: str, name: str, exported: bytes) -> None:
+        """See `Backend`; hosts get a function with the first list that calls it."""
+        self._code.exported.setdefault(key, (name, exported))
+
+    def register_host_function(self, name: str, function: Callable[..., Any]) -> None:
+        """Makes a function of Python known that programs call on hosts by its name."""
+        self._code.host_functions[name] = function
+
+    def install(self, encoded: bytes, dispatch: Dispatch) -> str:
+        """See `Backend`."""
+        return self._controller.install(decode(encoded), dispatch)
+
+    def run(
+        self,
+        fingerprint: str,
+        slices: Sequence[int],
+        arguments: Sequence[int],
+        results: Sequence[int],
+        cost_seconds: float | None,
+        priority: int,
+    ) -> None:
+        """See `Backend`."""
+        self._controller.run(self._client, fingerprint, slices, arguments, results, cost_seconds, priority)
+
+    # ---- arrays --------------------------------------------------------------------------------
+
+    def put(self, handle: int, array: Any, slice_number: int, sharding: Sharding) -> None:
+        """See `Backend`."""
+        value = Value(handle, array.shape, str(array.dtype), slice_number, sharding)
+        self._controller.works.put(self._client, handle, array, value)
+
+    def get(self, handle: int) -> asyncio.Future[Any]:
+        """What hosts have of an array: an answer of each."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def end(work: Work) -> None:
+            if answer.done():
+                return
+            if work.error is not None:
+                answer.set_exception(work.error)
+            else:
+                answer.set_result([fetched[0] for fetched in work.fetched.values()])
+
+        self._controller.works.get(self._client, handle, end)
+        return answer
+
+    def wait(self, handles: Sequence[int]) -> asyncio.Future[None]:
+        """See `Backend`."""
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        left = len(handles)
+
+        def made(handle: int) -> None:
+            nonlocal left
+            left -= 1
+            if answer.done():
+                return
+            try:
+                self._controller.arrays.get(self._client, handle)
+            except WaystationError as error:
+                answer.set_exception(error)
+            else:
+                if left == 0:
+                    answer.set_result(None)
+
+        if not handles:
+            answer.set_result(None)
+        for handle in handles:
+            self._controller.when_made(self._client, handle, functools.partial(made, handle))
+        return answer
+
+    def is_done(self, handle: int) -> bool:
+        """See `Backend`."""
+        arrays = self._controller.arrays
+        return arrays.is_made(arrays.handle(self._client, handle))
+
+    def free(self, handles: Sequence[int]) -> None:
+        """See `Backend`."""
+        self._controller.free(self._client, handles)
+
+    def share(self, handle: int, name: str) -> asyncio.Future[None]:
+        """See `Backend`; an array that is not there yet is waited for."""
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        hold = self._controller.hold(self._client, handle)
+
+        def made() -> None:
+            try:
+                self._controller.share(hold, name)
+            except WaystationError as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+        self._controller.when_made(self._client, handle, made)
+        return answer
+
+    def named(self, name: str, handle: int) -> Value:
+        """See `Backend`."""
+        stored = self._controller.arrays.attach(self._client, name, handle)
+        return replace(stored.value, number=handle)
+
+    def withdraw(self, name: str) -> None:
+        """Takes a name back."""
+        self._controller.withdraw(name)
+
+    def end(self) -> None:
+        """Frees everything of this program, and releases its slices."""
+        self._controller.collect(self._controller.arrays.drop_client(self._client))
+        self._controller.arrays.add_client(self._client)
+        self._controller.release_slices(self._client)
+
+    # ---- checkpoints ---------------------------------------------------------------------------
+
+    def save(self, path: str, arrays: Mapping[str, int], overwrite: bool) -> asyncio.Future[None]:
+        """Has hosts save arrays."""
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def end(work: Work) -> None:
+            if answer.done():
+                return
+            if work.error is not None:
+                answer.set_exception(work.error)
+            else:
+                answer.set_result(None)
+
+        self._controller.works.save(self._client, path, tuple(arrays.items()), overwrite, end)
+        return answer
+
+    def load(self, path: str, arrays: Sequence[tuple[str, int, Value]]) -> None:
+        """Has hosts make arrays of a checkpoint."""
+        self._controller.works.load(self._client, path, arrays)

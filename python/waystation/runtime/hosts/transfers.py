@@ -1,0 +1,103 @@
+"""Transfers of a host over a `Transport`: blocks are read from devices by a thread, and fetched early.
+
+What a list receives is asked for when it begins, from each peer at once. What it sends may not be computed
+yet: a thread of its own waits for it, in the order of the sends, so that the lane never waits for a device.
+Failure sequence: who cannot be reached, or does not answer in time, or has failed, fails `receive`; what
+cannot be read is offered as an error to whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from waystation._errors import Internal, WaystationError
+from waystation.frameworks.dtypes import numpy_dtype
+from waystation.runtime.execution import Expected
+from waystation.runtime.transport import Fetch, Key, Transport, Wanted
+
+Block = np.ndarray[Any, np.dtype[Any]]
+
+
+class Transfers:
+    """An `Exchange` of a host in a cluster.
+
+    Args:
+        transport: Carries blocks.
+        deadline_s: How long a block may take.
+    """
+
+    def __init__(self, transport: Transport, deadline_s: float) -> None:
+        self._transport = transport
+        self._deadline_s = deadline_s
+        self._addresses: dict[int, dict[str, str]] = {}
+        self._fetches: dict[int, dict[int, tuple[Fetch, int]]] = {}
+        self._sends: queue.SimpleQueue[tuple[Key, jax.Array]] = queue.SimpleQueue()
+        self.sent_bytes = 0
+        threading.Thread(target=self._offer_all, name="waystation: sends", daemon=True).start()
+
+    def meet(self, run: int, addresses: dict[str, str]) -> None:
+        """Says where the hosts are that a run receives from."""
+        if addresses:
+            self._addresses[run] = addresses
+
+    def expect(self, run: int, transfers: Sequence[Expected]) -> None:
+        """See `Exchange`."""
+        addresses = self._addresses.pop(run, {})
+        by_host: defaultdict[str, list[Expected]] = defaultdict(list)
+        for each in transfers:
+            by_host[each.host].append(each)
+        found = self._fetches[run] = {}
+        for host, expected in by_host.items():
+            wanted = [Wanted(Key(run, 0, each.transfer), each.shape, _dtype(each.dtype)) for each in expected]
+            fetch = self._transport.fetch(addresses[host], wanted, deadline_s=self._deadline_s)
+            for place, each in enumerate(expected):
+                found[each.transfer] = fetch, place
+
+    def send(
+        self, run: int, transfer: int, host: str, block: jax.Array, error: WaystationError | None = None
+    ) -> None:
+        """See `Exchange`."""
+        del host  # whoever knows the key fetches it
+        if error is not None:
+            self._transport.poison(error, run=run)
+        self._sends.put((Key(run, 0, transfer), block))
+
+    def receive(self, run: int, transfer: int) -> Block:
+        """See `Exchange`."""
+        fetch, place = self._fetches[run][transfer]
+        return fetch.result()[place]
+
+    def close(self, run: int) -> None:
+        """See `Exchange`."""
+        self._fetches.pop(run, None)
+
+    def abandon(self, run: int, error: WaystationError, *, has_ended: bool) -> None:
+        """A run has failed somewhere: nobody waits for it, and what it offers is let go once it has ended."""
+        self._transport.poison(error, run=run)
+        if has_ended:
+            self._transport.drop(run)
+
+    def _offer_all(self) -> None:
+        while True:
+            key, block = self._sends.get()
+            try:
+                held = np.ascontiguousarray(np.asarray(block))
+                self.sent_bytes += held.nbytes
+                self._transport.offer({key: held})
+            except Exception as error:
+                told = Internal(f"a block cannot be sent: {type(error).__name__}: {error}")
+                self._transport.poison(error if isinstance(error, WaystationError) else told, run=key.run)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    found = numpy_dtype(name)
+    if found is None:
+        raise Internal(f"arrays of dtype '{name}' cannot travel")
+    return found

@@ -1,0 +1,223 @@
+"""What a host does for messages: programs through `HostExecution`, and what is not a program.
+
+`begin` dispatches a message and returns what waits for its end and says how that was. Failure sequence: an
+instruction that fails leaves its error in the buffers that it was to make, the others are done all the same,
+and the first error is what the message answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from waystation._errors import Internal, WaystationError
+from waystation.runtime.devices import DeviceId
+from waystation.runtime.execution import Buffers, HostExecution
+from waystation.runtime.execution import Run as ListRun
+from waystation.runtime.hosts.checkpoints import begin_save, load
+from waystation.runtime.hosts.transfers import Transfers
+from waystation.runtime.ir import Sharding
+from waystation.runtime.messages import (
+    Done,
+    Fetched,
+    Get,
+    HostList,
+    Instruction,
+    Load,
+    Message,
+    Put,
+    Restore,
+    Run,
+    Save,
+    Spill,
+)
+from waystation.runtime.resources import Placement
+
+Note = Callable[[str], None]
+Finish = Callable[[], Fetched | None]
+
+
+class HostWork:
+    """See above.
+
+    Args:
+        name: The name of the host.
+        devices: All devices of its island, by process and number.
+        transfers: How blocks come from other hosts and go there.
+    """
+
+    def __init__(self, name: str, devices: Sequence[jax.Device], transfers: Transfers) -> None:
+        self._island = name.rpartition("/")[0]
+        self._devices = devices
+        self._per_host = len(jax.local_devices())
+        self._transfers = transfers
+        self._lists: dict[str, HostList] = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._ended_s = 0.0
+        self.on_compiled: Callable[[], None] = lambda: None
+        self.execution = HostExecution(name, self._device, transfers, self._functions, self._note_compiled)
+
+    def _note_compiled(self) -> None:
+        self.on_compiled()
+
+    @property
+    def buffers(self) -> Buffers:
+        """The arrays of the host."""
+        return self.execution.buffers
+
+    def prepare(
+        self,
+        listed: HostList,
+        functions: Sequence[tuple[str, bytes]],
+        host_functions: Sequence[tuple[str, Callable[..., Any]]],
+    ) -> None:
+        """Takes a list and what it calls, and waits until that is compiled.
+
+        Raises:
+            ComputationFailed: A function cannot be compiled.
+            FunctionNotFound: One is not known.
+        """
+        for key, exported in functions:
+            self.execution.functions.add(key, exported)
+        self._functions.update(host_functions)
+        self._lists[listed.fingerprint] = listed
+        self.execution.load(listed.fingerprint, listed.low)
+        self.execution.wait_until_compiled(listed.fingerprint)
+
+    def begin(self, message: Message, note: Note) -> Callable[[], Done]:
+        """Dispatches a message; what it returns waits for its end."""
+        began_s = time.monotonic()
+        finishes: list[Finish] = []
+        failed: list[WaystationError] = []
+        for instruction in message.instructions:
+            try:
+                finishes.append(self._begin(message.work, instruction, note))
+            except Exception as error:
+                told = _told(error)
+                self._poison(instruction, told)
+                failed.append(told)
+
+        def finish() -> Done:
+            fetched = []
+            for each in finishes:
+                try:
+                    found = each()
+                except Exception as error:
+                    failed.append(_told(error))
+                else:
+                    fetched += [found] if found is not None else []
+            now_s = time.monotonic()
+            # Devices do one message after the other.
+            taken_s = now_s - max(began_s, self._ended_s)
+            self._ended_s = now_s
+            return Done(message.work, taken_s, failed[0] if failed else None, tuple(fetched))
+
+        return finish
+
+    def _begin(self, work: int, instruction: Instruction, note: Note) -> Finish:
+        match instruction:
+            case Run():
+                return self._run(work, instruction, note)
+            case Put():
+                self._put(instruction)
+            case Get():
+                note("get")
+                return self._get(instruction)
+            case Spill():
+                note("spill")
+                self.buffers.spill(instruction.handle)
+            case Restore():
+                self.buffers.restore(instruction.handle)
+            case Save():
+                note(f"save '{instruction.path}'")
+                return self._save(instruction)
+            case Load():
+                note(f"load '{instruction.path}'")
+                self._load(instruction)
+        return lambda: None
+
+    def _run(self, work: int, run: Run, note: Note) -> Finish:
+        listed = self._lists[run.list]
+        self._transfers.meet(work, dict(run.peers))
+        arguments = tuple(zip(listed.arguments, run.arguments, strict=True))
+        results = tuple(zip(listed.results, run.results, strict=True))
+        finish = self.execution.begin(ListRun(run.list, work, arguments, results), note)
+        self.buffers.free(run.consumed)
+
+        def wait() -> None:
+            finish()
+
+        return wait
+
+    def _put(self, put: Put) -> None:
+        sharding = self._sharding(put.placement, put.value.sharding)
+        array = np.asarray(put.array)
+        self.buffers.set(
+            put.handle,
+            jax.make_array_from_callback(
+                array.shape, sharding, lambda place: array[place], dtype=array.dtype
+            ),
+        )
+
+    def _get(self, get: Get) -> Finish:
+        array = self.buffers.get(get.handle)
+        # Copies, since a later message may donate the array before this one has ended.
+        shards = [
+            (tuple(part.start or 0 for part in shard.index), jnp.copy(shard.data))
+            for shard in array.addressable_shards
+            if shard.replica_id == 0
+        ]
+
+        def finish() -> Fetched:
+            return Fetched(array.shape, tuple((offset, np.asarray(block)) for offset, block in shards))
+
+        return finish
+
+    def _save(self, save: Save) -> Finish:
+        wait = begin_save(save, {name: self.buffers.get(handle) for name, handle in save.arrays})
+
+        def finish() -> None:
+            wait()
+
+        return finish
+
+    def _load(self, instruction: Load) -> None:
+        shardings = {
+            name: self._sharding(placement, value.sharding)
+            for name, _, value, placement in instruction.arrays
+        }
+        loaded = load(instruction, shardings)
+        for name, handle, _, _ in instruction.arrays:
+            self.buffers.set(handle, loaded[name])
+
+    def _poison(self, instruction: Instruction, error: WaystationError) -> None:
+        made: Sequence[int] = ()
+        if isinstance(instruction, Run):
+            made = instruction.results
+        elif isinstance(instruction, Put):
+            made = (instruction.handle,)
+        elif isinstance(instruction, Load):
+            made = tuple(handle for _, handle, _, _ in instruction.arrays)
+        for handle in made:
+            self.buffers.set(handle, error)
+
+    def _device(self, device: DeviceId) -> jax.Device:
+        return self._devices[int(device.host.rpartition("/")[2]) * self._per_host + device.index]
+
+    def _sharding(self, placement: Placement, sharding: Sharding) -> jax.sharding.NamedSharding:
+        sizes = tuple(size for _, size in sharding.axes)
+        placed = np.array([self._device(device) for device in placement.devices]).reshape(sizes)
+        mesh = jax.sharding.Mesh(placed, tuple(name for name, _ in sharding.axes))
+        parts = [part[0] if len(part) == 1 else (part or None) for part in sharding.spec]
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
+
+
+def _told(error: Exception) -> WaystationError:
+    if isinstance(error, WaystationError):
+        return error
+    return Internal(f"a host failed: {type(error).__name__}: {error}")

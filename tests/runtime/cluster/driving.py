@@ -1,0 +1,92 @@
+"""Programs of one computation, as a client gives them to a cluster."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+
+from waystation.runtime.cluster import ClusterBackend
+from waystation.runtime.ir import Arg, Compute, Program, Result, Sharding, SliceShape, Value, prepare
+from waystation.runtime.resources import SliceRequest
+
+HANDLES = itertools.count(1)
+
+
+def rows(devices: int) -> Sharding:
+    return Sharding((("d", devices),), (("d",),))
+
+
+def exported(function: Callable[..., Any], devices: int, shape: tuple[int, ...] = (8,)) -> bytes:
+    """A function of one array in rows, exported by this process alone."""
+    mesh = jax.sharding.AbstractMesh((devices,), ("d",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    jitted = jax.jit(function, in_shardings=sharding, out_shardings=sharding)
+    traced = jax.export.export(jitted, platforms=["cpu"])(jax.ShapeDtypeStruct(shape, np.float32))
+    return bytes(traced.serialize())
+
+
+def add_sum(x: Any) -> Any:
+    """`x + sum(x)`, where the sum is a collective over all devices."""
+    return x + jax.numpy.sum(x)
+
+
+class Slice:
+    """Some devices of an island, and one function on them."""
+
+    def __init__(
+        self,
+        backend: ClusterBackend,
+        island: str,
+        devices: int,
+        function: Callable[..., Any] = add_sum,
+        *,
+        shape: tuple[int, ...] = (8,),
+        name: str = "train",
+        key: str | None = None,
+    ) -> None:
+        self.backend = backend
+        self.shape = shape
+        self.sharding = rows(devices)
+        self.number = backend.grant(SliceRequest.of(devices, island=island, shared=True))
+        if key is None:
+            key = backend.register(function.__name__, exported(function, devices, shape))
+        nodes = (
+            Arg("x", self.value(0)),
+            Compute("step", key, 0, (0,), (self.sharding,), (self.value(1),)),
+            Result((1,)),
+        )
+        program = prepare(Program(name, (SliceShape(0, (devices,)),), nodes))
+        self.fingerprint = backend.install(program)
+
+    def value(self, number: int) -> Value:
+        return Value(number, self.shape, "float32", 0, self.sharding)
+
+    def put(self, array: np.ndarray) -> int:
+        handle = next(HANDLES)
+        self.backend.put(handle, array.astype(np.float32), self.number, self.sharding)
+        return handle
+
+    def step(self, handle: int) -> int:
+        """Calls the function once."""
+        made = next(HANDLES)
+        self.backend.run(self.fingerprint, [self.number], [handle], [made])
+        return made
+
+    def steps(self, handle: int, count: int) -> int:
+        """Calls it on what it gives, without waiting in between; only the last result stays."""
+        for _ in range(count):
+            before, handle = handle, self.step(handle)
+            self.backend.free([before])
+        return handle
+
+
+def call(backend: ClusterBackend, fingerprint: str, slices: Sequence[int], *arguments: int) -> int:
+    """Runs a program that returns one array."""
+    made = next(HANDLES)
+    backend.run(fingerprint, slices, arguments, [made])
+    return made

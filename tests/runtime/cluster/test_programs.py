@@ -1,0 +1,280 @@
+"""Programs on the hosts of a real cluster: a story for each, since each host takes seconds to start."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.cluster.driving import HANDLES, Slice, add_sum, call, exported, rows
+
+from waystation.errors import InvalidInput
+from waystation.runtime.cluster import Cluster, ClusterBackend, connect
+from waystation.runtime.controller import Dispatch
+from waystation.runtime.errors import DeviceMemoryExceeded, HostLost, ObjectNotFound
+from waystation.runtime.ir import (
+    Arg,
+    Compute,
+    HostCall,
+    Program,
+    Result,
+    Sharding,
+    SliceShape,
+    Value,
+    prepare,
+)
+from waystation.runtime.resources import SliceRequest
+
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime needs Python 3.12")
+
+WAIT_S = 120.0
+VALUES = np.arange(8, dtype=np.float32)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+def tell(*operands: list[tuple[tuple[int, ...], np.ndarray]]) -> list[list[np.ndarray]]:
+    """Adds to each shard where it begins; on a host."""
+    (shards,) = operands
+    return [[block + offset[0] for offset, block in shards]]
+
+
+def fail(*operands: Any) -> list[list[np.ndarray]]:
+    raise InvalidInput("this host will not")
+
+
+@pytest.mark.timeout(900)
+def test_programs_over_slices_of_two_islands(tmp_path: Path) -> None:
+    with connect(hosts=0, name="first") as cluster:
+        cluster.add_island("left", hosts=2, devices_per_host=2)
+        cluster.add_island("right", devices_per_host=2, device_memory_bytes=64, spill_bytes=64)
+        backend = cluster.backend()
+        left = Slice(backend, "left", 4)
+        check_pipelines(backend)
+        check_host_calls(backend, left)
+        check_that_an_array_follows_its_slice(backend)
+        check_that_memory_is_kept(backend)
+        check_checkpoints(backend, left, tmp_path)
+        check_that_a_killed_client_leaves_nothing(cluster, left)
+        check_that_a_loss_reaches_other_islands(cluster, left)
+
+
+def pipeline(backend: ClusterBackend) -> Program:
+    """A sum over four devices of one island, then one over two of the other."""
+    keys = [backend.register("add_sum", exported(add_sum, devices)) for devices in (4, 2)]
+    four, two = rows(4), rows(2)
+    nodes = (
+        Arg("x", Value(0, (8,), "float32", 0, four)),
+        Compute("front", keys[0], 0, (0,), (four,), (Value(1, (8,), "float32", 0, four),)),
+        Compute("back", keys[1], 1, (1,), (two,), (Value(2, (8,), "float32", 1, two),)),
+        Result((2,)),
+    )
+    return prepare(Program("pipeline", (SliceShape(0, (4,)), SliceShape(1, (2,))), nodes))
+
+
+def check_pipelines(backend: ClusterBackend) -> None:
+    program = pipeline(backend)
+    slices = [
+        backend.grant(SliceRequest.of(devices, island=island, shared=True))
+        for devices, island in ((4, "left"), (2, "right"))
+    ]
+    expected = VALUES + VALUES.sum()
+    expected = expected + expected.sum()
+    for dispatch in Dispatch:
+        fingerprint = backend.install(program, dispatch)
+        argument = next(HANDLES)
+        backend.put(argument, VALUES, slices[0], rows(4))
+        made = [call(backend, fingerprint, slices, argument) for _ in range(2)]
+        for handle in made:
+            np.testing.assert_array_equal(backend.get(handle, WAIT_S), expected)
+        backend.free([argument, *made])
+    for number in slices:
+        backend.release(number)
+
+
+def check_host_calls(backend: ClusterBackend, left: Slice) -> None:
+    backend.register_host_function("tell", tell)
+    backend.register_host_function("fail", fail)
+    made = []
+    argument = left.put(VALUES)
+    for name in ("tell", "fail"):
+        nodes = (
+            Arg("x", left.value(0)),
+            HostCall(name, name, 0, (0,), (left.sharding,), (left.value(1),)),
+            Result((1,)),
+        )
+        program = prepare(Program(f"to {name}", (SliceShape(0, (4,)),), nodes))
+        made.append(call(backend, backend.install(program), [left.number], argument))
+    after = left.step(made[1])
+    np.testing.assert_array_equal(backend.get(made[0], WAIT_S), VALUES + np.repeat([0, 2, 4, 6], 2))
+    for handle in (made[1], after):
+        with pytest.raises(InvalidInput, match="this host will not") as raised:
+            backend.get(handle, WAIT_S)
+        context = raised.value.context
+        assert (context["program"], context["computation"]) == ("to fail", "fail")
+        assert context["host"] in {"left/0", "left/1"}
+        assert context["device"].startswith(context["host"])
+    backend.free([argument, *made, after])
+
+
+def check_that_an_array_follows_its_slice(backend: ClusterBackend) -> None:
+    """Nothing of a program changes when its slice moves."""
+    number = backend.grant(SliceRequest.of(2, shared=True))
+    key = backend.register("double", exported(double, 2))
+    two = rows(2)
+    nodes = (
+        Arg("x", Value(0, (8,), "float32", 0, two)),
+        Compute("double", key, 0, (0,), (two,), (Value(1, (8,), "float32", 0, two),)),
+        Result((1,)),
+    )
+    fingerprint = backend.install(prepare(Program("double", (SliceShape(0, (2,)),), nodes)))
+    argument = next(HANDLES)
+    backend.put(argument, VALUES, number, two)
+    islands = []
+    for _ in range(2):
+        islands.append(backend.placement(number).island)
+        made = call(backend, fingerprint, [number], argument)
+        np.testing.assert_array_equal(backend.get(made, WAIT_S), VALUES * 2)
+        backend.free([made])
+        other = "right" if islands[-1] == "left" else "left"
+        backend.remap(number, island=other)
+    assert set(islands) == {"left", "right"}
+    backend.free([argument])
+    backend.release(number)
+
+
+def check_that_memory_is_kept(backend: ClusterBackend) -> None:
+    """Of five arrays of 16 bytes a device, four fit, and one is in the memory of the host."""
+    right = Slice(backend, "right", 2)
+    arrays = [right.put(VALUES + number) for number in range(5)]
+    for number, handle in enumerate(arrays):
+        np.testing.assert_array_equal(backend.get(handle, WAIT_S), VALUES + number)
+    wide = Sharding((("d", 2),))
+    handle = next(HANDLES)
+    backend.put(handle, np.zeros(32, np.float32), right.number, wide)
+    with pytest.raises(DeviceMemoryExceeded, match="needs 128 bytes on device right/0:0 of 64"):
+        backend.get(handle, WAIT_S)
+    backend.free([*arrays, handle])
+    backend.release(right.number)
+
+
+def check_checkpoints(backend: ClusterBackend, left: Slice, directory: Path) -> None:
+    made = left.step(left.put(VALUES))
+    path = str(directory / "saved")
+    backend.save(path, {"x": made}, timeout_s=WAIT_S)
+    expected = VALUES + VALUES.sum()
+    state = json.loads((directory / "saved" / "checkpoint.json").read_text())
+    assert state
+    two = Sharding((("d", 2),), (("d",),))
+    number = backend.grant(SliceRequest.of(2, island="left", shared=True))
+    loaded = next(HANDLES)
+    backend.load(path, {"x": (loaded, Value(loaded, (8,), "float32", number, two))})
+    np.testing.assert_array_equal(backend.get(loaded, WAIT_S), expected)
+    missing = next(HANDLES)
+    backend.load(f"{path}-not", {"x": (missing, Value(missing, (8,), "float32", number, two))})
+    with pytest.raises(FileNotFoundError):
+        backend.get(missing, WAIT_S)
+    backend.free([made, loaded, missing])
+    backend.release(number)
+
+
+def bytes_of_owners(cluster: Cluster) -> dict[str, int]:
+    return {owner.name: owner.array_bytes for owner in cluster.status().owners}
+
+
+def check_that_a_killed_client_leaves_nothing(cluster: Cluster, left: Slice) -> None:
+    backend = cluster.backend()
+    base, own = left.put(VALUES), left.put(VALUES)
+    backend.share(base, "base")
+    backend.wait([own], WAIT_S)
+    command = [sys.executable, "-m", "tests.runtime.cluster.clients", cluster.address]
+    other = subprocess.Popen([*command, "second", "base", "its base"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert json.loads(other.stdout.readline()) == {"shape": [8], "total": float(VALUES.sum())}
+        # 32 bytes each; what is shared counts once, under its name.
+        before = bytes_of_owners(cluster)
+        assert (before["second"], before["base"], before["its base"]) == (32, 32, 32)
+        other.send_signal(signal.SIGKILL)
+        wait_until(lambda: "second" not in bytes_of_owners(cluster))
+    finally:
+        other.kill()
+        other.communicate()
+    assert bytes_of_owners(cluster) == before_without(before, "second")
+    total = sum(bytes_of_owners(cluster).values())
+    wait_until(lambda: sum(host.array_bytes for host in cluster.island("left").status().hosts) == total)
+    np.testing.assert_array_equal(backend.get(own, WAIT_S), VALUES)
+    backend.withdraw("its base")
+    with pytest.raises(ObjectNotFound, match="no object is shared as 'its base'"):
+        backend.named("its base", next(HANDLES))
+
+
+def before_without(before: dict[str, int], name: str) -> dict[str, int]:
+    return {other: held for other, held in before.items() if other != name}
+
+
+def check_that_a_loss_reaches_other_islands(cluster: Cluster, left: Slice) -> None:
+    """What waits for data of an island that is lost fails with that loss; the waiting island goes on."""
+    backend = cluster.backend()
+    program = backend.install(pipeline(backend))
+    right = Slice(backend, "right", 2)
+    slices = [left.number, right.number]
+    argument = left.put(VALUES)
+    backend.wait([argument], WAIT_S)
+    hosts = cluster.island("left").status().hosts
+    os.kill(hosts[0].process_id, signal.SIGSTOP)
+    lost = call(backend, program, slices, argument)
+    os.kill(hosts[1].process_id, signal.SIGKILL)
+    with pytest.raises(HostLost, match="program 'pipeline' was lost") as raised:
+        backend.get(lost, WAIT_S)
+    assert raised.value.context["host"] == "left/1"
+    made = right.step(right.put(VALUES))
+    np.testing.assert_array_equal(backend.get(made, WAIT_S), VALUES + VALUES.sum())
+    again = call(backend, program, slices, left.put(VALUES))  # waits until the island is there again
+    expected = VALUES + VALUES.sum()
+    np.testing.assert_array_equal(backend.get(again, WAIT_S), expected + expected.sum())
+
+
+def wrong_results(cluster: Cluster, island: str, rounds: int) -> int:
+    """How many results of two clients, whose sums are of the same shape, are wrong."""
+    wrong = 0
+    with connect(cluster.address, name=f"other on {island}") as second:
+        sides = [Slice(each.backend(), island, 2) for each in (cluster, second)]
+        given = [side.put(VALUES * factor) for side, factor in zip(sides, (1, 1000), strict=True)]
+        for side, handle in zip(sides, given, strict=True):
+            side.backend.wait([handle], WAIT_S)
+        made = [[side.step(handle) for side, handle in zip(sides, given, strict=True)] for _ in range(rounds)]
+        for handles in made:
+            for side, handle, factor in zip(sides, handles, (1, 1000), strict=True):
+                try:
+                    found = side.backend.get(handle, WAIT_S)
+                except HostLost:  # they wait for each other for ever, and the watchdog ends that
+                    return wrong + 1
+                expected = VALUES * factor + (VALUES * factor).sum()
+                wrong += not np.array_equal(found, expected)
+    return wrong
+
+
+@pytest.mark.timeout(900)
+def test_without_an_order_two_clients_get_wrong_sums_and_with_it_never() -> None:
+    with connect(hosts=0, name="first") as cluster:
+        cluster.add_island("ordered", hosts=2)
+        cluster._host_class = "tests.runtime.cluster.hosts:UnorderedHost"
+        cluster.add_island("unordered", hosts=2, deadline_s=10.0, max_restarts=0)
+        assert wrong_results(cluster, "unordered", 10) > 0
+        assert wrong_results(cluster, "ordered", 50) == 0
