@@ -121,6 +121,11 @@ def test_hosts_are_emulated_with_addresses_and_a_secret_of_their_own(tmp_path: P
     ("arguments", "message"),
     [
         (["--host", "a"], "list them, --hosts FILE"),
+        (["--tls-key", "key"], "list them, --hosts FILE"),
+        (
+            ["--hosts", "hosts.json", "--host", "b", "--agent", "d", "--secret-file", "s", "--tls-key", "k"],
+            "all three",
+        ),
         (["--hosts", "3"], "give their directory, --agent"),
         (["--hosts", "3", "--host", "a", "--agent", "agents"], "give the number alone"),
         (["--hosts", "hosts.json", "--agent", "agents"], "has the hosts a, b"),

@@ -311,15 +311,32 @@ def _launch(
         Path | None,
         typer.Option("--secret-file", metavar="FILE", help="The secret that the hosts' agents share."),
     ] = None,
+    tls_certificate: Annotated[
+        Path | None,
+        typer.Option("--tls-certificate", metavar="FILE", help="What this host's agent shows the others."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="The key of that certificate.")
+    ] = None,
+    tls_authorities: Annotated[
+        Path | None,
+        typer.Option("--tls-authorities", metavar="FILE", help="Who signs the certificates of all hosts."),
+    ] = None,
     copies: Annotated[
         int, typer.Option("--copies", metavar="M", min=1, help="Copies that hosts keep of each shard.")
     ] = 2,
     port: Annotated[
         int,
         typer.Option(
-            "--port", min=1, max=65534, help="First of two ports of the first host where processes meet."
+            "--port", min=1, max=65533, help="First of three ports of the first host where all meet."
         ),
     ] = 29500,
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="How long launches of several hosts wait for each other."
+        ),
+    ] = 600.0,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
@@ -327,7 +344,7 @@ def _launch(
 
     Sets what `torch.distributed` and `jax.distributed` need. Exits with 1 if a process ended abnormally. The
     agent outlives the program and the launch, so that a later launch goes on from what it keeps. With a file
-    of hosts, run it on each of them.
+    of hosts, run it on each of them; with restarts, they start the program together, again and again.
     """
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import launch
@@ -345,8 +362,10 @@ def _launch(
             hosts=hosts,
             host=host,
             secret_file=secret_file,
+            tls=(tls_certificate, tls_key, tls_authorities),
             copies=copies,
             port=port,
+            wait_s=wait,
         )
         launch.run(output, request)
 

@@ -31,6 +31,29 @@ _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What an agent shows the others, and whom it believes; PEM.
+
+    Attributes:
+        certificate: That of its host, by its name.
+        key: The key of that.
+        authorities: Who signs the certificates of all hosts.
+    """
+
+    certificate: Path
+    key: Path
+    authorities: Path
+
+    def options(self) -> list[str]:
+        """What the agent is told of them."""
+        return [
+            f"--tls-certificate={self.certificate}",
+            f"--tls-key={self.key}",
+            f"--tls-authorities={self.authorities}",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class Membership:
     """What makes an agent one of several.
 
@@ -41,6 +64,7 @@ class Membership:
         hosts_path: The list of them.
         secret_path: The secret that their agents share.
         copies: How many copies of each shard they keep.
+        tls: What they show each other; None if nothing is encrypted.
     """
 
     host: str
@@ -49,6 +73,7 @@ class Membership:
     hosts_path: Path
     secret_path: Path
     copies: int
+    tls: TlsFiles | None = None
 
     def options(self) -> list[str]:
         """What the agent is told of it."""
@@ -58,6 +83,7 @@ class Membership:
             f"--hosts={self.hosts_path}",
             f"--secret-file={self.secret_path}",
             f"--copies={self.copies}",
+            *(self.tls.options() if self.tls is not None else []),
         ]
 
 

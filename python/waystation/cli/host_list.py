@@ -61,6 +61,19 @@ def read_hosts(path: Path) -> list[ListedHost]:
     return hosts
 
 
+def read_secret(path: Path) -> bytes:
+    """Reads what the agents of all hosts know, as they do: without line ends after it.
+
+    Raises:
+        NotFound: There is no such file.
+        InvalidInput: It cannot be read.
+    """
+    try:
+        return path.read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise from_os_error(error, "read the secret of the agents", str(path)) from error
+
+
 def index_of(hosts: Sequence[ListedHost], name: str, path: Path) -> int:
     """The number of a host.
 

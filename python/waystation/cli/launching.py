@@ -5,12 +5,12 @@ seen through a file descriptor (pidfd) in the moment it happens, and noted with 
 read or reaped: when one death makes others fail, the order says which was the cause.
 
 What can end a launch: all processes end by themselves; one ends abnormally, after which the others have
-`grace_s` to fail by themselves and say why; a signal to the launcher, which is passed on. Whoever is still
-there then gets SIGTERM, and after `TERMINATION_S` SIGKILL.
+`grace_s` to fail by themselves and say why; a launch on another host says that the program has failed there,
+which is the same; a signal to the launcher, which is passed on. Whoever is still there then gets SIGTERM, and
+after `TERMINATION_S` SIGKILL.
 
-Invariants: no process of the program outlives the launch, nor what it has started (a launcher that is
-killed itself takes the processes along, through PR_SET_PDEATHSIG); each line of output appears whole.
-Linux only.
+Invariants: no process of the program outlives the launch, nor what it has started (a launcher that is killed
+itself takes the processes along, through PR_SET_PDEATHSIG); each line of output appears whole. Linux only.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
+from waystation.cli.launched import Outcome, Program
 from waystation.cli.lines import Lines
 from waystation.cli.orphans import adopting_orphans, kill_adopted
 
 TERMINATION_S = 5.0
-KEPT_LINES = 12
 LOOK_S = 1.0  # how often companions are looked after, at least
 _READ_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -42,47 +40,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 # Takes the index of a process, whether it wrote to stderr, and a line without its end.
 OnLine = Callable[[int, bool, str], None]
-
-
-@dataclass
-class Program:
-    """One process of the program.
-
-    Attributes:
-        index: Which of them it is.
-        process: Its handle.
-        exit_code: What it returned; negative is the signal that killed it; None while it runs.
-        ended_s: When it ended, in seconds since the launch.
-        told_to_end: The signal that the launcher had sent it by then.
-        last_lines: The end of its output.
-    """
-
-    index: int
-    process: subprocess.Popen[bytes]
-    exit_code: int | None = None
-    ended_s: float | None = None
-    told_to_end: signal.Signals | None = None
-    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
-
-    @property
-    def process_id(self) -> int:
-        """The operating system's number of it."""
-        return self.process.pid
-
-    @property
-    def failed(self) -> bool:
-        """Whether it ended, and not well."""
-        return self.exit_code not in (None, 0)
-
-    @property
-    def signal_name(self) -> str | None:
-        """The signal that killed it, if one did."""
-        if self.exit_code is None or self.exit_code >= 0:
-            return None
-        try:
-            return signal.Signals(-self.exit_code).name
-        except ValueError:
-            return f"signal {-self.exit_code}"
 
 
 class Companion(Protocol):
@@ -103,21 +60,26 @@ class Companion(Protocol):
         ...
 
 
-@dataclass
-class Outcome:
-    """How a launch went.
+class Others(Protocol):
+    """The launches of the same program on other hosts.
 
     Attributes:
-        programs: All processes, by their index.
-        first: The one that failed first, if any failed.
-        passed_on: The first signal to the launcher, if there was one.
-        began_at_s: When it began, in seconds since 1970.
+        stopped: Why the program is not to go on here; None while it is.
     """
 
-    programs: list[Program]
-    first: Program | None
-    passed_on: signal.Signals | None
-    began_at_s: float
+    stopped: str | None
+
+    def fileno(self) -> int:
+        """What is readable when `handle` has something to do."""
+        ...
+
+    def handle(self) -> None:
+        """Takes what they have said; called every second at least."""
+        ...
+
+    def fails(self, why: str) -> None:
+        """The program does not go on here."""
+        ...
 
 
 class Launch:
@@ -135,6 +97,7 @@ class Launch:
         on_failure: Callable[[Program], None],
         companions: Sequence[Companion] = (),
         first_index: int = 0,
+        others: Others | None = None,
     ) -> None:
         """
         Args:
@@ -145,6 +108,7 @@ class Launch:
             on_failure: Called when a process has failed and the others are given their time.
             companions: What runs beside the program, and is started again when it ends.
             first_index: The number of the first process, of all that the program has.
+            others: The launches of other hosts; None if there are none that this one has to heed.
         """
         self._command = list(command)
         self._environments = environments
@@ -154,6 +118,7 @@ class Launch:
         self._companions = companions
         self._companion_ends: dict[int, int] = {}  # of those that are followed, by their places
         self._first_index = first_index
+        self._others = others
         self._selector = selectors.DefaultSelector()
         self._programs: list[Program] = []
         self._order: list[Program] = []  # of ending
@@ -171,6 +136,8 @@ class Launch:
             try:
                 for place in range(len(self._companions)):
                     self._follow_companion(place)
+                if self._others is not None:
+                    self._selector.register(self._others, selectors.EVENT_READ, self._others.handle)
                 self._start()
                 self._follow()
             finally:
@@ -178,7 +145,8 @@ class Launch:
                     self._leave_companion(place)
                 self._end_everything()
                 self._selector.close()
-        return Outcome(self._programs, self._first_failure(), self._passed_on, self._began_at_s)
+        stopped = None if self._others is None else self._others.stopped
+        return Outcome(self._programs, self._first_failure(), self._passed_on, self._began_at_s, stopped)
 
     # Starting -------------------------------------------------------------------------------------------
 
@@ -270,13 +238,14 @@ class Launch:
         while any(program.exit_code is None for program in self._programs):
             self._handle(self._patience_s())
             self._end_lost_companions()
+            self._heed_others()
             if self._deadline_s is not None and self._now_s() >= self._deadline_s:
                 self._press()
 
     def _patience_s(self) -> float | None:
         """How long to wait for something to happen."""
         left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - self._now_s())
-        if not self._companion_ends:
+        if not self._companion_ends and self._others is None:
             return left_s
         return LOOK_S if left_s is None else min(left_s, LOOK_S)
 
@@ -299,6 +268,16 @@ class Launch:
         if program.failed and self._deadline_s is None:
             self._deadline_s = self._now_s() + self._grace_s
             self._on_failure(program)
+            if self._others is not None:
+                self._others.fails(f"process {program.index} has failed")
+
+    def _heed_others(self) -> None:
+        """Where the program has failed on another host, processes here have as long to end as those there."""
+        if self._others is None:
+            return
+        self._others.handle()
+        if self._others.stopped is not None and self._deadline_s is None:
+            self._deadline_s = self._now_s() + self._grace_s
 
     def _press(self) -> None:
         """Asks those that are left to end; the next time, ends them."""
@@ -375,16 +354,3 @@ class Launch:
 def _signal_group(program: Program, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(program.process_id, number)
-
-
-def describe(program: Program) -> dict[str, Any]:
-    """A process, for a JSON document."""
-    return {
-        "index": program.index,
-        "pid": program.process_id,
-        "exit_code": program.exit_code if program.signal_name is None else None,
-        "signal": program.signal_name,
-        "ended_s": program.ended_s,
-        "told_to_end": None if program.told_to_end is None else program.told_to_end.name,
-        "last_lines": list(program.last_lines),
-    }

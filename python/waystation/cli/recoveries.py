@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from waystation.cli.launching import Outcome
+from waystation.cli.launched import Outcome
 from waystation.memory import RECOVERY_VARIABLE
 
 

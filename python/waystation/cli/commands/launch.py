@@ -1,15 +1,17 @@
 """`waystation launch`: runs the processes of one program on this machine, and names the one that failed.
 
-With a list of hosts it runs those of one of them, and launches on the others run the rest. With a number of
-hosts it runs those of all, each host with an agent of its own.
+With a list of hosts it runs those of one of them, and launches on the others run the rest: where programs are
+started again, all of them start it together (`waystation.cli.meeting`). With a number of hosts it runs those
+of all, each host with an agent of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,16 @@ from typing import Any
 import typer
 
 from waystation.cli import emulated_hosts
-from waystation.cli.host_agent import HostAgent, Membership
-from waystation.cli.host_list import ListedHost, index_of, read_hosts
-from waystation.cli.launching import Launch, Outcome, Program, describe
+from waystation.cli.host_agent import HostAgent, Membership, TlsFiles
+from waystation.cli.host_list import ListedHost, index_of, read_hosts, read_secret
+from waystation.cli.launched import Outcome, Program, describe
+from waystation.cli.launching import Launch
+from waystation.cli.meeting import Meeting
 from waystation.cli.output import Output
 from waystation.cli.ports import free_ports
 from waystation.cli.recoveries import Recoveries, sentence
 from waystation.cli.world import World
-from waystation.errors import InvalidInput
+from waystation.errors import InvalidInput, Unavailable
 
 FOUND_FAILURE = 1
 _ADDRESS = "127.0.0.1"
@@ -46,8 +50,10 @@ class Request:
         hosts: The file that lists the hosts, or how many to emulate; None for this one alone.
         host: The name of this one among those that are listed.
         secret_file: The secret that their agents share.
+        tls: The certificate that this host's agent shows, its key, and the authorities; all or none.
         copies: How many copies of each shard their agents keep.
-        port: The first of two ports of the first host at which processes of all hosts meet.
+        port: The first of three ports of the first host, at which processes of all hosts meet, and launches.
+        wait_s: How long launches wait for each other.
     """
 
     command: Sequence[str]
@@ -61,8 +67,10 @@ class Request:
     hosts: str | None = None
     host: str | None = None
     secret_file: Path | None = None
+    tls: tuple[Path | None, Path | None, Path | None] = (None, None, None)
     copies: int = 2
     port: int = 29500
+    wait_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,7 @@ class _Hosts:
         list_path: Where they are listed.
         secret_path: Where the secret of their agents is; None if there are none.
         are_emulated: Whether all of them are this machine.
+        tls: What their agents show each other; None if nothing is encrypted.
     """
 
     listed: Sequence[ListedHost]
@@ -82,6 +91,7 @@ class _Hosts:
     list_path: Path
     secret_path: Path | None
     are_emulated: bool
+    tls: TlsFiles | None = None
 
 
 def run(output: Output, request: Request) -> None:
@@ -96,16 +106,26 @@ def run(output: Output, request: Request) -> None:
     hosts = _hosts(request)
     agents = _agents(output, request, hosts)
     recoveries = Recoveries(Path(f"{agents[0].directory}.recoveries.jsonl") if agents else None)
-    for left in range(request.restarts, -1, -1):
-        outcome = _launched(output, request, hosts, agents, recoveries.environment())
-        recoveries.note(outcome)
-        report = _report(outcome)
-        for line in report:
-            output.note(line, style="red" if line is report[0] else None)
-        code = _exit_code(outcome)
-        if not code or not left or outcome.passed_on is not None:
-            break
-        output.note(f"the program is started again, {left - 1} more times at most", style="yellow")
+    outcome, code = None, FOUND_FAILURE
+    with _meeting(output, request, hosts) as meeting:
+        for left in range(request.restarts, -1, -1):
+            if meeting is not None and not meeting.join():
+                output.note(f"the program is not started again: {meeting.left}", style="red")
+                break
+            outcome = _launched(output, request, hosts, agents, recoveries.environment(), meeting)
+            recoveries.note(outcome)
+            code, report = _ended(outcome, meeting)
+            for line in report:
+                output.note(line, style="red" if line is report[0] else None)
+            if not code or not left or outcome.passed_on is not None:
+                break
+            if meeting is not None and meeting.left is not None:
+                break
+            output.note(f"the program is started again, {left - 1} more times at most", style="yellow")
+        if outcome is None:
+            raise Unavailable(f"the program is not started: {meeting.left if meeting else ''}")
+        if code and meeting is not None and meeting.left is None:
+            meeting.leave(report[0] if report else "its launch was told to end")
     recovered = recoveries.found()
     for recovery in recovered:
         output.note(sentence(recovery), style="green")
@@ -120,18 +140,56 @@ def run(output: Output, request: Request) -> None:
         raise typer.Exit(code)
 
 
+@contextlib.contextmanager
+def _meeting(output: Output, request: Request, hosts: _Hosts | None) -> Iterator[Meeting | None]:
+    """The launches of all hosts, if they start the program together: as they do if it is started again."""
+    if hosts is None or hosts.are_emulated or not request.restarts:
+        yield None
+        return
+    (own,) = hosts.own
+    names = [host.name for host in hosts.listed]
+    address = hosts.listed[0].machine, request.port + 2
+    secret = b"" if hosts.secret_path is None else read_secret(hosts.secret_path)
+
+    def tell(text: str) -> None:
+        output.note(text, style="yellow")
+
+    with contextlib.closing(Meeting(names, names[own], address, secret, request.wait_s, tell)) as meeting:
+        try:
+            yield meeting
+        except BaseException:
+            meeting.leave("its launch has ended")
+            raise
+
+
+def _ended(outcome: Outcome, meeting: Meeting | None) -> tuple[int, list[str]]:
+    """The code of a start that has ended, and what to say of it: it is well only if it is so on all hosts."""
+    code, report = _exit_code(outcome), _report(outcome)
+    if meeting is None or outcome.passed_on is not None:
+        return code, report
+    if outcome.stopped is None and not code and meeting.ends_well():
+        return 0, []
+    why = meeting.left or meeting.stopped
+    if why is not None:
+        report = [f"the program has failed elsewhere: {why}", *report]
+    return FOUND_FAILURE, report
+
+
 def _hosts(request: Request) -> _Hosts | None:
     """The hosts that the options name; None if they name none."""
     if request.hosts is None:
-        if request.host is not None or request.secret_file is not None:
-            raise InvalidInput("--host and --secret-file are of several hosts; list them, --hosts FILE")
+        if _names_one_of_several(request):
+            raise InvalidInput(
+                "--host, --secret-file and --tls-… are of several hosts; list them, --hosts FILE"
+            )
         return None
     if request.hosts.isdecimal():
         if request.agent is None:
             raise InvalidInput("hosts are emulated together with their agents; give their directory, --agent")
-        if request.host is not None or request.secret_file is not None:
+        if _names_one_of_several(request):
             raise InvalidInput(
-                "hosts that are emulated have their own names and secret; give the number alone"
+                "hosts that are emulated have their own names and secret, and no certificates; "
+                "give the number alone"
             )
         directory = Path(os.path.abspath(request.agent))
         listed = emulated_hosts.prepare(directory, int(request.hosts))
@@ -146,7 +204,23 @@ def _hosts(request: Request) -> _Hosts | None:
         )
     own = index_of(listed, request.host, path)
     secret = None if request.secret_file is None else Path(os.path.abspath(request.secret_file))
-    return _Hosts(listed, [own], path, secret, are_emulated=False)
+    return _Hosts(listed, [own], path, secret, are_emulated=False, tls=_tls(request))
+
+
+def _names_one_of_several(request: Request) -> bool:
+    return any(given is not None for given in (request.host, request.secret_file, *request.tls))
+
+
+def _tls(request: Request) -> TlsFiles | None:
+    given = [Path(os.path.abspath(path)) for path in request.tls if path is not None]
+    if not given:
+        return None
+    if len(given) < len(request.tls) or request.agent is None:
+        raise InvalidInput(
+            "--tls-certificate, --tls-key and --tls-authorities are for the agent of this host; "
+            "give all three, and its directory, --agent"
+        )
+    return TlsFiles(*given)
 
 
 def _agents(output: Output, request: Request, hosts: _Hosts | None) -> list[HostAgent]:
@@ -175,7 +249,8 @@ def _agents(output: Output, request: Request, hosts: _Hosts | None) -> list[Host
     for own in (hosts.listed[index] for index in hosts.own):
         directory = request.agent / own.name if hosts.are_emulated else request.agent
         paths = hosts.list_path, hosts.secret_path
-        agents.append(started(directory, Membership(own.name, own.address, names, *paths, request.copies)))
+        membership = Membership(own.name, own.address, names, *paths, request.copies, hosts.tls)
+        agents.append(started(directory, membership))
     return agents
 
 
@@ -185,6 +260,7 @@ def _launched(
     hosts: _Hosts | None,
     agents: Sequence[HostAgent],
     told: Mapping[str, str],
+    meeting: Meeting | None,
 ) -> Outcome:
     world = _world(request, hosts)
     environments = world.environments({**os.environ, **told}, jax=request.jax, torch=request.torch)
@@ -200,6 +276,7 @@ def _launched(
         _announcer(output, len(environments), request.grace_s),
         agents,
         world.first_index,
+        meeting,
     )
     try:
         return launch.run()

@@ -1,0 +1,210 @@
+"""Launches on several hosts, each a process of its own: they start a program together, and end it so."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ports import claimed_ports
+
+from waystation.cli.meeting import Meeting
+from waystation.errors import Conflict
+
+SCRIPT = str(Path(sys.executable).parent / "waystation")
+HANG_S = 120
+HOSTS = ("a", "b", "c")
+
+# Runs until it is told to end, or to kill itself; tells of each start.
+PROGRAM = """
+import os, pathlib, signal, sys, time
+index, directory = os.environ["WAYSTATION_PROCESS_INDEX"], pathlib.Path(sys.argv[1])
+with open(directory / f"{index}.starts", "a") as file:
+    file.write(f"{os.getpid()}\\n")
+victim = directory / f"kill-{index}"
+while not (directory / "end").exists():
+    if victim.exists():
+        victim.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.02)
+"""
+
+
+class Launches:
+    """Those of three hosts, which are addresses of this machine."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.directory = directory
+        self._options = options
+        self._claims = contextlib.ExitStack()
+        (meeting,) = self._claims.enter_context(claimed_ports(1))
+        self._port = meeting - 2
+        self._running: dict[str, subprocess.Popen[str]] = {}
+        listed = [{"name": name, "address": f"127.0.0.{index}:1"} for index, name in enumerate(HOSTS, 2)]
+        (directory / "hosts.json").write_text(json.dumps(listed))
+
+    def start(self, host: str, *more: str) -> None:
+        options = ["--hosts", str(self.directory / "hosts.json"), "--host", host, "--port", str(self._port)]
+        command = [SCRIPT, "launch", *options, "--grace", "0.5", "--json", *self._options, *more]
+        with (self.directory / f"{host}.err").open("a") as errors:
+            self._running[host] = subprocess.Popen(
+                [*command, "--", sys.executable, "-c", PROGRAM, str(self.directory)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def kill(self, host: str) -> None:
+        """SIGKILL, and with the launch its processes."""
+        launch = self._running.pop(host)
+        launch.kill()
+        launch.communicate()
+
+    def kill_process(self, host: str) -> None:
+        (self.directory / f"kill-{HOSTS.index(host)}").touch()
+
+    def starts(self) -> list[list[int]]:
+        """For each host the ids of the processes that were started there."""
+        paths = [self.directory / f"{index}.starts" for index in range(len(HOSTS))]
+        return [
+            [int(line) for line in path.read_text().splitlines()] if path.exists() else [] for path in paths
+        ]
+
+    def await_starts(self, count: int) -> None:
+        until(lambda: [len(found) for found in self.starts()] == [count] * len(HOSTS))
+
+    def said(self, host: str) -> str:
+        return (self.directory / f"{host}.err").read_text()
+
+    def ended(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        """The code and the document of each launch, once all have ended."""
+        found = {}
+        for host, launch in self._running.items():
+            output, _ = launch.communicate(timeout=HANG_S)
+            found[host] = launch.returncode, json.loads(output)
+        self._running.clear()
+        return found
+
+    def close(self) -> None:
+        for host in list(self._running):
+            self.kill(host)
+        self._claims.close()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANG_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_alive(process: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, 0)
+        return True
+    return False
+
+
+@pytest.fixture
+def launches(tmp_path: Path) -> Iterator[Launches]:
+    with contextlib.closing(Launches(tmp_path, "--restarts", "2")) as launches:
+        yield launches
+
+
+def test_all_start_again_when_one_process_is_killed(launches: Launches, tmp_path: Path) -> None:
+    for host in HOSTS:
+        launches.start(host)
+    launches.await_starts(1)
+    for count, victim in ((2, "b"), (3, "a")):
+        earlier = [found[-1] for found in launches.starts()]
+        launches.kill_process(victim)
+        launches.await_starts(count)
+        assert not any(map(is_alive, earlier)), "nobody is left of the start before"
+    (tmp_path / "end").touch()
+    ended = launches.ended()
+    assert {host: code for host, (code, _) in ended.items()} == dict.fromkeys(HOSTS, 0)
+    assert {document["restarts"] for _, document in ended.values()} == {2}
+    assert "the program has failed elsewhere: host 'b': process 1 has failed" in launches.said("c")
+
+
+@pytest.mark.parametrize("victim", ["b", "a"], ids=["a-member", "the-first-host"])
+def test_all_wait_for_a_launch_that_was_killed(launches: Launches, tmp_path: Path, victim: str) -> None:
+    for host in HOSTS:
+        launches.start(host)
+    launches.await_starts(1)
+    earlier = [found[-1] for found in launches.starts()]
+    launches.kill(victim)
+    until(lambda: not any(map(is_alive, earlier)))
+    others = [host for host in HOSTS if host != victim]
+    until(lambda: all(f"waiting for host '{victim}'" in launches.said(host) for host in others))
+    assert [len(found) for found in launches.starts()] == [1] * 3, "nobody goes on alone"
+    launches.start(victim)
+    launches.await_starts(2)
+    (tmp_path / "end").touch()
+    ended = launches.ended()
+    assert {host: code for host, (code, _) in ended.items()} == dict.fromkeys(HOSTS, 0)
+    assert {host: ended[host][1]["restarts"] for host in others} == dict.fromkeys(others, 1)
+
+
+def test_all_end_when_one_does_not_start_again(tmp_path: Path) -> None:
+    with contextlib.closing(Launches(tmp_path)) as launches:
+        for host, restarts in zip(HOSTS, ("9", "1", "9"), strict=True):
+            launches.start(host, "--restarts", restarts)
+        launches.await_starts(1)
+        launches.kill_process("c")
+        launches.await_starts(2)
+        launches.kill_process("a")
+        ended = launches.ended()
+        assert {code for code, _ in ended.values()} == {1}
+        assert [len(found) for found in launches.starts()] == [2, 2, 2]
+        assert "the program has failed elsewhere: host 'a': process 0 has failed" in launches.said("b")
+        assert "host 'b': " in launches.said("c")
+
+
+def test_a_launch_that_is_told_to_end_ends_all(launches: Launches) -> None:
+    for host in HOSTS:
+        launches.start(host)
+    launches.await_starts(1)
+    launches._running["b"].send_signal(signal.SIGINT)
+    codes = {host: code for host, (code, _) in launches.ended().items()}
+    assert codes == {"a": 1, "b": 130, "c": 1}
+    assert [len(found) for found in launches.starts()] == [1] * 3
+
+
+def test_who_does_not_come_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    with contextlib.closing(Launches(tmp_path, "--restarts", "1", "--wait", "3")) as launches:
+        launches.start("a")
+        launches.start("b")
+        for host in ("a", "b"):
+            launch = launches._running[host]
+            launch.wait(HANG_S)
+            assert launch.returncode in (1, 2)
+        said = launches.said("a") + launches.said("b")
+        assert "host 'c'" in said
+        assert launches.starts() == [[], [], []]
+
+
+def test_launches_with_other_secrets_do_not_meet() -> None:
+    with claimed_ports(1) as (port,):
+
+        def meeting(host: str, secret: bytes) -> Meeting:
+            return Meeting(["a", "b"], host, ("127.0.0.1", port), secret, 30.0, lambda _: None)
+
+        with contextlib.closing(meeting("a", b"one secret of ours")) as first:
+            with contextlib.closing(meeting("b", b"another secret ...")) as second:
+                # Both are in one thread: the first answers while the second asks.
+                for _ in range(100):
+                    first.handle(0.01)
+                    second.handle(0.01)
+                with pytest.raises(Conflict, match="has another secret, or another list of hosts"):
+                    second.join()
+            with pytest.raises(Conflict, match="give another --port"):
+                meeting("a", b"one secret of ours")
