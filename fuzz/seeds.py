@@ -144,6 +144,7 @@ def main() -> None:
         "slot": slots(),
         "local_frame": local_frames(),
         "peer_message": peer_messages(),
+        "block_message": [struct.pack("<6Q", 1, 2, 3, 4, 5, 1), struct.pack("<3Q", 8, 9, 10)],
     }
     for target, seeds in seeds_of_targets.items():
         directory = Path(__file__).parent / "corpus" / target

@@ -394,3 +394,56 @@ class HeldShard:
 
     def release(self) -> None:
         """Lets the slot go; what is read of it from now on may be anything."""
+
+# ---- transport ---------------------------------------------------------------------------------
+
+@final
+class BlockTransport:
+    """One host's end of the transport of the runtime: what it offers, and its connections to others.
+
+    Memory is handed over by address and number, and is to be kept until `released` has told the number; that
+    of a block that is offered must not change, that of a fetch must not be used."""
+
+    def __new__(cls, name: str, secret: bytes, listen_at: str, reads_memory: bool, /) -> BlockTransport:
+        """Listens at `IP:PORT`; port 0 has the system choose one."""
+
+    @property
+    def address(self) -> str:
+        """`NAME@IP:PORT`."""
+
+    def held(self) -> tuple[int, int]:
+        """Bytes and blocks that are offered and not fetched yet."""
+
+    def offer(self, words: Buffer, /) -> None:
+        """Offers blocks. `words` (int64) has for each: run, epoch, transfer, address, nbytes, number.
+
+        Raises Conflict if a key is offered already; then none is.
+        """
+
+    def fetch(self, address: str, words: Buffer, number: int, deadline_s: float, /) -> BlockFetch:
+        """Asks for blocks; `words` (int64) has for each: run, epoch, transfer, address, nbytes."""
+
+    def released(self) -> list[int] | None:
+        """Waits for numbers whose memory is not needed any more; None once closed, and all have been told."""
+
+    def end(self, kind: str, message: str, run: int, epoch: int | None, /) -> None:
+        """Has all of a run, or of one epoch of it, fail with an error, and lets go of what it offers."""
+
+    def lose(self, kind: str, message: str, address: str, /) -> None:
+        """Has all fetches from a host fail with an error."""
+
+    def wait_below(self, limit_bytes: int, deadline_s: float, /) -> None:
+        """Waits until less is held. Raises Unavailable."""
+
+    def close(self) -> None: ...
+
+@final
+class BlockFetch:
+    """Blocks that are on their way. To forget it is to give it up."""
+
+    def done(self) -> bool: ...
+    def wait(self, timeout_s: float | None, /) -> bool:
+        """Waits; False if they are not there yet. Raises what has failed."""
+
+    def release(self) -> None:
+        """Says that nobody waits any more."""

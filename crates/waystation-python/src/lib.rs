@@ -15,6 +15,7 @@ mod memory_tier;
 mod read;
 mod tables;
 mod throttle;
+mod transport;
 mod write;
 
 #[pymodule(gil_used = true)]
@@ -28,6 +29,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     read::register(module)?;
     tables::register(module)?;
     throttle::register(module)?;
+    transport::register(module)?;
     write::register(module)?;
     // PyO3 keeps a list of what was added; it would only repeat the stub.
     module.delattr("__all__")?;

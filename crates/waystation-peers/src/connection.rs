@@ -1,0 +1,142 @@
+//! A connection between two sides that have proven themselves, and how it is made.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use waystation_format::{Error, Kind, Result};
+
+use super::gate::Proven;
+use super::handshake::{Identity, as_client};
+use super::hello::{Name, Purpose};
+use super::keys::Keys;
+use super::secret::Secret;
+use super::stream::SignedStream;
+
+/// How to reach the agent of another host.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Its name: who answers there must be it.
+    pub name: Name,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+/// What this side connects with.
+#[derive(Clone, Debug)]
+pub struct Credentials {
+    /// Who this side is.
+    pub identity: Identity,
+    /// What it proves that with.
+    pub secret: Arc<Secret>,
+}
+
+/// A connection whose other side is known: a stream of signed bytes.
+#[derive(Debug)]
+pub struct Connection {
+    signed: SignedStream<TcpStream>,
+    peer: Name,
+    purpose: Purpose,
+    /// Its place where it was accepted, given back when it ends.
+    place: Option<Proven>,
+}
+
+impl Connection {
+    /// Connects to an agent and proves both sides, within a time.
+    ///
+    /// Unavailable if it cannot be reached in time or is busy, InvalidInput if it is another host's or does
+    /// not know the secret, Conflict if it is of another run, Unsupported if it speaks another version.
+    pub async fn connect(
+        peer: &Peer,
+        credentials: &Credentials,
+        purpose: Purpose,
+        within: Duration,
+    ) -> Result<Self> {
+        let connected = timeout(within, connect(peer, credentials, purpose)).await;
+        let connected = connected.unwrap_or_else(|_| {
+            let message = format!("the agent did not answer within {} s", within.as_secs_f64());
+            Err(Error::new(Kind::Unavailable, message))
+        });
+        connected
+            .map_err(|error| error.with("peer", peer.name.as_str()).with("address", peer.address.to_string()))
+    }
+
+    /// The connection that a handshake has led to.
+    pub(crate) fn new(
+        stream: TcpStream,
+        keys: Keys,
+        peer: Name,
+        purpose: Purpose,
+        place: Option<Proven>,
+    ) -> Self {
+        Self { signed: SignedStream::new(stream, keys), peer, purpose, place }
+    }
+
+    /// What it is made of, for who has something else to send than a stream. Nothing may have been read.
+    pub fn into_parts(self) -> (TcpStream, Keys, Name, Option<Proven>) {
+        let Self { signed, peer, place, .. } = self;
+        let (stream, keys) = signed.into_parts();
+        (stream, keys, peer, place)
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> &Name {
+        &self.peer
+    }
+
+    /// What it is for.
+    pub fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.signed).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.signed).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.signed).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.signed).poll_shutdown(context)
+    }
+}
+
+async fn connect(peer: &Peer, credentials: &Credentials, purpose: Purpose) -> Result<Connection> {
+    let connected = TcpStream::connect(peer.address).await;
+    let mut stream = connected
+        .map_err(|error| Error::new(Kind::Unavailable, format!("the agent cannot be reached: {error}")))?;
+    configure(&stream)?;
+    let Credentials { identity, secret } = credentials;
+    let keys = as_client(&mut stream, secret, identity, &peer.name, purpose).await?;
+    Ok(Connection::new(stream, keys, peer.name.clone(), purpose, None))
+}
+
+/// Small messages are not to wait for larger ones.
+pub(crate) fn configure(stream: &TcpStream) -> Result<()> {
+    stream
+        .set_nodelay(true)
+        .map_err(|error| Error::new(Kind::Unavailable, format!("the connection cannot be set up: {error}")))
+}

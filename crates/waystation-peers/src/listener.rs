@@ -1,0 +1,125 @@
+//! Where an agent listens for others: on one address, for those who can prove themselves.
+//!
+//! Handshakes run beside each other, each with a deadline and a place at the door ([`Limits`]); a client for
+//! whom there is no place is turned away at once. Invariants: nothing listens but what is configured; what a
+//! stranger can make this side hold is the places at the door, and a fixed number of bytes for each; dropping
+//! the listener ends all handshakes.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use waystation_format::{Error, Kind, Result};
+
+use super::connection::{Connection, Credentials, configure};
+use super::gate::{Gate, Limits, Unproven};
+use super::handshake::as_server;
+
+/// How long to wait when the system cannot accept (it has no more descriptors, say).
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A listening agent.
+#[derive(Debug)]
+pub struct Listener {
+    listener: TcpListener,
+    credentials: Credentials,
+    limits: Limits,
+    gate: Arc<Gate>,
+    handshakes: JoinSet<Result<Connection>>,
+    turned_away: Vec<Error>,
+    turned_away_count: u64,
+}
+
+impl Listener {
+    /// Listens on an address; port 0 has the system choose one.
+    pub async fn bind(address: SocketAddr, credentials: Credentials, limits: Limits) -> Result<Self> {
+        let bound = TcpListener::bind(address).await;
+        let listener = bound.map_err(|error| {
+            let kind = match error.kind() {
+                std::io::ErrorKind::AddrInUse => Kind::Conflict,
+                _ => Kind::InvalidInput,
+            };
+            Error::new(kind, format!("cannot listen for other agents: {error}"))
+                .with("address", address.to_string())
+        })?;
+        let gate = Gate::new(limits);
+        let handshakes = JoinSet::new();
+        Ok(Self {
+            listener,
+            credentials,
+            limits,
+            gate,
+            handshakes,
+            turned_away: Vec::new(),
+            turned_away_count: 0,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> Result<SocketAddr> {
+        self.listener.local_addr().map_err(|error| {
+            Error::new(Kind::Unavailable, format!("the address of a listener is not known: {error}"))
+        })
+    }
+
+    /// The next client that has proven itself. May be cancelled at any time; no connection is lost by that.
+    pub async fn accept(&mut self) -> Connection {
+        loop {
+            tokio::select! {
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, address)) => self.begin(stream, address),
+                    Err(_) => sleep(PAUSE).await,
+                },
+                Some(done) = self.handshakes.join_next() => match done {
+                    Ok(Ok(connection)) => return connection,
+                    Ok(Err(error)) => self.note(error),
+                    Err(error) => self.note(Error::new(Kind::Internal, format!("a handshake panicked: {error}"))),
+                },
+            }
+        }
+    }
+
+    /// Takes the errors of clients that were turned away since the last time: the first ones, and how many
+    /// there were.
+    pub fn turned_away(&mut self) -> (Vec<Error>, u64) {
+        (std::mem::take(&mut self.turned_away), std::mem::take(&mut self.turned_away_count))
+    }
+
+    /// How many clients are connected.
+    pub fn connected(&self) -> usize {
+        self.gate.proven()
+    }
+
+    fn note(&mut self, error: Error) {
+        self.turned_away_count += 1;
+        if self.turned_away.len() < 16 {
+            self.turned_away.push(error);
+        }
+    }
+
+    fn begin(&mut self, stream: TcpStream, address: SocketAddr) {
+        let Some(place) = self.gate.enter(address.ip()) else {
+            let error = Error::new(Kind::Unavailable, "too many clients have not proven themselves yet");
+            return self.note(error.with("address", address.to_string()));
+        };
+        let (credentials, within) = (self.credentials.clone(), self.limits.handshake);
+        self.handshakes.spawn(async move {
+            let admitted = timeout(within, admit(stream, place, credentials)).await;
+            let admitted = admitted.unwrap_or_else(|_| {
+                let message = format!("a client did not prove itself within {} s", within.as_secs_f64());
+                Err(Error::new(Kind::Unavailable, message))
+            });
+            admitted.map_err(|error| error.with("address", address.to_string()))
+        });
+    }
+}
+
+async fn admit(mut stream: TcpStream, place: Unproven, credentials: Credentials) -> Result<Connection> {
+    configure(&stream)?;
+    let Credentials { identity, secret } = credentials;
+    let (keys, hello, place) = as_server(&mut stream, &secret, &identity, || place.admit()).await?;
+    Ok(Connection::new(stream, keys, hello.client, hello.purpose, Some(place)))
+}

@@ -1,0 +1,96 @@
+//! One connection, as the threads of either side see it: frames one way, frames the other.
+//!
+//! Nobody is waited for in silence for ever: where a host is gone without a word, the kernel's own signs of
+//! life end the connection, and whoever takes no bytes for [`SILENCE`] is given up. A process that is stopped
+//! keeps its connections; those who wait for it have deadlines.
+
+use std::io::{self, BufReader, Read};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use waystation_format::Result;
+use waystation_peers::{Connection, FrameReader, FrameWriter, Opener, Proven, Sealer, lost};
+
+use crate::message::{Frame, FrameKind};
+
+/// How long the other side may take no bytes, or its kernel be silent.
+const SILENCE: Duration = Duration::from_secs(30);
+/// When the kernel begins to ask whether the other side is there, and how often it does.
+const PROBE: Duration = Duration::from_secs(5);
+const PROBES: u32 = 3;
+/// Frames are read through a buffer; what is longer goes past it.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// The frames that come in.
+pub struct Incoming(FrameReader<BufReader<TcpStream>>);
+
+/// The frames that go out.
+pub struct Outgoing(FrameWriter<TcpStream>);
+
+/// The right to end a connection from anywhere.
+#[derive(Debug)]
+pub struct End(TcpStream);
+
+/// Both directions of a connection of which nothing was read or written yet.
+pub fn split(connection: Connection) -> Result<(Incoming, Outgoing, End, Option<Proven>)> {
+    let (stream, keys, _, place) = connection.into_parts();
+    let set_up = || -> io::Result<[TcpStream; 3]> {
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
+        stream.set_write_timeout(Some(SILENCE))?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, PROBE)?;
+        sockopt::set_tcp_keepintvl(&stream, PROBE)?;
+        sockopt::set_tcp_keepcnt(&stream, PROBES)?;
+        sockopt::set_tcp_user_timeout(&stream, SILENCE.as_millis() as u32)?;
+        Ok([stream.try_clone()?, stream.try_clone()?, stream])
+    };
+    let [incoming, outgoing, end] = set_up().map_err(|error| lost(&error))?;
+    let source = BufReader::with_capacity(BUFFER_BYTES, incoming);
+    let incoming = Incoming(FrameReader::new(Opener::new(keys.other), source));
+    Ok((incoming, Outgoing(FrameWriter::new(Sealer::new(keys.own), outgoing)), End(end), place))
+}
+
+impl Incoming {
+    /// The next frame, whose bulk is to be read before the next.
+    pub fn frame(&mut self) -> Result<Frame> {
+        self.0.read()
+    }
+
+    /// Reads bulk of the last frame.
+    pub fn bulk(&mut self, bytes: &mut [u8]) -> Result<()> {
+        self.0.source.read_exact(bytes).map_err(|error| lost(&error))
+    }
+
+    /// Whether more has come already.
+    pub fn has_more(&self) -> bool {
+        !self.0.source.buffer().is_empty()
+    }
+}
+
+impl Outgoing {
+    /// Sends a frame without bulk.
+    pub fn send(&mut self, kind: FrameKind, number: u64, message: Vec<u8>) -> Result<()> {
+        self.0.write(&Frame { kind, transfer: number, offset: 0, message, bulk_bytes: 0 })
+    }
+
+    /// Sends a piece of a block.
+    pub fn send_piece(&mut self, number: u64, offset: u64, sums: Vec<u8>, bulk: &[u8]) -> Result<()> {
+        let frame =
+            Frame { kind: FrameKind::Block, transfer: number, offset, message: sums, bulk_bytes: bulk.len() };
+        self.0.write_with(&frame, bulk)
+    }
+}
+
+impl End {
+    /// Another such right.
+    pub fn share(&self) -> Result<Self> {
+        self.0.try_clone().map(End).map_err(|error| lost(&error))
+    }
+
+    /// Ends it; whoever reads or writes gets an error.
+    pub fn now(&self) {
+        drop(self.0.shutdown(Shutdown::Both)); // it may have ended by itself
+    }
+}
