@@ -25,7 +25,7 @@ class Key(NamedTuple):
     """Which block.
 
     Attributes:
-        run: The run, a number that is never used again (64 bits).
+        run: The run, a number below 2**63 that is never used again.
         epoch: The epoch of the run's island; a run that is repeated in a later epoch has other keys.
         transfer: The number of the transfer within the run (`ir.low.Send.transfer`).
     """
@@ -108,7 +108,11 @@ class Transport(Protocol):
         """
 
     def drop(self, run: int, epoch: int | None = None) -> None:
-        """A run has ended here, or was given up: lets go of what it offers, and fails who still waits for it.
+        """A run is over, or was given up: lets go of what it offers here, and fails who still waits for it.
+
+        What other hosts have not fetched yet is lost to them. So a run that goes well needs no `drop`, since
+        what is fetched is let go by itself; and who has only come to the end of its own list must not call
+        it.
 
         Args:
             run: The run.
