@@ -1,0 +1,50 @@
+"""Figure 2 of the Pathways paper on two real islands, run as a process of its own."""
+
+from __future__ import annotations
+
+import jax
+import numpy
+
+import waystation.runtime as pw
+from waystation.runtime.client.starting import current
+
+
+def figure_2() -> None:
+    """As printed, with slices on both islands."""
+
+    def get_devices(n):
+        """Allocates `n` virtual TPU devices on an island."""
+        device_set = pw.make_virtual_device_set()
+        return device_set.add_slice(tpu_devices=n).tpus
+
+    a = jax.pmap(lambda x: x * 2.0, devices=get_devices(2))
+    b = jax.pmap(lambda x: x + 1.0, devices=get_devices(2))
+    c = jax.pmap(lambda x: x / 2.0, devices=get_devices(2))
+
+    @pw.program
+    def f(v):
+        x = a(v)
+        y = b(x)
+        z = a(c(x))
+        return (y, z)
+
+    islands = {function.slice.placement.island for function in (a, b, c)}
+    assert islands == {"left", "right"}, islands
+    found = f(numpy.array([1.0, 2.0]))
+    assert repr(found) == "(Array([3., 5.], dtype=float32), Array([2., 4.], dtype=float32))", found
+    for function in (a, b, c):
+        function.slice.release()
+
+
+def main() -> None:
+    """Starts the cluster."""
+    with pw.connect(hosts=0) as cluster:
+        cluster.add_island("left", hosts=2, devices_per_host=2)
+        cluster.add_island("right", hosts=1, devices_per_host=2)
+        client = current(pw.Client(cluster.backend()))
+        figure_2()
+        client.close()
+
+
+if __name__ == "__main__":
+    main()
