@@ -1,0 +1,3 @@
+"""The runtime at the scale of thousands of hosts: a model that runs its real scheduler and its real
+lowering.
+"""
