@@ -30,6 +30,7 @@ from waystation.runtime.resources import SliceRequest
 IN_FLIGHT = 16
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _ELEMENTS_PER_DEVICE = 8
+_HANDLES = count()  # no client uses one twice
 
 
 def measure(sizes: Iterable[int], programs: int) -> Iterator[Measurement]:
@@ -71,7 +72,6 @@ class _Chain:
 
     def __init__(self, backend: Backend, island: str, hosts: int) -> None:
         self._backend = backend
-        self._handles = count()
         sharding = Sharding((("hosts", hosts),), (("hosts",),))
         shape = (hosts * _ELEMENTS_PER_DEVICE,)
         self._slice = backend.grant(SliceRequest.of(hosts, island=island))
@@ -79,7 +79,7 @@ class _Chain:
         key = backend.register("step", _exported(hosts))
         nodes = Arg("x", given), Compute("step", key, 0, (0,), (sharding,), (made,)), Result((1,))
         self._fingerprint = backend.install(prepare(Program("scale", (SliceShape(0, (hosts,)),), nodes)))
-        self._newest = next(self._handles)
+        self._newest = next(_HANDLES)
         backend.put(self._newest, np.zeros(shape, np.float32), self._slice, sharding)
 
     def run(self, programs: int, in_flight: int) -> float:
@@ -89,17 +89,20 @@ class _Chain:
         for _ in range(programs):
             if len(pending) == in_flight:
                 self._end(pending)
-            before, self._newest = self._newest, next(self._handles)
+            before, self._newest = self._newest, next(_HANDLES)
             self._backend.run(self._fingerprint, [self._slice], [before], [self._newest])
-            self._backend.free([before])
+            if before not in pending:  # it has been waited for
+                self._backend.free([before])
             pending.append(self._newest)
         self._backend.wait([self._newest])
+        self._backend.free([handle for handle in pending if handle != self._newest])
         return (time.perf_counter() - began_s) / programs
 
     def _end(self, pending: deque[int]) -> None:
         """Waits for the older half of what is in flight: to ask after each would be as much work again."""
         half = [pending.popleft() for _ in range(-(-len(pending) // 2))]
         self._backend.wait(half[-1:])
+        self._backend.free([handle for handle in half if handle != self._newest])
 
 
 def _exported(hosts: int) -> bytes:

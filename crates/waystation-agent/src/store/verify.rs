@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use waystation_format::checksum::{BLOCK_BYTES, crc64};
 use waystation_format::slot::{Sums, Tenant, digest};
-use waystation_format::{Error, Result};
+use waystation_format::{Error, Kind, Result};
 use waystation_io::job::in_parallel;
 
 use super::file::SlotFile;
@@ -24,7 +24,7 @@ pub(super) fn verify_written(file: &SlotFile, tenant: &Tenant, threads: usize) -
     let block_sums = file.block_sums(tenant)?;
     let digest = digest(contents, block_sums.iter().copied());
     let mut outcome = verify_blocks(&[(file, tenant, block_sums)], threads)?;
-    outcome.pop().unwrap_or(Ok(())).map(|()| Sums { contents, digest })
+    outcome.pop().unwrap_or_else(not_verified).map(|()| Sums { contents, digest })
 }
 
 /// Verifies slots against what vouches for them. Returns what was found, slot by slot.
@@ -38,10 +38,15 @@ pub(super) fn verify_sealed(slots: &[(&SlotFile, &Tenant, Sums)], threads: usize
     let mut found = verify_blocks(&whole, threads)?.into_iter();
     for outcome in &mut outcomes {
         if outcome.is_ok() {
-            *outcome = found.next().unwrap_or(Ok(()));
+            *outcome = found.next().unwrap_or_else(not_verified);
         }
     }
     Ok(outcomes)
+}
+
+/// What has no outcome does not count as whole.
+fn not_verified() -> Result<()> {
+    Err(Error::new(Kind::Internal, "the blocks of a slot were not verified"))
 }
 
 /// One stretch of the blocks of one of the slots.
