@@ -6,7 +6,6 @@ import jax
 import numpy
 
 import waystation.runtime as pw
-from waystation.runtime.client.starting import current
 
 
 def figure_2() -> None:
@@ -41,9 +40,10 @@ def main() -> None:
     with pw.connect(hosts=0) as cluster:
         cluster.add_island("left", hosts=2, devices_per_host=2)
         cluster.add_island("right", hosts=1, devices_per_host=2)
-        client = current(pw.Client(cluster.backend()))
-        figure_2()
-        client.close()
+        for _ in range(2):
+            with cluster.start_client() as client:
+                assert cluster.start_client() is client
+                figure_2()
 
 
 if __name__ == "__main__":

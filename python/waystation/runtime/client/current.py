@@ -31,7 +31,9 @@ def current_client() -> Client:
         if client is not None and not client.is_closed:
             return client
         _current.pop()
-    raise InvalidInput("there is no client: start one with runtime.local(devices=8), or from a cluster")
+    raise InvalidInput(
+        "there is no client: start one with runtime.local(devices=8), or with start_client() of a cluster"
+    )
 
 
 def make_virtual_device_set() -> DeviceSet:

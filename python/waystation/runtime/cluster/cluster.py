@@ -6,6 +6,7 @@ import atexit
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from waystation._errors import InvalidInput
 from waystation.runtime.cluster.backend import ClusterBackend
@@ -19,6 +20,9 @@ from waystation.runtime.cluster.status import (
     IslandRequest,
 )
 from waystation.runtime.errors import NoSuchIsland
+
+if TYPE_CHECKING:
+    from waystation.runtime.client.client import Client
 
 
 class Cluster:
@@ -35,6 +39,7 @@ class Cluster:
         self._lock = threading.Lock()
         self._closed = False
         self._backend: ClusterBackend | None = None
+        self._started: Client | None = None
         self._host_class = HOST_CLASS
         atexit.register(self.close)
 
@@ -61,6 +66,20 @@ class Cluster:
             if self._backend is None:
                 self._backend = ClusterBackend(connection)
             return self._backend
+
+    def start_client(self) -> Client:
+        """The client of this program: slices of the cluster, functions on them, arrays.
+
+        It is the one that is meant where none is named. The same until it is closed; then another.
+        """
+        from waystation.runtime.client.client import Client
+        from waystation.runtime.client.starting import current
+
+        connection = self._living
+        with self._lock:
+            if self._started is None or self._started.is_closed:
+                self._started = current(Client(ClusterBackend(connection)))
+            return self._started
 
     def share(self, shares: Mapping[str, int]) -> None:
         """Divides the time of devices among programs in proportion to weights, from now on.
