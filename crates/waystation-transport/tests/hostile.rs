@@ -173,7 +173,8 @@ fn said(kind: FrameKind, message: Vec<u8>, bulk: &[u8]) -> Result<Frame, Error> 
     let (_, at) = honest.address().split_once('@').unwrap();
     let peer = Peer { name: Name::new("honest").unwrap(), address: at.parse().unwrap() };
     let runtime = Arc::new(tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap());
-    let connected = Connection::connect(&peer, &credentials("hostile"), Purpose::Blocks, LONG);
+    let credentials = credentials("hostile");
+    let connected = Connection::connect(&peer, &credentials, Purpose::Blocks, LONG);
     let connection = runtime.block_on(connected).unwrap();
     let mut wire = Wire::new(connection, &runtime);
     assert_eq!(wire.read().unwrap().kind, FrameKind::Home);
