@@ -96,7 +96,7 @@ impl Controller {
         let found = self.findings.all_restorable(program.sequence);
         let is_new = found.is_empty() && !self.findings.has_commit(program.sequence);
         let chosen = found.into_iter().find(|found| self.is_to_be_tried(found.version, outputs));
-        if chosen.is_none() && !is_new && !self.has_heard_all() && !self.has_waited_enough() {
+        if chosen.is_none() && !is_new && !self.has_waited_enough() {
             self.phase = Phase::Gathering { since_ms: self.now_ms, is_stuck: true };
             outputs.push(Output::Stuck);
             return;
@@ -121,11 +121,6 @@ impl Controller {
         let is_fruitless = self.findings.fruitless(version) >= self.settings.fruitless_limit;
         outputs.extend(is_fruitless.then_some(Output::Quarantined(version)));
         !is_fruitless
-    }
-
-    /// Whether there is nobody left who could still have what is missing.
-    fn has_heard_all(&self) -> bool {
-        self.findings.inventories.len() == self.settings.domains.len()
     }
 
     /// Whether what is missing is not waited for any longer.
