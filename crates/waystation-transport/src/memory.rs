@@ -20,6 +20,7 @@ const PIECE_BYTES: usize = 64 << 20;
 
 /// Where the memory of this process is, for others to find: whoever reads the mark has found it.
 pub fn home(mark: &Mark) -> Home {
+    // Where that is not known it is no machine's: nobody takes it for his own, and blocks go over TCP.
     let (boot, namespace) = scope().unwrap_or_default();
     Home { boot, namespace, process: std::process::id().into(), mark: mark.words() }
 }
