@@ -7,7 +7,7 @@ stuck. Importing this package does not import Ray.
 
 from waystation.runtime.cluster.backend import ClusterBackend
 from waystation.runtime.cluster.cluster import Cluster
-from waystation.runtime.cluster.connecting import connect, look
+from waystation.runtime.cluster.connecting import connect, look, looking
 from waystation.runtime.cluster.island import Island
 from waystation.runtime.cluster.status import (
     ClusterStatus,
@@ -28,4 +28,5 @@ __all__ = [
     "OwnerStatus",
     "connect",
     "look",
+    "looking",
 ]

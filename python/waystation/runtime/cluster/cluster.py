@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from waystation.runtime.cluster.status import (
     IslandRequest,
 )
 from waystation.runtime.errors import NoSuchIsland
+from waystation.runtime.timeline import Timeline
 
 if TYPE_CHECKING:
     from waystation.runtime.client.client import Client
@@ -172,6 +174,28 @@ class Cluster:
         """How everything is now."""
         found: ClusterStatus = ask(self._living.manager.status.remote())
         return found
+
+    def record_timeline(self, is_wanted: bool = True) -> None:
+        """Begins to record what the controller and all hosts do for every run, or ends that.
+
+        It is for the whole cluster, and all of its programs. While nothing is recorded, hosts read no clock.
+
+        Args:
+            is_wanted: Whether it is to be recorded from now on.
+        """
+        ask(self._living.manager.record_timeline.remote(is_wanted))
+
+    def timeline(self, *, forget: bool = False) -> Timeline:
+        """What was recorded until now, for all programs of the cluster.
+
+        Args:
+            forget: Begin anew afterwards.
+        """
+        return Timeline.of(ask(self._living.manager.timeline.remote(forget)))
+
+    def write_timeline(self, path: str | Path) -> None:
+        """Writes what was recorded until now as a file for https://ui.perfetto.dev or chrome://tracing."""
+        self.timeline().write(path)
 
     def close(self) -> None:
         """Leaves the cluster; the last program to leave ends it. Once is enough."""

@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 from waystation._errors import Conflict, NotFound, Unavailable, Unsupported
 from waystation.runtime.cluster.authentication import use_token
@@ -32,6 +32,7 @@ def connect(
     deadline_s: float = DEADLINE_S,
     max_restarts: int = MAX_RESTARTS,
     name: str | None = None,
+    timeline: bool = False,
 ) -> Cluster:
     """Connects this program to a cluster.
 
@@ -46,6 +47,7 @@ def connect(
         deadline_s: See `Cluster.add_island`.
         max_restarts: Likewise.
         name: What this program is called there, for shares and for people; by default a name of its own.
+        timeline: Whether to record from now on what is done when; see `Cluster.record_timeline`.
 
     Raises:
         Conflict: Another program is connected under that name.
@@ -63,8 +65,10 @@ def connect(
         undo.close()
         raise
     cluster = Cluster(connection, joined, undo.close)
-    if hosts > 0:
-        try:
+    try:
+        if timeline:
+            cluster.record_timeline()
+        if hosts > 0:
             cluster.add_island(
                 "main",
                 hosts=hosts,
@@ -73,14 +77,21 @@ def connect(
                 deadline_s=deadline_s,
                 max_restarts=max_restarts,
             )
-        except BaseException:
-            cluster.close()
-            raise
+    except BaseException:
+        cluster.close()
+        raise
     return cluster
 
 
 def look(address: str | None = None) -> ClusterStatus:
-    """How a cluster is, without becoming one of its programs.
+    """How a cluster is, without becoming one of its programs; see `looking`."""
+    with looking(address) as status:
+        return status()
+
+
+@contextlib.contextmanager
+def looking(address: str | None = None) -> Iterator[Callable[[], ClusterStatus]]:
+    """What tells how a cluster is, each time that it is called, without becoming one of its programs.
 
     Args:
         address: Its address; None for the one of this machine.
@@ -101,8 +112,7 @@ def look(address: str | None = None) -> ClusterStatus:
             manager = ray.get_actor(NAME, NAMESPACE)
         except ValueError:
             raise NotFound(f"no program has islands on the cluster at {joined}") from None
-        found: ClusterStatus = ask(manager.status.remote(), _ANSWER_TIMEOUT_S)
-        return found
+        yield lambda: cast(ClusterStatus, ask(manager.status.remote(), _ANSWER_TIMEOUT_S))
 
 
 def _ray() -> Any:

@@ -26,6 +26,7 @@ from waystation.runtime.cluster.status import (
     OwnerStatus,
 )
 from waystation.runtime.cluster.supervisor import Supervisor
+from waystation.runtime.cluster.timelines import Timelines
 from waystation.runtime.controller import (
     Abandon,
     Begin,
@@ -39,6 +40,7 @@ from waystation.runtime.devices import Host, Island
 from waystation.runtime.errors import NoSuchIsland
 from waystation.runtime.hosts.answers import answering
 from waystation.runtime.messages import Done
+from waystation.runtime.timeline import Recording
 
 NAME = "waystation manager"
 CALLS_AT_ONCE = 10_000
@@ -57,6 +59,10 @@ class Manager:
         self._attending: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed: asyncio.Future[None] | None = None
+        self._timelines = Timelines(
+            lambda: [(each, island.epoch) for island in self._islands.values() for each in island.members]
+        )
+        self._controller.orders.observer = self._timelines.recorder
 
     # ---- programs ------------------------------------------------------------------------------
 
@@ -137,7 +143,11 @@ class Manager:
     async def status(self) -> ClusterStatus:
         """How everything is now."""
         table = self._controller.arrays.table
-        owners = [OwnerStatus(client, False, table.client_bytes(client)) for client in sorted(self._clients)]
+        pending = self._controller.orders.pending_of
+        owners = [
+            OwnerStatus(client, False, table.client_bytes(client), pending(client))
+            for client in sorted(self._clients)
+        ]
         owners += [OwnerStatus(name, True, size) for name, size in table.named_bytes().items()]
         return ClusterStatus(
             address=ray.get_runtime_context().gcs_address,
@@ -145,6 +155,19 @@ class Manager:
             islands=tuple(self._status_of(self._islands[name]) for name in sorted(self._islands)),
             owners=tuple(owners),
         )
+
+    @answering
+    async def record_timeline(self, is_wanted: bool) -> None:
+        """Begins or ends to record what is done when."""
+        await self._timelines.switch(is_wanted)
+
+    @answering
+    async def timeline(self, is_forgotten: bool) -> list[Recording]:
+        """What was recorded, of all programs; then forgets it, if that is wished."""
+        found = await self._timelines.recordings()
+        if is_forgotten:
+            self._timelines.forget()
+        return found
 
     async def report(self, island: str, epoch: int, host: str, done: Sequence[Done]) -> None:
         """A host has ended messages."""
@@ -177,6 +200,7 @@ class Manager:
             )
             limits = MemoryLimits(request.device_memory_bytes, request.spill_bytes)
             self._controller.add_island(Island(request.name, hosts), limits)
+        self._timelines.built()
         self._carry_out()
         self._change()
 

@@ -146,11 +146,13 @@ class OwnerStatus:
         name: The name of a program, or of a shared array.
         is_shared: Whether it is a shared array.
         array_bytes: Bytes of arrays on all devices.
+        pending: How many works of the program have not ended.
     """
 
     name: str
     is_shared: bool
     array_bytes: int
+    pending: int = 0
 
 
 @dataclass(frozen=True, slots=True)

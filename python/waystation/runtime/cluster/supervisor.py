@@ -119,6 +119,11 @@ class Supervisor:
             if member.description is not None
         }
 
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Its hosts; none while it is being built."""
+        return tuple(self._members.values())
+
     # ---- what hosts are told -------------------------------------------------------------------
 
     def begin(self, effect: Begin) -> None:

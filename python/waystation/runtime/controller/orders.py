@@ -15,6 +15,7 @@ from itertools import count
 
 from waystation._errors import Cancelled, WaystationError
 from waystation.runtime.controller.islands import IslandOrder, MemoryLimits, instructions_of
+from waystation.runtime.controller.observer import Observer
 from waystation.runtime.controller.works import Abandon, Begin, Effect, Prepare, Release, Work
 from waystation.runtime.messages import Done, Message
 from waystation.runtime.objects import Handle
@@ -40,6 +41,7 @@ class Orders:
 
     Attributes:
         effects: What is to be carried out, in order; whoever carries it out empties it.
+        observer: Is told how works go on.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Orders:
         failure_of: Callable[[RunKey], WaystationError | None] = lambda run: None,
     ) -> None:
         self.effects: list[Effect] = []
+        self.observer = Observer()
         self._make_policy = make_policy
         self._failure_of = failure_of
         self._islands: dict[str, IslandOrder] = {}
@@ -85,6 +88,10 @@ class Orders:
     def pending(self, island: str) -> int:
         """How many works an island has."""
         return sum(island in work.parts and not work.parts[island].ended for work in self._works.values())
+
+    def pending_of(self, client: str) -> int:
+        """How many works a client has."""
+        return sum(work.key.client == client for work in self._works.values())
 
     def memory_bytes(self, island: str, host: str) -> tuple[int, int] | None:
         """What is taken on all devices of a host, and spilled there; None if there is no limit."""
@@ -155,6 +162,7 @@ class Orders:
         """Takes a work."""
         self._works[work.key] = work
         self._by_number[work.number] = work
+        self.observer.submitted(work)
         for name, part in work.parts.items():
             island = self._islands.get(name)
             if work.error is None and (island is None or island.epoch != part.epoch):
@@ -262,6 +270,7 @@ class Orders:
         work = self._works.get(dispatch.key)
         if island is None or work is None or dispatch.epoch != island.epoch:
             return
+        self.observer.scheduled(work, island.name)
         if work.error is None and work.parts[island.name].epoch == island.epoch:
             self.effects += island.reserve(work, self._works)
         island.line.append(work)
@@ -281,12 +290,14 @@ class Orders:
             if work.error is not None:
                 self._end_part(name, work)
                 continue
+            self.observer.admitted(work, name)
             part.begun, part.unfinished = True, set(part.hosts)
             messages = {
                 host: Message(work.number, work.program, instructions_of(each, part.moves.get(host, ())))
                 for host, each in part.hosts.items()
             }
             self.effects.append(Begin(name, island.epoch, work, messages))
+            self.observer.dispatched(work, name)
 
     def _failure(self, work: Work) -> WaystationError | None:
         """Why something that a work uses was not made."""
@@ -328,6 +339,7 @@ class Orders:
         if self._works.pop(work.key, None) is None:
             return
         del self._by_number[work.number]
+        self.observer.completed(work)
         if work.order is not None:
             seconds = max(part.device_seconds for part in work.parts.values())
             self._route(self._sequencer.complete(work.key, seconds if work.error is None else None))

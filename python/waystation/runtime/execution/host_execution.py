@@ -23,8 +23,10 @@ from waystation.runtime.execution.buffers import Buffers
 from waystation.runtime.execution.exchange import Exchange
 from waystation.runtime.execution.functions import Functions
 from waystation.runtime.execution.lists import FindDevice, LoadedList, Run
+from waystation.runtime.execution.observed import ObservedCalls
 from waystation.runtime.ir import Copy, Exec, LowProgram, Recv, Send
 from waystation.runtime.ir.low import Free
+from waystation.runtime.timeline import HostRecorder
 
 Note = Callable[[str], None]
 # Takes for each operand the local shards and where they begin; gives for each result one block a device.
@@ -40,6 +42,7 @@ class HostExecution:
         exchange: How blocks come from other hosts and go there.
         host_functions: What host calls can call, by name.
         on_compiled: Called when a function has been waited for.
+        recorder: Stamps what devices do; by default nobody does.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class HostExecution:
         exchange: Exchange,
         host_functions: Mapping[str, HostFunction] | None = None,
         on_compiled: Callable[[], None] = lambda: None,
+        recorder: HostRecorder | None = None,
     ) -> None:
         self.host = host
+        self.recorder = HostRecorder() if recorder is None else recorder
         self.functions = Functions()
         self.buffers = Buffers()
         self.exchange = exchange
@@ -121,6 +126,7 @@ class _Frame:
         self._first: WaystationError | None = None
         self._arguments = {number for number, _ in run.arguments}
         self._results = {number for number, _ in run.results}
+        self._observed = ObservedCalls(execution.recorder, run.run)
 
     # ---- dispatch ------------------------------------------------------------------------------
 
@@ -200,6 +206,7 @@ class _Frame:
         self._note(function.name)
         pairs = zip(step.operands, function.operands, strict=True)
         operands = [_lying_so(self._array(number), sharding) for number, sharding in pairs]
+        began_ns = self._execution.recorder.now()
         try:
             results: tuple[jax.Array, ...] = function.call(*operands)
         except Exception as error:
@@ -209,6 +216,9 @@ class _Frame:
             if not array.is_deleted():  # no result could take its memory
                 array.delete()
         self._called.append((step, function.name))
+        if results:
+            here = self._loaded.lying(step.results[0]).devices
+            self._observed.called(step, function.name, began_ns, results, here)
         self._last = results
         return results
 
@@ -226,12 +236,15 @@ class _Frame:
             operands.append(
                 [(lying.box(index)[0], jax.device_get(lying.shard(array, index))) for index in step.devices]
             )
+        self._observed.finish()  # which takes no longer: what the operands depend on is there
+        began_ns = self._execution.recorder.now()
         try:
             made = function(*operands)
         except WaystationError as error:
             raise error.where(**self._where(step, step.function))
         except Exception as error:
             raise self._failed(step, step.function, error) from error
+        self._observed.called_host(step, began_ns)
         pairs = zip(step.results, made, strict=True)
         return [self._loaded.lying(number).of_shards(list(blocks)) for number, blocks in pairs]
 
@@ -248,7 +261,10 @@ class _Frame:
         exchange, run, made = self._execution.exchange, self._run.run, self._assembly(step.value)
 
         def receive() -> Block:
-            return exchange.receive(run, step.transfer)
+            began_ns = self._execution.recorder.now()
+            block = exchange.receive(run, step.transfer)
+            self._execution.recorder.brought(run, step.host, block.nbytes, began_ns)
+            return block
 
         for index in step.devices:
             made.add(index, step.box, receive)
@@ -316,6 +332,7 @@ class _Frame:
 
     def finish(self) -> None:
         """Waits for all that was dispatched; see `HostExecution.begin`."""
+        self._observed.finish()
         failed: dict[int, WaystationError] = {}
         for step, name, results in self._awaited:
             try:

@@ -2,7 +2,7 @@
 
 One process, one epoch: when its island is lost it is killed, and another takes its place in the next epoch.
 What it is told, nobody waits for: the work is done by the threads of its lane, in order, and what is done is
-told to the manager, as much at a time as there is. `health` and `attend` are called in the concurrency group
+told to the manager, as much at a time as there is. `health`, `stamps` and `attend` are called in the group
 `CONTROL`, which has a loop of its own, so they answer whatever the others do. Methods that answer give
 answers (`waystation.runtime.hosts.answers`).
 """
@@ -26,6 +26,7 @@ from waystation.runtime.hosts.lane import Lane, Report
 from waystation.runtime.hosts.world import Process, World, die_with_parent, free_address, join
 from waystation.runtime.messages import Done, HostList, Message
 from waystation.runtime.scheduling import ReorderBuffer
+from waystation.runtime.timeline import HostRecorder, Stamps
 from waystation.runtime.transport import Block, Key
 
 CONTROL = "control"
@@ -83,6 +84,7 @@ class Host:
         self._work: Any = None
         self._transfers: Any = None
         self._transport: Any = None
+        self._recorder = HostRecorder()
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
 
     def order(self) -> Any:
@@ -119,8 +121,8 @@ class Host:
         from waystation.runtime.hosts.transfers import Transfers
         from waystation.runtime.hosts.work import HostWork
 
-        self._transfers = Transfers(transport, world.deadline_s)
-        self._work = work = HostWork(self.name, jax.devices(), self._transfers)
+        self._transfers = Transfers(transport, world.deadline_s, self._recorder)
+        self._work = work = HostWork(self.name, jax.devices(), self._transfers, self._recorder)
         self._lane = Lane(work.begin, self.order())
         work.on_compiled = self._lane.progress
         threading.Thread(target=self._tell, name="waystation: reports", daemon=True).start()
@@ -147,6 +149,7 @@ class Host:
         if epoch != self._epoch or self._lane is None:
             return
         for number, message in enumerate(messages, first):
+            self._recorder.received(message.work)
             future = self._lane.submit(number, message)
             future.add_done_callback(functools.partial(self._end, message))
 
@@ -189,6 +192,12 @@ class Host:
         if self._lane is None:
             return Health(Report(0, 0, 0, "", 0.0))
         return Health(self._lane.report(), self._work.buffers.held_bytes, self._transfers.sent_bytes)
+
+    @answering
+    async def stamps(self, after: int, after_names: int, is_wanted: bool) -> Stamps:
+        """What it has stamped since, and whether it is to go on with that."""
+        self._recorder.is_on = is_wanted
+        return self._recorder.collect(after, after_names)
 
     async def attend(self) -> None:
         """Never returns: whoever waits for it hears of the end of this process."""

@@ -20,6 +20,7 @@ import numpy as np
 from waystation._errors import Internal, WaystationError
 from waystation.frameworks.dtypes import numpy_dtype
 from waystation.runtime.execution import Expected
+from waystation.runtime.timeline import HostRecorder
 from waystation.runtime.transport import Fetch, Key, Transport, Wanted
 
 Block = np.ndarray[Any, np.dtype[Any]]
@@ -31,14 +32,16 @@ class Transfers:
     Args:
         transport: Carries blocks.
         deadline_s: How long a block may take.
+        recorder: Stamps what is sent.
     """
 
-    def __init__(self, transport: Transport, deadline_s: float) -> None:
+    def __init__(self, transport: Transport, deadline_s: float, recorder: HostRecorder) -> None:
         self._transport = transport
         self._deadline_s = deadline_s
+        self._recorder = recorder
         self._addresses: dict[int, dict[str, str]] = {}
         self._fetches: dict[int, dict[int, tuple[Fetch, int]]] = {}
-        self._sends: queue.SimpleQueue[tuple[Key, jax.Array]] = queue.SimpleQueue()
+        self._sends: queue.SimpleQueue[tuple[Key, str, jax.Array]] = queue.SimpleQueue()
         self.sent_bytes = 0
         threading.Thread(target=self._offer_all, name="waystation: sends", daemon=True).start()
 
@@ -64,10 +67,9 @@ class Transfers:
         self, run: int, transfer: int, host: str, block: jax.Array, error: WaystationError | None = None
     ) -> None:
         """See `Exchange`."""
-        del host  # whoever knows the key fetches it
         if error is not None:
             self._transport.poison(error, run=run)
-        self._sends.put((Key(run, 0, transfer), block))
+        self._sends.put((Key(run, 0, transfer), host, block))
 
     def receive(self, run: int, transfer: int) -> Block:
         """See `Exchange`."""
@@ -86,11 +88,14 @@ class Transfers:
 
     def _offer_all(self) -> None:
         while True:
-            key, block = self._sends.get()
+            key, host, block = self._sends.get()
             try:
+                block.block_until_ready()
+                began_ns = self._recorder.now()
                 held = np.ascontiguousarray(np.asarray(block))
                 self.sent_bytes += held.nbytes
                 self._transport.offer({key: held})
+                self._recorder.sent(key.run, host, held.nbytes, began_ns)
             except Exception as error:
                 told = Internal(f"a block cannot be sent: {type(error).__name__}: {error}")
                 self._transport.poison(error if isinstance(error, WaystationError) else told, run=key.run)

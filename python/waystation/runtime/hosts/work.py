@@ -37,6 +37,7 @@ from waystation.runtime.messages import (
     Spill,
 )
 from waystation.runtime.resources import Placement
+from waystation.runtime.timeline import HostRecorder
 
 Note = Callable[[str], None]
 Finish = Callable[[], Fetched | None]
@@ -49,9 +50,12 @@ class HostWork:
         name: The name of the host.
         devices: All devices of its island, by process and number.
         transfers: How blocks come from other hosts and go there.
+        recorder: Stamps what is done.
     """
 
-    def __init__(self, name: str, devices: Sequence[jax.Device], transfers: Transfers) -> None:
+    def __init__(
+        self, name: str, devices: Sequence[jax.Device], transfers: Transfers, recorder: HostRecorder
+    ) -> None:
         self._island = name.rpartition("/")[0]
         self._devices = devices
         self._per_host = len(jax.local_devices())
@@ -60,7 +64,10 @@ class HostWork:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._ended_s = 0.0
         self.on_compiled: Callable[[], None] = lambda: None
-        self.execution = HostExecution(name, self._device, transfers, self._functions, self._note_compiled)
+        self._recorder = recorder
+        self.execution = HostExecution(
+            name, self._device, transfers, self._functions, self._note_compiled, recorder
+        )
 
     def _note_compiled(self) -> None:
         self.on_compiled()
@@ -91,7 +98,7 @@ class HostWork:
 
     def begin(self, message: Message, note: Note) -> Callable[[], Done]:
         """Dispatches a message; what it returns waits for its end."""
-        began_s = time.monotonic()
+        began_s, began_ns = time.monotonic(), self._recorder.now()
         finishes: list[Finish] = []
         failed: list[WaystationError] = []
         for instruction in message.instructions:
@@ -101,6 +108,7 @@ class HostWork:
                 told = _told(error)
                 self._poison(instruction, told)
                 failed.append(told)
+        self._recorder.begun(message.work, began_ns)
 
         def finish() -> Done:
             fetched = []
@@ -111,6 +119,7 @@ class HostWork:
                     failed.append(_told(error))
                 else:
                     fetched += [found] if found is not None else []
+            self._recorder.ended(message.work)
             now_s = time.monotonic()
             # Devices do one message after the other.
             taken_s = now_s - max(began_s, self._ended_s)
