@@ -17,7 +17,7 @@ COMMANDS = [
     *("inspect", "ls", "sum", "verify", "diff", "export", "gc", "demo", "doctor", "launch", "placement"),
     *("agent", "top", "runtime", "program"),
 ]
-GROUPS = {"runtime": ["status"], "program": ["show"]}
+GROUPS = {"runtime": ["status", "top"], "program": ["show"]}
 
 
 def test_version(script) -> None:

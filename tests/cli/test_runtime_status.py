@@ -2,7 +2,7 @@
 
 import pytest
 
-from waystation.cli.commands import runtime_status
+from waystation.cli.commands import runtime_status, runtime_top
 from waystation.cli.output import Output
 from waystation.runtime.cluster import ClusterStatus, HostStatus, IslandState, IslandStatus, OwnerStatus
 
@@ -23,8 +23,9 @@ def island(name: str, state: IslandState, last_loss: str = "", *hosts: HostStatu
     )
 
 
-def host(name: str, doing: str) -> HostStatus:
-    return HostStatus(name, "10.0.0.7", 4711, ("TFRT_CPU_0", "TFRT_CPU_1"), doing, 12, 0.0)
+def host(name: str, doing: str, ended: int = 12, sent_bytes: int = 0) -> HostStatus:
+    devices = "TFRT_CPU_0", "TFRT_CPU_1"
+    return HostStatus(name, "10.0.0.7", 4711, devices, doing, ended, 0.0, 2048, sent_bytes)
 
 
 def shown(status: ClusterStatus, capsys: pytest.CaptureFixture[str]) -> str:
@@ -53,13 +54,40 @@ def test_islands_and_hosts_are_listed(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_whose_arrays_take_how_much_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    owners = OwnerStatus("training", False, 4096), OwnerStatus("base", True, 1024)
+    owners = OwnerStatus("training", False, 4096, 3), OwnerStatus("base", True, 1024)
     status = ClusterStatus("10.0.0.7:6379", 1, (island("left", IslandState.READY),), owners)
     assert shown(status, capsys).endswith(
-        "\narrays of  kind     bytes\ntraining   program  4096\nbase       shared   1024\n"
+        "\narrays of  kind     bytes  in flight\ntraining   program  4096   3\nbase       shared   1024   -\n"
     )
 
 
 def test_a_cluster_without_islands_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     status = ClusterStatus("10.0.0.7:6379", 1, ())
     assert shown(status, capsys) == "cluster 10.0.0.7:6379, 1 program\nno islands\n"
+
+
+def test_top_shows_rates_programs_and_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    owners = (OwnerStatus("training", False, 4096, 3),)
+
+    def look(moment_s: float, ended: int, sent_bytes: int) -> runtime_top.Look:
+        left = island(
+            "left", IslandState.READY, "host 'left/1' has died", host("left/0", "step", ended, sent_bytes)
+        )
+        return runtime_top.Look(moment_s, ClusterStatus("10.0.0.7:6379", 1, (left,), owners))
+
+    runtime_top.show(Output(as_json=False), look(12.0, 30, 8192), look(10.0, 10, 4096))
+    assert capsys.readouterr().out == (
+        "cluster 10.0.0.7:6379\n"
+        "\n"
+        "island  state  hosts  devices  epoch  restarts  pending  labels\n"
+        "left    ready  1      2 cpu    3      2 of 3    1        place=a\n"
+        "\n"
+        "host    process  done  arrays   sent       stalled  doing\n"
+        "left/0  4711     10/s  2.0 KiB  2.0 KiB/s  -        step\n"
+        "\n"
+        "arrays of  kind     bytes  in flight\n"
+        "training   program  4096   3\n"
+        "island 'left' was lost last because host 'left/1' has died\n"
+    )
+    runtime_top.show(Output(as_json=False), look(10.0, 12, 0), None)
+    assert "left/0  4711     12    2.0 KiB  0 B   -        step\n" in capsys.readouterr().out

@@ -39,3 +39,26 @@ def _status(
         from waystation.cli.commands import runtime_status
 
         runtime_status.run(output, address)
+
+
+@_COMMANDS.command("top")
+def _top(
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="ADDRESS", help="Of the cluster; by default the one of this machine."),
+    ] = None,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often to look.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Watch a running cluster: islands, hosts, what runs, programs, whose arrays take how much, losses.
+
+    With --json it looks once. With --json or --once an island that has failed exits with 1.
+    """
+    with reporting(as_json, traceback) as output:
+        from waystation.cli.commands import runtime_top
+
+        runtime_top.run(output, address, interval_s=interval, once=once)

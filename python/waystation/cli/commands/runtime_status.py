@@ -37,19 +37,28 @@ def show(output: Output, status: ClusterStatus) -> None:
         output.line("no islands")
         return
     output.line()
-    output.show(_islands(status))
+    output.show(islands(status))
     output.line()
     output.show(_hosts(status))
-    if any(owner.array_bytes for owner in status.owners):
+    if any(owner.array_bytes or owner.pending for owner in status.owners):
         output.line()
-        output.show(_owners(status))
-    for island in status.islands:
-        if island.last_loss:
-            output.line(f"island '{island.name}' was lost last because {island.last_loss}", style="red")
+        output.show(owners(status))
+    for loss in losses(status):
+        output.line(loss, style="red")
 
 
-def _islands(status: ClusterStatus) -> Table:
-    table = _table("island", "state", "hosts", "devices", "epoch", "restarts", "pending", "labels")
+def losses(status: ClusterStatus) -> list[str]:
+    """What is said of the last loss of each island."""
+    return [
+        f"island '{island.name}' was lost last because {island.last_loss}"
+        for island in status.islands
+        if island.last_loss
+    ]
+
+
+def islands(status: ClusterStatus) -> Table:
+    """A row for each island."""
+    table = table_of("island", "state", "hosts", "devices", "epoch", "restarts", "pending", "labels")
     for island in status.islands:
         cells = [
             island.name,
@@ -66,7 +75,7 @@ def _islands(status: ClusterStatus) -> Table:
 
 
 def _hosts(status: ClusterStatus) -> Table:
-    table = _table("host", "address", "process", "devices", "ended", "doing")
+    table = table_of("host", "address", "process", "devices", "ended", "doing")
     for island in status.islands:
         for host in island.hosts:
             cells = [host.name, host.address, str(host.process_id), ", ".join(host.devices)]
@@ -75,15 +84,18 @@ def _hosts(status: ClusterStatus) -> Table:
     return table
 
 
-def _owners(status: ClusterStatus) -> Table:
-    table = _table("arrays of", "kind", "bytes")
+def owners(status: ClusterStatus) -> Table:
+    """A row for each program and each shared array."""
+    table = table_of("arrays of", "kind", "bytes", "in flight")
     for owner in status.owners:
         cells = [owner.name, "shared" if owner.is_shared else "program", str(owner.array_bytes)]
+        cells.append(_NOTHING if owner.is_shared else str(owner.pending))
         table.add_row(*map(formatting.plain, cells))
     return table
 
 
-def _table(*headings: str) -> Table:
+def table_of(*headings: str) -> Table:
+    """A table that has no rows yet."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
