@@ -38,6 +38,11 @@ impl Findings {
         self.noted().any(|commit| !is_of_another(commit.version))
     }
 
+    /// Whether anybody has noted a version as committed.
+    pub fn is_noted(&self, version: Version) -> bool {
+        self.noted().any(|commit| commit.version == version)
+    }
+
     fn noted(&self) -> impl Iterator<Item = Commit> {
         self.inventories.values().flat_map(|found| found.noted.iter().copied())
     }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::controller::{Controller, Output, Phase, Settings};
+use super::decision::Restorable;
 use super::message::{Base, Decision, Inventory, Orders, ToAgent};
 use super::names::{AgentId, Epoch, Program, Version};
 use super::placement;
@@ -94,9 +95,9 @@ impl Controller {
         let Some(program) = self.program.clone() else { return };
         self.attempt += 1;
         let found = self.findings.all_restorable(program.sequence);
-        let is_new = found.is_empty() && !self.findings.has_commit(program.sequence);
-        let chosen = found.into_iter().find(|found| self.is_to_be_tried(found.version, outputs));
-        if chosen.is_none() && !is_new && !self.has_waited_enough() {
+        let chosen = found.iter().find(|found| self.is_to_be_tried(found.version, outputs)).cloned();
+        let is_clear = self.is_clear(&program, &found, chosen.as_ref().map(|chosen| chosen.version));
+        if !is_clear && !self.has_waited_enough() {
             self.phase = Phase::Gathering { since_ms: self.now_ms, is_stuck: true };
             outputs.push(Output::Stuck);
             return;
@@ -121,6 +122,25 @@ impl Controller {
         let is_fruitless = self.findings.fruitless(version) >= self.settings.fruitless_limit;
         outputs.extend(is_fruitless.then_some(Output::Quarantined(version)));
         !is_fruitless
+    }
+
+    /// Whether there is nothing to wait for. Copies may be where nobody was heard yet; and a commit of which all copies are
+    /// there is not given up because one of them did not get through this time, nor is whatever else there is for nothing.
+    fn is_clear(&self, program: &Program, found: &[Restorable], chosen: Option<Version>) -> bool {
+        let mut passed_over =
+            found.iter().map(|found| found.version).filter(|&version| Some(version) > chosen);
+        let may_succeed =
+            |version| self.failed.contains(&version) && (chosen.is_none() || self.findings.is_noted(version));
+        if passed_over.any(may_succeed) {
+            return false;
+        }
+        let is_new = found.is_empty() && !self.findings.has_commit(program.sequence);
+        chosen.is_some() || is_new || self.has_heard_all()
+    }
+
+    /// Whether there is nobody left who could still have what is missing.
+    fn has_heard_all(&self) -> bool {
+        self.findings.inventories.len() == self.settings.domains.len()
     }
 
     /// Whether what is missing is not waited for any longer.

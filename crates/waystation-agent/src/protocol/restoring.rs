@@ -1,10 +1,12 @@
 //! How an agent carries out a decision: each shard that is to be read here, from the first source that can give it.
 //!
-//! A source that is silent for some ticks, or gives bytes that are not what the decision says, is passed over. When a
-//! shard has no source left, the agent says that it could not; all agents then try an older version. Bytes that were
-//! fetched are kept as a copy where there is room, so that the restored version has its copies again soon.
+//! A source that is silent for some ticks is passed over for the next one, and asked again after the last: one transfer that
+//! has failed says little of a copy. One that gives bytes that are not what the decision says is not asked again. When a
+//! shard has no source left, or all of them were silent some times, the agent says that it could not; the controller then
+//! sees what is there. Bytes that were fetched are kept as a copy where there is room, so that the restored version has its
+//! copies again soon.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::agent::Agent;
@@ -14,6 +16,8 @@ use super::names::{AgentId, Epoch, Key, SealedCopy};
 
 /// After so many ticks without an answer a source is passed over.
 const PATIENCE_TICKS: u32 = 4;
+/// So often all sources are asked, one after the other.
+const ROUNDS: usize = 5;
 
 /// A decision that is being carried out.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,10 +29,12 @@ pub(super) struct Restoring {
 }
 
 /// How far one shard has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Progress {
-    /// Index of the source that was asked.
-    source: usize,
+    /// How many times a source was silent: after the last one the first comes again.
+    turn: usize,
+    /// Those that have nothing of use.
+    useless: BTreeSet<AgentId>,
     ticks: u32,
     /// The bytes are here, and are being loaded.
     is_loading: bool,
@@ -42,9 +48,12 @@ impl Restoring {
     /// The shard's key, and the source that is its turn.
     fn turn(&self, shard: u32) -> Option<(Key, Option<AgentId>)> {
         let progress = self.missing.get(&shard)?;
-        let sources = &self.decision.shards.get(shard as usize)?.sources;
+        let sources = self.decision.shards.get(shard as usize)?.sources.iter();
+        let useful: Vec<AgentId> =
+            sources.copied().filter(|source| !progress.useless.contains(source)).collect();
+        let mut rounds = useful.iter().copied().cycle().take(ROUNDS * useful.len());
         let key = Key { version: self.decision.version?, shard };
-        Some((key, sources.get(progress.source).copied()))
+        Some((key, rounds.nth(progress.turn)))
     }
 }
 
@@ -80,15 +89,18 @@ impl Agent {
         }
     }
 
-    fn pass_over(&mut self, shard: u32, outputs: &mut Vec<Output>) {
-        if let Some(progress) =
-            self.restoring.as_mut().and_then(|restoring| restoring.missing.get_mut(&shard))
-        {
-            progress.source += 1;
-            progress.is_loading = false;
-            self.ask(shard, outputs);
-            self.say_if_restored(outputs);
+    /// Asks the next source: this one is silent, or has nothing of use.
+    fn pass_over(&mut self, shard: u32, is_useless: bool, outputs: &mut Vec<Output>) {
+        let Some(restoring) = &mut self.restoring else { return };
+        let turn = restoring.turn(shard);
+        let Some(progress) = restoring.missing.get_mut(&shard) else { return };
+        progress.is_loading = false;
+        match turn.and_then(|(_, source)| source).filter(|_| is_useless) {
+            Some(source) => drop(progress.useless.insert(source)),
+            None => progress.turn += 1,
         }
+        self.ask(shard, outputs);
+        self.say_if_restored(outputs);
     }
 
     /// The source whose turn it is sends, however long that takes.
@@ -111,7 +123,7 @@ impl Agent {
         }
         for (shard, ticks) in silent {
             if ticks >= PATIENCE_TICKS {
-                self.pass_over(shard, outputs);
+                self.pass_over(shard, false, outputs);
             } else if let Some((key, Some(holder))) =
                 self.restoring.as_ref().and_then(|restoring| restoring.turn(shard))
             {
@@ -138,7 +150,7 @@ impl Agent {
             return;
         }
         if !is_intact || wanted != Some(copy) {
-            return self.pass_over(key.shard, outputs);
+            return self.pass_over(key.shard, true, outputs);
         }
         progress.is_loading = true;
         if !self.memory.copies.contains_key(&key) && self.has_room(key.shard) {
@@ -156,7 +168,7 @@ impl Agent {
             if turn.is_some_and(|(key, _)| self.memory.copies.contains_key(&key)) {
                 outputs.push(Output::Verify); // if that is why, others must not count on it
             }
-            return self.pass_over(shard, outputs);
+            return self.pass_over(shard, true, outputs);
         }
         if let Some(restoring) = &mut self.restoring {
             restoring.missing.remove(&shard);

@@ -212,15 +212,32 @@ fn without_a_program_nothing_is_decided() {
     }
 }
 
-/// What was committed is not there, and does not come back: the trainers have to go on from the disk.
-#[test]
-fn what_is_missing_is_waited_for_and_then_let_go() {
+/// Founders of which one has noted what is not there.
+fn with_a_commit_that_is_gone() -> Cluster {
     let mut cluster = Cluster::founders();
     let limits = Limits { copies: 4, versions_of_shard: 2 };
     let noted = BTreeSet::from([commit(1, 5)]);
     let memory = Memory { noted, ..Memory::of_founder() };
     cluster.agents[1] = Agent::new(AgentId(1), limits, memory);
     cluster.agent(AgentId(0), Input::Begin(program(1)));
+    cluster
+}
+
+#[test]
+fn what_no_agent_has_is_not_waited_for() {
+    let mut cluster = with_a_commit_that_is_gone();
+    while !cluster.controller.is_training() {
+        cluster.tick(0);
+    }
+    assert!(!cluster.wants.contains(&controller::Output::Stuck));
+}
+
+/// What was committed may be with an agent that is not heard, and that does not come back: the trainers have to go on from
+/// the disk.
+#[test]
+fn what_is_missing_is_waited_for_and_then_let_go() {
+    let mut cluster = with_a_commit_that_is_gone();
+    cluster.cut_off.insert(2);
     let mut now_ms = 0;
     while !cluster.wants.contains(&controller::Output::Stuck) {
         now_ms += 10;

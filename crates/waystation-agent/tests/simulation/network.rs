@@ -18,11 +18,13 @@ pub const CALM: Weather = Weather { lost: 0, repeated: 0, slowest_ms: 20 };
 pub struct Network {
     pub weather: Weather,
     cut: BTreeSet<(u16, u16)>,
+    /// Where messages get through, and bytes of copies do not.
+    blocked: BTreeSet<(u16, u16)>,
 }
 
 impl Network {
     pub fn new() -> Self {
-        Self { weather: CALM, cut: BTreeSet::new() }
+        Self { weather: CALM, cut: BTreeSet::new(), blocked: BTreeSet::new() }
     }
 
     /// Lets nothing through from one host to another.
@@ -30,8 +32,18 @@ impl Network {
         self.cut.insert((from, to));
     }
 
+    /// Lets no copies through from one host to another, as if they were sent to where it was before.
+    pub fn block_copies(&mut self, from: u16, to: u16) {
+        self.blocked.insert((from, to));
+    }
+
+    pub fn carries_copies(&self, from: u16, to: u16) -> bool {
+        !self.blocked.contains(&(from, to))
+    }
+
     pub fn heal(&mut self) {
         self.cut.clear();
+        self.blocked.clear();
     }
 
     /// After how long a message arrives; nothing if it is lost, twice if it is repeated. Within a host nothing goes wrong.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use waystation_agent::protocol::controller::Settings;
+use waystation_agent::protocol::controller::{Controller, Settings};
 use waystation_agent::protocol::memory::{Limits, Memory};
 use waystation_agent::protocol::names::{Commit, Epoch, Key, SealedCopy, Version, manifest_digest};
 
@@ -105,10 +105,35 @@ fn a_controller_that_hears_nobody_is_replaced() {
     assert_eq!(others.iter().map(|&host| trained(&world, host)).collect::<BTreeSet<_>>(), epochs);
 }
 
-/// Trainers read from the disk only what is missing: so what is left of a commit stays.
+/// The one copy of a shard that was left was sent to where the lost host had been. That it did not come counted as if
+/// nobody had it, and with every agent heard nobody waited: the commit was given up.
+#[test]
+fn a_commit_outlasts_a_copy_that_does_not_get_through() {
+    let mut world = World::new(1, Settings { stuck_ms: 60_000, ..settings() }, 3);
+    pass(&mut world, 8_000);
+    world.is_paused = true;
+    pass(&mut world, 2_000);
+    let (epoch, version) = (trained(&world, 0), world.committed.expect("it is calm"));
+    let lost = world.hosts.iter().find(|host| host.controller.is_none()).expect("there is one").id.0;
+    (0..3).filter(|&from| from != lost).for_each(|from| world.network.block_copies(from, lost));
+    world.lose(lost, 1, 500);
+    // Longer than the agent itself goes on asking.
+    pass(&mut world, 12_000);
+    assert!(!world.controllers.values().any(Controller::is_training), "it waits for the copy");
+    world.network.heal();
+    pass(&mut world, 4_000);
+    let orders = world.hosts[usize::from(lost)].agent.as_ref().and_then(|agent| agent.orders());
+    let orders = orders.expect("it trains");
+    assert!(Some(orders.epoch) > epoch);
+    assert_eq!(orders.base.map(|base| base.version), Some(version));
+    assert!(world.hosts[usize::from(lost)].holds(Key { version, shard: lost.into() }));
+}
+
+/// Trainers read from the disk only what is missing: so what is left of a commit stays, and nobody waits for a shard that
+/// no agent has.
 #[test]
 fn what_is_left_of_a_commit_is_kept_when_a_shard_is_lost() {
-    let settings = Settings { copies: 1, stuck_ms: 2_000, ..settings() };
+    let settings = Settings { copies: 1, stuck_ms: 60_000, ..settings() };
     let mut world = World::new(1, settings, 3);
     pass(&mut world, 8_000);
     world.is_paused = true;

@@ -286,6 +286,7 @@ impl World {
                     content: None,
                 });
             }
+            Output::Bytes { to, .. } if !self.network.carries_copies(host, to.0) => {}
             Output::Bytes { to, epoch, key, copy, purpose } => {
                 let content = self.hosts[usize::from(host)].bytes[&key];
                 let (from, is_intact) = (AgentId(host), digest_of(content) == copy.digest);

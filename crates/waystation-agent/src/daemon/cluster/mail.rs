@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::lookup_host;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use tokio::time::sleep;
 use waystation_format::{Error, Kind, Result};
 
@@ -80,17 +81,27 @@ fn parse<M: DeserializeOwned>(body: &[u8]) -> Result<M> {
 pub struct Place {
     name: Name,
     address: Mutex<String>,
+    moved: Notify,
 }
 
 impl Place {
     /// The agent of a host, at an address.
     pub fn new(name: Name, address: String) -> Arc<Self> {
-        Arc::new(Self { name, address: Mutex::new(address) })
+        Arc::new(Self { name, address: Mutex::new(address), moved: Notify::new() })
     }
 
     /// It is elsewhere from now on.
     pub fn move_to(&self, address: &str) {
-        address.clone_into(&mut self.address.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut known = self.address.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known != address {
+            address.clone_into(&mut known);
+            self.moved.notify_waiters();
+        }
+    }
+
+    /// Waits until it is elsewhere than when this was called.
+    pub fn moved(&self) -> Notified<'_> {
+        self.moved.notified()
     }
 
     /// What to call it.

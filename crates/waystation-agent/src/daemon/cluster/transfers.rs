@@ -1,7 +1,8 @@
 //! Copies on their way to other agents: one transfer of a version to each, some of them at a time.
 //!
 //! The machine says again and again what is to be brought where, until it hears that it is kept; so a transfer that has
-//! failed is begun again soon, by the next word of the machine. Invariant: of one version there is one transfer to an agent
+//! failed is begun again soon, by the next word of the machine; one to an agent that is elsewhere now begins there at once,
+//! rather than when nobody has answered at the old address for long enough. Invariant: of one version there is one transfer to an agent
 //! at a time.
 
 use std::collections::HashMap;
@@ -9,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
+use tokio::select;
 use tokio::sync::Semaphore;
 use waystation_format::slot::Key;
 use waystation_format::{Error, Kind, Result};
@@ -110,7 +112,14 @@ impl Transfers {
 
     async fn send(&self, place: &Place, key: &Key) -> Result<()> {
         let _turn = self.sending.acquire().await;
-        replicate(&self.store, key, &self.ways.route(place).await?).await.map(drop)
+        loop {
+            let moved = place.moved();
+            let sent = async { replicate(&self.store, key, &self.ways.route(place).await?).await.map(drop) };
+            select! {
+                sent = sent => return sent,
+                () = moved => {}
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<(AgentId, Key), Option<Instant>>> {
