@@ -13,6 +13,11 @@ pub struct Prefix {
 }
 
 impl Prefix {
+    /// So many pieces are done, from the first.
+    pub fn of(pieces: u64) -> Self {
+        Self { next: pieces, later: BTreeSet::new() }
+    }
+
     /// The pieces before this one are all done.
     pub fn pieces(&self) -> u64 {
         self.next

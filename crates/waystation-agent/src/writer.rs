@@ -67,6 +67,11 @@ impl SlotWriter {
     ///
     /// Fenced if the slot is not (any more) that of the grant, Conflict if somebody else maps it.
     pub fn open(grant: &Grant) -> Result<Self> {
+        Self::open_at(grant, 0)
+    }
+
+    /// The same, of a slot that has so many blocks in place, from the first.
+    pub fn open_at(grant: &Grant, blocks: u64) -> Result<Self> {
         let path = &grant.path;
         let file = OpenOptions::new()
             .read(true)
@@ -84,7 +89,7 @@ impl SlotWriter {
         let (regions, slot_bytes) = check(&pages, grant)?;
         let mapping = map(&file, slot_bytes, path)?;
         mapping.populate(PROGRESS_OFFSET..regions.checksums.end)?;
-        let (prefix, claimed) = (Mutex::default(), Mutex::default());
+        let (prefix, claimed) = (Mutex::new(Prefix::of(blocks)), Mutex::default());
         Ok(Self { mapping, grant: grant.clone(), regions, prefix, claimed, populated_bytes: 0 })
     }
 

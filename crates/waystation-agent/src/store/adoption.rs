@@ -2,7 +2,8 @@
 //!
 //! What is sealed or committed is verified at once, before anybody can ask for it: a recovery has to know
 //! which versions are whole before it decides, so to verify later would only make it wait there. What is
-//! being written stays its writer's if that may live, and is freed if it is dead beyond doubt. What is
+//! being written stays its writer's if that may live, and is freed if it is dead beyond doubt; what another agent was
+//! sending goes on from there (`resuming`). What is
 //! damaged is quarantined: kept as it is, counted as nothing, until somebody discards it.
 
 use waystation_format::slot::{Header, Newest, State, StoreRecord};
@@ -11,6 +12,7 @@ use waystation_format::{Error, Kind, Result};
 use super::creation::{RECORD, make_slot, touch};
 use super::directory::Directory;
 use super::file::{SlotFile, first_headers};
+use super::resuming::Left;
 use super::verify::verify_sealed;
 use super::{Config, Store};
 use crate::locks::{self, Part};
@@ -60,13 +62,15 @@ pub(super) fn adopt(directory: Directory, config: &Config) -> Result<(Store, Ado
     check(&record, config).map_err(|error| error.with("path", directory.path().display().to_string()))?;
     let mut slots = Vec::with_capacity(record.slot_count as usize);
     let mut found = Vec::with_capacity(record.slot_count as usize);
+    let mut left = Vec::new();
     for slot in 0..record.slot_count {
-        let (file, header, what) = open_slot(&directory, &record, slot, config.threads)?;
+        let (file, header, what) = open_slot(&directory, &record, slot, config.threads, &mut left)?;
         slots.push((file, header));
         found.push(what);
     }
     verify(&mut slots, &mut found, config.threads)?;
     let store = Store::new(directory, (record_file, record), slots, config);
+    store.remember_left(left);
     Ok((store, Adoption { is_new: false, slots: found }))
 }
 
@@ -105,6 +109,7 @@ fn open_slot(
     record: &StoreRecord,
     slot: u32,
     threads: usize,
+    left: &mut Vec<Left>,
 ) -> Result<(SlotFile, Header, Found)> {
     let name = SlotFile::name(slot);
     let opened = directory.open_file(&name)?.map(|file| SlotFile::new(file, directory.path_of(&name)));
@@ -136,6 +141,7 @@ fn open_slot(
         State::Writing(tenant) if life_of(&tenant.writer)? == Life::Dead && is_unused(&file)? => {
             let freed = next(&header, Event::Abort { ticket: header.sequence })?;
             file.write_record(&freed)?;
+            left.extend(Left::of(&file, tenant, &freed));
             return Ok((file, freed, Found::Abandoned));
         }
         State::Writing(_) => Found::InWriting,

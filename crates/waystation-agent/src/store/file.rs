@@ -108,7 +108,12 @@ impl SlotFile {
 
     /// Takes back what an earlier writer said.
     pub fn reset_progress(&self) -> Result<()> {
-        self.write_at(&[0; 8], PROGRESS_OFFSET)
+        self.set_progress(0)
+    }
+
+    /// Says how many blocks are in place.
+    pub fn set_progress(&self, blocks: u64) -> Result<()> {
+        self.write_at(&blocks.to_le_bytes(), PROGRESS_OFFSET)
     }
 
     /// The table of contents of a tenant, and its checksum.

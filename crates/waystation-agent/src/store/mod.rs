@@ -13,6 +13,7 @@ mod directory;
 mod file;
 mod notes;
 mod reading;
+mod resuming;
 mod sharing;
 mod tally;
 mod verify;
@@ -29,6 +30,7 @@ pub use self::creation::discard;
 use self::directory::Directory;
 pub use self::file::SlotFile;
 pub use self::reading::Reading;
+use self::resuming::Left;
 use self::tally::Tally;
 pub use self::tally::{Counts, Observation, tenant_bytes};
 pub use self::writing::Grant;
@@ -87,6 +89,8 @@ struct Known {
     headers: Vec<Header>,
     /// Who was given each slot last: may still map it, and may have it again.
     last_writers: Vec<Option<Writer>>,
+    /// What dead writers have left in slots that were freed when the store was opened.
+    left: Vec<Left>,
     /// Whether the agents of several hosts decide together what stays.
     is_shared: bool,
     tally: Tally,
@@ -130,6 +134,7 @@ impl Store {
             state: Mutex::new(Known {
                 record: record.1,
                 last_writers: last_writers.collect(),
+                left: Vec::new(),
                 is_shared: false,
                 tally: Tally::new(headers.len()),
                 headers,

@@ -60,7 +60,7 @@ impl Store {
         .with("shard", &*tenant.key.shard))
     }
 
-    fn check_tenant(&self, known: &Known, tenant: &Tenant) -> Result<()> {
+    pub(super) fn check_tenant(&self, known: &Known, tenant: &Tenant) -> Result<()> {
         if tenant.key.run != known.record.run {
             return Err(Error::new(Kind::Conflict, "the store is that of another run")
                 .with("found", known.record.run.to_string())
@@ -78,7 +78,7 @@ impl Store {
     }
 
     /// Makes a slot free if it is not, and gives it to a writer; false if its bytes are still in use.
-    fn hand_over(&self, known: &mut Known, slot: u32, tenant: &Tenant) -> Result<bool> {
+    pub(super) fn hand_over(&self, known: &mut Known, slot: u32, tenant: &Tenant) -> Result<bool> {
         let place = slot as usize;
         let of_slot = &self.slots[place];
         if known.headers[place].state != State::Free && !of_slot.hold.close() {

@@ -2,7 +2,8 @@
 //!
 //! Failures: a connection is lost (the slot keeps what is in place, and the next connection goes on there);
 //! nobody comes back ([`Intake::expire`] frees the slot); a newer version of the shard is offered (the older
-//! one is given up). Invariants: a version has one slot, however many connections fill it; a slot is sealed
+//! one is given up); the process is killed (the next one goes on with the slot, if the same version is offered before that is
+//! needed). Invariants: a version has one slot, however many connections fill it; a slot is sealed
 //! only when its digest is the one that the sender has signed; an intake that ends without a seal frees its
 //! slot.
 
@@ -122,8 +123,8 @@ impl Intake {
             data_bytes: offer.data_bytes,
             writer: self.writer,
         };
-        let grant = self.store.begin(&tenant)?;
-        let writer = SlotWriter::open(&grant).inspect_err(|_| {
+        let (grant, blocks) = self.store.begin_incoming(&tenant)?;
+        let writer = SlotWriter::open_at(&grant, blocks).inspect_err(|_| {
             // The first error is the one to report; a slot that stays is freed when this process ends.
             drop(self.store.abort(grant.slot, grant.ticket));
         })?;
