@@ -120,7 +120,7 @@ async fn a_transfer_goes_on_after_its_receiver_was_killed() {
     };
     let (child, address) = started(any_port());
     let (through, mut sent) = proxy(address, |_, _, _| Fate::Pass).await;
-    let mut route = Route { attempts: 100, ..route(&far(through)) };
+    let route = Route { attempts: 100, ..route(&far(through)) };
     route.order.pacer.limit(8 << 20, 1.0).unwrap();
     let pacer = Arc::clone(&route.order.pacer);
     let store = Arc::clone(&near.store);
