@@ -7,14 +7,14 @@ mod bulk;
 mod peers;
 mod support;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bulk::*;
 use peers::{Fate, Way, proxy};
 use waystation_agent::Kind;
 use waystation_agent::peers::Peer;
-use waystation_agent::peers::bulk::{Pacer, Route, fetch, fetch_past_store, replicate};
+use waystation_agent::peers::bulk::{Pacer, Route, fetch, replicate};
 use waystation_agent::writer::SlotWriter;
 use waystation_format::checksum::BLOCK_BYTES;
 
@@ -203,27 +203,7 @@ async fn a_version_is_fetched_into_a_slot_and_past_the_store() {
     assert_eq!(fetch(&near.intake, &key, Some(sums.digest), &route).await.unwrap(), sums);
     assert_sealed(&near.store, &key);
     assert_eq!(fetch(&near.intake, &key, None, &route).await.unwrap(), sums, "it is there already");
-
-    // Over connections that are cut and changed: each byte is given once, in the end.
-    let harm = |number, way, at: usize| match (number, way) {
-        (0, Way::ToClient) if at == 3_000_000 => Fate::Cut,
-        (1, Way::ToClient) if at == 2_000_000 => Fate::Flip,
-        _ => Fate::Pass,
-    };
-    let (address, _sent) = proxy(far.peer.address, harm).await;
-    let through = Route { peer: Peer { address, ..far.peer.clone() }, ..route };
-    let consumed = Arc::new(Mutex::new((vec![0; DATA_BYTES as usize], 0)));
-    let target = Arc::clone(&consumed);
-    let consume = move |offset: u64, bytes: &[u8]| {
-        let (data, count) = &mut *target.lock().unwrap();
-        data[offset as usize..][..bytes.len()].copy_from_slice(bytes);
-        *count += bytes.len();
-        Ok(())
-    };
-    let fetched = fetch_past_store(&key, Some(sums.digest), &through, consume).await.unwrap();
-    assert_eq!((fetched.contents, fetched.sums), (contents(), sums));
-    let consumed = consumed.lock().unwrap();
-    assert!(consumed.0 == data(1) && consumed.1 == DATA_BYTES as usize);
+    assert_comes_past_store(&key, sums, &route).await;
 }
 
 #[tokio::test]

@@ -11,15 +11,17 @@ mod support;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use bulk::{Agent, BLOCKS, DATA_BYTES, agent_with, assert_sealed, contents, data, key, order, route, seal};
+use bulk::{
+    Agent, BLOCKS, DATA_BYTES, agent_with, assert_comes_past_store, assert_sealed, key, order, route, seal,
+};
 use certificates::{Authority, Files, write_private};
 use peers::*;
 use rcgen::{ExtendedKeyUsagePurpose, date_time_ymd};
 use support::memory_directory;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use waystation_agent::peers::bulk::{BulkService, Intake, Route, fetch, fetch_past_store, replicate};
+use waystation_agent::peers::bulk::{BulkService, Intake, Route, fetch, replicate};
 use waystation_agent::peers::{
     Connection, ControlClient, ControlService, Credentials, Limits, Name, Peer, Purpose, Server, Services,
     Tls,
@@ -215,25 +217,7 @@ async fn a_transfer_goes_on_after_what_was_cut_and_changed() {
     // What had come was not sent again.
     assert!(lengths[2] < half * 3 / 5, "{lengths:?}");
 
-    let harm = |number, way, at: usize| match (number, way, at) {
-        (0, Way::ToClient, 3_000_000) => Fate::Cut,
-        (1, Way::ToClient, 2_000_000) => Fate::Flip,
-        _ => Fate::Pass,
-    };
-    let (address, _sent) = proxy(far.peer.address, harm).await;
-    let route = route_with(&Peer { address, ..far.peer.clone() }, &authority);
-    let consumed = Arc::new(Mutex::new((vec![0; DATA_BYTES as usize], 0)));
-    let target = Arc::clone(&consumed);
-    let consume = move |offset: u64, bytes: &[u8]| {
-        let (data, count) = &mut *target.lock().unwrap();
-        data[offset as usize..][..bytes.len()].copy_from_slice(bytes);
-        *count += bytes.len();
-        Ok(())
-    };
-    let fetched = fetch_past_store(&wanted, Some(sums.digest), &route, consume).await.unwrap();
-    assert_eq!((fetched.contents, fetched.sums), (contents(), sums));
-    let consumed = consumed.lock().unwrap();
-    assert!(consumed.0 == data(1) && consumed.1 == DATA_BYTES as usize);
+    assert_comes_past_store(&wanted, sums, &route_with(&far.peer, &authority)).await;
 }
 
 #[tokio::test]

@@ -12,12 +12,14 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use waystation_format::{Error, Kind, Result};
 
+use super::carrier::Carrier;
 use super::gate::Proven;
 use super::handshake::{Identity, as_client};
 use super::hello::{Name, Purpose};
 use super::keys::Keys;
 use super::secret::Secret;
 use super::stream::SignedStream;
+use super::tls::Tls;
 
 /// How to reach the agent of another host.
 #[derive(Clone, Debug)]
@@ -35,12 +37,14 @@ pub struct Credentials {
     pub identity: Identity,
     /// What it proves that with.
     pub secret: Arc<Secret>,
+    /// The certificates beneath that; without, nothing is encrypted.
+    pub tls: Option<Arc<Tls>>,
 }
 
 /// A connection whose other side is known: a stream of signed bytes.
 #[derive(Debug)]
 pub struct Connection {
-    signed: SignedStream<TcpStream>,
+    signed: SignedStream<Carrier>,
     peer: Name,
     purpose: Purpose,
     /// Its place where it was accepted, given back when it ends.
@@ -50,8 +54,8 @@ pub struct Connection {
 impl Connection {
     /// Connects to an agent and proves both sides, within a time.
     ///
-    /// Unavailable if it cannot be reached in time or is busy, InvalidInput if it is another host's or does
-    /// not know the secret, Conflict if it is of another run, Unsupported if it speaks another version.
+    /// Unavailable if it cannot be reached in time or is busy, InvalidInput if it is another host's, does not know the
+    /// secret, or one of both refuses the other's certificate or speaks TLS alone, Conflict if it is of another run, Unsupported if it speaks another version.
     pub async fn connect(
         peer: &Peer,
         credentials: &Credentials,
@@ -69,20 +73,20 @@ impl Connection {
 
     /// The connection that a handshake has led to.
     pub(crate) fn new(
-        stream: TcpStream,
+        carrier: Carrier,
         keys: Keys,
         peer: Name,
         purpose: Purpose,
         place: Option<Proven>,
     ) -> Self {
-        Self { signed: SignedStream::new(stream, keys), peer, purpose, place }
+        Self { signed: SignedStream::new(carrier, keys), peer, purpose, place }
     }
 
     /// What it is made of, for who has something else to send than a stream. Nothing may have been read.
-    pub fn into_parts(self) -> (TcpStream, Keys, Name, Option<Proven>) {
+    pub fn into_parts(self) -> (Carrier, Keys, Name, Option<Proven>) {
         let Self { signed, peer, place, .. } = self;
-        let (stream, keys) = signed.into_parts();
-        (stream, keys, peer, place)
+        let (carrier, keys) = signed.into_parts();
+        (carrier, keys, peer, place)
     }
 
     /// Who is at the other end.
@@ -126,12 +130,13 @@ impl AsyncWrite for Connection {
 
 async fn connect(peer: &Peer, credentials: &Credentials, purpose: Purpose) -> Result<Connection> {
     let connected = TcpStream::connect(peer.address).await;
-    let mut stream = connected
+    let stream = connected
         .map_err(|error| Error::new(Kind::Unavailable, format!("the agent cannot be reached: {error}")))?;
     configure(&stream)?;
-    let Credentials { identity, secret } = credentials;
-    let keys = as_client(&mut stream, secret, identity, &peer.name, purpose).await?;
-    Ok(Connection::new(stream, keys, peer.name.clone(), purpose, None))
+    let Credentials { identity, secret, tls } = credentials;
+    let mut carrier = Carrier::connect(stream, tls.as_deref(), &peer.name).await?;
+    let keys = as_client(&mut carrier, secret, identity, &peer.name, purpose).await?;
+    Ok(Connection::new(carrier, keys, peer.name.clone(), purpose, None))
 }
 
 /// Small messages are not to wait for larger ones.

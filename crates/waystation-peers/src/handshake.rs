@@ -1,21 +1,24 @@
 //! How two agents prove to each other that they know the secret of the job.
 //!
 //! Client: hello. Server: challenge. Client: its proof. Server: its own. Each proof signs everything said
-//! before: versions, purpose, run, both names, both random numbers, and the side that gives it. Failures: a
+//! before: versions, purpose, run, both names, both random numbers, and the side that gives it; with TLS beneath, the
+//! connection of that too, so that no host can pass on what another proves. Failures: a
 //! side that goes away or is silent (the caller sets a deadline), a refusal, a proof that is wrong; then
 //! there is no connection, and nothing was done. Invariants: the client proves first, so that a stranger who
 //! knocks gets nothing to guess the secret from; replays fail for the other side's random number is new,
 //! reflections for the side is signed; the keys of the connection depend on all of it.
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use waystation_format::slot::Id;
 use waystation_format::{Error, Kind, Result};
 
+use super::carrier::Carrier;
 use super::hello::{
-    CHALLENGE_BYTES, Challenge, HELLO_BYTES, Hello, NONCE_BYTES, Name, Purpose, Refusal, VERSION,
+    CHALLENGE_BYTES, Challenge, HELLO_BYTES, Hello, NONCE_BYTES, Name, Purpose, Refusal, VERSION, refusal,
 };
 use super::keys::{Keys, PROOF_BYTES, Proofs, Side, transcript};
 use super::secret::Secret;
+use super::tls;
 
 /// Length of the last message: a status, zeros, and the server's proof.
 const ANSWER_BYTES: usize = 16 + PROOF_BYTES;
@@ -30,8 +33,8 @@ pub struct Identity {
 }
 
 /// Proves this side to a server, and has it prove itself.
-pub(crate) async fn as_client<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: &mut S,
+pub(crate) async fn as_client(
+    stream: &mut Carrier,
     secret: &Secret,
     own: &Identity,
     server: &Name,
@@ -51,7 +54,7 @@ pub(crate) async fn as_client<S: AsyncRead + AsyncWrite + Unpin>(
     if let Some(refusal) = Challenge::decode(&challenge)?.refusal {
         return Err(refusal.error());
     }
-    let transcript = transcript(&[&hello, &challenge]);
+    let transcript = transcript(&[&stream.binding()?, &hello, &challenge]);
     let proofs = Proofs::new(secret, &transcript)?;
     send(stream, &proofs.of(Side::Client)).await?;
     let answer: [u8; ANSWER_BYTES] = receive(stream).await?;
@@ -69,8 +72,8 @@ pub(crate) async fn as_client<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// Has a client prove itself, asks for a place for it, and proves this side. The hello says who it is.
-pub(crate) async fn as_server<S: AsyncRead + AsyncWrite + Unpin, P>(
-    stream: &mut S,
+pub(crate) async fn as_server<P>(
+    stream: &mut Carrier,
     secret: &Secret,
     own: &Identity,
     place: impl FnOnce() -> Option<P>,
@@ -80,7 +83,7 @@ pub(crate) async fn as_server<S: AsyncRead + AsyncWrite + Unpin, P>(
         Kind::Unsupported => (Refusal::Version, error),
         _ => (Refusal::Malformed, error),
     });
-    let hello = match read.and_then(|hello| check(hello, own)) {
+    let hello = match read.and_then(|hello| check(hello, own)).and_then(|hello| check_name(stream, hello)) {
         Ok(hello) => hello,
         Err((refusal, error)) => {
             refuse(stream, refusal).await;
@@ -89,7 +92,7 @@ pub(crate) async fn as_server<S: AsyncRead + AsyncWrite + Unpin, P>(
     };
     let challenge = Challenge { version: VERSION, refusal: None, nonce: random()? }.encode();
     send(stream, &challenge).await?;
-    let transcript = transcript(&[&bytes, &challenge]);
+    let transcript = transcript(&[&stream.binding()?, &bytes, &challenge]);
     let proofs = Proofs::new(secret, &transcript)?;
     let proof: [u8; PROOF_BYTES] = receive(stream).await?;
     let named = |kind, message| Error::new(kind, message).with("client", hello.client.as_str());
@@ -115,9 +118,8 @@ pub(crate) async fn as_server<S: AsyncRead + AsyncWrite + Unpin, P>(
 }
 
 /// Tells a client that this side does not go on with it, if it still listens.
-async fn refuse<S: AsyncWrite + Unpin>(stream: &mut S, refusal: Refusal) {
-    let challenge = Challenge { version: VERSION, refusal: Some(refusal), nonce: [0; NONCE_BYTES] };
-    drop(send(stream, &challenge.encode()).await);
+async fn refuse(stream: &mut Carrier, why: Refusal) {
+    drop(send(stream, &refusal(why)).await);
 }
 
 fn check(hello: Hello, own: &Identity) -> Result<Hello, (Refusal, Error)> {
@@ -134,19 +136,31 @@ fn check(hello: Hello, own: &Identity) -> Result<Hello, (Refusal, Error)> {
     Ok(hello)
 }
 
-async fn receive<const N: usize>(stream: &mut (impl AsyncRead + Unpin)) -> Result<[u8; N]> {
+/// Who a certificate names must be who the client says it is.
+fn check_name(stream: &Carrier, hello: Hello) -> Result<Hello, (Refusal, Error)> {
+    match stream.check_name(&hello.client) {
+        Ok(()) => Ok(hello),
+        Err(error) => Err((Refusal::Name, error)),
+    }
+}
+
+async fn receive<const N: usize>(stream: &mut Carrier) -> Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes).await.map_err(|error| lost(&error))?;
     Ok(bytes)
 }
 
-async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> Result<()> {
+async fn send(stream: &mut Carrier, bytes: &[u8]) -> Result<()> {
     stream.write_all(bytes).await.map_err(|error| lost(&error))?;
     stream.flush().await.map_err(|error| lost(&error))
 }
 
-fn lost(error: &std::io::Error) -> Error {
-    Error::new(Kind::Unavailable, format!("the connection was lost before both sides had proven: {error}"))
+/// Why there is no connection, when what carries it fails before both sides have proven.
+pub(crate) fn lost(error: &std::io::Error) -> Error {
+    tls::error_of(error).unwrap_or_else(|| {
+        let message = format!("the connection was lost before both sides had proven: {error}");
+        Error::new(Kind::Unavailable, message)
+    })
 }
 
 fn random() -> Result<[u8; NONCE_BYTES]> {

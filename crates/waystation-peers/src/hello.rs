@@ -149,11 +149,23 @@ pub(crate) enum Refusal {
     Busy = 5,
     /// What the client has sent is no hello.
     Malformed = 6,
+    /// The client's certificate is of another host than it says it is.
+    Name = 7,
+    /// The client does not speak TLS.
+    Plain = 8,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 6] =
-        [Refusal::Version, Refusal::Host, Refusal::Run, Refusal::Secret, Refusal::Busy, Refusal::Malformed];
+    const ALL: [Refusal; 8] = [
+        Refusal::Version,
+        Refusal::Host,
+        Refusal::Run,
+        Refusal::Secret,
+        Refusal::Busy,
+        Refusal::Malformed,
+        Refusal::Name,
+        Refusal::Plain,
+    ];
 
     /// The refusal of a status; nothing if the status says to go on.
     pub fn of_status(status: u8) -> Result<Option<Self>> {
@@ -173,6 +185,12 @@ impl Refusal {
             Refusal::Secret => (Kind::InvalidInput, "the agent there has another secret"),
             Refusal::Busy => (Kind::Unavailable, "the agent has too many connections; try again later"),
             Refusal::Malformed => (Kind::Unsupported, "the agent did not understand the first message"),
+            Refusal::Name => {
+                (Kind::InvalidInput, "the certificate of this side is of another host, says the agent")
+            }
+            Refusal::Plain => {
+                (Kind::InvalidInput, "the agent there speaks TLS only; give this one certificates too")
+            }
         };
         Error::new(kind, message)
     }
@@ -217,6 +235,11 @@ impl Challenge {
         nonce.copy_from_slice(&bytes[16..]);
         Ok(Self { version, refusal, nonce })
     }
+}
+
+/// What a server answers that does not go on with a client.
+pub(crate) fn refusal(why: Refusal) -> [u8; CHALLENGE_BYTES] {
+    Challenge { version: VERSION, refusal: Some(why), nonce: [0; NONCE_BYTES] }.encode()
 }
 
 fn number(bytes: &[u8]) -> u16 {

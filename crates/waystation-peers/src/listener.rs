@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use waystation_format::{Error, Kind, Result};
 
+use super::carrier::Carrier;
 use super::connection::{Connection, Credentials, configure};
 use super::gate::{Gate, Limits, Unproven};
 use super::handshake::as_server;
@@ -117,9 +118,10 @@ impl Listener {
     }
 }
 
-async fn admit(mut stream: TcpStream, place: Unproven, credentials: Credentials) -> Result<Connection> {
+async fn admit(stream: TcpStream, place: Unproven, credentials: Credentials) -> Result<Connection> {
     configure(&stream)?;
-    let Credentials { identity, secret } = credentials;
-    let (keys, hello, place) = as_server(&mut stream, &secret, &identity, || place.admit()).await?;
-    Ok(Connection::new(stream, keys, hello.client, hello.purpose, Some(place)))
+    let Credentials { identity, secret, tls } = credentials;
+    let mut carrier = Carrier::accept(stream, tls.as_deref()).await?;
+    let (keys, hello, place) = as_server(&mut carrier, &secret, &identity, || place.admit()).await?;
+    Ok(Connection::new(carrier, keys, hello.client, hello.purpose, Some(place)))
 }

@@ -39,10 +39,7 @@ impl Secret {
     ///
     /// InvalidInput if others than its owner may use the file, or if that is another user (but root).
     pub fn from_file(path: &Path) -> Result<Self> {
-        // Without NONBLOCK, a named pipe would be waited for.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-        let mut file = file.map_err(|error| Error::from_io(error, "open the file of the secret", path))?;
-        check_private(&file, path)?;
+        let mut file = open_private(path, "the secret")?;
         let mut bytes = Zeroizing::new(Vec::with_capacity(MOST_BYTES + 2));
         let limit = MOST_BYTES as u64 + 2;
         let read = file.by_ref().take(limit).read_to_end(&mut bytes);
@@ -78,11 +75,21 @@ fn trimmed(bytes: &[u8]) -> &[u8] {
     &bytes[..end]
 }
 
-fn check_private(file: &File, path: &Path) -> Result<()> {
-    let metadata =
-        file.metadata().map_err(|error| Error::from_io(error, "examine the file of the secret", path))?;
+/// Opens what only its owner may use. InvalidInput if that is not so.
+pub(crate) fn open_private(path: &Path, what: &str) -> Result<File> {
+    // Without NONBLOCK, a named pipe would be waited for.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = file.map_err(|error| Error::from_io(error, &format!("open the file of {what}"), path))?;
+    check_private(&file, path, what)?;
+    Ok(file)
+}
+
+fn check_private(file: &File, path: &Path, what: &str) -> Result<()> {
+    let metadata = file
+        .metadata()
+        .map_err(|error| Error::from_io(error, &format!("examine the file of {what}"), path))?;
     let refused = |why: &str| {
-        Err(Error::new(Kind::InvalidInput, format!("'{}' cannot be the secret: it {why}", path.display()))
+        Err(Error::new(Kind::InvalidInput, format!("'{}' cannot be {what}: it {why}", path.display()))
             .with("path", path.display().to_string()))
     };
     if !metadata.is_file() {

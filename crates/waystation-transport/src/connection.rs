@@ -34,7 +34,8 @@ pub struct End(TcpStream);
 
 /// Both directions of a connection of which nothing was read or written yet.
 pub fn split(connection: Connection) -> Result<(Incoming, Outgoing, End, Option<Proven>)> {
-    let (stream, keys, _, place) = connection.into_parts();
+    let (carrier, keys, _, place) = connection.into_parts();
+    let stream = carrier.into_plain()?;
     let set_up = || -> io::Result<[TcpStream; 3]> {
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;

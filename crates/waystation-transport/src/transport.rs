@@ -71,7 +71,7 @@ impl Transport {
             return Err(Error::new(Kind::InvalidInput, message).with("address", listen_at.to_string()));
         }
         let identity = Identity { name: Name::new(name)?, run: RUN };
-        let credentials = Credentials { identity, secret: Arc::new(Secret::new(secret)?) };
+        let credentials = Credentials { identity, secret: Arc::new(Secret::new(secret)?), tls: None };
         let ledger = Arc::new(Ledger::default());
         let shared = Arc::new(Shared {
             credentials,

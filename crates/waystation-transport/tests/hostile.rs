@@ -30,7 +30,7 @@ fn any_port() -> SocketAddr {
 
 fn credentials(name: &str) -> Credentials {
     let identity = Identity { name: Name::new(name).unwrap(), run: Id([0; 16]) };
-    Credentials { identity, secret: Arc::new(Secret::new(SECRET).unwrap()) }
+    Credentials { identity, secret: Arc::new(Secret::new(SECRET).unwrap()), tls: None }
 }
 
 fn transport() -> Transport {
@@ -46,8 +46,8 @@ struct Wire {
 
 impl Wire {
     fn new(connection: Connection, runtime: &Arc<Runtime>) -> Self {
-        let (stream, keys, _, _) = connection.into_parts();
-        let stream = stream.into_std().unwrap();
+        let (carrier, keys, _, _) = connection.into_parts();
+        let stream = carrier.into_plain().unwrap().into_std().unwrap();
         stream.set_nonblocking(false).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         let reader = FrameReader::new(Opener::new(keys.other), stream.try_clone().unwrap());

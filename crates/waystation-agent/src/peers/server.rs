@@ -17,11 +17,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use waystation_format::{Error, Kind, Result};
 
 use super::bulk::BulkService;
-use super::connection::Credentials;
 use super::control::ControlService;
-use super::gate::Limits;
-use super::hello::Purpose;
-use super::listener::Listener;
+use super::{Credentials, Limits, Listener, Purpose};
 
 /// How often it is looked for what nobody sends any more.
 const TICK: Duration = Duration::from_secs(5);
@@ -122,6 +119,7 @@ pub async fn serve(mut listener: Listener, services: Services, stop: impl Future
         match connection.purpose() {
             // A connection that cannot be served is closed, which its client sees.
             Purpose::Bulk => drop(services.bulk.serve(connection)),
+            Purpose::Blocks => drop(connection), // hosts of the runtime are somewhere else
             Purpose::Control => drop(calls.spawn(Arc::clone(&services.control).serve(connection))),
         }
     }

@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used, dead_code)] // each test uses a part of it
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use waystation_agent::peers::bulk::{BulkService, Intake, LEAST_CHUNK_BYTES, Order, Pacer, Route};
+use waystation_agent::peers::bulk::{
+    BulkService, Intake, LEAST_CHUNK_BYTES, Order, Pacer, Route, fetch_past_store,
+};
 use waystation_agent::peers::{Credentials, Peer};
 use waystation_agent::process;
 use waystation_agent::store::{Config, Grant, Store, slot_bytes};
@@ -14,7 +16,7 @@ use waystation_agent::writer::SlotWriter;
 use waystation_format::checksum::{BLOCK_BYTES, crc64};
 use waystation_format::slot::{Entry, Id, ItemBox, Key, State, Sums, Tenant, Version, encode_contents};
 
-use crate::peers::{LONG, RUN, credentials, limits, listen_as};
+use crate::peers::{Fate, LONG, RUN, Way, credentials, limits, listen_as, proxy};
 use crate::support::{memory_directory, read};
 
 /// Blocks of a version here; the last one is not whole.
@@ -102,6 +104,30 @@ pub fn assert_sealed(store: &Store, key: &Key) {
     let is_it = |state: &State| matches!(state, State::Sealed(tenant, _) if tenant.key == *key);
     assert!(store.inventory().iter().any(|header| is_it(&header.state)), "{key:?} is not sealed");
     assert!(read(store, key).unwrap() == data(key.version.step), "{key:?}");
+}
+
+/// Asserts that a version of an agent comes past the store over connections that are cut and changed: each of its bytes is
+/// given once, in the end.
+pub async fn assert_comes_past_store(key: &Key, sums: Sums, route: &Route) {
+    let harm = |number, way, at: usize| match (number, way) {
+        (0, Way::ToClient) if at == 3_000_000 => Fate::Cut,
+        (1, Way::ToClient) if at == 2_000_000 => Fate::Flip,
+        _ => Fate::Pass,
+    };
+    let (address, _sent) = proxy(route.peer.address, harm).await;
+    let through = Route { peer: Peer { address, ..route.peer.clone() }, ..route.clone() };
+    let consumed = Arc::new(Mutex::new((vec![0; DATA_BYTES as usize], 0)));
+    let target = Arc::clone(&consumed);
+    let consume = move |offset: u64, bytes: &[u8]| {
+        let (data, count) = &mut *target.lock().unwrap();
+        data[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        *count += bytes.len();
+        Ok(())
+    };
+    let fetched = fetch_past_store(key, Some(sums.digest), &through, consume).await.unwrap();
+    assert_eq!((fetched.contents, fetched.sums), (contents(), sums));
+    let consumed = consumed.lock().unwrap();
+    assert!(consumed.0 == data(key.version.step) && consumed.1 == DATA_BYTES as usize);
 }
 
 pub fn order() -> Order {

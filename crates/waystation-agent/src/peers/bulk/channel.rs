@@ -14,12 +14,11 @@ use std::time::{Duration, Instant};
 
 use waystation_format::{Error, Kind, Result};
 
-use super::frame::{Frame, FrameKind, FrameReader, FrameWriter, Opener, Sealer, lost};
-use super::message::{decode_failure, encode_failure};
+use super::frame::{Frame, FrameKind};
 use super::wire::Wire;
-use crate::peers::connection::Connection;
-use crate::peers::gate::Proven;
-use crate::peers::hello::Name;
+use crate::peers::{
+    Connection, FrameReader, FrameWriter, Name, Opener, Proven, Sealer, decode_failure, encode_failure, lost,
+};
 
 /// How long the other side may be silent.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -46,7 +45,7 @@ pub struct Channel {
 
 impl Channel {
     /// The channel of a connection of which nothing was read or written yet.
-    pub(in crate::peers) fn new(connection: Connection) -> Result<Self> {
+    pub fn new(connection: Connection) -> Result<Self> {
         let (carrier, keys, peer, place) = connection.into_parts();
         let set_up = || -> io::Result<Wire> {
             let wire = Wire::new(carrier)?;
@@ -157,7 +156,7 @@ impl Channel {
     /// The next frame that means something. A failure of the other side is one of this side.
     pub fn receive(&mut self) -> Result<Frame> {
         loop {
-            let frame = self.reader.read()?;
+            let frame: Frame = self.reader.read()?;
             let is_of_transfer =
                 matches!(frame.kind, FrameKind::Offer | FrameKind::Fetch) || frame.transfer == self.transfer;
             match frame.kind {

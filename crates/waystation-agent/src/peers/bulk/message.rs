@@ -4,12 +4,10 @@ use waystation_format::checksum::crc64;
 use waystation_format::slot::{Id, Key, Sums, Version};
 use waystation_format::{Error, Kind, Result};
 
-use super::frame::MESSAGE_BYTES;
+use crate::peers::MESSAGE_BYTES;
 
 /// The longest name of a shard.
 const SHARD_LIMIT_BYTES: usize = 1024;
-/// The longest text of a failure.
-const TEXT_LIMIT_BYTES: usize = 1024;
 /// The most blocks that one message can name.
 pub const NAMED_BLOCKS: usize = MESSAGE_BYTES / 8;
 
@@ -109,28 +107,6 @@ pub fn decode_sums(bytes: &[u8]) -> Result<Sums> {
     decode_exactly(bytes).map(|[contents, digest]| Sums { contents, digest })
 }
 
-/// What the other side is told of an error: its kind, and what people can read of it.
-pub fn encode_failure(error: &Error) -> Vec<u8> {
-    let number = Kind::ALL.iter().position(|&kind| kind == error.kind()).unwrap_or(Kind::ALL.len() - 1);
-    let text = error.to_string();
-    let end = (0..=TEXT_LIMIT_BYTES.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
-    let mut bytes = vec![number as u8];
-    bytes.extend_from_slice(&text.as_bytes()[..end.unwrap_or(0)]);
-    bytes
-}
-
-/// The error that the other side has told.
-pub fn decode_failure(bytes: &[u8]) -> Error {
-    let told = || {
-        let (&number, text) = bytes.split_first()?;
-        let kind = Kind::ALL.get(usize::from(number))?;
-        let text = std::str::from_utf8(text).ok().filter(|text| text.len() <= TEXT_LIMIT_BYTES)?;
-        let text: String = text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect();
-        Some(Error::new(*kind, text))
-    };
-    told().unwrap_or_else(malformed)
-}
-
 fn put_key(bytes: &mut Vec<u8>, key: &Key) {
     bytes.extend(key.version.epoch.to_le_bytes());
     bytes.extend(key.version.step.to_le_bytes());
@@ -201,24 +177,11 @@ mod tests {
             if let Ok(longs) = decode_longs(&bytes) {
                 prop_assert_eq!(encode_longs(&longs), &bytes[..]);
             }
-            decode_failure(&bytes);
         }
 
         #[test]
         fn versions_have_names_of_their_own(one in key(), other in key()) {
             prop_assert_eq!(one == other, transfer_of(&one) == transfer_of(&other));
         }
-    }
-
-    #[test]
-    fn an_error_keeps_its_kind_and_is_cut_where_it_is_too_long() {
-        for kind in Kind::ALL {
-            let told = decode_failure(&encode_failure(&Error::new(kind, "why").with("slot", "3")));
-            assert_eq!((told.kind(), told.message()), (kind, "why (slot: 3)"));
-        }
-        let told = decode_failure(&encode_failure(&Error::new(Kind::Corrupt, "ß".repeat(1000))));
-        assert_eq!(told.message(), "ß".repeat(TEXT_LIMIT_BYTES / 2));
-        let told = decode_failure(&encode_failure(&Error::new(Kind::Corrupt, "two\nlines\u{1b}[31m")));
-        assert_eq!(told.message(), "two lines [31m");
     }
 }

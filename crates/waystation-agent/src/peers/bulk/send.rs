@@ -18,9 +18,10 @@ use waystation_format::slot::{Sums, digest};
 use waystation_format::{Error, Kind, Result};
 
 use super::channel::{Channel, unexpected};
-use super::frame::{FrameKind, MESSAGE_BYTES};
+use super::frame::FrameKind;
 use super::message::{decode_longs, decode_sums, encode_longs, encode_sums};
 use super::pacing::{MOST_CHUNK_BYTES, Pacer};
+use crate::peers::MESSAGE_BYTES;
 use crate::store::Reading;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;

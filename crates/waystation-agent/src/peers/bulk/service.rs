@@ -14,8 +14,8 @@ use super::intake::{Incoming, Intake, Opened};
 use super::message::{Fetch, Offer, decode_exactly, encode_longs, encode_sums, transfer_of};
 use super::receive::{Sink, receive};
 use super::send::{Order, Work};
-use crate::peers::connection::Connection;
-use crate::peers::hello::Name;
+use crate::peers::Connection;
+use crate::peers::Name;
 use crate::writer::Receipt;
 
 /// Who decides which versions are taken of those that other agents offer.

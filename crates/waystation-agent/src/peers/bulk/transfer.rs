@@ -22,8 +22,8 @@ use super::receive::receive;
 use super::send::{Order, Work};
 use super::service::take_offer;
 use super::traffic::Traffic;
-use crate::peers::connection::{Connection, Credentials, Peer};
-use crate::peers::hello::Purpose;
+use crate::peers::Purpose;
+use crate::peers::{Connection, Credentials, Peer};
 use crate::store::Store;
 
 /// What the first attempt after a failure waits; each further one twice as long.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_rustls::TlsStream;
 
-use crate::peers::carrier::Carrier;
+use crate::peers::Carrier;
 
 /// What is read of a file at a time, to be encrypted.
 const PIECE_BYTES: usize = 256 << 10;

@@ -18,8 +18,8 @@ use tonic_prost::ProstCodec;
 use waystation_format::{Error, Kind, Result};
 
 use super::message::{Inventory, MESSAGE_LIMIT_BYTES, Message, Nothing, Stats, Status, error_of};
-use crate::peers::connection::{Connection, Credentials, Peer};
-use crate::peers::hello::Purpose;
+use crate::peers::Purpose;
+use crate::peers::{Connection, Credentials, Peer};
 
 /// How often a connection is asked whether it is still there, and how long it may take to answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);

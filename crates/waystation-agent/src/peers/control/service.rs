@@ -23,9 +23,9 @@ use waystation_format::{Error, Kind, Result};
 use super::message::{
     Incoming, Inventory, MESSAGE_LIMIT_BYTES, Message, Nothing, Slot, Stats, Status, status_of,
 };
+use crate::peers::Connection;
+use crate::peers::Name;
 use crate::peers::bulk::{Intake, Pacer};
-use crate::peers::connection::Connection;
-use crate::peers::hello::Name;
 
 /// How many calls of one connection may be open.
 const CALLS_PER_CONNECTION: u32 = 64;

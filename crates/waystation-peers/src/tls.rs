@@ -21,11 +21,19 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{CertificateError, ClientConfig, RootCertStore, ServerConfig};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use waystation_format::{Error, Kind, Result};
 use zeroize::Zeroizing;
 
+use super::handshake::lost;
 use super::hello::Name;
 use super::secret::open_private;
+
+const BINDING_LABEL: &[u8] = b"EXPORTER-waystation-peers-1";
+
+/// A connection whose sides have shown valid certificates.
+pub type Session = TlsStream<TcpStream>;
 
 /// What this side shows to others, and whose certificates it believes.
 #[derive(Clone)]
@@ -33,8 +41,8 @@ pub struct Tls {
     chain: Vec<CertificateDer<'static>>,
     of_clients: Arc<dyn ClientCertVerifier>,
     of_servers: Arc<WebPkiServerVerifier>,
-    pub(super) client: Arc<ClientConfig>,
-    pub(super) server: Arc<ServerConfig>,
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
 }
 
 impl Tls {
@@ -85,6 +93,18 @@ impl Tls {
         Ok(Self { chain, of_clients, of_servers, client, server })
     }
 
+    /// The client's side of a connection to a host.
+    pub(crate) async fn connect(&self, stream: TcpStream, server: &Name) -> Result<Session> {
+        let connecting = TlsConnector::from(Arc::clone(&self.client)).connect(server_name(server)?, stream);
+        Ok(connecting.await.map_err(|error| lost(&error))?.into())
+    }
+
+    /// The server's side; gives the connection back where there is to be none.
+    pub(crate) async fn accept(&self, stream: TcpStream) -> Result<Session, (io::Error, TcpStream)> {
+        let accepting = TlsAcceptor::from(Arc::clone(&self.server)).accept(stream).into_fallible();
+        accepting.await.map(Session::from)
+    }
+
     /// InvalidInput if an agent with the same authorities would not take this side for that host now.
     pub fn check(&self, host: &Name) -> Result<()> {
         let Some((own, between)) = self.chain.split_first() else { return Err(no_certificate()) };
@@ -106,22 +126,42 @@ impl fmt::Debug for Tls {
 }
 
 /// As what a certificate names a host. InvalidInput if none can.
-pub(super) fn server_name(host: &Name) -> Result<ServerName<'static>> {
+fn server_name(host: &Name) -> Result<ServerName<'static>> {
     ServerName::try_from(host.as_str().to_owned()).map_err(|_| {
         invalid("with TLS hosts are named as in certificates: by DNS names or IP addresses")
             .with("host", host.as_str())
     })
 }
 
+/// What only the two ends of a connection have in common.
+pub(crate) fn binding(session: &Session) -> Result<Vec<u8>> {
+    let exported = match session {
+        TlsStream::Client(session) => {
+            session.get_ref().1.export_keying_material(vec![0; 32], BINDING_LABEL, None)
+        }
+        TlsStream::Server(session) => {
+            session.get_ref().1.export_keying_material(vec![0; 32], BINDING_LABEL, None)
+        }
+    };
+    exported.map_err(|error| Error::new(Kind::Internal, format!("TLS gives no keys: {error}")))
+}
+
+/// InvalidInput if the other side of a connection has shown the certificate of another host.
+pub(crate) fn check_session(session: &Session, host: &Name) -> Result<()> {
+    let shown = session.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let shown = shown.ok_or_else(|| Error::new(Kind::InvalidInput, "the other side shows no certificate"))?;
+    check_name(shown, host)
+}
+
 /// InvalidInput if a certificate, which is valid, is not that of a host.
-pub(super) fn check_name(certificate: &CertificateDer<'_>, host: &Name) -> Result<()> {
+fn check_name(certificate: &CertificateDer<'_>, host: &Name) -> Result<()> {
     let parsed = ParsedCertificate::try_from(certificate).map_err(|error| meaning(&error))?;
     verify_server_name(&parsed, &server_name(host)?)
         .map_err(|error| meaning(&error).with("host", host.as_str()))
 }
 
 /// What an error of a connection is about, if that is TLS.
-pub(super) fn error_of(error: &io::Error) -> Option<Error> {
+pub(crate) fn error_of(error: &io::Error) -> Option<Error> {
     error.get_ref()?.downcast_ref::<rustls::Error>().map(meaning)
 }
 

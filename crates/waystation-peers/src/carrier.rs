@@ -9,35 +9,31 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
-use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use waystation_format::{Error, Kind, Result};
 
 use super::handshake::lost;
 use super::hello::{HELLO_BYTES, Name, Refusal, refusal};
-use super::tls::{Tls, check_name, server_name};
+use super::tls::{self, Session, Tls};
 
 /// The first byte of a client that speaks TLS; a hello begins with another.
 const TLS_HANDSHAKE: u8 = 22;
 /// What a client may still send that was refused; reading it lets the refusal reach it.
 const LAST_BYTES: u64 = 64 << 10;
-const BINDING_LABEL: &[u8] = b"EXPORTER-waystation-peers-1";
 
 /// A connection before either side has proven itself.
 #[derive(Debug)]
-pub(super) enum Carrier {
+pub enum Carrier {
     /// Nothing is encrypted.
     Plain(TcpStream),
     /// Both sides have shown valid certificates.
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<Session>),
 }
 
 impl Carrier {
     /// The client's side.
     pub async fn connect(stream: TcpStream, tls: Option<&Tls>, server: &Name) -> Result<Self> {
         let Some(tls) = tls else { return Ok(Self::Plain(stream)) };
-        let connector = TlsConnector::from(tls.client.clone());
-        let connected = connector.connect(server_name(server)?, stream).await;
-        Ok(Self::Tls(Box::new(connected.map_err(|error| lost(&error))?.into())))
+        Ok(Self::Tls(Box::new(tls.connect(stream, server).await?)))
     }
 
     /// The server's side.
@@ -59,40 +55,38 @@ impl Carrier {
                 refuse(&mut stream, Refusal::Plain).await;
                 Err(Error::new(Kind::InvalidInput, "a client does not speak TLS"))
             }
-            (Some(tls), true) => {
-                let accepting = TlsAcceptor::from(tls.server.clone()).accept(stream).into_fallible();
-                match accepting.await {
-                    Ok(accepted) => Ok(Self::Tls(Box::new(accepted.into()))),
-                    Err((error, mut stream)) => {
-                        linger(&mut stream).await;
-                        Err(lost(&error))
-                    }
+            (Some(tls), true) => match tls.accept(stream).await {
+                Ok(session) => Ok(Self::Tls(Box::new(session))),
+                Err((error, mut stream)) => {
+                    linger(&mut stream).await;
+                    Err(lost(&error))
                 }
-            }
+            },
+        }
+    }
+
+    /// The socket of a connection of which nothing is encrypted. Unsupported if it is TLS.
+    pub fn into_plain(self) -> Result<TcpStream> {
+        match self {
+            Self::Plain(stream) => Ok(stream),
+            Self::Tls(_) => Err(Error::new(Kind::Unsupported, "these connections do not go through TLS")),
         }
     }
 
     /// What only the two ends of this connection have in common; empty without TLS.
-    pub fn binding(&self) -> Result<Vec<u8>> {
-        let Self::Tls(stream) = self else { return Ok(Vec::new()) };
-        let exported = match &**stream {
-            TlsStream::Client(stream) => {
-                stream.get_ref().1.export_keying_material(vec![0; 32], BINDING_LABEL, None)
-            }
-            TlsStream::Server(stream) => {
-                stream.get_ref().1.export_keying_material(vec![0; 32], BINDING_LABEL, None)
-            }
-        };
-        exported.map_err(|error| Error::new(Kind::Internal, format!("TLS gives no keys: {error}")))
+    pub(crate) fn binding(&self) -> Result<Vec<u8>> {
+        match self {
+            Self::Plain(_) => Ok(Vec::new()),
+            Self::Tls(session) => tls::binding(session),
+        }
     }
 
     /// InvalidInput if the other side has shown a certificate, and that is of another host.
-    pub fn check_name(&self, host: &Name) -> Result<()> {
-        let Self::Tls(stream) = self else { return Ok(()) };
-        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        let shown =
-            shown.ok_or_else(|| Error::new(Kind::InvalidInput, "the other side shows no certificate"))?;
-        check_name(shown, host)
+    pub(crate) fn check_name(&self, host: &Name) -> Result<()> {
+        match self {
+            Self::Plain(_) => Ok(()),
+            Self::Tls(session) => tls::check_session(session, host),
+        }
     }
 }
 
