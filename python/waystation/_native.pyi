@@ -374,6 +374,10 @@ class AgentClient:
     def discard_quarantined(self, slot: int, /) -> None:
         """Frees a slot that is quarantined."""
 
+    def verify(self) -> None:
+        """Has the agent verify all slots, and let go of what is damaged, so that it is brought again from
+        other hosts. Unsupported if the agent is alone."""
+
     def raise_epoch(self, epoch: int, /) -> int:
         """Refuses writers of lower epochs from now on and takes their unfinished slots from them. Never goes
         back; returns the epoch that holds."""

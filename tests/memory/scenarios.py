@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.support.agents import Agent
 from tests.support.held_memory import HeldMemory
 from tests.support.programs import Place
 from tests.training import sequences
 
+from waystation import _native
 from waystation.memory import MemoryTier, MemoryTierWarning
 from waystation.training import Checkpointer
 from waystation.training.save_decision_policies import FixedIntervalPolicy, SpecificStepsPolicy
@@ -24,6 +26,22 @@ def checkpointer_of(root: Path, agent: Path, *, on_disk_every: int | None = None
     """Keeps every step in memory, and some in the directory."""
     policy = NEVER if on_disk_every is None else FixedIntervalPolicy(on_disk_every)
     return Checkpointer(root, save_decision_policy=policy, memory=MemoryTier(directory=agent))
+
+
+def damage(agent: Agent, step: int, *, within: str = "data") -> None:
+    """Flips bits of the slot that holds a step: in its data, or in its tables."""
+    client = _native.AgentClient(str(agent.directory))
+    (slot,) = [slot for slot in client.inventory() if slot.get("step") == step]
+    held = client.hold(slot["epoch"], step, slot["shard"])
+    path, _, _ = held.file
+    (offset, nbytes) = next((entry[5], entry[6]) for entry in held.entries if entry[0].endswith("weights"))
+    held.release()
+    at = offset + nbytes // 2 if within == "data" else 12_288 + 40
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0x10]))
 
 
 def state_of(framework: str, step: int) -> dict[str, Any]:

@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 from tests.memory import scenarios, trainers
-from tests.memory.scenarios import checkpointer_of, fingerprint, state_of
-from tests.support.agents import Agent, memory_directory, running_agents
+from tests.memory.scenarios import checkpointer_of, damage, fingerprint, state_of
+from tests.support.agents import Agent, memory_directory, running_agents, wait_until
 from tests.support.programs import running
 
 from waystation import _native
-from waystation.errors import WaystationError
+from waystation.errors import NotFound, WaystationError
 from waystation.memory import MemoryTierWarning
 from waystation.memory.exposition import samples_of
 
@@ -230,3 +230,38 @@ def test_a_step_that_is_trained_again_replaces_what_was_later(agents: list[Agent
         assert [info.step for info in checkpointer.checkpoints] == [2]
     with checkpointer_of(root, agents[2].directory) as checkpointer:
         assert fingerprint(checkpointer.load()) == fingerprint(state_of("torch", 2))
+
+
+@pytest.mark.parametrize("within", ["data", "tables"])
+def test_a_shard_that_is_damaged_comes_from_another_host(
+    agents: list[Agent], tmp_path: Path, within: str
+) -> None:
+    root = tmp_path / "run"
+    with checkpointer_of(root, agents[0].directory) as checkpointer:
+        checkpointer.save(1, state_of("numpy", 1))
+        checkpointer.wait()
+    with checkpointer_of(root, agents[0].directory) as checkpointer:
+        damage(agents[0], 1, within=within)  # after the agents have recovered, and found all of it whole
+        assert fingerprint(checkpointer.load()) == fingerprint(state_of("numpy", 1))
+        assert checkpointer.tier_statistics is not None
+        assert (checkpointer.tier_statistics.loads, checkpointer.tier_statistics.failures) == (1, 0)
+    wait_until(lambda: copies_of(agents, 1) == 2)
+
+
+def test_what_is_damaged_on_all_hosts_is_given_up(agents: list[Agent], tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    with checkpointer_of(root, agents[0].directory) as checkpointer:
+        checkpointer.save(1, state_of("numpy", 1))
+        checkpointer.wait()
+    with checkpointer_of(root, agents[0].directory) as checkpointer:
+        for agent in agents:
+            if copies_of([agent], 1):
+                damage(agent, 1)
+        with pytest.warns(MemoryTierWarning, match="could not be loaded step 1"), pytest.raises(NotFound):
+            checkpointer.load()
+
+
+def copies_of(agents: list[Agent], step: int) -> int:
+    """How many of the agents have a step."""
+    inventories = [_native.AgentClient(str(agent.directory)).inventory() for agent in agents]
+    return sum(any(slot.get("step") == step and "digest" in slot for slot in slots) for slots in inventories)

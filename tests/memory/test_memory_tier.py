@@ -11,10 +11,10 @@ import jax
 import numpy as np
 import pytest
 import torch
-from tests.memory.scenarios import checkpointer_of, fingerprint, state_of
+from tests.memory.scenarios import checkpointer_of, damage, fingerprint, state_of
 from tests.support.agents import Agent, memory_directory, running_agent
 
-from waystation import _native, errors
+from waystation import errors
 from waystation.memory import MemoryTier, MemoryTierWarning
 from waystation.training import Checkpointer
 from waystation.training.save_decision_policies import FixedIntervalPolicy, SpecificStepsPolicy
@@ -47,22 +47,6 @@ def save_steps(root: Path, agent: Agent, steps: range, *, on_disk_every: int | N
     with checkpointer_of(root, agent.directory, on_disk_every=on_disk_every) as checkpointer:
         for step in steps:
             checkpointer.save(step, state_of("numpy", step))
-
-
-def damage(agent: Agent, step: int, *, within: str = "data") -> None:
-    """Flips bits of the slot that holds a step: in its data, or in its tables."""
-    client = _native.AgentClient(str(agent.directory))
-    (slot,) = [slot for slot in client.inventory() if slot.get("step") == step]
-    held = client.hold(slot["epoch"], step, slot["shard"])
-    path, _, _ = held.file
-    (offset, nbytes) = next((entry[5], entry[6]) for entry in held.entries if entry[0].endswith("weights"))
-    held.release()
-    at = offset + nbytes // 2 if within == "data" else 12_288 + 40
-    with open(path, "r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 0x10]))
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])

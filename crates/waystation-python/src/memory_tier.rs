@@ -179,6 +179,10 @@ impl AgentClient {
         self.change(py, &Request::DiscardQuarantined { slot }).map(drop)
     }
 
+    fn verify(&self, py: Python<'_>) -> PyResult<()> {
+        self.change(py, &Request::Verify {}).map(drop)
+    }
+
     #[pyo3(signature = (epoch, /))]
     fn raise_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
         self.call(py, |client, stop| client.raise_epoch(epoch, stop))

@@ -123,6 +123,10 @@ class Host:
         whole, remains = ([Whole.from_json(entry) for entry in found] for found in listed)
         return Stock(whole, remains, [Version(*pair) for pair in torn])
 
+    def mend(self, open_session: OpenSession) -> bool:
+        """See `keeper.Keeper`. There is no other copy in memory."""
+        return False
+
     def is_own(self, version: Version) -> bool:
         """See `keeper.Keeper`."""
         return version.epoch == self.epoch

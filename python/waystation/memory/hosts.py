@@ -223,6 +223,17 @@ class Hosts:
 
         return [Whole.from_json(entry) for entry in json.loads(session.round(work, decide))]
 
+    def mend(self, open_session: OpenSession) -> bool:
+        """See `keeper.Keeper`. What has gone is brought from other hosts, as what was never here is."""
+
+        def work() -> bytes:
+            self._agent.client.verify()
+            return b""
+
+        with open_session("mend what is in memory") as session:
+            session.round(work, lambda _: b"")
+        return True
+
     def is_own(self, version: Version) -> bool:
         """See `keeper.Keeper`."""
         return self._first_epoch is not None and version.epoch >= self._first_epoch

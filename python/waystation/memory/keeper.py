@@ -85,6 +85,18 @@ class Keeper(Protocol):
         hear it."""
         ...
 
+    def mend(self, open_session: OpenSession) -> bool:
+        """Has agents let go of what they find damaged, where other hosts may have it; returns whether they
+        did. All processes have released what they held.
+
+        Args:
+            open_session: Opens theirs.
+
+        Raises:
+            WaystationError: The agent of some process did not answer.
+        """
+        ...
+
     def is_own(self, version: Version) -> bool:
         """Whether this program has saved it, not one before."""
         ...

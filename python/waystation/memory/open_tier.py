@@ -254,7 +254,9 @@ class OpenMemoryTier:
                     return entry.version.step, loaded
         return None
 
-    def _load(self, entry: Whole, wish: Wish, options: Options, load: Callable[[Loading], T]) -> T:
+    def _load(
+        self, entry: Whole, wish: Wish, options: Options, load: Callable[[Loading], T], *, mends: bool = True
+    ) -> T:
         keeper, version = self._keeper, entry.version
         assert keeper is not None, "it has offered the version"
         is_own = keeper.is_own(version)
@@ -274,6 +276,9 @@ class OpenMemoryTier:
         try:
             loaded = load(loading)
         except Corrupt:
+            limited = saving_options(options, self._deadline_s)
+            if mends and keeper.mend(lambda what: self._session(what, limited)):
+                return self._load(entry, wish, options, load, mends=False)
             self._drop(version)
             raise
         if not is_own:

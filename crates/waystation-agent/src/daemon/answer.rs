@@ -81,6 +81,10 @@ impl Answers {
                 cluster.begin(beginning).map(|()| Reply::Standing(cluster.standing()))
             }
             Request::Bring(wish) => self.bring(wish),
+            Request::Verify {} => {
+                self.several()?.verify();
+                Ok(Reply::Done {})
+            }
             request => self.decide(request),
         }
     }

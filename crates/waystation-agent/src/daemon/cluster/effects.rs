@@ -162,7 +162,7 @@ impl Shared {
     }
 
     /// Begins to verify all slots, in a thread of its own.
-    fn verify(self: &Arc<Self>, inner: &mut Inner) {
+    pub(super) fn verify(self: &Arc<Self>, inner: &mut Inner) {
         if inner.verification != Verification::Idle {
             inner.verification = Verification::Outdated;
             return;

@@ -1,6 +1,7 @@
 //! What the trainers of this host ask for.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -9,7 +10,7 @@ use waystation_format::{Error, Kind, Result};
 
 use super::mail::Place;
 use super::names::Shard;
-use super::{Cluster, Shared};
+use super::{Cluster, Shared, Verification};
 use crate::local::message::{Base, Beginning, HexNumber, HostStanding, Standing};
 use crate::peers::{ControlClient, Credentials};
 use crate::protocol::events::{Input, Refusal};
@@ -17,6 +18,8 @@ use crate::protocol::names::{AgentId, Epoch, Program};
 
 /// How long another agent may take to say what it has.
 const ASK_WITHIN: Duration = Duration::from_secs(3);
+/// How often it is looked whether slots are verified.
+const VERIFY_PAUSE: Duration = Duration::from_millis(2);
 
 impl Cluster {
     /// The name of this host.
@@ -122,6 +125,14 @@ impl Cluster {
         };
         self.shared.store.release(slot)?;
         Err(error)
+    }
+
+    /// Verifies all slots, and lets go of what is damaged, for it to be brought again.
+    pub fn verify(&self) {
+        self.shared.verify(&mut self.shared.lock());
+        while self.shared.lock().verification != Verification::Idle {
+            thread::sleep(VERIFY_PAUSE);
+        }
     }
 
     /// Has a version brought here, and waits for a while; false if it is still on its way.
