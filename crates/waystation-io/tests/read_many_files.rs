@@ -1,6 +1,7 @@
 //! More files than a process may have open. A program of its own, because the limit is the process's.
 #![allow(clippy::unwrap_used)]
 
+#[path = "engine/read_support/mod.rs"]
 mod read_support;
 
 use std::fs;

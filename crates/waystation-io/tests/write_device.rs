@@ -1,5 +1,6 @@
 //! Device blocks, with host memory in the place of a device's; and faults in the middle of a job, which
 //! the copy from the "device" sets off at a known block.
+
 #![allow(clippy::unwrap_used)]
 
 use std::fs;

@@ -2,6 +2,7 @@
 //! beside it would take from what is left, and be refused theirs.
 #![allow(clippy::unwrap_used)]
 
+#[path = "engine/write_support/mod.rs"]
 mod write_support;
 
 use std::fs;

@@ -1,7 +1,4 @@
 //! Damage, truncation, cancellation and wrong plans: each is a typed error that says where.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod read_support;
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -13,7 +10,7 @@ use waystation_io::read::plan::{Plan, ReadFile};
 use waystation_io::read::{self, Options};
 use waystation_io::{Kind, Result};
 
-use read_support::{BLOCK, Memory, SPACES, bytes_of, checksums_of, directory_in};
+use crate::read_support::{BLOCK, Memory, SPACES, bytes_of, checksums_of, directory_in};
 
 fn read_file(file: ReadFile, words: &[i64], mode: Option<Mode>) -> Result<read::Statistics> {
     let options = Options { mode, block_bytes: Some(BLOCK), ..Options::default() };

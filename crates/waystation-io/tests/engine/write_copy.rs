@@ -1,5 +1,4 @@
 //! Strided copies against a copy of one element at a time.
-#![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
 use waystation_io::copy::BoxCopy;

@@ -1,7 +1,4 @@
 //! Whole write jobs on real files: bytes and checksums against a naive reference, progress, cancellation.
-#![allow(clippy::unwrap_used)]
-
-mod write_support;
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +12,7 @@ use waystation_io::ring::Ring;
 use waystation_io::throttle::{self, Limits, Throttle};
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
-use write_support::{AUTOMATIC, entries, noise, plain, run};
+use crate::write_support::{AUTOMATIC, entries, noise, plain, run};
 
 /// A directory on a disk's file system, and one in memory.
 fn directories() -> Vec<tempfile::TempDir> {

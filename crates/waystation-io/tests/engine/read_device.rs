@@ -1,16 +1,12 @@
 //! Reads to devices, see `device_support`.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod device_support;
-mod read_support;
 
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use device_support::{Case, DEVICE, Fault, HostDevice, modes};
-use read_support::{BLOCK, Memory};
+use crate::device_support::{Case, DEVICE, Fault, HostDevice, modes};
+use crate::read_support::{BLOCK, Memory};
 use waystation_io::Kind;
 use waystation_io::read::device::{Devices, Region};
 

@@ -1,5 +1,4 @@
 //! Compressed chunks: boxes of them arrive as they were, and damage is an error that leaves nothing running.
-#![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
 use waystation_io::read::{decompress, decompress_one};

@@ -1,9 +1,5 @@
 //! Messages between agents come back as they were sent; whatever else comes is refused, and hurts nobody.
 
-#![allow(clippy::expect_used)]
-
-mod messages;
-
 use proptest::prelude::*;
 use waystation_agent::protocol::controller::{self, Controller, Settings};
 use waystation_agent::protocol::events::Input;
@@ -13,7 +9,7 @@ use waystation_agent::protocol::wire::{Envelope, LIMIT_BYTES, decode, encode};
 use waystation_agent::protocol::{Agent, placement};
 use waystation_format::Kind;
 
-use messages::{AGENTS, envelopes};
+use crate::messages::{AGENTS, envelopes};
 
 fn settings() -> Settings {
     Settings {
@@ -80,13 +76,13 @@ proptest! {
 
     /// What an agent keeps beyond its process is written in the same words.
     #[test]
-    fn memory_comes_back_as_it_was_kept(memory in messages::memories()) {
+    fn memory_comes_back_as_it_was_kept(memory in crate::messages::memories()) {
         let written = serde_json::to_vec(&memory).expect("it has a form");
         prop_assert_eq!(serde_json::from_slice::<Memory>(&written).expect("it is one"), memory);
     }
 
     #[test]
-    fn epochs_are_packed_in_their_order(one in messages::epochs(), other in messages::epochs()) {
+    fn epochs_are_packed_in_their_order(one in crate::messages::epochs(), other in crate::messages::epochs()) {
         prop_assert_eq!(Epoch::of_packed(one.packed()), one);
         prop_assert_eq!(one.packed().cmp(&other.packed()), one.cmp(&other));
     }
@@ -94,9 +90,9 @@ proptest! {
 
 #[test]
 fn messages_have_the_form_that_is_written_down() {
-    let page = include_str!("../../../docs/protocol-peers.md");
+    let page = include_str!("../../../../docs/protocol-peers.md");
     let shown = page.lines().filter(|line| line.starts_with(r#"{"to_"#));
-    let written = messages::golden::envelopes().into_iter().map(|envelope| {
+    let written = crate::messages::golden::envelopes().into_iter().map(|envelope| {
         let written = encode(&envelope).expect("it is short");
         assert_eq!(decode(&written, 3).expect("it is sound"), envelope);
         String::from_utf8(written).expect("it is text")

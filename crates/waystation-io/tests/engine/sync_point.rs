@@ -1,5 +1,4 @@
 //! Much made durable at once, on real file systems.
-#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,6 @@
 //! Files of checksums that must be refused, each with the reason that the error has to give, and odd ones that
 //! must be read.
 
-#![allow(clippy::unwrap_used)]
-
 use proptest::prelude::*;
 use waystation_format::Kind;
 use waystation_format::safetensors::parse_sums;

@@ -1,11 +1,7 @@
 //! Tables: round trips, random access, and every rule broken once.
 
-#![allow(clippy::unwrap_used)]
-
-mod table_support;
-
+use crate::table_support::{Chunks, mend, partition};
 use proptest::prelude::*;
-use table_support::{Chunks, mend, partition};
 use waystation_format::Kind;
 use waystation_format::checksum::{BLOCK_BYTES, crc64};
 use waystation_format::table::{

@@ -1,7 +1,4 @@
 //! Write jobs that must fail: with an error of the right kind, and without leaving anything behind.
-#![allow(clippy::unwrap_used)]
-
-mod write_support;
 
 use std::fs;
 
@@ -10,7 +7,7 @@ use waystation_format::checksum::BLOCK_BYTES;
 use waystation_io::write::{FileInput, Options, Statistics};
 use waystation_io::{Error, Kind, Result};
 
-use write_support::{AUTOMATIC, entries, noise, plain, run};
+use crate::write_support::{AUTOMATIC, entries, noise, plain, run};
 
 fn error_of(outcome: Result<Statistics>) -> Error {
     outcome.map(|_| ()).unwrap_err()

@@ -1,9 +1,5 @@
 //! Files read straight to a device, with host memory in the place of a device's, and reads that may give too
 //! little, something else or nothing. What cuFile does beyond that is for `tests/gpu`.
-#![allow(clippy::unwrap_used)]
-
-mod device_support;
-mod read_support;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-use device_support::{Case, copy_rows};
-use read_support::{BLOCK, Memory};
+use crate::device_support::{Case, copy_rows};
+use crate::read_support::{BLOCK, Memory};
 use waystation_io::aligned::AlignedBlock;
 use waystation_io::mode::Mode;
 use waystation_io::read::Statistics;
@@ -120,7 +116,7 @@ impl Drop for Open {
 
 impl DeviceBlock for Block {
     fn device(&self) -> u32 {
-        device_support::DEVICE
+        crate::device_support::DEVICE
     }
 
     fn address(&self) -> u64 {

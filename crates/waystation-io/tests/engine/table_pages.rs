@@ -1,7 +1,5 @@
 //! Entries of table files on disk: the same as of the whole table, and nothing of a damaged one.
 
-#![allow(clippy::unwrap_used)]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 

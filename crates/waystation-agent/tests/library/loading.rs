@@ -1,12 +1,9 @@
 //! Loading from slots by the engine's planned reads: boxes, strides, checksums.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 
-use support::*;
+use crate::support::*;
 use waystation_agent::Kind;
 use waystation_agent::reader::SlotReader;
 use waystation_agent::store::Store;

@@ -1,5 +1,4 @@
 //! The hook that memory passes through before it is unmapped. Alone in its process: hooks are for ever.
-#![allow(clippy::unwrap_used)]
 
 use std::ops::Range;
 use std::sync::Mutex;

@@ -1,13 +1,10 @@
 //! What an agent makes of a store that another one has left, whole or damaged.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 
-use support::*;
+use crate::support::*;
 use waystation_agent::Kind;
 use waystation_agent::store::{Adoption, Found, Store};
 use waystation_agent::writer::SlotWriter;

@@ -1,14 +1,11 @@
 //! What a store gives, keeps and refuses.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use support::*;
+use crate::support::*;
 use waystation_agent::store::{Config, Store, discard};
 use waystation_agent::writer::SlotWriter;
 use waystation_agent::{Error, Kind};

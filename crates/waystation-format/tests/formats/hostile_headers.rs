@@ -1,8 +1,6 @@
 //! Headers that must be refused, each with the reason that the error has to give, and odd ones that
 //! must be read. Where the reference implementation reads what we refuse, that is said here too.
 
-#![allow(clippy::unwrap_used)]
-
 use waystation_format::Kind;
 use waystation_format::safetensors::{
     DIMENSION_LIMIT, ENTRY_LIMIT, HEADER_LIMIT_BYTES, NAME_LIMIT_BYTES, Planned, build, header_end, parse,

@@ -1,13 +1,10 @@
 //! Planned reads against a naive reference, in every mode, with and without checksums.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod read_support;
 
 use proptest::prelude::*;
 use waystation_io::mode::Mode;
 use waystation_io::read::Options;
 
-use read_support::{BLOCK, Case, FileSpec, PieceSpec, SPACES, directory_in, run};
+use crate::read_support::{BLOCK, Case, FileSpec, PieceSpec, SPACES, directory_in, run};
 
 fn options() -> impl Strategy<Value = Options> {
     let modes = prop::option::of(prop::sample::select(Mode::ALL.to_vec()));
@@ -86,7 +83,7 @@ proptest! {
 fn many_small_pieces() {
     let pieces: Vec<(u64, u64)> = (0..4000u64).map(|index| (index * 1500, 1000 + index % 500)).collect();
     for mode in Mode::ALL {
-        let read = read_support::read_runs(
+        let read = crate::read_support::read_runs(
             4000 * 1500,
             &pieces,
             &Options { mode: Some(mode), ..Options::default() },
@@ -100,8 +97,11 @@ fn the_same_bytes_may_go_to_several_places() {
     let nbytes = 3 * BLOCK as u64;
     let pieces = [(0, nbytes), (0, nbytes), (4096, nbytes - 8192), (BLOCK as u64 - 10, 20)];
     for mode in Mode::ALL {
-        let read =
-            read_support::read_runs(nbytes, &pieces, &Options { mode: Some(mode), ..Options::default() });
+        let read = crate::read_support::read_runs(
+            nbytes,
+            &pieces,
+            &Options { mode: Some(mode), ..Options::default() },
+        );
         assert!(read.memory == read.expected, "{mode}");
     }
 }
@@ -109,9 +109,9 @@ fn the_same_bytes_may_go_to_several_places() {
 #[test]
 fn unverified_reads_leave_out_what_nobody_needs() {
     let directory = directory_in(SPACES[0]).unwrap();
-    let read = read_support::read_two_ends(directory.path(), false);
+    let read = crate::read_support::read_two_ends(directory.path(), false);
     assert!(read.bytes_read <= 16 << 10, "{read:?}");
-    let read = read_support::read_two_ends(directory.path(), true);
+    let read = crate::read_support::read_two_ends(directory.path(), true);
     assert_eq!(read.bytes_read, 2 * BLOCK as u64);
 }
 

@@ -1,7 +1,5 @@
 //! The `safetensors` crate as the oracle, in both directions, on made-up files and on damaged ones.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;

@@ -1,11 +1,7 @@
 //! The arrangements of the chunks of an array beside grid and boxes: runs, and partial boxes.
 
-#![allow(clippy::unwrap_used)]
-
-mod table_support;
-
+use crate::table_support::{Chunks, partition};
 use proptest::prelude::*;
-use table_support::{Chunks, partition};
 use waystation_format::Kind;
 use waystation_format::table::{ArrayKind, PAGE_BYTES, RUN_WORDS, TableKind, decode};
 

@@ -1,8 +1,6 @@
 //! Indexes that must be refused, each with the reason that the error has to give, and odd ones that must be
 //! read; what is accepted, `serde_json` reads alike.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;

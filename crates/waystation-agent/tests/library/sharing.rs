@@ -1,12 +1,9 @@
 //! A store in which agents of several hosts have a say.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
-use support::*;
+use crate::support::*;
 use waystation_agent::store::{SlotFile, Store, discard};
 use waystation_agent::writer::SlotWriter;
 use waystation_agent::{Kind, process};

@@ -1,5 +1,4 @@
 //! Slots: what is written is read again, and whatever else stands there is refused.
-#![allow(clippy::unwrap_used)]
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,7 +1,5 @@
 //! Arrays compressed before they are written: frames hold exactly the bytes of the arrays.
 
-#![allow(clippy::unwrap_used)]
-
 use proptest::prelude::*;
 use waystation_io::write::compress;
 

@@ -1,7 +1,5 @@
 //! Who keeps whose shards: the same as `waystation.memory.placement` says, whose promises its own tests prove.
 
-#![allow(clippy::expect_used)]
-
 use std::collections::BTreeSet;
 
 use proptest::collection::{btree_set, vec};
@@ -11,7 +9,7 @@ use waystation_agent::protocol::names::AgentId;
 use waystation_agent::protocol::placement::{holders_of, place};
 
 /// Groups that Python has found; `tests/memory/test_placement.py` sees that it still does.
-const VECTORS: &str = include_str!("placements.json");
+const VECTORS: &str = include_str!("../placements.json");
 
 #[derive(Deserialize)]
 struct Vector {

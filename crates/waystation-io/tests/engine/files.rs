@@ -1,5 +1,4 @@
 //! Small files, directories and renames on real file systems.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

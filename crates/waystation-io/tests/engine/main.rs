@@ -1,0 +1,21 @@
+//! The engine, in one program: to link one for every file takes longer than to run them. What changes the process
+//! (limits, its environment, a copy to devices) has a program of its own.
+#![allow(clippy::panic, clippy::unwrap_used)]
+
+mod device_support;
+mod files;
+mod probe;
+mod read;
+mod read_device;
+mod read_errors;
+mod read_frames;
+mod read_gpu_direct;
+mod read_support;
+mod sync_point;
+mod table_pages;
+mod unmapping;
+mod write_compress;
+mod write_copy;
+mod write_files;
+mod write_refusals;
+mod write_support;
