@@ -17,7 +17,7 @@ def without_private_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX as it is where nothing of its private modules can be had."""
     from waystation.coordination import jax_private
 
-    monkeypatch.setattr(jax_private, "put", lambda: None)
+    monkeypatch.setattr(jax_private, "putting", lambda: None)
     monkeypatch.setattr(jax_private, "host_array", lambda: np.asarray)
 
 

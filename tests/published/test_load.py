@@ -18,7 +18,7 @@ import safetensors.flax
 import safetensors.numpy
 import safetensors.torch
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.published import models
 
@@ -99,6 +99,44 @@ def test_what_the_package_writes_is_loaded(
         assert (loaded[name].dtype, loaded[name].shape) == (array.dtype, array.shape)
         assert loaded[name].tobytes() == array.tobytes()
     assert waystation.safetensors.open(path).metadata() == metadata
+
+
+# Few kinds of tensors, so that many are of one: what is decided once for all of a kind.
+KINDS = [
+    ("float32", (3,)),
+    ("float32", (2, 2)),
+    ("bfloat16", (3,)),
+    ("int32", ()),
+    ("uint8", (0, 4)),
+    ("bool", (5,)),
+]
+
+
+@settings(max_examples=10)
+@given(kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=12), data=st.data())
+@pytest.mark.parametrize("framework", ["jax", "torch", "numpy"])
+def test_many_at_once_are_what_each_is_alone(
+    framework: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    kinds: list[tuple[str, tuple[int, ...]]],
+    data: st.DataObject,
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"many-{framework}.safetensors"
+    written = {
+        f"tensor.{number}": models.tensor_of(getattr(torch, dtype), shape, seed=number)
+        for number, (dtype, shape) in enumerate(kinds)
+    }
+    safetensors.torch.save_file(written, path)
+    chosen = data.draw(st.none() | st.lists(st.sampled_from(sorted(written)), min_size=1))
+    dtype = data.draw(st.sampled_from([None, "float16", {"bfloat16": "float32"}]))
+    together = load(path, framework=framework, select=chosen, dtype=dtype)
+    assert together.keys() == set(written if chosen is None else chosen)
+    for name, array in together.items():
+        (alone,) = load(path, framework=framework, select=[name], dtype=dtype).values()
+        assert (array.dtype, array.shape) == (alone.dtype, alone.shape)
+        assert models.bits(array) == models.bits(alone)
+        if dtype is None:
+            assert models.bits(array) == models.bits(written[name])
 
 
 def test_the_order_is_that_of_the_files(model: Path) -> None:

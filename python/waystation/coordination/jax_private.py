@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-Put = Callable[[tuple[int, ...], np.dtype[Any], Any, Sequence[Any], Sequence[Any], bool, bool], Any]
+Put = Callable[[Sequence[Any]], Any]
+Putting = Callable[[tuple[int, ...], np.dtype[Any], Any, Sequence[Any], bool, bool], Put]
 
 
-def _find_put() -> Put | None:
-    """One array from host arrays, one per device, at a sixth of the cost of `jax.device_put`.
+def _find_putting() -> Putting | None:
+    """What makes one array from host arrays, one per device, at a sixth of the cost of `jax.device_put`.
 
-    The arguments: global shape, dtype, sharding, host arrays, their devices, whether the array is
-    committed to its devices, whether 64-bit dtypes are enabled.
+    It is had once for all arrays of a kind, by their global shape, dtype, sharding, devices, whether they
+    are committed to these, and whether 64-bit dtypes are enabled.
     """
     try:
         from jax._src.core import ShapedArray
@@ -31,38 +32,38 @@ def _find_put() -> Put | None:
         return None
     shaped = lru_cache(maxsize=4096)(ShapedArray)
 
-    def put(
+    def putting(
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         sharding: Any,
-        arrays: Sequence[Any],
         devices: Sequence[Any],
         committed: bool,
         x64: bool,
-    ) -> Any:
+    ) -> Put:
         aval = shaped(shape, dtype)
-        return batched(aval, sharding, arrays, devices, committed, enable_x64=x64)
+        return lambda arrays: batched(aval, sharding, arrays, devices, committed, enable_x64=x64)
 
-    return put if _works(put) else None
+    return putting if _works(putting) else None
 
 
-def _works(put: Put) -> bool:
+def _works(putting: Putting) -> bool:
     """Tries the call once, since its parameters are nobody's promise."""
     import jax
 
     device = jax.local_devices()[0]
     sharding = jax.sharding.SingleDeviceSharding(device)
     try:
-        made = put((3,), np.dtype(np.int8), sharding, [np.arange(3, dtype=np.int8)], [device], False, False)
+        put = putting((3,), np.dtype(np.int8), sharding, [device], False, False)
+        made = put([np.arange(3, dtype=np.int8)])
     except (TypeError, ValueError):
         return False
     return made.shape == (3,) and not made.committed and np.asarray(made).tolist() == [0, 1, 2]
 
 
 @lru_cache(maxsize=1)
-def put() -> Put | None:
-    """The fast way to make an array of host arrays, or None."""
-    return _find_put()
+def putting() -> Putting | None:
+    """The fast way to make arrays of host arrays, or None."""
+    return _find_putting()
 
 
 @lru_cache(maxsize=1)

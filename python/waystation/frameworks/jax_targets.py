@@ -8,6 +8,7 @@ may be made on another thread; no value is narrowed in silence.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +25,7 @@ from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray, Target
 from waystation.frameworks.jax_dtypes import WIDE, jax_dtype, logical_of, wide_enabled
 from waystation.frameworks.jax_shardings import boxes_by_device, sharding_from_description
+from waystation.frameworks.kinds import targets_by_kind
 from waystation.grid import Box
 
 
@@ -165,11 +167,7 @@ def placed(
     stored: Sequence[StoredArray], dtype_names: Sequence[str], places: Sequence[Sharding | None]
 ) -> list[Target]:
     """Where the arrays go by dtypes and shardings alone, see `Codec.placed`."""
-    chooser = _Chooser()
-    return [
-        _indexed(index, _placed, chooser, array, dtype, place, index)
-        for index, (array, dtype, place) in enumerate(zip(stored, dtype_names, places, strict=True))
-    ]
+    return targets_by_kind(functools.partial(_placed, _Chooser()), stored, dtype_names, places)
 
 
 def _placed(
@@ -243,8 +241,8 @@ def assemble(targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]
         else own
         for index, (target, own) in enumerate(zip(targets, boxes, strict=True))
     ]
-    put = jax_private.put()
-    made = _put_publicly(targets, fitting) if put is None else _put_fast(put, targets, fitting)
+    putting = jax_private.putting()
+    made = _put_publicly(targets, fitting) if putting is None else _put_fast(putting, targets, fitting)
     for index, target in enumerate(targets):
         if dtypes.is_key(target.dtype):
             made[index] = _as_keys(made[index], target, index)
@@ -268,18 +266,24 @@ def narrowed(buffer: np.ndarray[Any, Any], index: int) -> np.ndarray[Any, Any]:
     return buffer.astype(narrow)
 
 
-def _put_fast(put: jax_private.Put, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
+def _put_fast(
+    putting: jax_private.Putting, targets: Sequence[Target], boxes: Sequence[list[Any]]
+) -> list[Any]:
     made = []
+    puts: dict[int, jax_private.Put] = {}  # by target: many arrays share few
     for target, own in zip(targets, boxes, strict=True):
-        place = target.placement
         if not own:
             made.append(_elsewhere(target))
             continue
-        arrays = own if len(place.devices) == 1 else [own[number] for number in place.box_numbers]
-        shape = target.shape + own[0].shape[len(target.shape) :]
-        made.append(
-            put(shape, own[0].dtype, place.sharding, arrays, place.devices, place.committed, place.wide)
-        )
+        put = puts.get(id(target))
+        if put is None:
+            place = target.placement
+            shape = target.shape + own[0].shape[len(target.shape) :]
+            put = puts[id(target)] = putting(
+                shape, own[0].dtype, place.sharding, place.devices, place.committed, place.wide
+            )
+        numbers = target.placement.box_numbers
+        made.append(put(own if len(numbers) == 1 else [own[number] for number in numbers]))
     return made
 
 

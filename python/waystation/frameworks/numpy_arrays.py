@@ -15,6 +15,7 @@ import numpy as np
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource, Block, StoredArray, Target
+from waystation.frameworks.kinds import targets_by_kind
 from waystation.frameworks.storage import Storage, StorageMetadata
 from waystation.tree import register_leaf
 
@@ -110,10 +111,7 @@ class NumpyCodec:
         self, stored: Sequence[StoredArray], dtypes: Sequence[str], places: Sequence[Any]
     ) -> list[Target]:
         """Each array whole, in host memory."""
-        return [
-            _placed(array, dtype, index)
-            for index, (array, dtype) in enumerate(zip(stored, dtypes, strict=True))
-        ]
+        return targets_by_kind(_placed, stored, dtypes, places)
 
     def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
         """The filled buffers themselves; scalars taken out of theirs."""
@@ -186,7 +184,7 @@ def _target(abstract: Any, stored: StoredArray, index: int) -> Target:
     return _whole(stored, dtype, scalar)
 
 
-def _placed(stored: StoredArray, dtype: str, index: int) -> Target:
+def _placed(stored: StoredArray, dtype: str, _place: Any, index: int) -> Target:
     if dtype != stored.dtype:
         dtypes.check_request(stored.shape, dtype, stored, index)
     return _whole(stored, dtype, scalar=False)

@@ -24,6 +24,7 @@ from waystation.frameworks.base import (
     StoredArray,
     Target,
 )
+from waystation.frameworks.kinds import targets_by_kind
 from waystation.frameworks.storage import Storage
 from waystation.frameworks.torch_shards import replicated
 from waystation.grid import Shape, Spread, whole
@@ -122,12 +123,7 @@ class TorchCodec:
         self, stored: Sequence[StoredArray], dtypes: Sequence[str], places: Sequence[Any]
     ) -> list[Target]:
         """Each tensor whole, on a given device; targets of one description and place are one object."""
-        kinds = list(zip(map(id, stored), dtypes, map(id, places), strict=True))
-        known: dict[tuple[int, str, int], Target] = {}
-        for index, kind in enumerate(kinds):
-            if kind not in known:
-                known[kind] = _placed(stored[index], dtypes[index], places[index], index)
-        return [known[kind] for kind in kinds]
+        return targets_by_kind(_placed, stored, dtypes, places)
 
     def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
         """Tensors over the buffers, or copies of them on other devices."""
@@ -261,12 +257,9 @@ def _target(stored: StoredArray, dtype: str, place: Placement) -> Target:
 
 
 def _placed(stored: StoredArray, dtype: str, place: Placement, index: int) -> Target:
-    try:
-        if dtype != stored.dtype:
-            dtypes.check_request(stored.shape, dtype, stored, index)
-        return _target(stored, dtype, place)
-    except WaystationError as error:
-        raise error.where(index=index)
+    if dtype != stored.dtype:
+        dtypes.check_request(stored.shape, dtype, stored, index)
+    return _target(stored, dtype, place)
 
 
 def _asked(abstract: torch.Tensor) -> Placement:

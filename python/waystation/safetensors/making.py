@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -44,9 +45,9 @@ def as_held_by(stored: StoredArray, framework: str) -> StoredArray:
 
 def held_by(stored: Sequence[StoredArray], framework: str) -> list[StoredArray]:
     """What a framework takes tensors for, see `as_held_by`; those that are one object stay one."""
-    distinct = {id(array): array for array in stored}
+    distinct = dict(zip(map(id, stored), stored, strict=True))
     held = {key: as_held_by(array, framework) for key, array in distinct.items()}
-    return [held[id(array)] for array in stored]
+    return list(map(held.__getitem__, map(id, stored)))
 
 
 def as_cast(stored: StoredArray, dtype: str) -> StoredArray:
@@ -100,12 +101,9 @@ def incoming_of(opened: OpenedTensors, codec: Codec, wanted: Wanted) -> list[Inc
     """The arrays with the places where they go, numbered as they are given."""
     with naming_tensors(opened, wanted.numbers):
         targets = codec.placed(wanted.stored, wanted.dtypes, wanted.places)
-    return [
-        Incoming(leaf, stored, number, None, target)
-        for leaf, (stored, number, target) in enumerate(
-            zip(wanted.stored, wanted.numbers, targets, strict=True)
-        )
-    ]
+    leaves = range(len(targets))
+    values = itertools.repeat(None)
+    return list(map(Incoming, leaves, wanted.stored, wanted.numbers, values, targets))
 
 
 @contextlib.contextmanager

@@ -195,7 +195,7 @@ class OpenFiles(Readable):
     @paused_collection()
     def _wanted(self, boxes: Boxes, addresses: NDArray[np.int64]) -> _Wanted:
         """What of the boxes are whole tensors, and what are parts of them."""
-        numbers = np.array([request.array for request in boxes.requests for _ in request.boxes], np.int64)
+        numbers = np.repeat([request.array for request in boxes.requests], boxes.counts)
         sizes = np.array(boxes.sizes, np.int64)
         begins, ends = self._spans[numbers].T
         is_whole = sizes == ends - begins  # since boxes lie in their tensors

@@ -8,7 +8,7 @@ there.
 from __future__ import annotations
 
 import contextlib
-import math
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from waystation import _native
 from waystation._collection import paused_collection
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
 from waystation.frameworks.storage import StorageMetadata
+from waystation.grid import volume
 from waystation.layouts.native import memory
 from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read import Allocate, Request, as_array
+from waystation.layouts.native.read import Allocate, Request
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
 from waystation.safetensors.arriving import Arriving
@@ -40,11 +42,13 @@ class Boxes:
     Attributes:
         requests: As they were asked for.
         forms: The dtype of each of them in host memory.
+        counts: How many boxes each of them has.
         sizes: The bytes of each of their boxes.
     """
 
     requests: Sequence[Request]
     forms: list[np.dtype[Any]]
+    counts: list[int]
     sizes: list[int]
 
 
@@ -115,12 +119,15 @@ class Readable(ABC):
             Conflict: A file changed.
             Corrupt: A file is damaged.
         """
-        boxes = self._boxes(requests)
-        places, addresses = allocate(boxes.sizes)
-        destinations = Destinations(addresses, [place[0] for place in places])
-        arriving = self.start_boxes(boxes, destinations, options, on_job, statistics, announce=False)
-        with contextlib.closing(arriving):
-            arrays = _arrays_over(places, boxes)
+        with contextlib.ExitStack() as reading:
+            with paused_collection():
+                boxes = self._boxes(requests)
+                places, addresses = allocate(boxes.sizes)
+                slabs = [slab for slab, _ in places]
+                destinations = Destinations(addresses, slabs)
+                arriving = self.start_boxes(boxes, destinations, options, on_job, statistics, announce=False)
+                reading.enter_context(contextlib.closing(arriving))
+                arrays = _arrays_over(slabs, [offset for _, offset in places], boxes)
             arriving.finish()
         return arrays
 
@@ -183,22 +190,26 @@ class Readable(ABC):
     def _boxes(self, requests: Sequence[Request]) -> Boxes:
         """What is known of the requested boxes."""
         stored = self.arrays([request.array for request in requests])
-        distinct = {id(array): array for array in stored}  # models have few shapes, and many tensors
-        hosts = {key: dtypes.of_stored(array).host for key, array in distinct.items()}
-        forms = [hosts[id(array)] for array in stored]
-        sizes = [
-            math.prod(box[1]) * form.itemsize
-            for request, form in zip(requests, forms, strict=True)
-            for box in request.boxes
-        ]
-        return Boxes(requests, forms, sizes)
+        known: dict[tuple[int, int], tuple[np.dtype[Any], list[int]]] = {}
+        found = Boxes(requests, [], [], [])
+        for request, array in zip(requests, stored, strict=True):
+            kind = id(array), id(request.boxes)  # models have many tensors of few shapes
+            sizes = known.get(kind)
+            if sizes is None:
+                form = dtypes.of_stored(array).host
+                sizes = known[kind] = form, [volume(box) * form.itemsize for box in request.boxes]
+            found.forms.append(sizes[0])
+            found.counts.append(len(sizes[1]))
+            found.sizes.extend(sizes[1])
+        return found
 
 
-@paused_collection()
-def _arrays_over(places: memory.Places, boxes: Boxes) -> list[list[NDArray[Any]]]:
-    """Arrays over the memory of boxes, by their requests."""
-    remaining = iter(places)
-    return [
-        [as_array(next(remaining), box[1], form) for box in request.boxes]
-        for request, form in zip(boxes.requests, boxes.forms, strict=True)
-    ]
+def _arrays_over(
+    slabs: Sequence[_native.Slab | None], offsets: Sequence[int], boxes: Boxes
+) -> list[list[NDArray[Any]]]:
+    """Arrays over the memory of boxes, by their requests; without a slab there are no elements."""
+    shapes = [box[1] for request in boxes.requests for box in request.boxes]
+    forms = itertools.chain.from_iterable(map(itertools.repeat, boxes.forms, boxes.counts))
+    over: Callable[..., NDArray[Any]] = np.ndarray
+    arrays = map(over, shapes, forms, slabs, offsets)
+    return [list(itertools.islice(arrays, count)) for count in boxes.counts]

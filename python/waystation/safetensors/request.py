@@ -129,9 +129,9 @@ def decide(
     new_names = renamed(names, rename)
     if separator is not None:
         nesting.check_names(new_names, separator)
-    numbers = [opened.numbers[name] for name in names]
+    numbers = list(map(opened.numbers.__getitem__, names))
     stored = held_by(opened.arrays(numbers), codec.name)
-    dtypes = [choose(name, array.dtype) for name, array in zip(names, stored, strict=True)]
+    dtypes = list(map(choose, names, [array.dtype for array in stored]))
     places = placing.places(codec, new_names, stored, dtypes)
     wanted = Wanted(numbers, new_names, stored, dtypes, places)
     is_mapped = mmap and not options.array.loading.verify

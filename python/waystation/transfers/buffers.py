@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -85,6 +85,20 @@ class Incoming:
         """The same array with some of its boxes, whose buffers are still to be filled."""
         boxes = [self.target.boxes[number] for number in numbers]
         return replace(self, target=replace(self.target, boxes=boxes), buffers=[])
+
+
+def by_kind(is_so: Callable[[Incoming], bool], arrays: Sequence[Incoming]) -> list[bool]:
+    """What is so of which arrays. That is asked once of those that share target and description: models have
+    thousands of arrays, which share few."""
+    answers: dict[tuple[int, int, bool], bool] = {}
+    found: list[bool] = []
+    for incoming in arrays:
+        kind = id(incoming.target), id(incoming.stored), incoming.array is None
+        answer = answers.get(kind)
+        if answer is None:
+            answer = answers[kind] = is_so(incoming)
+        found.append(answer)
+    return found
 
 
 class Mapped(Protocol):
@@ -189,7 +203,6 @@ class _Plan:
     made: list[tuple[Incoming, int]]
 
     @classmethod
-    @paused_collection()
     def of(cls, arrays: Iterable[Incoming], mappings: Mapped | None) -> _Plan:
         """That for all given arrays; those that are mapped have their buffers at once."""
         plan = cls([], [], [])
@@ -202,18 +215,19 @@ class _Plan:
                 plan.plain.append(incoming)
         return plan
 
-    @paused_collection()
     def requests(self) -> list[Request]:
         """What is read: all of the plain arrays, and then the parts."""
-        plain = [Request(_number(incoming), incoming.target.boxes) for incoming in self.plain]
+        boxes = [incoming.target.boxes for incoming in self.plain]
+        plain = list(map(Request, map(_number, self.plain), boxes))
         parts = [Request(_number(incoming), [incoming.target.boxes[index]]) for incoming, index in self.parts]
         return plain + parts
 
 
 def fill_buffers(reading: Reading, arrays: Iterable[Incoming], allocate: Allocate = memory.allocate) -> None:
     """Fills the buffers of all given arrays."""
-    plan = _Plan.of(arrays, reading.mappings)
-    requests = plan.requests()
+    with paused_collection():
+        plan = _Plan.of(arrays, reading.mappings)
+        requests = plan.requests()
     found = iter(reading.read(requests, allocate) if requests else [])
     for incoming, buffers in zip(plan.plain, found, strict=False):
         incoming.buffers = buffers

@@ -18,7 +18,7 @@ from waystation.frameworks.base import Codec
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.opened import Opened
 from waystation.transfers import devices, staging
-from waystation.transfers.buffers import Incoming, Mapped, Reading, fill_buffers
+from waystation.transfers.buffers import Incoming, Mapped, Reading, by_kind, fill_buffers
 from waystation.transfers.handle import Progress
 
 # Stored as arrays, but none: long texts, and in Orbax's layouts the numbers of Python.
@@ -85,7 +85,10 @@ class Filling:
 
     def _go_to_devices(self, codec: Codec, batch: Sequence[Incoming]) -> list[bool]:
         opened = self.reading.opened
-        return [not incoming.buffers and devices.can_take(opened, codec, incoming) for incoming in batch]
+        return [
+            not incoming.buffers and _is_array(incoming) and devices.can_take(opened, codec, incoming)
+            for incoming in batch
+        ]
 
     def _still_to_devices(self) -> tuple[list[Batch], list[Batch]]:
         """What of the resident arrays the engine brings to devices after all, and the others."""
@@ -111,24 +114,24 @@ class Filling:
 
 
 def _stay_on_host(codec: Codec, batch: Sequence[Incoming]) -> list[bool]:
-    """Which arrays keep living in their buffers. That is asked once about each target: many arrays share few
-    of them."""
-    targets = {id(incoming.target): incoming.target for incoming in batch}
-    stay = {key: staging.stays_on_host(codec, target) for key, target in targets.items()}
-    return [stay[id(incoming.target)] for incoming in batch]
+    """Which arrays keep living in their buffers."""
+    return by_kind(lambda own: _is_array(own) and staging.stays_on_host(codec, own.target), batch)
+
+
+def _is_array(incoming: Incoming) -> bool:
+    return incoming.stored.framework not in NO_ARRAYS
 
 
 def _divide(
     batches: Sequence[Batch], choose: Callable[[Codec, Sequence[Incoming]], Sequence[bool]]
 ) -> tuple[list[Batch], list[Batch]]:
-    """Two parts of every batch: the arrays that are chosen, and the others. What is none to a program is
-    among the others."""
+    """Two parts of every batch: the arrays that are chosen, and the others."""
     parts: tuple[list[Batch], list[Batch]] = ([], [])
     for codec, batch in batches:
-        chosen = [
-            one and incoming.stored.framework not in NO_ARRAYS
-            for one, incoming in zip(choose(codec, batch), batch, strict=True)
-        ]
+        chosen = choose(codec, batch)
+        if all(chosen):  # nearly always, and there may be thousands
+            parts[0].append((codec, batch))
+            continue
         parts[0].append((codec, list(itertools.compress(batch, chosen))))
         parts[1].append((codec, list(itertools.compress(batch, map(operator.not_, chosen)))))
     return parts
@@ -136,5 +139,4 @@ def _divide(
 
 def _are_cast(batch: Sequence[Incoming]) -> bool:
     """Whether some arrays are not wanted as they are stored, or in other extents."""
-    distinct = {(id(incoming.stored), id(incoming.target)): incoming for incoming in batch}
-    return not all(incoming.is_plain for incoming in distinct.values())
+    return not all(by_kind(operator.attrgetter("is_plain"), batch))
