@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.cluster.driving import HANDLES, Slice, add_sum, call, exported, rows
+from tests.runtime.cluster.host_functions import fail, tell
 
 from waystation.errors import InvalidInput
 from waystation.runtime.cluster import Cluster, ClusterBackend, connect
@@ -46,16 +47,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def double(x: Any) -> Any:
     return x * 2
-
-
-def tell(*operands: list[tuple[tuple[int, ...], np.ndarray]]) -> list[list[np.ndarray]]:
-    """Adds to each shard where it begins; on a host."""
-    (shards,) = operands
-    return [[block + offset[0] for offset, block in shards]]
-
-
-def fail(*operands: Any) -> list[list[np.ndarray]]:
-    raise InvalidInput("this host will not")
 
 
 @pytest.mark.timeout(900)

@@ -92,8 +92,12 @@ class ClusterBackend:
             name: What programs call it by.
             function: Takes for each operand a list of the local shards, each with where in the array it
                 begins, in the order of the host's devices; returns for each result a list of as many arrays.
+                Hosts must be able to import its module; functions of `__main__` travel whole.
         """
-        self._connection.tell("register_host_function", name, function)
+        from ray import cloudpickle
+
+        # The manager does not load it: what cannot be loaded elsewhere is to fail where it is called.
+        self._connection.tell("register_host_function", name, cloudpickle.dumps(function))
 
     def install(self, program: Program, dispatch: Dispatch = Dispatch.PARALLEL) -> str:
         """See `Backend`.

@@ -36,10 +36,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Functions that programs call on hosts, and their names, by key."""
+    """Functions that programs call on hosts: by key, with their names; and pickled ones of Python by name."""
 
     exported: dict[str, tuple[str, bytes]]
-    host_functions: dict[str, Callable[..., Any]]
+    host_functions: dict[str, bytes]
 
 
 class ClientCalls:
@@ -146,7 +146,7 @@ class ClientCalls:
         """See `Backend`; hosts get a function with the first list that calls it."""
         self._code.exported.setdefault(key, (name, exported))
 
-    def register_host_function(self, name: str, function: Callable[..., Any]) -> None:
+    def register_host_function(self, name: str, function: bytes) -> None:
         """Makes a function of Python known that programs call on hosts by its name."""
         self._code.host_functions[name] = function
 

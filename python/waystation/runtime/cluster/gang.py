@@ -89,7 +89,9 @@ async def reserve(request: IslandRequest, timeout_s: float = PLACEMENT_TIMEOUT_S
     )
 
 
-async def build(request: IslandRequest, epoch: int, group: PlacementGroup, manager: Any) -> list[Member]:
+async def build(
+    request: IslandRequest, epoch: int, group: PlacementGroup, manager: Any, secret: bytes
+) -> list[Member]:
     """The hosts of an epoch.
 
     Args:
@@ -97,6 +99,7 @@ async def build(request: IslandRequest, epoch: int, group: PlacementGroup, manag
         epoch: The epoch.
         group: Places for the hosts.
         manager: The actor that they tell what they have done.
+        secret: What hosts of the cluster know.
 
     Raises:
         IslandFailed: They could not be built, however often it was tried.
@@ -105,7 +108,7 @@ async def build(request: IslandRequest, epoch: int, group: PlacementGroup, manag
     for attempt in range(ATTEMPTS):
         members = [_member(request, epoch, attempt, group, index, manager) for index in range(request.hosts)]
         try:
-            return await _assemble(request, members, attempt)
+            return await _assemble(request, members, attempt, secret)
         except Exception as error:
             failed = error
             # Who has not said which process it is has no devices yet, and ends when it is told.
@@ -156,7 +159,9 @@ def _member(
     return Member(request.host_name(index), actor)
 
 
-async def _assemble(request: IslandRequest, members: list[Member], attempt: int) -> list[Member]:
+async def _assemble(
+    request: IslandRequest, members: list[Member], attempt: int, secret: bytes
+) -> list[Member]:
     descriptions = await _all(member.actor.describe.remote() for member in members)
     # In place, so that whoever ends these knows their processes.
     members[:] = [
@@ -175,6 +180,7 @@ async def _assemble(request: IslandRequest, members: list[Member], attempt: int)
                 request.devices_per_host,
                 request.kind,
                 request.deadline_s,
+                secret,
             )
         )
         for index, member in enumerate(members)

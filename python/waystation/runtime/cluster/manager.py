@@ -10,6 +10,7 @@ give answers, except `report`, which hosts do not wait for.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,7 @@ class Manager:
     def __init__(self) -> None:
         self.name = NAME
         self._controller = Controller()
+        self._secret = secrets.token_bytes(32)  # of the hosts of this cluster
         self._code = Code({}, {})
         self._islands: dict[str, Supervisor] = {}
         self._known: set[str] = set()  # islands that the controller knows
@@ -118,7 +120,7 @@ class Manager:
         if request.name in self._islands:
             raise Conflict(f"there is an island '{request.name}' already; remove it, or choose another name")
         manager = ray.get_runtime_context().current_actor
-        island = self._islands[request.name] = Supervisor(request, self, manager)
+        island = self._islands[request.name] = Supervisor(request, self, manager, self._secret)
         try:
             await island.start()
         except BaseException:

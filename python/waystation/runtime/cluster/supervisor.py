@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -71,14 +71,16 @@ class Supervisor:
         request: What is wanted.
         listener: Who is told of its gangs.
         manager: The actor that hosts tell what they have done.
+        secret: What hosts of the cluster know.
     """
 
-    def __init__(self, request: IslandRequest, listener: Listener, manager: Any) -> None:
+    def __init__(self, request: IslandRequest, listener: Listener, manager: Any, secret: bytes) -> None:
         self.request = request
         self.state = IslandState.BUILDING
         self.epoch = self.restarts = 0
         self._listener = listener
         self._manager = manager
+        self._secret = secret
         self._group: PlacementGroup | None = None
         self._members: dict[str, Member] = {}
         self._told: dict[str, _Told] = {}
@@ -163,14 +165,14 @@ class Supervisor:
         self,
         effect: Prepare,
         exported: dict[str, bytes],
-        host_functions: dict[str, Callable[..., Any]],
+        host_functions: dict[str, bytes],
     ) -> WaystationError | None:
         """Gives hosts their lists; returns when all have compiled what these call.
 
         Args:
             effect: The lists.
             exported: Functions that they call, by key; a host gets each once.
-            host_functions: Functions of Python that they call, by name.
+            host_functions: Functions of Python that they call, by name, pickled.
         """
         if effect.epoch != self.epoch:
             return self._gone()
@@ -239,7 +241,7 @@ class Supervisor:
     async def _build(self) -> None:
         assert self._group is not None
         self.epoch += 1
-        members = await build(self.request, self.epoch, self._group, self._manager)
+        members = await build(self.request, self.epoch, self._group, self._manager, self._secret)
         if self._failure is not None:  # it was removed meanwhile
             end(members)
             raise self._failure

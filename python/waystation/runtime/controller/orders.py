@@ -182,7 +182,7 @@ class Orders:
         part.unfinished.discard(host)
         part.device_seconds = max(part.device_seconds, done.device_seconds)
         work.fetched[host] = done.fetched
-        if done.error is not None and work.error is None:
+        if done.error is not None and (work.error is None or _is_hearsay(work.error, done.error)):
             # A host may have forgotten already what a run was to make that has failed meanwhile.
             work.error = self._failure(work) or done.error.where(
                 program=work.program, computation=work.computation, host=host
@@ -323,8 +323,10 @@ class Orders:
     def _abandon(self, work: Work) -> None:
         """Where other hosts have begun what fails, they do not wait for its data."""
         assert work.error is not None
+        if sum(len(part.hosts) for part in work.parts.values()) == 1:
+            return
         for name, part in work.parts.items():
-            if part.begun and len(work.parts) > 1 and name in self._islands:
+            if part.begun and name in self._islands:
                 hosts = tuple(sorted(part.hosts))
                 self.effects.append(Abandon(name, hosts, work.number, work.error, work.has_ended))
 
@@ -344,3 +346,8 @@ class Orders:
             seconds = max(part.device_seconds for part in work.parts.values())
             self._route(self._sequencer.complete(work.key, seconds if work.error is None else None))
         work.on_end(work)
+
+
+def _is_hearsay(error: WaystationError, other: WaystationError) -> bool:
+    """Whether a host has an error from a peer only, which may be the one that the other comes from."""
+    return "peer" in error.context and "peer" not in other.context

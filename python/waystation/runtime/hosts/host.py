@@ -13,7 +13,7 @@ import asyncio
 import functools
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ from waystation.runtime.hosts.world import Process, World, die_with_parent, free
 from waystation.runtime.messages import Done, HostList, Message
 from waystation.runtime.scheduling import ReorderBuffer
 from waystation.runtime.timeline import HostRecorder, Stamps
-from waystation.runtime.transport import Block, Key
+from waystation.runtime.transport import TcpTransport
 
 CONTROL = "control"
 
@@ -83,7 +83,6 @@ class Host:
         self._lane: Lane[Message] | None = None
         self._work: Any = None
         self._transfers: Any = None
-        self._transport: Any = None
         self._recorder = HostRecorder()
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
 
@@ -108,19 +107,17 @@ class Host:
     async def join(self, world: World) -> tuple[tuple[str, ...], str]:
         """Gets its devices and meets the other hosts of the island; returns its devices, and where other
         hosts fetch blocks from it."""
-        from waystation.runtime.hosts.ray_transport import RayTransport
+        return await asyncio.to_thread(self._join, world, ray.util.get_node_ip_address())
 
-        context = ray.get_runtime_context()
-        self._transport = RayTransport(context.get_actor_name(), context.namespace)
-        return await asyncio.to_thread(self._join, world, self._transport)
-
-    def _join(self, world: World, transport: Any) -> tuple[tuple[str, ...], str]:
+    def _join(self, world: World, address: str) -> tuple[tuple[str, ...], str]:
         join(world)
         import jax
 
         from waystation.runtime.hosts.transfers import Transfers
         from waystation.runtime.hosts.work import HostWork
 
+        # An address that is out of date leads to nobody else: the name is of this epoch alone.
+        transport = TcpTransport(f"{self.name}/e{self._epoch}", world.secret, address)
         self._transfers = Transfers(transport, world.deadline_s, self._recorder)
         self._work = work = HostWork(self.name, jax.devices(), self._transfers, self._recorder)
         self._lane = Lane(work.begin, self.order())
@@ -133,7 +130,7 @@ class Host:
         self,
         listed: HostList,
         exported: Sequence[tuple[str, bytes]],
-        host_functions: Sequence[tuple[str, Callable[..., Any]]],
+        host_functions: Sequence[tuple[str, bytes]],
     ) -> None:
         """Takes a list and what it calls; answers when that is compiled."""
         await asyncio.to_thread(self._work.prepare, listed, exported, host_functions)
@@ -179,12 +176,6 @@ class Host:
     async def abandon(self, work: int, error: WaystationError, has_ended: bool) -> None:
         """A work has failed on another host: nothing is waited for, or kept, for it."""
         self._transfers.abandon(work, error, has_ended=has_ended)
-
-    @answering
-    async def blocks(self, keys: Sequence[Key]) -> list[Block]:
-        """Blocks that this host offers to another, once they are there."""
-        found: list[Block] = await self._transport.serve(keys)
-        return found
 
     @answering
     async def health(self) -> Health:

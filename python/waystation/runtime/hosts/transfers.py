@@ -40,7 +40,7 @@ class Transfers:
         self._deadline_s = deadline_s
         self._recorder = recorder
         self._addresses: dict[int, dict[str, str]] = {}
-        self._fetches: dict[int, dict[int, tuple[Fetch, int]]] = {}
+        self._fetches: dict[int, dict[int, tuple[Fetch, int, str]]] = {}
         self._sends: queue.SimpleQueue[tuple[Key, str, jax.Array]] = queue.SimpleQueue()
         self.sent_bytes = 0
         threading.Thread(target=self._offer_all, name="waystation: sends", daemon=True).start()
@@ -61,7 +61,7 @@ class Transfers:
             wanted = [Wanted(Key(run, 0, each.transfer), each.shape, _dtype(each.dtype)) for each in expected]
             fetch = self._transport.fetch(addresses[host], wanted, deadline_s=self._deadline_s)
             for place, each in enumerate(expected):
-                found[each.transfer] = fetch, place
+                found[each.transfer] = fetch, place, host
 
     def send(
         self, run: int, transfer: int, host: str, block: jax.Array, error: WaystationError | None = None
@@ -73,8 +73,11 @@ class Transfers:
 
     def receive(self, run: int, transfer: int) -> Block:
         """See `Exchange`."""
-        fetch, place = self._fetches[run][transfer]
-        return fetch.result()[place]
+        fetch, place, host = self._fetches[run][transfer]
+        try:
+            return fetch.result()[place]
+        except WaystationError as error:
+            raise error.where(peer=host) from None
 
     def close(self, run: int) -> None:
         """See `Exchange`."""

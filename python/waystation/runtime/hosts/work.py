@@ -7,6 +7,7 @@ and the first error is what the message answers.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from waystation._errors import Internal, WaystationError
 from waystation.runtime.devices import DeviceId
+from waystation.runtime.errors import FunctionNotFound
 from waystation.runtime.execution import Buffers, HostExecution
 from waystation.runtime.execution import Run as ListRun
 from waystation.runtime.hosts.checkpoints import begin_save, load
@@ -81,17 +83,18 @@ class HostWork:
         self,
         listed: HostList,
         functions: Sequence[tuple[str, bytes]],
-        host_functions: Sequence[tuple[str, Callable[..., Any]]],
+        host_functions: Sequence[tuple[str, bytes]],
     ) -> None:
         """Takes a list and what it calls, and waits until that is compiled.
 
         Raises:
             ComputationFailed: A function cannot be compiled.
-            FunctionNotFound: One is not known.
+            FunctionNotFound: One is not known, or cannot be loaded here.
         """
         for key, exported in functions:
             self.execution.functions.add(key, exported)
-        self._functions.update(host_functions)
+        for name, pickled in host_functions:
+            self._functions[name] = _loaded(name, pickled)
         self._lists[listed.fingerprint] = listed
         self.execution.load(listed.fingerprint, listed.low)
         self.execution.wait_until_compiled(listed.fingerprint)
@@ -224,6 +227,17 @@ class HostWork:
         mesh = jax.sharding.Mesh(placed, tuple(name for name, _ in sharding.axes))
         parts = [part[0] if len(part) == 1 else (part or None) for part in sharding.spec]
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
+
+
+def _loaded(name: str, pickled: bytes) -> Callable[..., Any]:
+    try:
+        function: Callable[..., Any] = pickle.loads(pickled)  # noqa: S301 a program's own
+    except Exception as error:
+        raise FunctionNotFound(
+            f"host function '{name}' cannot be loaded on a host: {type(error).__name__}: {error}; hosts must "
+            "be able to import its module"
+        ) from error
+    return function
 
 
 def _told(error: Exception) -> WaystationError:

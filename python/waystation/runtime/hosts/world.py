@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from waystation._errors import Unavailable
@@ -34,6 +34,7 @@ class World:
         devices_per_host: How many devices each has.
         kind: `cpu`, whose devices share the memory of the host, or `gpu`.
         deadline_s: How long a block from another host may take, in seconds.
+        secret: What all hosts of the cluster know, by which they prove themselves to each other.
     """
 
     coordinator: str
@@ -42,6 +43,7 @@ class World:
     devices_per_host: int
     kind: str
     deadline_s: float
+    secret: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
