@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -28,10 +27,9 @@ class DeafHost(Host):
             return f"{here}:{ray.get_runtime_context().gcs_address.rpartition(':')[2]}"
         return free_address(here)
 
-    async def begin(self, epoch: int, first: int, messages: Sequence[Message]) -> None:
-        if self.name.endswith("/1"):
-            messages = [message for message in messages if message.program != "unheard"]
-        await super().begin(epoch, first, messages)
+    def begin(self, number: int, message: Message) -> None:
+        if not (self.name.endswith("/1") and message.program == "unheard"):
+            super().begin(number, message)
 
 
 class UnorderedHost(Host):

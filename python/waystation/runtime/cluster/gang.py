@@ -20,10 +20,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from waystation._errors import Unavailable
 from waystation.runtime.cluster.status import PLACE, IslandRequest
+from waystation.runtime.control.listener import End
+from waystation.runtime.control.listener import Listener as Connections
 from waystation.runtime.errors import IslandFailed
 from waystation.runtime.hosts.answers import unwrap
 from waystation.runtime.hosts.host import CONTROL, Description
-from waystation.runtime.hosts.world import Process, World
+from waystation.runtime.hosts.world import Process, World, name_in
 
 ATTEMPTS = 3
 PLACEMENT_TIMEOUT_S = 60.0
@@ -39,11 +41,13 @@ class Member:
         name: Its name.
         actor: Its actor.
         description: What it says of itself; None until it has.
+        end: Its connection; None until it has one.
     """
 
     name: str
     actor: Any
     description: Description | None = None
+    end: End | None = None
 
     def control(self, method: str) -> Any:
         """Calls a method that is to answer whatever the host is doing."""
@@ -90,7 +94,7 @@ async def reserve(request: IslandRequest, timeout_s: float = PLACEMENT_TIMEOUT_S
 
 
 async def build(
-    request: IslandRequest, epoch: int, group: PlacementGroup, manager: Any, secret: bytes
+    request: IslandRequest, epoch: int, group: PlacementGroup, connections: Connections, secret: bytes
 ) -> list[Member]:
     """The hosts of an epoch.
 
@@ -98,7 +102,7 @@ async def build(
         request: The island.
         epoch: The epoch.
         group: Places for the hosts.
-        manager: The actor that they tell what they have done.
+        connections: Where they connect to.
         secret: What hosts of the cluster know.
 
     Raises:
@@ -106,9 +110,9 @@ async def build(
     """
     failed: Exception | None = None
     for attempt in range(ATTEMPTS):
-        members = [_member(request, epoch, attempt, group, index, manager) for index in range(request.hosts)]
+        members = [_member(request, epoch, attempt, group, index) for index in range(request.hosts)]
         try:
-            return await _assemble(request, members, attempt, secret)
+            return await _assemble(request, members, epoch, attempt, connections, secret)
         except Exception as error:
             failed = error
             # Who has not said which process it is has no devices yet, and ends when it is told.
@@ -138,9 +142,7 @@ def _kill(process: Process) -> None:
     process.kill()
 
 
-def _member(
-    request: IslandRequest, epoch: int, attempt: int, group: PlacementGroup, index: int, manager: Any
-) -> Member:
+def _member(request: IslandRequest, epoch: int, attempt: int, group: PlacementGroup, index: int) -> Member:
     module, _, name = request.host_class.partition(":")
     host_class = getattr(importlib.import_module(module), name)
     actor_class = ray.remote(concurrency_groups={CONTROL: _CONTROL_CALLS_AT_ONCE})(host_class)
@@ -155,12 +157,17 @@ def _member(
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         max_concurrency=_CALLS_AT_ONCE,
         max_restarts=0,
-    ).remote(request.host_name(index), epoch, manager)
+    ).remote(request.host_name(index), epoch)
     return Member(request.host_name(index), actor)
 
 
 async def _assemble(
-    request: IslandRequest, members: list[Member], attempt: int, secret: bytes
+    request: IslandRequest,
+    members: list[Member],
+    epoch: int,
+    attempt: int,
+    connections: Connections,
+    secret: bytes,
 ) -> list[Member]:
     descriptions = await _all(member.actor.describe.remote() for member in members)
     # In place, so that whoever ends these knows their processes.
@@ -181,12 +188,17 @@ async def _assemble(
                 request.kind,
                 request.deadline_s,
                 secret,
+                connections.address,
             )
         )
         for index, member in enumerate(members)
     )
     return [
-        replace(member, description=replace(description, devices=devices, transport=transport))
+        replace(
+            member,
+            description=replace(description, devices=devices, transport=transport),
+            end=connections.end(name_in(epoch, member.name)),
+        )
         for member, description, (devices, transport) in zip(members, descriptions, joined, strict=True)
     ]
 

@@ -4,7 +4,8 @@ It is detached, so that it outlives the program that has made it, and ends when 
 hosts are its own and end with it. It hears of a program that was killed by a call that only that program can
 answer for: Ray fails those who wait for it when the owner dies. Everything runs in one event loop. What is to
 be done is decided by the `Controller`; here it is carried out, by the supervisors of the islands. Methods
-give answers, except `report`, which hosts do not wait for.
+give answers. Hosts are told what to do, and tell what they have done, over connections of their own
+(`waystation.runtime.control`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from waystation.runtime.cluster.status import (
 )
 from waystation.runtime.cluster.supervisor import Supervisor
 from waystation.runtime.cluster.timelines import Timelines
+from waystation.runtime.control.listener import Listener as Connections
 from waystation.runtime.controller import (
     Abandon,
     Begin,
@@ -65,6 +67,7 @@ class Manager:
             lambda: [(each, island.epoch) for island in self._islands.values() for each in island.members]
         )
         self._controller.orders.observer = self._timelines.recorder
+        self._connections: asyncio.Task[Connections] | None = None
 
     # ---- programs ------------------------------------------------------------------------------
 
@@ -119,8 +122,10 @@ class Manager:
         """
         if request.name in self._islands:
             raise Conflict(f"there is an island '{request.name}' already; remove it, or choose another name")
-        manager = ray.get_runtime_context().current_actor
-        island = self._islands[request.name] = Supervisor(request, self, manager, self._secret)
+        connections = await self._listen()
+        if request.name in self._islands:
+            raise Conflict(f"island '{request.name}' is being added already")
+        island = self._islands[request.name] = Supervisor(request, self, connections, self._secret)
         try:
             await island.start()
         except BaseException:
@@ -171,14 +176,6 @@ class Manager:
             self._timelines.forget()
         return found
 
-    async def report(self, island: str, epoch: int, host: str, done: Sequence[Done]) -> None:
-        """A host has ended messages."""
-        if island in self._known:
-            self._islands[island].done(host, epoch, len(done))
-            for each in done:
-                self._controller.orders.done(island, epoch, host, each)
-            self._carry_out()
-
     # ---- what supervisors tell -----------------------------------------------------------------
 
     def built(self, island: Supervisor) -> None:
@@ -205,6 +202,12 @@ class Manager:
         self._timelines.built()
         self._carry_out()
         self._change()
+
+    def done(self, island: Supervisor, host: str, done: Sequence[Done]) -> None:
+        """A host has ended messages."""
+        for each in done:
+            self._controller.orders.done(island.request.name, island.epoch, host, each)
+        self._carry_out()
 
     def lost(self, island: Supervisor, loss: Loss) -> None:
         """The gang of an island is lost."""
@@ -263,6 +266,13 @@ class Manager:
     def _give_up(self, island: str, work: int) -> None:
         self._controller.orders.give_up(island, work)
         self._carry_out()
+
+    async def _listen(self) -> Connections:
+        """Where hosts connect to; begins to listen when it is first needed."""
+        if self._connections is None:
+            start = Connections.start(ray.util.get_node_ip_address(), self._secret)
+            self._connections = asyncio.create_task(start)
+        return await self._connections
 
     def _island(self, name: str) -> Supervisor:
         found = self._islands.get(name)

@@ -1,16 +1,15 @@
 """Keeps one island: builds its gang, passes on what hosts are told, notices losses, rebuilds it.
 
 Runs in the event loop of the manager, without locks. What happens when a host is lost: Ray tells of the death
-of its process, or the watchdog finds it stuck; the whole gang is killed, since the others may wait for it for
-ever; the manager is told, which fails what was under way; the gang is built again, in the next epoch, and the
-manager is told of that. Other islands notice nothing.
+of its process, or the watchdog finds it stuck, or its connection ends though it lives; the whole gang is
+killed, since the others may wait for it for ever; the manager is told, which fails what was under way; the
+gang is built again, in the next epoch, and the manager is told of that. Other islands notice nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -19,17 +18,22 @@ from ray.util.placement_group import PlacementGroup
 
 from waystation._errors import WaystationError
 from waystation.runtime.cluster.gang import Member, build, end, reserve
+from waystation.runtime.cluster.host_lane import HostLane
 from waystation.runtime.cluster.losses import Loss
 from waystation.runtime.cluster.status import HostStatus, IslandRequest, IslandState, IslandStatus
 from waystation.runtime.cluster.watchdog import find_stuck, interval_s
+from waystation.runtime.control.host_words import AbandonWork, ReleaseBuffers
+from waystation.runtime.control.listener import Listener as Connections
 from waystation.runtime.controller import Abandon, Begin, Prepare, Release
 from waystation.runtime.errors import HostLost, IslandFailed, NoSuchIsland
 from waystation.runtime.hosts.answers import unwrap
 from waystation.runtime.hosts.host import Health
 from waystation.runtime.hosts.lane import Report
-from waystation.runtime.messages import Message
+from waystation.runtime.messages import Done
 
 _DIED = "has died"
+_CUT_OFF = "has lost its connection to the controller"
+_WORD_S = 2.0
 _NOTHING = Health(Report(0, 0, 0, "", 0.0))
 
 
@@ -38,6 +42,10 @@ class Listener(Protocol):
 
     def built(self, island: Supervisor) -> None:
         """The gang is there."""
+        ...
+
+    def done(self, island: Supervisor, host: str, done: Sequence[Done]) -> None:
+        """A host of the gang has ended messages."""
         ...
 
     def lost(self, island: Supervisor, loss: Loss) -> None:
@@ -49,41 +57,28 @@ class Listener(Protocol):
         ...
 
 
-class _Told:
-    """What one host has been told, and has not ended as far as is known."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.messages: deque[tuple[int, int]] = deque()  # place in the order of the island, work
-        self.waiting: list[Message] = []  # not sent yet
-        self.functions: set[str] = set()
-
-    @property
-    def ended(self) -> int:
-        """How many it has ended."""
-        return self.count - len(self.messages)
-
-
 class Supervisor:
     """One island.
 
     Args:
         request: What is wanted.
         listener: Who is told of its gangs.
-        manager: The actor that hosts tell what they have done.
+        connections: Where hosts connect to.
         secret: What hosts of the cluster know.
     """
 
-    def __init__(self, request: IslandRequest, listener: Listener, manager: Any, secret: bytes) -> None:
+    def __init__(
+        self, request: IslandRequest, listener: Listener, connections: Connections, secret: bytes
+    ) -> None:
         self.request = request
         self.state = IslandState.BUILDING
         self.epoch = self.restarts = 0
         self._listener = listener
-        self._manager = manager
+        self._connections = connections
         self._secret = secret
         self._group: PlacementGroup | None = None
         self._members: dict[str, Member] = {}
-        self._told: dict[str, _Told] = {}
+        self._lanes: dict[str, HostLane] = {}
         self._begun = 0  # messages of this epoch, each for one host or several
         self._health: dict[str, Health | None] = {}
         self._last_loss: Loss | None = None
@@ -133,33 +128,24 @@ class Supervisor:
         if effect.epoch != self.epoch or self.state is not IslandState.READY:
             return
         for host, message in effect.messages.items():
-            told = self._told[host]
-            told.messages.append((self._begun, message.work))
-            told.count += 1
-            told.waiting.append(message)
+            self._lanes[host].begin(self._begun, message)
         self._begun += 1
-
-    def flush(self) -> None:
-        """Sends what hosts are to begin: one call for each host."""
-        for name, told in self._told.items():
-            if told.waiting:
-                messages, told.waiting = told.waiting, []
-                self._send(name, "begin", self.epoch, told.count - len(messages), messages)
 
     def release(self, effect: Release) -> None:
         """Tells a host to forget buffers."""
-        self._send(effect.host, "release", tuple(map(int, effect.handles)))
+        if effect.host in self._lanes:
+            self._lanes[effect.host].tell(ReleaseBuffers(tuple(map(int, effect.handles))))
 
     def abandon(self, effect: Abandon) -> None:
         """Tells hosts that a work has failed."""
         for host in effect.hosts:
-            self._send(host, "abandon", effect.work, effect.error, effect.has_ended)
+            if host in self._lanes:
+                self._lanes[host].tell(AbandonWork(effect.work, effect.error, effect.has_ended))
 
-    def done(self, host: str, epoch: int, count: int) -> None:
-        """A host has ended as many of its messages."""
-        if epoch == self.epoch and host in self._told:
-            for _ in range(count):
-                self._told[host].messages.popleft()
+    def flush(self) -> None:
+        """Sends what hosts are told: one frame for each."""
+        for lane in self._lanes.values():
+            lane.flush()
 
     async def prepare(
         self,
@@ -178,10 +164,10 @@ class Supervisor:
             return self._gone()
         calls: list[Awaitable[Any]] = []
         for host, listed in effect.lists.items():
-            told = self._told[host]
-            new = {key: code for key, code in exported.items() if key not in told.functions}
-            named = {name: each for name, each in host_functions.items() if name not in told.functions}
-            told.functions |= {*new, *named}
+            known = self._lanes[host].functions
+            new = {key: code for key, code in exported.items() if key not in known}
+            named = {name: each for name, each in host_functions.items() if name not in known}
+            known |= {*new, *named}
             actor = self._members[host].actor
             calls.append(_awaited(actor.prepare.remote(listed, tuple(new.items()), tuple(named.items()))))
         for answer in await asyncio.gather(*calls, return_exceptions=True):
@@ -197,11 +183,6 @@ class Supervisor:
         if self._failure is not None:
             return self._failure
         return HostLost(f"island '{self.request.name}' is not what it was any more: {self._last_loss}")
-
-    def _send(self, host: str, method: str, *arguments: Any) -> None:
-        member = self._members.get(host)
-        if member is not None:
-            getattr(member.actor, method).options(num_returns=0).remote(*arguments)
 
     # ---- how it is -----------------------------------------------------------------------------
 
@@ -241,18 +222,31 @@ class Supervisor:
     async def _build(self) -> None:
         assert self._group is not None
         self.epoch += 1
-        members = await build(self.request, self.epoch, self._group, self._manager, self._secret)
+        members = await build(self.request, self.epoch, self._group, self._connections, self._secret)
         if self._failure is not None:  # it was removed meanwhile
             end(members)
             raise self._failure
         self._members = {member.name: member for member in members}
-        self._told = {member.name: _Told() for member in members}
+        self._lanes = {member.name: self._lane(member, self.epoch) for member in members}
         self._begun = 0
         for member in members:
             self._run(self._attend(member, self.epoch))
         self._run(self._watch(members, self.epoch))
         self.state = IslandState.READY
         self._listener.built(self)
+
+    def _lane(self, member: Member, epoch: int) -> HostLane:
+        def on_done(done: Sequence[Done]) -> None:
+            if epoch == self.epoch and self.state is IslandState.READY:
+                self._listener.done(self, member.name, done)
+
+        def on_lost() -> None:
+            # Ray knows why, if its process has ended, and says so at once.
+            loop = asyncio.get_running_loop()
+            loop.call_later(_WORD_S, self._lose, member, epoch, _CUT_OFF)
+
+        assert member.end is not None
+        return HostLane(member.end, on_done, on_lost)
 
     async def _attend(self, member: Member, epoch: int) -> None:
         """Waits for the end of a host."""
@@ -283,9 +277,7 @@ class Supervisor:
         others: not every host takes part in every work."""
         if health is None:
             return None
-        told = self._told[host]
-        ahead = health.report.begun - told.ended
-        place = told.messages[ahead][0] if 0 <= ahead < len(told.messages) else self._begun
+        place = self._lanes[host].place(health.report.begun, self._begun)
         return replace(health.report, begun=place)
 
     async def _ask(self, member: Member) -> Any:
@@ -302,7 +294,6 @@ class Supervisor:
         if epoch != self.epoch or self.state is not IslandState.READY:
             return  # the first one counts: the others end because of it
         health = self._health.get(member.name)
-        under_way = self._told[member.name].messages
         loss = Loss(
             island=self.request.name,
             host=member.name,
@@ -311,7 +302,7 @@ class Supervisor:
             process_id=member.process_id,
             reason=reason,
             doing="" if health is None else health.report.doing,
-            work=under_way[0][1] if under_way else -1,
+            work=self._lanes[member.name].work,
             restarts_left=self.request.max_restarts - self.restarts,
         )
         self._last_loss = loss
@@ -346,7 +337,9 @@ class Supervisor:
 
     def _end_gang(self) -> None:
         end(self._members.values())
-        self._members, self._told, self._health = {}, {}, {}
+        for lane in self._lanes.values():
+            lane.close()
+        self._members, self._lanes, self._health = {}, {}, {}
 
     def _release(self) -> None:
         group, self._group = self._group, None

@@ -7,6 +7,7 @@ by the hosts themselves, which are told its path and the names of its arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from waystation._errors import InvalidInput, WaystationError
@@ -45,7 +46,8 @@ class ArrayWorks:
             self._controller.arrays.fail(client, own, error, key)
             self._controller.tell_waiters()
             return
-        make = Put(int(stored.handle), array, value, placement)
+        # The number is the client's, and means nothing to hosts.
+        make = Put(int(stored.handle), array, replace(value, number=0), placement)
         self._submit_made([stored], key, "put", lambda host: (make,))
 
     def get(self, client: str, own: int, on_end: OnEnd) -> None:

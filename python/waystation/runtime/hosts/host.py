@@ -1,8 +1,9 @@
 """A host: the Ray actor that owns devices and does what its island's manager tells it.
 
 One process, one epoch: when its island is lost it is killed, and another takes its place in the next epoch.
-What it is told, nobody waits for: the work is done by the threads of its lane, in order, and what is done is
-told to the manager, as much at a time as there is. `health`, `stamps` and `attend` are called in the group
+It has a connection to the controller (`waystation.runtime.control`), over which it is told what to do, and
+tells what is done, as much at a time as there is; the work is done by the threads of its lane, in order. What
+is rare, and its life and death, go by Ray: `health`, `stamps` and `attend` are called in the concurrency group
 `CONTROL`, which has a loop of its own, so they answer whatever the others do. Methods that answer give
 answers (`waystation.runtime.hosts.answers`).
 """
@@ -20,10 +21,19 @@ from typing import Any
 
 import ray
 
-from waystation._errors import Fenced, WaystationError
+from waystation._errors import Fenced, Unavailable, WaystationError
+from waystation.runtime.control.connector import Connector
+from waystation.runtime.control.host_words import (
+    AbandonWork,
+    BeginMessage,
+    ReleaseBuffers,
+    pack_done,
+    unpack_told,
+)
+from waystation.runtime.control.words import Packer, Unpacker
 from waystation.runtime.hosts.answers import answering
 from waystation.runtime.hosts.lane import Lane, Report
-from waystation.runtime.hosts.world import Process, World, die_with_parent, free_address, join
+from waystation.runtime.hosts.world import Process, World, die_with_parent, free_address, join, name_in
 from waystation.runtime.messages import Done, HostList, Message
 from waystation.runtime.scheduling import ReorderBuffer
 from waystation.runtime.timeline import HostRecorder, Stamps
@@ -72,14 +82,13 @@ class Host:
     Args:
         name: Its name, as people see it.
         epoch: The epoch of its island.
-        manager: The actor that is told what is done.
     """
 
-    def __init__(self, name: str, epoch: int, manager: Any) -> None:
+    def __init__(self, name: str, epoch: int) -> None:
         die_with_parent()
         self.name = name
         self._epoch = epoch
-        self._manager = manager
+        self._control: Connector | None = None
         self._lane: Lane[Message] | None = None
         self._work: Any = None
         self._transfers: Any = None
@@ -117,12 +126,14 @@ class Host:
         from waystation.runtime.hosts.work import HostWork
 
         # An address that is out of date leads to nobody else: the name is of this epoch alone.
-        transport = TcpTransport(f"{self.name}/e{self._epoch}", world.secret, address)
+        transport = TcpTransport(name_in(self._epoch, self.name), world.secret, address)
         self._transfers = Transfers(transport, world.deadline_s, self._recorder)
         self._work = work = HostWork(self.name, jax.devices(), self._transfers, self._recorder)
         self._lane = Lane(work.begin, self.order())
         work.on_compiled = self._lane.progress
-        threading.Thread(target=self._tell, name="waystation: reports", daemon=True).start()
+        self._control = control = Connector(world.controller, name_in(self._epoch, self.name), world.secret)
+        for name, work_of in (("reports", self._tell), ("orders", self._hear)):
+            threading.Thread(target=work_of, args=(control,), name=f"waystation: {name}", daemon=True).start()
         return tuple(map(str, jax.local_devices())), transport.address
 
     @answering
@@ -135,20 +146,16 @@ class Host:
         """Takes a list and what it calls; answers when that is compiled."""
         await asyncio.to_thread(self._work.prepare, listed, exported, host_functions)
 
-    async def begin(self, epoch: int, first: int, messages: Sequence[Message]) -> None:
-        """Does what messages say, each when it is its turn.
+    def begin(self, number: int, message: Message) -> None:
+        """Does what a message says, when it is its turn.
 
         Args:
-            epoch: The epoch that they are for; those of another are passed over.
-            first: The number of the first among all that this host is told.
-            messages: In order.
+            number: Its place among all that this host is told.
+            message: The message.
         """
-        if epoch != self._epoch or self._lane is None:
-            return
-        for number, message in enumerate(messages, first):
-            self._recorder.received(message.work)
-            future = self._lane.submit(number, message)
-            future.add_done_callback(functools.partial(self._end, message))
+        assert self._lane is not None
+        self._recorder.received(message.work)
+        self._lane.submit(number, message).add_done_callback(functools.partial(self._end, message))
 
     def _end(self, message: Message, future: Future[Done]) -> None:
         error = future.exception()
@@ -159,23 +166,35 @@ class Host:
         else:
             self._done.put(Done(message.work, 0.0, Fenced(f"host '{self.name}' was stopped: {error}")))
 
-    def _tell(self) -> None:
-        """Tells the manager what is done, as much as there is at a time."""
-        island = self.name.rpartition("/")[0]
-        while True:
-            done = [self._done.get()]
-            while not self._done.empty():
-                done.append(self._done.get())
-            self._manager.report.options(num_returns=0).remote(island, self._epoch, self.name, done)
+    def _hear(self, control: Connector) -> None:
+        """Does what the controller tells, until the connection ends; then the controller ends this host."""
+        unpacker = Unpacker()
+        try:
+            while (body := control.receive()) is not None:
+                for told in unpack_told(unpacker.open(body)):
+                    match told:
+                        case BeginMessage(number, message):
+                            self.begin(number, message)
+                        case ReleaseBuffers(handles):
+                            self._work.buffers.free(handles)
+                        case AbandonWork(work, error, has_ended):
+                            self._transfers.abandon(work, error, has_ended=has_ended)
+        finally:
+            control.close()
 
-    async def release(self, handles: Sequence[int]) -> None:
-        """Forgets buffers; nothing that is still to be done uses them."""
-        if self._work is not None:
-            self._work.buffers.free(handles)
-
-    async def abandon(self, work: int, error: WaystationError, has_ended: bool) -> None:
-        """A work has failed on another host: nothing is waited for, or kept, for it."""
-        self._transfers.abandon(work, error, has_ended=has_ended)
+    def _tell(self, control: Connector) -> None:
+        """Tells the controller what is done, as much as there is at a time."""
+        packer = Packer()
+        try:
+            while True:
+                done = [self._done.get()]
+                while not self._done.empty():
+                    done.append(self._done.get())
+                control.send(pack_done(done, packer))
+        except Unavailable:
+            pass  # the connection has ended
+        finally:
+            control.close()
 
     @answering
     async def health(self) -> Health:

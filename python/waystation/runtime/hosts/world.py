@@ -34,7 +34,9 @@ class World:
         devices_per_host: How many devices each has.
         kind: `cpu`, whose devices share the memory of the host, or `gpu`.
         deadline_s: How long a block from another host may take, in seconds.
-        secret: What all hosts of the cluster know, by which they prove themselves to each other.
+        secret: What all hosts of the cluster know, by which they prove themselves to each other, and to the
+            controller.
+        controller: Where the controller listens.
     """
 
     coordinator: str
@@ -44,6 +46,7 @@ class World:
     kind: str
     deadline_s: float
     secret: bytes = field(repr=False)
+    controller: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,11 @@ class Process:
                 os.kill(self.process_id, signal.SIGKILL)
         except (OSError, IndexError):
             pass  # it has ended already
+
+
+def name_in(epoch: int, host: str) -> str:
+    """What a host of an epoch is known by to others: one that comes later has another name."""
+    return f"{host}/e{epoch}"
 
 
 def die_with_parent() -> None:

@@ -1,0 +1,85 @@
+"""What one host is told, in order, and what of that it has not ended as far as is known.
+
+What there is to tell is kept until `flush`, which sends it in one frame. How much that can be is bounded by
+what schedulers let be in flight. In the event loop of the manager, without locks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from waystation._errors import Corrupt
+from waystation.runtime.control.host_words import BeginMessage, Told, pack_told, unpack_done
+from waystation.runtime.control.listener import End
+from waystation.runtime.control.words import Packer, Unpacker
+from waystation.runtime.messages import Done, Message
+
+
+class HostLane:
+    """The controller's end of the connection of a host.
+
+    Args:
+        end: The connection.
+        on_done: Is told what the host has done.
+        on_lost: Is told of the end of the connection.
+
+    Attributes:
+        functions: The functions that the host has been given.
+    """
+
+    def __init__(
+        self, end: End, on_done: Callable[[Sequence[Done]], None], on_lost: Callable[[], None]
+    ) -> None:
+        self.functions: set[str] = set()
+        self._end = end
+        self._on_done = on_done
+        self._count = 0
+        self._under_way: deque[tuple[int, int]] = deque()  # place in the order of the island, work
+        self._waiting: list[Told] = []
+        self._packer = Packer()
+        self._unpacker = Unpacker()
+        end.attend(self._hear, on_lost)
+
+    @property
+    def work(self) -> int:
+        """The work that the host is at, as far as is known; -1 if there is none."""
+        return self._under_way[0][1] if self._under_way else -1
+
+    def place(self, begun: int, default: int) -> int:
+        """The place in the order of the island of the first message that a host has not begun.
+
+        Args:
+            begun: How many it has begun.
+            default: The place after all that there are.
+        """
+        ahead = begun - (self._count - len(self._under_way))
+        return self._under_way[ahead][0] if 0 <= ahead < len(self._under_way) else default
+
+    def begin(self, place: int, message: Message) -> None:
+        """Tells it to begin a message, which has a place in the order of the island."""
+        self._under_way.append((place, message.work))
+        self._waiting.append(BeginMessage(self._count, message))
+        self._count += 1
+
+    def tell(self, told: Told) -> None:
+        """Tells it something else, after all that it has been told."""
+        self._waiting.append(told)
+
+    def flush(self) -> None:
+        """Sends what it has not been sent."""
+        if self._waiting:
+            told, self._waiting = self._waiting, []
+            self._end.send(pack_told(told, self._packer))
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._end.close()
+
+    def _hear(self, body: bytes) -> None:
+        done = unpack_done(self._unpacker.open(body))
+        if len(done) > len(self._under_way):
+            raise Corrupt(f"'{self._end.name}' says that it has done more than it was told to")
+        for _ in done:
+            self._under_way.popleft()
+        self._on_done(done)

@@ -1,0 +1,163 @@
+"""Connections of control: who may have one, what goes over it, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waystation.errors import Corrupt, InvalidInput, Unavailable
+from waystation.runtime.control.connector import Connector
+from waystation.runtime.control.frames import Opener, Sealer
+from waystation.runtime.control.handshake import HELLO_BYTES, Accepting, Connecting
+from waystation.runtime.control.listener import Listener
+
+WAIT_S = 120.0
+SECRET = b"s" * 32
+T = TypeVar("T")
+
+
+class Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(WAIT_S)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(WAIT_S)
+        self.loop.close()
+
+
+class Heard:
+    """What has come over a connection, in the order in which it came; then None."""
+
+    def __init__(self, loop: Loop, listener: Listener, name: str) -> None:
+        self.loop = loop
+        self.frames: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.end = listener.end(name)
+        loop.run(self._attend())
+
+    async def _attend(self) -> None:
+        self.end.attend(self.frames.put_nowait, lambda: self.frames.put_nowait(None))
+
+    def next(self) -> bytes | None:
+        return self.loop.run(asyncio.wait_for(self.frames.get(), WAIT_S))
+
+    def send(self, body: bytes) -> None:
+        async def send() -> None:
+            self.end.send(body)
+
+        self.loop.run(send())
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def listener(loop: Loop) -> Iterator[Listener]:
+    listener = loop.run(Listener.start("127.0.0.1", SECRET))
+    yield listener
+    loop.run(listener.close())
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5), st.integers(1, 40))
+def test_frames_come_out_however_their_bytes_come(bodies: list[bytes], size: int) -> None:
+    sealer, opener = Sealer(SECRET), Opener(SECRET)
+    sent = b"".join(map(sealer.seal, bodies))
+    pieces = [sent[start : start + size] for start in range(0, len(sent), size)]
+    assert [body for piece in pieces for body in opener.feed(piece)] == bodies
+
+
+@given(st.data())
+def test_a_frame_that_was_changed_or_repeated_is_refused(data: st.DataObject) -> None:
+    frame = bytearray(Sealer(SECRET).seal(b"begin"))
+    opener = Opener(SECRET)
+    assert list(opener.feed(frame)) == [b"begin"]
+    with pytest.raises(Corrupt):
+        list(opener.feed(frame))
+    frame[data.draw(st.integers(8, len(frame) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(Corrupt):
+        list(Opener(SECRET).feed(frame))
+
+
+def test_each_end_proves_that_it_knows_the_secret() -> None:
+    for mine, theirs in ((SECRET, SECRET), (SECRET, b"t" * 32)):
+        connecting, accepting = Connecting("left/0/e1", mine), Accepting(theirs)
+        assert len(connecting.hello) == HELLO_BYTES
+        challenge = accepting.challenge(connecting.hello)
+        if mine == theirs:
+            proof, keys = connecting.answer(challenge)
+            assert accepting.accept(proof) == keys
+            assert accepting.name == "left/0/e1"
+            with pytest.raises(Unavailable, match="'left/0/e1' does not know"):
+                accepting.accept(bytes(len(proof)))
+        else:
+            with pytest.raises(Unavailable, match="does not know the cluster's secret"):
+                connecting.answer(challenge)
+    for hello in (bytes(HELLO_BYTES), connecting.hello[:-1] + b"x"):
+        with pytest.raises(Unavailable, match="does not speak"):
+            Accepting(SECRET).challenge(hello)
+    with pytest.raises(InvalidInput, match="1 to 255 bytes"):
+        Connecting("x" * 256, SECRET)
+
+
+def test_frames_go_both_ways_in_order_until_the_end(loop: Loop, listener: Listener) -> None:
+    connector = Connector(listener.address, "left/0/e1", SECRET)
+    connector.send(b"early")
+    heard = Heard(loop, listener, "left/0/e1")
+    large = bytes(range(256)) * 40_000
+    for body in (b"one", b"", large):
+        connector.send(body)
+        heard.send(body)
+    assert [heard.next() for _ in range(4)] == [b"early", b"one", b"", large]
+    assert [connector.receive() for _ in range(3)] == [b"one", b"", large]
+    connector.close()
+    assert heard.next() is None
+    with pytest.raises(Unavailable, match="is lost"):
+        connector.send(b"late")
+    with pytest.raises(Unavailable, match="'left/0/e1' has no connection"):
+        listener.end("left/0/e1")
+
+
+def test_who_comes_later_under_a_name_takes_its_place(loop: Loop, listener: Listener) -> None:
+    first = Connector(listener.address, "left/0/e1", SECRET)
+    heard = Heard(loop, listener, "left/0/e1")
+    second = Connector(listener.address, "left/0/e1", SECRET)
+    assert heard.next() is None
+    assert first.receive() is None
+    again = Heard(loop, listener, "left/0/e1")
+    second.send(b"here")
+    assert again.next() == b"here"
+    first.close()
+    second.close()
+
+
+def test_strangers_are_not_listened_to(loop: Loop, listener: Listener) -> None:
+    with pytest.raises(Unavailable):
+        Connector(listener.address, "left/0/e1", b"t" * 32)
+    host, _, port = listener.address.rpartition(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as stranger:
+        stranger.sendall(b"x" * HELLO_BYTES)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    with pytest.raises(Unavailable, match="has no connection"):
+        listener.end("left/0/e1")
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        Connector("127.0.0.1:1", "left/0/e1", SECRET)

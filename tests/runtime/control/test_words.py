@@ -1,0 +1,97 @@
+"""What is told comes out of packs as it went in, and what is the same each time travels once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waystation.errors import Corrupt, InvalidInput
+from waystation.runtime.control import words
+from waystation.runtime.control.host_words import (
+    AbandonWork,
+    BeginMessage,
+    ReleaseBuffers,
+    Told,
+    pack_done,
+    pack_told,
+    unpack_done,
+    unpack_told,
+)
+from waystation.runtime.control.words import Packer, Unpacker
+from waystation.runtime.devices import DeviceId
+from waystation.runtime.ir import Sharding, Value
+from waystation.runtime.messages import Done, Fetched, Get, Message, Put, Restore, Run, Save, Spill
+from waystation.runtime.resources import Placement
+
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+SOME = st.lists(NUMBERS, max_size=4).map(tuple)
+NAMES = st.sampled_from(["train", "evaluate", ""])
+PEERS = st.sampled_from([(), (("left/0", "left/0/e1@127.0.0.1:4000"),)])
+INSTRUCTIONS = st.one_of(
+    st.builds(Run, NAMES, SOME, SOME, SOME, PEERS),
+    st.builds(Get, NUMBERS),
+    st.builds(Spill, NUMBERS),
+    st.builds(Restore, NUMBERS),
+    st.builds(Save, NAMES, st.just((("x", 1),)), st.just((0, 1)), st.booleans()),
+)
+MESSAGES = st.builds(Message, NUMBERS, NAMES, st.lists(INSTRUCTIONS, max_size=3).map(tuple))
+TOLD = st.one_of(st.builds(BeginMessage, NUMBERS, MESSAGES), st.builds(ReleaseBuffers, SOME))
+
+
+def through(told: list[Told], packer: Packer, unpacker: Unpacker) -> list[Told]:
+    return list(unpack_told(unpacker.open(pack_told(told, packer))))
+
+
+@given(st.lists(st.lists(TOLD, max_size=5), max_size=5))
+def test_what_a_host_is_told_arrives(batches: list[list[Told]]) -> None:
+    packer, unpacker = Packer(), Unpacker()
+    for told in batches:
+        assert through(told, packer, unpacker) == told
+
+
+def test_errors_and_arrays_arrive() -> None:
+    packer, unpacker = Packer(), Unpacker()
+    sharding = Sharding((("d", 1),), (("d",),))
+    value = Value(0, (4,), "float32", 0, sharding)
+    put = Put(3, np.arange(4, dtype=np.float32), value, Placement("left", 1, (DeviceId("left/0", 0),)))
+    error = InvalidInput("it will not", host="left/0")
+    begun, abandoned = through(
+        [BeginMessage(0, Message(7, "put", (put,))), AbandonWork(7, error, True)], packer, unpacker
+    )
+    assert isinstance(begun, BeginMessage)
+    assert isinstance(abandoned, AbandonWork)
+    (found,) = begun.message.instructions
+    assert isinstance(found, Put)
+    np.testing.assert_array_equal(found.array, put.array)
+    assert (found.handle, found.value, found.placement) == (3, value, put.placement)
+    assert (str(abandoned.error), abandoned.has_ended) == (str(error), True)
+    done = [Done(7, 0.5, error), Done(8, 0.25), Done(9, 0.0, None, (Fetched((1,), (((0,), np.ones(1)),)),))]
+    failed, ended, fetched = unpack_done(unpacker.open(pack_done(done, packer)))
+    assert isinstance(failed.error, InvalidInput)
+    assert (ended.work, ended.device_seconds, ended.error, ended.fetched) == (8, 0.25, None, ())
+    assert fetched.fetched[0].blocks[0][1] == 1
+
+
+def test_to_run_a_list_once_more_is_a_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    packer, unpacker = Packer(), Unpacker()
+    told: list[Told] = [BeginMessage(0, Message(1, "train", (Run("f" * 64, (1,), (2,)),)))]
+    sizes = [len(pack) for pack in (pack_told(told, packer) for _ in range(3)) if unpacker.open(pack)]
+    assert sizes[0] > sizes[1] == sizes[2] < 150
+    monkeypatch.setattr(words, "MOST_KNOWN", 4)
+    for number in range(10):
+        named: list[Told] = [BeginMessage(number, Message(1, f"program {number}", ()))]
+        assert through(named, packer, unpacker) == named
+        assert len(unpacker._known) <= 4 + 2
+
+
+def test_what_is_no_pack_is_refused() -> None:
+    pack = pack_told([ReleaseBuffers((1, 2))], Packer())
+    for damaged in (pack[:-1], pack + b"x"):
+        with pytest.raises(Corrupt):
+            Unpacker().open(damaged)
+    packer = Packer()
+    packer.words.append(17)
+    with pytest.raises(Corrupt, match="kind 17"):
+        list(unpack_told(Unpacker().open(packer.take())))
