@@ -89,12 +89,12 @@ def test_frames_come_out_however_their_bytes_come(bodies: list[bytes], size: int
 def test_a_frame_that_was_changed_or_repeated_is_refused(data: st.DataObject) -> None:
     frame = bytearray(Sealer(SECRET).seal(b"begin"))
     opener = Opener(SECRET)
-    assert list(opener.feed(frame)) == [b"begin"]
+    assert list(opener.feed(bytes(frame))) == [b"begin"]
     with pytest.raises(Corrupt):
-        list(opener.feed(frame))
+        list(opener.feed(bytes(frame)))
     frame[data.draw(st.integers(8, len(frame) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(Corrupt):
-        list(Opener(SECRET).feed(frame))
+        list(Opener(SECRET).feed(bytes(frame)))
 
 
 def test_each_end_proves_that_it_knows_the_secret() -> None:

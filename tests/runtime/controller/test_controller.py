@@ -17,7 +17,7 @@ from waystation.runtime.controller import (
 )
 from waystation.runtime.errors import DeviceMemoryExceeded, ObjectNotFound
 from waystation.runtime.ir import Arg, Compute, Program, Result, SliceShape, Value, prepare
-from waystation.runtime.messages import Message, Run, Save, Spill
+from waystation.runtime.messages import Done, Message, Run, Save, Spill
 from waystation.runtime.resources import SliceRequest
 
 
@@ -51,6 +51,27 @@ def test_what_uses_an_array_that_failed_fails_alike_and_does_not_run() -> None:
         assert error.context["program"] == "step"
         assert error.context["computation"] == "step"
         assert error.context["host"] in {"a/0", "a/1"}
+
+
+def test_the_error_of_the_host_that_failed_counts_and_not_what_its_peers_say() -> None:
+    world = World()
+    client, slices = world.client("x", "a", "b")
+    argument = world.put(client, slices[0])
+    world.run()
+    made = world.call(client, pipeline(), slices, argument)
+    world.carry_out()
+    while world.preparing:
+        world.prepare()
+        world.carry_out()
+    heard = Unavailable("it is broken there", peer="a/0")
+    for host, error in (("b/0", heard), ("a/0", InvalidInput("it is broken")), ("b/1", heard)):
+        island, epoch, message = world.lines[host].pop(0)
+        world.controller.orders.done(island, epoch, host, Done(message.work, 0.001, error))
+    world.run()
+    found = error_of(world, client, made)
+    assert isinstance(found, InvalidInput)
+    assert found.context["host"] == "a/0"
+    assert {host for effect in world.abandoned for host in effect.hosts} == {"a/0", "a/1", "b/0", "b/1"}
 
 
 def test_what_cannot_be_compiled_fails_and_so_does_what_has_been_asked_meanwhile() -> None:

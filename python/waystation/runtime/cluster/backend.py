@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from waystation._errors import Unavailable
 from waystation.grid import Box, slices_of_box
 from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.controller import Dispatch
@@ -223,4 +224,7 @@ class ClusterBackend:
             found = list(handles)
             while not self._freed.empty() and (more := self._freed.get()) is not None:
                 found += more
-            self._connection.tell("free", tuple(found))
+            try:
+                self._connection.tell("free", tuple(found))
+            except Unavailable:
+                return  # the manager has gone, and all arrays with it

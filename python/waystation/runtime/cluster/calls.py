@@ -1,9 +1,9 @@
 """What a program asks of the manager, in the program's order.
 
-Ray may deliver calls of an asynchronous actor in another order than they were made in. So programs number
-their calls (`connection`), and here they are taken in the order of the numbers, one after the other. What
-takes long, such as to wait for an array, is begun in its turn and holds nobody up; but while the island of a
-slice is being rebuilt, the calls of the program that needs it wait, and keep their order.
+Calls come over the program's connection, in the order in which they were made, and are taken one after the
+other. What takes long, such as to wait for an array, is begun in its turn and holds nobody up; but while the
+island of a slice is being rebuilt, the calls of the program that needs it wait, and keep their order. A
+program that has more calls waiting than `MOST_WAITING` is not read from until there are fewer.
 """
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from waystation._errors import WaystationError
+from waystation.runtime.control.listener import End
+from waystation.runtime.control.program_words import NO_ANSWER, Call, pack_answer, unpack_calls
+from waystation.runtime.control.words import Packer, Unpacker
 from waystation.runtime.controller import Controller, Dispatch, Work
+from waystation.runtime.hosts.answers import Failure, failure
+from waystation.runtime.hosts.answers import Value as Answer
 from waystation.runtime.ir import Sharding, Value, decode
 from waystation.runtime.resources import Placement, SliceRequest
-from waystation.runtime.scheduling import ReorderBuffer
 
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a program.
-
-    Attributes:
-        method: The name of a method of `ClientCalls`.
-        arguments: In order.
-    """
-
-    method: str
-    arguments: tuple[Any, ...]
+MOST_WAITING = 4096
+_PLACE = "the manager"
+_AT_ONCE = 64  # calls that are taken before what follows from them is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,38 +61,75 @@ class ClientCalls:
         self._code = code
         self._carry_out = carry_out
         self._settled = settled
-        self._order: ReorderBuffer[tuple[Call, asyncio.Future[Any]]] = ReorderBuffer()
-        self._queue: asyncio.Queue[tuple[Call, asyncio.Future[Any]]] = asyncio.Queue()
+        self._end: End | None = None
+        self._packer = Packer()
+        self._unpacker = Unpacker()
+        self._queue: asyncio.Queue[Call] = asyncio.Queue()
+        self._is_paused = False
         self._worker = asyncio.get_running_loop().create_task(self._work())
 
-    async def take(self, number: int, call: Call) -> Any:
-        """Takes a call; returns what it gives when it is its turn.
+    def connect(self, end: End, on_lost: Callable[[], None]) -> None:
+        """The program has its connection.
 
-        Raises:
-            WaystationError: What it raises.
+        Args:
+            end: It.
+            on_lost: Is told of its end.
         """
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        for each in self._order.add(1, number, (call, answer)):
-            self._queue.put_nowait(each)
-        given = await answer
-        return await given if isinstance(given, asyncio.Future) else given
+        self._end = end
+        end.attend(self._hear, on_lost)
 
     def close(self) -> None:
         """The program is gone."""
         self._worker.cancel()
+        if self._end is not None:
+            self._end.close()
+
+    def _hear(self, body: bytes) -> None:
+        for call in unpack_calls(self._unpacker.open(body)):
+            self._queue.put_nowait(call)
+        if self._queue.qsize() > MOST_WAITING:
+            self._pause(True)
+
+    def _pause(self, is_paused: bool) -> None:
+        if is_paused is not self._is_paused and self._end is not None:
+            self._is_paused = is_paused
+            self._end.pause(is_paused)
 
     async def _work(self) -> None:
+        taken = 0
         while True:
-            call, answer = await self._queue.get()
+            if taken == _AT_ONCE or self._queue.empty():
+                taken = 0
+                self._carry_out()
+                await asyncio.sleep(0)  # it is the turn of others
+            call = await self._queue.get()
+            if self._queue.qsize() < MOST_WAITING // 2:
+                self._pause(False)
+            taken += 1
             try:
                 await self._wait_for_islands(call)
                 given = getattr(self, call.method)(*call.arguments)
             except Exception as error:
-                answer.set_exception(error)
-                answer.exception()  # nobody waits for many of them
+                if call.answer != NO_ANSWER:
+                    self._answer(call.answer, failure(error, _PLACE))
+                continue
+            if isinstance(given, asyncio.Future):
+                given.add_done_callback(functools.partial(self._answer_later, call.answer))
             else:
-                answer.set_result(given)
-            self._carry_out()
+                self._answer(call.answer, Answer(given))
+
+    def _answer_later(self, number: int, given: asyncio.Future[Any]) -> None:
+        if given.cancelled():
+            return
+        error = given.exception()
+        if error is None:
+            self._answer(number, Answer(given.result()))
+        elif isinstance(error, Exception):
+            self._answer(number, failure(error, _PLACE))
+
+    def _answer(self, number: int, answer: Answer[Any] | Failure) -> None:
+        if number != NO_ANSWER and self._end is not None:
+            self._end.send(pack_answer(number, answer, self._packer))
 
     async def _wait_for_islands(self, call: Call) -> None:
         slices: Sequence[int] = ()
@@ -108,6 +140,7 @@ class ClientCalls:
         elif call.method == "load":
             slices = [value.slice for _, _, value in call.arguments[1]]
         while slices and self._controller.is_waiting(slices) and (change := self._settled()) is not None:
+            self._carry_out()
             await change
 
     # ---- slices --------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from waystation.runtime.cluster.cluster import Cluster
 from waystation.runtime.cluster.connection import Connection, ask
 from waystation.runtime.cluster.embedded import EmbeddedRay
 from waystation.runtime.cluster.status import DEADLINE_S, MAX_RESTARTS, NAMESPACE, ClusterStatus
+from waystation.runtime.control.connector import Connector
 
 _ANSWER_TIMEOUT_S = 60.0
 _LEAVE_TIMEOUT_S = 10.0
@@ -162,7 +163,7 @@ def _join(ray: Any, address: str | None, undo: contextlib.ExitStack) -> str:
 
 def _enter(ray: Any, name: str | None, undo: contextlib.ExitStack) -> Connection:
     """The manager, told that there is one more program."""
-    from waystation.runtime.cluster.manager import CALLS_AT_ONCE, NAME, Manager
+    from waystation.runtime.cluster.manager import CALLS_AT_ONCE, NAME, Entrance, Manager, program_name
 
     name = name or f"program-{uuid.uuid4().hex[:8]}"
     for attempt in range(_JOIN_ATTEMPTS):
@@ -181,14 +182,18 @@ def _enter(ray: Any, name: str | None, undo: contextlib.ExitStack) -> Connection
         # It never comes; the manager waits for it as long as this program, its owner, lives.
         attended = manager.attend.remote(name)
         try:
-            client = ask(manager.enter.remote(name, [attended]))
+            entrance: Entrance = ask(manager.enter.remote(name, [attended]))
         except Unavailable:
             if attempt + 1 == _JOIN_ATTEMPTS:
                 raise
             continue  # the last program has just left it
+        client = entrance.client
+        connected = undo.enter_context(contextlib.ExitStack())  # ends after the program has left
         undo.callback(_leave, manager, client, attended)
         break
-    return Connection(manager, client)
+    connector = Connector(entrance.controller, program_name(client), entrance.secret)
+    connected.callback(connector.close)
+    return Connection(manager, client, connector)
 
 
 def _leave(manager: Any, client: str, attended: Any) -> None:

@@ -1,15 +1,22 @@
 """The connection of a program to the manager.
 
-Ray may deliver calls of an asynchronous actor in another order than they were made in. So what a program
-asks is numbered here, and the manager takes it in the order of the numbers.
+What a program asks and tells goes over one connection (`waystation.runtime.control`), in the order of its
+calls, whichever thread makes them; what comes while a frame is being sent goes in the next one, all at once.
+Where the manager does not keep up, calls wait. What is rare, such as to add an island, is asked by Ray
+(`ask`).
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 from waystation._errors import Unavailable
+from waystation.runtime.control.connector import Connector
+from waystation.runtime.control.program_words import Call, pack_calls, unpack_answers
+from waystation.runtime.control.words import Packer, Unpacker
 from waystation.runtime.hosts.answers import unwrap
 
 
@@ -38,33 +45,96 @@ class Connection:
     Args:
         manager: The actor.
         client: What this program is known by there.
+        connector: The connection.
     """
 
-    def __init__(self, manager: Any, client: str) -> None:
+    def __init__(self, manager: Any, client: str, connector: Connector) -> None:
         self.manager = manager
         self.client = client
+        self._connector = connector
+        self._packer = Packer()
         self._lock = threading.Lock()
-        self._next = 0
+        self._waiting: list[Call] = []
+        self._is_sending = False
+        self._answers: dict[int, Future[Any]] = {}
+        self._numbers = itertools.count()
+        self._has_ended = False
+        threading.Thread(target=self._hear, name="waystation: answers", daemon=True).start()
 
     def ask(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Asks for something, after everything that was asked or told before; returns the answer.
 
         Raises:
             TimeoutError: There is none by then.
+            Unavailable: The manager has died, or the connection is lost.
             WaystationError: What the manager answers.
         """
-        return ask(self._send(method, arguments, 1), timeout_s)
+        future: Future[Any] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._answers[number] = future
+        self._send(Call(method, arguments, number))
+        try:
+            return unwrap(future.result(timeout_s))
+        except TimeoutError:
+            if future.done():
+                raise  # that was the answer
+            raise TimeoutError(f"there is no answer after {timeout_s:g} s; the call goes on") from None
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Tells something, after everything that was asked or told before; waits for nothing."""
-        self._send(method, arguments, 0)
+        """Tells something, after everything that was asked or told before; waits for no answer.
 
-    def _send(self, method: str, arguments: tuple[Any, ...], returns: int) -> Any:
-        from waystation.runtime.cluster.calls import Call
+        Raises:
+            Unavailable: The manager has died, or the connection is lost.
+        """
+        self._send(Call(method, arguments))
 
-        call = Call(method, arguments)
+    def close(self) -> None:
+        """Ends it."""
+        self._connector.close()
+
+    def _send(self, call: Call) -> None:
         with self._lock:
-            remote = self.manager.call.options(num_returns=returns)
-            reference = remote.remote(self.client, self._next, call)
-            self._next += 1  # what could not be sent leaves no gap
-        return reference
+            if self._has_ended:
+                raise _gone()
+            self._waiting.append(call)
+            if self._is_sending:
+                return  # whoever sends takes it along
+            self._is_sending = True
+        while True:
+            with self._lock:
+                calls, self._waiting = self._waiting, []
+                if not calls:
+                    self._is_sending = False
+                    return
+            try:
+                self._connector.send(pack_calls(calls, self._packer))
+            except Unavailable:
+                self._end()
+                raise _gone() from None
+
+    def _hear(self) -> None:
+        """Takes answers until the connection ends."""
+        unpacker = Unpacker()
+        try:
+            while (body := self._connector.receive()) is not None:
+                for number, answer in unpack_answers(unpacker.open(body)):
+                    with self._lock:
+                        future = self._answers.pop(number, None)
+                    if future is not None:
+                        future.set_result(answer)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._has_ended = True
+            answers, self._answers = list(self._answers.values()), {}
+        for future in answers:
+            future.set_exception(_gone())
+
+
+def _gone() -> Unavailable:
+    return Unavailable(
+        "the connection to the cluster's manager has ended, and the arrays of this program with it"
+    )

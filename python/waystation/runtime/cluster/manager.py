@@ -4,8 +4,8 @@ It is detached, so that it outlives the program that has made it, and ends when 
 hosts are its own and end with it. It hears of a program that was killed by a call that only that program can
 answer for: Ray fails those who wait for it when the owner dies. Everything runs in one event loop. What is to
 be done is decided by the `Controller`; here it is carried out, by the supervisors of the islands. Methods
-give answers. Hosts are told what to do, and tell what they have done, over connections of their own
-(`waystation.runtime.control`).
+give answers. Programs ask, and hosts are told what to do and tell what they have done, over connections of
+their own (`waystation.runtime.control`); by Ray comes what is rare.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
 from waystation._errors import Conflict, WaystationError
-from waystation.runtime.cluster.calls import Call, ClientCalls, Code
+from waystation.runtime.cluster.calls import ClientCalls, Code
 from waystation.runtime.cluster.losses import Loss
 from waystation.runtime.cluster.status import (
     ClusterStatus,
@@ -49,6 +50,26 @@ NAME = "waystation manager"
 CALLS_AT_ONCE = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """What a program has to know of its cluster.
+
+    Attributes:
+        client: What it is known by.
+        controller: Where it connects to.
+        secret: What the ends of connections prove to each other.
+    """
+
+    client: str
+    controller: str
+    secret: bytes = field(repr=False)
+
+
+def program_name(client: str) -> str:
+    """What the connection of a program is known by."""
+    return f"program:{client}"
+
+
 class Manager:
     """The actor."""
 
@@ -77,8 +98,8 @@ class Manager:
         await asyncio.Event().wait()
 
     @answering
-    async def enter(self, name: str, attended: Sequence[Any]) -> str:
-        """Counts a program in; returns what it is known by.
+    async def enter(self, name: str, attended: Sequence[Any]) -> Entrance:
+        """Counts a program in; returns what it has to know.
 
         Args:
             name: Its name.
@@ -87,23 +108,27 @@ class Manager:
         Raises:
             Conflict: There is one of that name.
         """
+        connections = await self._listen()
         client = self._controller.add_client(name)
-        self._clients[client] = ClientCalls(
+        calls = self._clients[client] = ClientCalls(
             client, self._controller, self._code, self._carry_out, self._next_change
         )
+
+        def lost() -> None:
+            if self._clients.get(client) is calls:
+                self._attending.pop(client).cancel()
+                self._drop(client)
+
+        connections.expect(program_name(client), lambda end: calls.connect(end, lost))
         self._attending[client] = asyncio.create_task(self._await_death(client, attended[0]))
-        return client
+        return Entrance(client, connections.address, self._secret)
 
     @answering
     async def leave(self, client: str) -> None:
         """Counts a program out."""
-        self._attending.pop(client).cancel()
-        self._drop(client)
-
-    @answering
-    async def call(self, client: str, number: int, call: Call) -> Any:
-        """A call of a program, taken in the order of its numbers."""
-        return await self._clients[client].take(number, call)
+        if client in self._clients:  # else its connection was lost before
+            self._attending.pop(client).cancel()
+            self._drop(client)
 
     @answering
     async def share(self, shares: Mapping[str, int]) -> None:

@@ -263,7 +263,7 @@ class Supervisor:
             answers = await asyncio.gather(*(self._ask(member) for member in members))
             if any(isinstance(answer, ray.exceptions.RayError) for answer in answers):
                 return  # whoever attends it hears of that too
-            if epoch != self.epoch:
+            if epoch != self.epoch or self.state is not IslandState.READY:
                 return
             self._health = {member.name: answer for member, answer in zip(members, answers, strict=True)}
             reports = {name: self._compared(name, health) for name, health in self._health.items()}

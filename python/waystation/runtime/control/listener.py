@@ -35,6 +35,7 @@ class Listener:
         self._ends: dict[str, End] = {}
         self._unproven: set[End] = set()
         self._server: asyncio.Server | None = None
+        self._expected: dict[str, Callable[[End], None]] = {}
 
     @classmethod
     async def start(cls, host: str, secret: bytes) -> Listener:
@@ -70,6 +71,10 @@ class Listener:
             raise Unavailable(f"'{name}' has no connection to the controller")
         return found
 
+    def expect(self, name: str, then: Callable[[End], None]) -> None:
+        """Has `then` called when somebody has connected."""
+        self._expected[name] = then
+
     def made(self, end: End) -> None:
         """Somebody has connected, whoever it is."""
         self._unproven.add(end)
@@ -83,6 +88,9 @@ class Listener:
         self._ends[end.name] = end
         if before is not None:
             before.close()
+        then = self._expected.pop(end.name, None)
+        if then is not None:
+            then(end)
 
     def lost(self, end: End) -> None:
         """It has ended."""
@@ -198,9 +206,12 @@ class End(asyncio.Protocol):
 
     def _pass_on_early(self) -> None:
         early, self._early = self._early, []
-        for body in early:
-            assert self._on_frame is not None
-            self._on_frame(body)
+        try:
+            for body in early:
+                assert self._on_frame is not None
+                self._on_frame(body)
+        except Corrupt:
+            self.close()
         if self._is_lost and self._on_lost is not None:
             self._on_lost()
 

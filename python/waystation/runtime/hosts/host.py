@@ -3,7 +3,7 @@
 One process, one epoch: when its island is lost it is killed, and another takes its place in the next epoch.
 It has a connection to the controller (`waystation.runtime.control`), over which it is told what to do, and
 tells what is done, as much at a time as there is; the work is done by the threads of its lane, in order. What
-is rare, and its life and death, go by Ray: `health`, `stamps` and `attend` are called in the concurrency group
+is rare, and its life and death, go by Ray: `health`, `stamps` and `attend` are called in the group
 `CONTROL`, which has a loop of its own, so they answer whatever the others do. Methods that answer give
 answers (`waystation.runtime.hosts.answers`).
 """

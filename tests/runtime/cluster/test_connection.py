@@ -1,0 +1,135 @@
+"""Calls of a program over its connection, without Ray: their order, their answers, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from waystation.errors import NotFound, Unavailable
+from waystation.runtime.cluster import calls as calls_of_programs
+from waystation.runtime.cluster.calls import ClientCalls, Code
+from waystation.runtime.cluster.connection import Connection
+from waystation.runtime.control.connector import Connector
+from waystation.runtime.control.listener import Listener
+from waystation.runtime.controller import Controller, MemoryLimits
+from waystation.runtime.devices import Host, Island
+from waystation.runtime.errors import ObjectNotFound
+from waystation.runtime.ir import Sharding
+from waystation.runtime.resources import SliceRequest
+
+WAIT_S = 120.0
+SECRET = b"s" * 32
+ONE = Sharding((("d", 1),), (("d",),))
+T = TypeVar("T")
+
+
+class Manager:
+    """The part of the manager that takes calls of one program, in an event loop of a thread."""
+
+    def __init__(self) -> None:
+        self.controller = Controller()
+        self.lost = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.listener = self.run(Listener.start("127.0.0.1", SECRET))
+        self.calls = self.run(self._enter())
+
+    async def _enter(self) -> ClientCalls:
+        controller = self.controller
+        controller.add_island(Island("left", (Host("left/0", "left", 1, "cpu"),)), MemoryLimits())
+        calls = ClientCalls(
+            controller.add_client("one"), controller, Code({}, {}), lambda: None, lambda: None
+        )
+        self.listener.expect("program:one", lambda end: calls.connect(end, self.lost.set))
+        return calls
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
+
+    async def end_calls(self) -> None:
+        self.calls.close()
+
+    def close(self) -> None:
+        self.run(self.end_calls())
+        self.run(self.listener.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(WAIT_S)
+        self._loop.close()
+
+
+@pytest.fixture
+def manager() -> Iterator[Manager]:
+    manager = Manager()
+    yield manager
+    manager.close()
+
+
+@pytest.fixture
+def connection(manager: Manager) -> Iterator[Connection]:
+    connection = Connection(None, "one", Connector(manager.listener.address, "program:one", SECRET))
+    yield connection
+    connection.close()
+
+
+def test_calls_are_taken_in_order_and_answered(manager: Manager, connection: Connection) -> None:
+    number = connection.ask("grant", SliceRequest.of(1))
+    for handle in range(3):
+        connection.tell("put", handle, np.ones(4), number, ONE)
+    assert connection.ask("is_done", 2) is False  # nobody makes it here
+    connection.tell("free", (0, 1))
+    with pytest.raises(ObjectNotFound, match="has no array 1"):
+        connection.ask("is_done", 1)
+    connection.tell("run", "no program", (number,), (2,), (7,), None, 0)
+    with pytest.raises(NotFound, match="no program 'no program'") as raised:
+        connection.ask("wait", (7,))
+    assert "In the manager" in raised.value.__notes__[0]
+    with pytest.raises(TimeoutError, match="goes on"):
+        connection.ask("wait", (2,), timeout_s=0.01)
+
+
+def test_many_calls_of_several_threads_all_arrive(
+    manager: Manager, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_of_programs, "MOST_WAITING", 16)  # so that it is paused again and again
+    number = connection.ask("grant", SliceRequest.of(1))
+    count = 200
+
+    def put(first: int) -> None:
+        for handle in range(first, first + count):
+            connection.tell("put", handle, np.ones(1), number, ONE)
+
+    threads = [threading.Thread(target=put, args=(place * count,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert not connection.ask("is_done", 2 * count - 1)
+    assert not connection.ask("is_done", count - 1)
+
+
+def test_who_waits_is_told_of_the_end(manager: Manager, connection: Connection) -> None:
+    number = connection.ask("grant", SliceRequest.of(1))
+    connection.tell("put", 1, np.ones(1), number, ONE)
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            connection.ask("wait", (1,))
+        except Unavailable as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert connection.ask("is_done", 1) is False  # by now it may wait, or is about to
+    manager.run(manager.end_calls())
+    waiting.join(WAIT_S)
+    assert "has ended" in str(raised[0])
+    assert manager.lost.wait(WAIT_S)
+    with pytest.raises(Unavailable, match="has ended"):
+        connection.tell("free", (1,))
