@@ -15,7 +15,7 @@ import queue
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 
 from waystation._errors import WaystationError
 from waystation.runtime.client.backend import Backend
+from waystation.runtime.client.checkpoints import saves_of, value_like
 from waystation.runtime.client.functions import PlacedFunction, host_array
 from waystation.runtime.client.layouts import default_axes, layout
 from waystation.runtime.client.slices import DeviceSet, Slice
@@ -149,6 +150,43 @@ class Client:
             kind = Kind(value.shape, value.dtype, value.sharding)
             on = Slice(self, value.slice, shape, names)
             return Array(self, kind, on, reference=Reference(handle, self._freed))
+
+    def save(self, path: str, arrays: Mapping[str, Array], *, overwrite: bool = False) -> None:
+        """Saves arrays of one island, by names, as a checkpoint; returns when it is committed. Hosts write
+        their own shards, and no element comes through here.
+
+        Args:
+            path: Where, for the hosts.
+            arrays: What is saved, as it is now.
+            overwrite: Whether it may take the place of another checkpoint.
+
+        Raises:
+            Unsupported: The client runs in this process alone.
+            WaystationError: An array could not be made, or not be saved.
+        """
+        handles = {name: array.usable("saved").handle for name, array in arrays.items()}
+        saves_of(self.backend).save(path, handles, overwrite=overwrite)
+
+    def load(self, path: str, like: Mapping[str, Array]) -> dict[str, Array]:
+        """Loads arrays of a checkpoint to one island; returns at once. Hosts read what they need.
+
+        Args:
+            path: Where it is, for the hosts.
+            like: For each name in it an array of which the new one has shape, dtype, sharding and slice. It
+                may have been donated, or lost.
+
+        Raises:
+            Unsupported: The client runs in this process alone.
+        """
+        self.flush()
+        with self.lock:
+            handles = {name: next(self._handles) for name in like}
+            wanted = {name: (handles[name], value_like(array, handles[name])) for name, array in like.items()}
+            saves_of(self.backend).load(path, wanted)
+        return {
+            name: Array(self, array.kind, array.slice, reference=Reference(handles[name], self._freed))
+            for name, array in like.items()
+        }
 
     def flush(self) -> None:
         """Sends all calls that have not been sent."""
