@@ -236,6 +236,10 @@ def _demo(
         bool,
         typer.Option("--memory", help="Over four hosts, one of which is lost: go on from others' memory."),
     ] = False,
+    runtime: Annotated[
+        bool,
+        typer.Option("--runtime", help="Two programs on two islands of Ray, a host of which is killed."),
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Train less.")] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
@@ -244,7 +248,7 @@ def _demo(
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import demo
 
-        demo.run(output, output_path, memory=memory, quick=quick)
+        demo.run(output, output_path, memory=memory, runtime=runtime, quick=quick)
 
 
 @application.command("doctor")

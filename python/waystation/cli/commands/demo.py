@@ -10,14 +10,18 @@ from rich.console import Console
 from waystation.cli.output import Output
 from waystation.demo import DemoFailed, memory_tier
 from waystation.demo import run as run_demo
+from waystation.demo import runtime as runtime_demo
+from waystation.errors import InvalidInput
 
 FAILED_CLAIM = 1
 
 
-def run(output: Output, output_path: Path, *, memory: bool, quick: bool) -> None:
-    """Runs it, or that of the memory tier; exits with 1 if a claim does not hold."""
+def run(output: Output, output_path: Path, *, memory: bool, runtime: bool, quick: bool) -> None:
+    """Runs it, or that of the memory tier or the runtime; exits with 1 if a claim does not hold."""
+    if memory and runtime:
+        raise InvalidInput("give one of --memory and --runtime: each is a demonstration of its own")
     console = Console(quiet=True) if output.as_json else output.console
-    tell = memory_tier.run if memory else run_demo
+    tell = memory_tier.run if memory else runtime_demo.run if runtime else run_demo
     try:
         report = tell(output_path.expanduser().absolute(), quick=quick, console=console)
     except DemoFailed as error:
