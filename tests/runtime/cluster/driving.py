@@ -1,8 +1,9 @@
-"""Programs of one computation, as a client gives them to a cluster."""
+"""Programs of one computation, as a client gives them to a cluster; and waiting for what follows."""
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,14 @@ from waystation.runtime.ir import Arg, Compute, Program, Result, Sharding, Slice
 from waystation.runtime.resources import SliceRequest
 
 HANDLES = itertools.count(1)
+WAIT_S = 120.0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
 
 
 def rows(devices: int) -> Sharding:

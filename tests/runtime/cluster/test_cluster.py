@@ -10,15 +10,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.cluster.driving import HANDLES, Slice
+from tests.runtime.cluster.driving import HANDLES, WAIT_S, Slice, wait_until
 
 from waystation.errors import Conflict, InvalidInput
 from waystation.runtime.cluster import Cluster, Island, IslandState, connect
@@ -35,7 +34,6 @@ from waystation.runtime.resources import SliceRequest
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime needs Python 3.12")
 
-WAIT_S = 120.0
 DEADLINE_S = 6.0
 VALUES = np.arange(8, dtype=np.float32)
 PROGRAM = [sys.executable, "-m", "tests.runtime.cluster.programs"]
@@ -61,13 +59,6 @@ def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
     finally:
         process.kill()
         process.communicate()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
 
 
 def is_gone(process_id: int) -> bool:

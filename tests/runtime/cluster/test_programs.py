@@ -5,14 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.cluster.driving import HANDLES, Slice, add_sum, call, exported, rows
+from tests.runtime.cluster.driving import HANDLES, WAIT_S, Slice, add_sum, call, exported, rows, wait_until
 from tests.runtime.cluster.host_functions import fail, tell
 
 from waystation.errors import InvalidInput
@@ -34,15 +32,7 @@ from waystation.runtime.resources import SliceRequest
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime needs Python 3.12")
 
-WAIT_S = 120.0
 VALUES = np.arange(8, dtype=np.float32)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
 
 
 def double(x: Any) -> Any:

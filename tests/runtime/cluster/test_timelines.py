@@ -4,15 +4,13 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
 import ray.util
-from tests.runtime.cluster.driving import Slice, add_sum, call, exported, rows
+from tests.runtime.cluster.driving import WAIT_S, Slice, add_sum, call, exported, rows, wait_until
 
 from waystation.runtime.cluster import Cluster, ClusterBackend, IslandState, connect
 from waystation.runtime.ir import Arg, Compute, Program, Result, SliceShape, Value, prepare
@@ -20,15 +18,7 @@ from waystation.runtime.timeline import Timeline
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime needs Python 3.12")
 
-WAIT_S = 120.0
 VALUES = np.arange(8, dtype=np.float32)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
 
 
 @pytest.mark.timeout(600)  # on a busy machine each process of Ray and each host takes long to start
