@@ -4,7 +4,15 @@ import pytest
 
 from waystation.cli.commands import runtime_status, runtime_top
 from waystation.cli.output import Output
-from waystation.runtime.cluster import ClusterStatus, HostStatus, IslandState, IslandStatus, OwnerStatus
+from waystation.errors import InvalidInput
+from waystation.runtime.cluster import (
+    ClusterStatus,
+    HostStatus,
+    IslandState,
+    IslandStatus,
+    OwnerStatus,
+    connect,
+)
 
 
 def island(name: str, state: IslandState, last_loss: str = "", *hosts: HostStatus) -> IslandStatus:
@@ -91,3 +99,9 @@ def test_top_shows_rates_programs_and_losses(capsys: pytest.CaptureFixture[str])
     )
     runtime_top.show(Output(as_json=False), look(10.0, 12, 0), None)
     assert "left/0  4711     12    2.0 KiB  0 B   -        step\n" in capsys.readouterr().out
+
+
+def test_what_is_no_address_is_refused() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(InvalidInput, match="HOST:PORT"):
+        connect("nonsense", hosts=0)

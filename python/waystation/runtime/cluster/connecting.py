@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from waystation._errors import Conflict, NotFound, Unavailable, Unsupported
+from waystation._errors import Conflict, InvalidInput, NotFound, Unavailable, Unsupported
 from waystation.runtime.cluster.authentication import use_token
 from waystation.runtime.cluster.cluster import Cluster
 from waystation.runtime.cluster.connection import Connection, ask
@@ -52,6 +52,7 @@ def connect(
 
     Raises:
         Conflict: Another program is connected under that name.
+        InvalidInput: What is given is no address.
         Unsupported: Ray is not installed.
         Unavailable: The cluster cannot be reached or started, or has no room for the island.
     """
@@ -154,7 +155,9 @@ def _join(ray: Any, address: str | None, undo: contextlib.ExitStack) -> str:
                 configure_logging=False,
                 log_to_driver=False,
             )
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except ValueError as error:
+        raise InvalidInput(f"'{address}' is no address of a Ray cluster (HOST:PORT): {error}") from error
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         where = "on this machine" if address == "auto" else f"at '{address}'"
         raise Unavailable(f"there is no Ray cluster {where} that this program can join: {error}") from error
     undo.callback(ray.shutdown)
