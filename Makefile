@@ -21,7 +21,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments demo docs fuzz lock clean
+.PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm demo docs fuzz lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,12 +61,17 @@ bench: build ## measure against other libraries and the disk (BENCH_ARGUMENTS ar
 	$(PYTHON) -m benchmarks $(BENCH_ARGUMENTS)
 	$(PYTHON) -m benchmarks.loading $(BENCH_ARGUMENTS)
 	$(PYTHON) -m benchmarks.startup $(filter --quick,$(BENCH_ARGUMENTS))
+	$(PYTHON) -m benchmarks.runtime $(filter --quick,$(BENCH_ARGUMENTS))
 
 bench-distributed: build ## measure programs of several processes (BENCH_ARGUMENTS are passed on)
 	$(PYTHON) -m benchmarks.distributed $(BENCH_ARGUMENTS)
 
 bench-loading-experiments: build ## measure loads of published models by several processes, beside jobs, in memory
 	$(PYTHON) -m benchmarks.loading_experiments $(BENCH_ARGUMENTS)
+
+bench-startup-vllm: build ## measure starts of a model in vLLM, which gets an environment of its own (6 GB)
+	@tools/vllm-environment
+	$(PYTHON) -m benchmarks.startup --server vllm $(BENCH_ARGUMENTS)
 
 demo: build ## train, kill, resume on other devices, and compare the losses
 	.venv/bin/waystation demo $(DEMO_ARGUMENTS)
@@ -82,6 +87,6 @@ lock: build ## resolve requirements.lock anew
 	@tools/lock $(LOCK_ARGUMENTS)
 
 clean: ## remove what the other targets have made
-	rm -rf .venv target fuzz/target site python/waystation/_native.abi3.so
+	rm -rf .venv .venv-vllm target fuzz/target site python/waystation/_native.abi3.so
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -45,17 +45,56 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, timeout_s: float, t
     parser.add_argument(
         "--timeout", type=float, default=timeout_s, help=f"seconds for {timed} (default: {timeout_s:.0f})"
     )
-    parser.add_argument("--report", type=Path, help="measure nothing; show this results file")
+    add_report_argument(parser)
+
+
+def add_report_argument(parser: argparse.ArgumentParser, instead: str = "measure nothing") -> None:
+    """Adds `--report`: the document of the results file that it names, None without it."""
+    parser.add_argument(
+        "--report", type=json_document, metavar="FILE", help=f"{instead}; show this results file"
+    )
+
+
+def json_document(text: str) -> Document:
+    """The document in the file that an argument names.
+
+    Raises:
+        argparse.ArgumentTypeError: The file cannot be read, or holds no JSON object.
+    """
+    try:
+        document = json.loads(Path(text).read_bytes())
+    except OSError as error:
+        problem = f"'{text}' cannot be read: {error.strerror or error}"
+        raise argparse.ArgumentTypeError(problem) from None
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' holds no JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise argparse.ArgumentTypeError(f"'{text}' holds no JSON object")
+    return document
+
+
+def json_path(text: str) -> Path:
+    """The path of such a file; raises likewise."""
+    json_document(text)
+    return Path(text)
 
 
 def experiments_parser(
-    program: str, description: str | None, experiments: Iterable[str], *, timeout_s: float, timed: str
+    program: str,
+    description: str | None,
+    experiments: Iterable[str],
+    *,
+    timeout_s: float,
+    timed: str,
+    rounds: int = 3,
 ) -> argparse.ArgumentParser:
-    """A parser for experiments that are measured in rounds; `parsed` tells how many."""
+    """A parser for experiments that are measured in rounds; `parsed` is told how many again."""
     parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
     names = list(experiments)
     parser.add_argument("--experiments", nargs="+", choices=names, default=names, metavar="NAME")
-    parser.add_argument("--rounds", type=positive, help="of every experiment (default: 3, with --quick 1)")
+    parser.add_argument(
+        "--rounds", type=positive, help=f"of every experiment (default: {rounds}, with --quick 1)"
+    )
     add_common_arguments(parser, timeout_s=timeout_s, timed=timed)
     return parser
 
@@ -75,7 +114,9 @@ def session_parser(program: str, repetitions: int, description: str | None = Non
     parser.add_argument(
         "--repetitions", type=positive, help=f"rounds (default: {repetitions}, with --quick 2)"
     )
-    parser.add_argument("--resume", type=Path, help="go on with an unfinished results file")
+    parser.add_argument(
+        "--resume", type=json_path, metavar="FILE", help="go on with an unfinished results file"
+    )
     parser.set_defaults(usual_repetitions=repetitions)
     add_common_arguments(parser, timeout_s=900.0, timed="one run")
     return parser
@@ -137,10 +178,8 @@ def measured(
 
 def document_of(arguments: argparse.Namespace, measure: Callable[[], Document]) -> Document:
     """What `--report` names, or what is measured now."""
-    if arguments.report is None:
-        return measure()
-    earlier: Document = json.loads(arguments.report.read_text())
-    return earlier
+    earlier: Document | None = arguments.report
+    return measure() if earlier is None else earlier
 
 
 AnySession = TypeVar("AnySession", bound=Workplace)

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("waystation", "jax", "torch", "numpy", "tensorstore", "flax", "transformers")
+PACKAGES = ("waystation", "jax", "torch", "numpy", "tensorstore", "flax", "transformers", "ray")
 
 
 def describe(directory: Path) -> dict[str, Any]:

@@ -67,7 +67,11 @@ def attempt(work: Callable[..., Outcome], *arguments: Any) -> Outcome:
 
 
 def spawn(
-    module: str, request: Request, timeout_s: float, environment: Mapping[str, str] | None = None
+    module: str,
+    request: Request,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    interpreter: str = sys.executable,
 ) -> Outcome:
     """Runs `python -m module REQUEST` as a fresh process; its outcome, or why there is none.
 
@@ -76,11 +80,15 @@ def spawn(
         request: What it is asked to do.
         timeout_s: When to give up.
         environment: That of the process; this one's by default.
+        interpreter: The Python that runs it; this one by default.
     """
     output = Path(request.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)
-    command = [sys.executable, "-m", module, request.to_json()]
+    command = [interpreter, "-m", module, request.to_json()]
+    # Installed packages have their bytecode; what is measured here is no reason to compile ours each time.
+    environment = dict(os.environ if environment is None else environment)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         done = subprocess.run(
             command,

@@ -1,17 +1,20 @@
 """Memory that a session keeps in use between its runs, so that the host of a virtual machine keeps it backed.
 
-A host takes back within seconds what a guest has freed, and may give it again at a tenth of the speed of
-memory: then backing what a run will need takes longer than the run. So the process of a session holds as
-much as the run before has asked for. A process of a run asks for it when it is about to measure
+A host takes back within seconds what a guest has freed, the sooner the more it is, and may give it again at
+a tenth of the speed of memory: then backing what a run will need takes longer than the run. So the process
+of a session holds as much as a run has asked for. A process of a run asks for it when it is about to measure
 (`measure.back_free_memory`), and has it until it ends: the kernel closes its connection then, after its
-memory was freed, which is taken at once.
+memory was freed. It is not given all at once, or it would be taken back before it is used: as the machine's
+free memory becomes less, so much follows. The kernel allocates first what was freed last.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
+import select
 import socket
 import struct
 import threading
@@ -22,15 +25,61 @@ import numpy as np
 VARIABLE = "WAYSTATION_BENCHMARK_RESERVOIR"
 MOST_OF_THE_MACHINE = 4
 """It holds one such part of the machine's memory at most: agents and peers of a run need theirs meanwhile."""
+AHEAD_BYTES = 256 << 20
+"""How much is free beforehand: what a run may use before the next look."""
+LOOK_EVERY_S = 0.003
 
+_HUGE_BYTES = 2 << 20
 _REQUEST = struct.Struct("<Q")
 _used: list[socket.socket] = []
 
 
-class Reservoir:
-    """`with Reservoir():`; processes that are started inside find it."""
+class Held:
+    """Memory that is really there, of huge pages where the kernel has them, until it is given back.
 
-    def __init__(self) -> None:
+    Args:
+        nbytes: How much.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = mmap.mmap(
+            -1, max(nbytes, 1) + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
+        with contextlib.suppress(OSError):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._given = -address % _HUGE_BYTES
+        self._end = self._given + nbytes
+        pages = np.frombuffer(self._memory, np.uint8)[self._given : self._end]
+        pages[:: mmap.PAGESIZE] = 1
+        del pages  # or the memory could not be given back
+
+    @property
+    def nbytes(self) -> int:
+        """What is left of it."""
+        return self._end - self._given
+
+    def give(self, nbytes: int) -> None:
+        """Gives so much back, or what is left, in whole huge pages."""
+        nbytes = min(-(-nbytes // _HUGE_BYTES) * _HUGE_BYTES, self.nbytes)
+        if nbytes > 0:
+            self._memory.madvise(mmap.MADV_DONTNEED, self._given, nbytes)
+            self._given += nbytes
+
+    def close(self) -> None:
+        """Gives the rest back."""
+        self._memory.close()
+
+
+class Reservoir:
+    """`with Reservoir():`; processes that are started inside find it.
+
+    Args:
+        ahead_bytes: How much is given at once.
+    """
+
+    def __init__(self, ahead_bytes: int = AHEAD_BYTES) -> None:
+        self._ahead_bytes = ahead_bytes
         self._limit = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // MOST_OF_THE_MACHINE
         self._listener = socket.socket(socket.AF_UNIX)
         self._user: socket.socket | None = None
@@ -57,7 +106,7 @@ class Reservoir:
         self._listener.close()
 
     def _serve(self) -> None:
-        held: mmap.mmap | None = None
+        held = Held(0)
         while True:
             try:
                 user, _ = self._listener.accept()
@@ -68,34 +117,41 @@ class Reservoir:
                 request = user.recv(_REQUEST.size, socket.MSG_WAITALL)
                 if len(request) < _REQUEST.size:
                     continue
-                if held is not None:
+                nbytes = min(_REQUEST.unpack(request)[0], self._limit)
+                if held.nbytes < nbytes:
                     held.close()
-                user.sendall(b"\0")
-                user.recv(1)  # until it has ended
-                held = hold(min(_REQUEST.unpack(request)[0], self._limit))
+                    held = Held(nbytes)
+                self._give(held, user)
+                held.close()
+                held = Held(nbytes)
+
+    def _give(self, held: Held, user: socket.socket) -> None:
+        """Keeps as much free as there is now, and what is given ahead, until the user has ended."""
+        held.give(self._ahead_bytes)
+        free = _free_bytes()
+        user.sendall(b"\0")
+        while held.nbytes and not select.select([user], [], [], LOOK_EVERY_S)[0]:
+            held.give(free - _free_bytes())
+        user.recv(1)
 
 
-def hold(nbytes: int) -> mmap.mmap:
-    """Memory that is really there, in whole pages; closing it gives it back."""
-    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    pages = np.frombuffer(memory, np.uint8)
-    pages[:: mmap.PAGESIZE] = 1
-    del pages  # or the memory could not be given back
-    return memory
+def _free_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
 
 
-def use(nbytes: int) -> None:
-    """Has the session's reservoir freed, if there is one, until this process ends or `end_use`.
+def use(nbytes: int) -> bool:
+    """Has the session's reservoir give its memory, if there is one, until this process ends or `end_use`.
 
     Args:
-        nbytes: How much will be needed: so much is held for the next run.
+        nbytes: How much will be needed: so much is held, now and for the next run.
+
+    Returns:
+        Whether there is one.
     """
     end_use()
     name = os.environ.get(VARIABLE)
     if name is None:
-        return
+        return False
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(f"\0{name}")
@@ -103,8 +159,9 @@ def use(nbytes: int) -> None:
         connection.recv(1)
     except OSError:  # the session is ending
         connection.close()
-    else:
-        _used.append(connection)
+        return False
+    _used.append(connection)
+    return True
 
 
 def end_use() -> None:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine, scale_chart
-from benchmarks.command import results_path, wide_console
+from benchmarks.command import add_report_argument, results_path, wide_console
 from benchmarks.processes import ROOT
 from benchmarks.report import format_bytes
 from benchmarks.scale_stages import PLANS, TABLES
@@ -41,7 +41,7 @@ def main() -> None:
     arguments = _parse()
     console = wide_console()
     if arguments.report is not None:
-        document = json.loads(arguments.report.read_text())
+        document = arguments.report
     else:
         document = _measure(arguments, console)
     show(document, console)
@@ -55,7 +55,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="numbers of processes")
     parser.add_argument("--repetitions", type=int, default=3, help="runs of each stage (default: 3)")
     parser.add_argument("--directory", type=Path, help="where tables go (default: beside results)")
-    parser.add_argument("--report", type=Path, help="measure nothing; show this results file")
+    add_report_argument(parser)
     parser.add_argument("--chart", type=Path, nargs="+", default=[], help="draw the figures (.svg or .png)")
     arguments = parser.parse_args()
     if any(size < 16 or size % 16 for size in arguments.sizes):

@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks import measure
 from benchmarks.plan import Case, Selection, Turn, all_cases, turns
 from benchmarks.processes import ROOT, Outcome
 from benchmarks.rounds import Workplace
@@ -97,7 +98,7 @@ class Session(Workplace):
             quick=self.quick,
             verify_all=verify_all,
         )
-        os.sync()  # what was removed or written before must not be paid for by this run
+        measure.settle_disks(quick=self.quick)
         return self.spawn("benchmarks.worker", request)
 
     @staticmethod

@@ -3,20 +3,23 @@
 `python -m benchmarks.startup_job REQUEST`, where REQUEST is a JSON object (see `Request`). Times are counted
 from the moment at which the process was started, which the request tells by a clock that all processes share.
 After the last token the clock has stopped: then what was said is compared with what was expected, and every
-weight, if that is asked for.
+weight, if that is asked for. A start that is to *learn* says what the others are compared with.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import waystation
 from benchmarks import measure, processes, startup_model
 from benchmarks.processes import Outcome
-from benchmarks.startup_loaders import LOADERS
+from benchmarks.startup_loaders import Clock
+from benchmarks.startup_servers import SERVERS, TRANSFORMERS
 from benchmarks.systems.limit import Limit, check_pages
 
 
@@ -25,12 +28,14 @@ class Request(processes.Request):
     """What a process is asked to do.
 
     Attributes:
-        loader: Of `LOADERS`; or the raw limit, which reads as many bytes and says nothing.
+        loader: Of the server; or the raw limit, which reads as many bytes and says nothing.
         way: One of its manners.
         directory: What `startup_model` has written to.
         tokens: How many are said.
         started_s: When the process was started, by `time.monotonic`.
         verify: Whether all weights are compared.
+        server: Who runs the model.
+        learn: Whether the outcome is what was said, and the digest of the weights, instead of figures.
     """
 
     loader: str
@@ -39,6 +44,8 @@ class Request(processes.Request):
     tokens: int
     started_s: float
     verify: bool = False
+    server: str = TRANSFORMERS
+    learn: bool = False
 
 
 def run(request: Request) -> Outcome:
@@ -48,25 +55,26 @@ def run(request: Request) -> Outcome:
 
 def start(request: Request) -> Outcome:
     """Starts the model; returns when each stage was reached."""
-    marks: dict[str, float] = {}
-
-    def mark(name: str) -> None:
-        marks[name] = time.monotonic() - request.started_s
-
-    loader, directory = LOADERS[request.loader], Path(request.directory)
+    clock, directory = Clock(request.started_s), Path(request.directory)
+    server = SERVERS[request.server]
+    loader, marks = server.loaders[request.loader], clock.marks
     make = loader.prepare(request.way)
-    mark("imported")
-    model = make(directory / startup_model.MODEL_DIRECTORY, mark)
-    mark("loaded")
-    said = startup_model.say(model, request.tokens, lambda: mark("last" if "first" in marks else "first"))
+    clock.mark("imported")
+    model = make(directory / startup_model.MODEL_DIRECTORY, clock)
+    if "loaded" not in marks:
+        clock.mark("loaded")
+    said = server.say(model, request.tokens, lambda: clock.mark("last" if "first" in marks else "first"))
+    if request.learn:
+        versions = {name: str(sys.modules[name].__version__) for name in (server.name, "torch")}
+        return {"status": "ok", "tokens": said, "digest": server.digest(model), "versions": versions}
     expected = json.loads((directory / startup_model.EXPECTED).read_text())
     _check_said(said, expected["tokens"][: request.tokens])
-    if request.verify and startup_model.digest(model) != expected["digest"]:
+    if request.verify and server.digest(model) != expected["digest"]:
         raise ValueError("the weights are not those that were saved")
     traffic = measure.disk_traffic()
     return {
         "status": "ok",
-        "version": metadata.version(loader.distribution),
+        "version": _version(loader.distribution),
         "state_bytes": expected["bytes"],
         **{f"{name}_s": at for name, at in marks.items()},
         "load_s": marks["loaded"] - marks.get("skeleton", marks["imported"]),
@@ -74,6 +82,11 @@ def start(request: Request) -> Outcome:
         "token_s": (marks["last"] - marks["first"]) / (request.tokens - 1),
         "disk_read_bytes": traffic["read"] if traffic else None,
     }
+
+
+def _version(distribution: str) -> str:
+    # Environments of other servers have Waystation on their path, not installed.
+    return waystation.__version__ if distribution == "waystation" else metadata.version(distribution)
 
 
 def _check_said(said: list[int], expected: list[int]) -> None:

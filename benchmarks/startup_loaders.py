@@ -1,4 +1,4 @@
-"""Who brings the weights of a starting model: transformers itself, or a library that fills a skeleton.
+"""Who brings the weights of a model that transformers runs: it itself, or a library that fills a skeleton.
 
 The libraries are the systems of the other tables, used as a program that loads a model would use them. A
 *drop-in* is code written for another library with one import changed, to `waystation.compat`. Importing this
@@ -7,7 +7,9 @@ imports none of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,35 @@ from benchmarks.systems.base import DEFAULT, System
 from benchmarks.systems.safetensors import SafetensorsTorch
 from benchmarks.systems.streamers import Fastsafetensors
 
-Mark = Callable[[str], None]
-Start = Callable[[Path, Mark], Any]
-"""Makes the model of a directory, and tells when its skeleton is there, where that can be seen."""
-
 OURS = "waystation-safetensors-torch"
 _DROP_IN = "through waystation.compat"
+
+
+class Clock:
+    """Seconds since a moment; stands still while something is done that nobody wants to measure.
+
+    Attributes:
+        marks: When each stage was reached.
+    """
+
+    def __init__(self, started_s: float) -> None:
+        self.marks: dict[str, float] = {}
+        self._started_s = started_s
+
+    def mark(self, name: str) -> None:
+        self.marks[name] = time.monotonic() - self._started_s
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._started_s += time.monotonic() - began_s
+
+
+Start = Callable[[Path, Clock], Any]
+"""Makes the model of a directory, and marks when its skeleton is there, where that can be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +79,8 @@ def _prepare_transformers(way: str) -> Start:
     del way
     from transformers import LlamaForCausalLM
 
-    def start(directory: Path, mark: Mark) -> Any:
-        del mark
+    def start(directory: Path, clock: Clock) -> Any:
+        del clock
         return LlamaForCausalLM.from_pretrained(directory)
 
     return start
@@ -98,9 +123,9 @@ def _filling(system: type[System], name: str | None = None, *, is_ours: bool = F
         library = system()
         library.prepare(way)
 
-        def start(directory: Path, mark: Mark) -> Any:
+        def start(directory: Path, clock: Clock) -> Any:
             model = startup_model.skeleton(directory)
-            mark("skeleton")
+            clock.mark("skeleton")
             startup_model.fill(model, library.load(directory, None))
             return model
 

@@ -44,7 +44,7 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(128, 512, 16, 4008),
+    "tiny": Size(256, 256, 8, 4008),  # vLLM has no kernels for heads of less than 32
     "half-gb": Size(1024, 4096, 16, 32064),
     "1gb": Size(1536, 6144, 24, 64128),
 }

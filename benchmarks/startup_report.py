@@ -17,7 +17,7 @@ from benchmarks.analysis import Ratio, Series
 from benchmarks.processes import Outcome
 from benchmarks.report import format_bytes, show_machine, show_targets
 from benchmarks.rounds import Case, Results
-from benchmarks.startup_loaders import LOADERS, OURS
+from benchmarks.startup_servers import SERVERS, TRANSFORMERS, Server
 from benchmarks.systems.limit import Limit
 from benchmarks.targets import EVEN, Line
 
@@ -45,17 +45,22 @@ def show(document: dict[str, Any], console: Console) -> None:
     results = Results(document)
     show_machine(document, console)
     model = document["model"]
-    console.print(
-        f"A Llama of {format_bytes(model['bytes'])} in bfloat16, in several files.", highlight=False
-    )
+    size, versions = format_bytes(model["bytes"]), model.get("versions", {})
+    by = ", ".join(f"{name} {version}" for name, version in versions.items()) or _server(results).name
+    console.print(f"A Llama of {size} in bfloat16, in several files, run by {by}.", highlight=False)
     for cache in dict.fromkeys(run["subject"] for run in document["runs"]):
         console.print(_table(results, cache), "")
     _show_gaps(results, console)
     show_targets(list(evaluate(results)), console)
 
 
+def _server(results: Results) -> Server:
+    """Who ran the model; documents without a word of that are of transformers."""
+    return SERVERS[results.document.get("server", TRANSFORMERS)]
+
+
 def _table(results: Results, cache: str) -> Table:
-    tokens = results.document["tokens"]
+    tokens, loaders = results.document["tokens"], _server(results).loaders
     table = Table(
         title=f"From the start of a process, {cache}: seconds until … (medians)", title_justify="left"
     )
@@ -72,7 +77,7 @@ def _table(results: Results, cache: str) -> Table:
         load, token = results.series(case, LOAD), results.series(case, "token_s")
         ours = alike(results, case)
         stages = (results.series(case, metric) for metric in STAGES)
-        is_read = case.operation not in LOADERS[case.system].mapped_ways
+        is_read = case.operation not in loaders[case.system].mapped_ways
         table.add_row(
             _name(case),
             *(f"{stage.median:.2f}" if stage else "" for stage in stages),
@@ -91,8 +96,8 @@ def _table(results: Results, cache: str) -> Table:
 
 def _cases(results: Results, cache: str) -> list[Case]:
     found = [Case(*(run[name] for name in Case.__slots__)) for run in results.runs(subject=cache)]
-    known = [*LOADERS]
-    loads = {case for case in found if case.system in LOADERS}
+    known = [*_server(results).loaders]
+    loads = {case for case in found if case.system in known}
     return sorted(loads, key=lambda case: (known.index(case.system), case.operation))
 
 
@@ -119,13 +124,14 @@ def best_limit(results: Results, cache: str) -> Series | None:
 
 def alike(results: Results, peer: Case) -> Case | None:
     """Waystation's own load that ends as a peer's does: with mapped weights, or in memory; None for ours."""
-    loader = LOADERS[peer.system]
+    server = _server(results)
+    loader = server.loaders[peer.system]
     if loader.is_ours:
         return None
     is_mapped = peer.operation in loader.mapped_ways
-    ours = LOADERS[OURS]
+    ours = server.loaders[server.ours]
     way = next(way for way in ours.ways if (way in ours.mapped_ways) == is_mapped)
-    return Case(peer.experiment, peer.subject, OURS, way)
+    return Case(peer.experiment, peer.subject, server.ours, way)
 
 
 def evaluate(results: Results) -> Iterator[Line]:
@@ -139,7 +145,8 @@ def evaluate(results: Results) -> Iterator[Line]:
                 text = f"{cache}, imports to first token: no later than {_name(peer)}"
                 yield _line(text, mine, theirs, EVEN)
     limit = best_limit(results, "cold")
-    mine = results.series(Case("startup", "cold", OURS, "read"), LOAD)
+    # Of those who run a model, only some take the memory that was read; others copy what a loader hands them.
+    mine = results.series(Case("startup", "cold", _server(results).ours, "read"), LOAD)
     if limit and mine:
         yield _line("cold, load of the weights: of the raw read limit", mine, limit, 0.85)
 

@@ -7,7 +7,6 @@ the page cache, run the clock, and only then check the bytes.
 
 from __future__ import annotations
 
-import os
 import shutil
 import zlib
 from dataclasses import dataclass
@@ -100,8 +99,8 @@ def measure_save(
     system: System, leaves: list[Leaf], request: Request, meter: measure.Meter
 ) -> dict[str, Any]:
     state, path = system.build(leaves), Path(request.path)
-    os.sync()
-    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
+    measure.settle_disks(quick=request.quick)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES, quick=request.quick)
     with meter.running():
         elsewhere = system.save(path, state)
         meter.mark("returned")
@@ -115,8 +114,8 @@ def measure_save(
 def measure_save_async(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
     state, path = system.build(leaves), Path(request.path)
     limit = system.snapshot_limit_bytes()
-    os.sync()
-    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
+    measure.settle_disks(quick=request.quick)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES, quick=request.quick)
     with meter.running():
         wait = system.save_async(path, state)
         meter.mark("blocking")
@@ -137,10 +136,10 @@ def measure_load(
     path, template = Path(request.path), system.template(leaves)
     extra = stored(path)
     if request.operation.endswith("-cold"):
-        extra["cache"] = measure.make_cold(path)
+        extra["cache"] = measure.make_cold(path, quick=request.quick)
     else:
         measure.make_warm(path)
-    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES, quick=request.quick)
     cached = measure.cached_bytes(path)
     with meter.running():
         loaded: Any
@@ -182,11 +181,10 @@ def consume(system: System, path: Path, meter: measure.Meter) -> dict[str, Any]:
 def measure_copy(
     system: System, leaves: list[Leaf], request: Request, meter: measure.Meter
 ) -> dict[str, Any]:
-    del request
     if not isinstance(system, Limit):
         raise ValueError("only the limit measures a plain copy")
     state = system.build(leaves)
-    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES, quick=request.quick)
     with meter.running():
         copied = system.copy(state)
         meter.mark("copied")

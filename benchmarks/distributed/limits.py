@@ -6,11 +6,10 @@ state is one array of 1 GiB; for other sizes the limit is the time that as many 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import states
+from benchmarks import measure, states
 from benchmarks.analysis import Series
 from benchmarks.processes import Outcome
 from benchmarks.rounds import Case, Results, Session
@@ -26,7 +25,7 @@ _CLOCKS = {"save": "durable", "load-cold": "touched", "copy": "copied"}
 def measure_save(session: Session, case: Case, repetition: int, way: str) -> None:
     """Writes a raw file in one way, and removes it."""
     with session.checkpoint() as path:
-        os.sync()
+        measure.settle_disks(quick=session.quick)
         session.record(case, repetition, _run(session, path, "save", way))
 
 

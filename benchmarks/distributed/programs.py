@@ -70,11 +70,11 @@ def run(
             _start(module, request, index, address, directory) for index in range(request.processes)
         )
         _wait_until_ready(processes, until_s)
-        os.sync()  # what was removed or written before must not be paid for by this run
+        measure.settle_disks(quick=request.quick)
         facts = _settle_cache(request)
         # For all of them at once, and last: processes that did so in turn would back the same pages, and
         # what is read into the page cache would take them.
-        measure.back_free_memory(2 * _state_bytes(request) + SPARE_BYTES)
+        measure.back_free_memory(2 * _state_bytes(request) + SPARE_BYTES, quick=request.quick)
         for process in processes:
             stdin: IO[bytes] | None = process.popen.stdin
             assert stdin is not None, "a pipe was asked for"
@@ -103,7 +103,7 @@ def _state_bytes(request: Request) -> int:
 
 def _settle_cache(request: Request) -> dict[str, Any]:
     if request.operation == "load":
-        return {"cache": measure.make_cold(Path(request.path))}
+        return {"cache": measure.make_cold(Path(request.path), quick=request.quick)}
     if request.operation == "load-warm":
         measure.make_warm(Path(request.path))
         return {"cache": "warm"}

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from benchmarks.distributed import broadcast, disk, limits, replicas, reshard, throttles
 from benchmarks.distributed.models import TOPOLOGIES
+from benchmarks.experiments import show_failures, targets_of
 from benchmarks.report import format_bytes, show_machine, show_targets
 from benchmarks.rounds import Case, Results, mean_and_deviation
 from benchmarks.targets import Line
@@ -36,10 +36,7 @@ MIB = 1 << 20
 
 def evaluate(results: Results) -> list[Line]:
     """The targets of all experiments that were run."""
-    present = {run["experiment"] for run in results.document["runs"]}
-    return [
-        line for name, module in EXPERIMENTS.items() if name in present for line in module.evaluate(results)
-    ]
+    return targets_of(EXPERIMENTS, results)
 
 
 def show(document: dict[str, Any], console: Console) -> list[Line]:
@@ -53,7 +50,7 @@ def show(document: dict[str, Any], console: Console) -> list[Line]:
         if cases:
             _show_cases(name, cases, results, console)
     _show_model(results, console)
-    _show_failures(results, console)
+    show_failures(results, console)
     lines = evaluate(results)
     show_targets(lines, console)
     return lines
@@ -136,14 +133,3 @@ def _show_model(results: Results, console: Console) -> None:
 def _measured(results: Results, count: int, manner: str) -> str:
     series = results.series(Case(broadcast.NAME, broadcast.subject_of(count), manner, broadcast.OPERATION))
     return mean_and_deviation(list(series.values.values())) if series else ""
-
-
-def _show_failures(results: Results, console: Console) -> None:
-    shown: dict[tuple[str, str, str], int] = {}
-    for run in results.document["runs"]:
-        if run["status"] != "ok":
-            key = (run["status"], f"{run['experiment']}: {run['system']}", run["reason"])
-            shown[key] = shown.get(key, 0) + 1
-    for (status, what, reason), count in shown.items():
-        style = "yellow" if status == "missing" else "red"
-        console.print(Text(f"{status}: {what}, {count} runs: {reason}", style=style))

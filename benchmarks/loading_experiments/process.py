@@ -82,7 +82,8 @@ def run(request: Request, connection: Connection) -> Facts:
     loader = kind(request.way, divided=request.divided, processes=request.processes, process=request.process)
     small, directory = request.warm_up
     _check(loader, small.leaves(), loader.load(directory))
-    measure.back_free_memory(2 * request.held_bytes + SPARE_BYTES // request.processes)
+    spare_bytes = SPARE_BYTES // request.processes
+    measure.back_free_memory(2 * request.held_bytes + spare_bytes, quick=request.model.quick)
     connection.send("ready")
     connection.recv()
     meter = Meter()

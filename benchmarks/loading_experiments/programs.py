@@ -83,7 +83,7 @@ def run(request: Request, directory: Path, timeout_s: float, beside: Beside = al
             asked = replace(request, process=index, coordinator=address)
             processes.append(_start(asked, directory / f"log-{index}"))
         _expect(processes, "ready", until_s)
-        os.sync()  # what was removed or written before must not be paid for by this run
+        measure.settle_disks(quick=request.model.quick)
         cache = _settle_cache(request)
         read_before = device_read_bytes(request.directory)
         with beside([own.handle.pid for own in processes]) as found:
@@ -125,7 +125,7 @@ def _start(request: Request, log: Path) -> _Process:
 
 def _settle_cache(request: Request) -> str:
     if request.cold:
-        return measure.make_cold(request.directory)
+        return measure.make_cold(request.directory, quick=request.model.quick)
     measure.make_warm(request.directory)
     return "warm"
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from benchmarks.distributed import limits
+from benchmarks.experiments import show_failures, targets_of
 from benchmarks.loading_experiments import beside_copies, in_memory, scaling, series
 from benchmarks.report import format_bytes, show_machine, show_targets
 from benchmarks.rounds import Case, Results
@@ -32,10 +32,7 @@ MIB = 1 << 20
 
 def evaluate(results: Results) -> list[Line]:
     """The targets of all experiments that were run."""
-    present = {run["experiment"] for run in results.document["runs"]}
-    return [
-        line for name, module in EXPERIMENTS.items() if name in present for line in module.evaluate(results)
-    ]
+    return targets_of(EXPERIMENTS, results)
 
 
 def show(document: dict[str, Any], console: Console) -> list[Line]:
@@ -46,7 +43,7 @@ def show(document: dict[str, Any], console: Console) -> list[Line]:
         cases = results.cases(name)
         if cases:
             console.print(_table(module.TITLE, cases, results), "")
-    _show_failures(results, console)
+    show_failures(results, console)
     lines = evaluate(results)
     show_targets(lines, console)
     return lines
@@ -110,14 +107,3 @@ def _cells(case: Case, results: Results) -> list[str] | None:
 
 def _shown(share: float | None) -> str:
     return "" if share is None else f"{share:.2f}"
-
-
-def _show_failures(results: Results, console: Console) -> None:
-    shown: dict[tuple[str, str, str], int] = {}
-    for run in results.document["runs"]:
-        if run["status"] != "ok":
-            key = (run["status"], f"{run['experiment']}: {run['system']}", run["reason"])
-            shown[key] = shown.get(key, 0) + 1
-    for (status, what, reason), count in shown.items():
-        style = "yellow" if status == "missing" else "red"
-        console.print(Text(f"{status}: {what}, {count} runs: {reason}", style=style))

@@ -32,6 +32,7 @@ ON_DISK = {
     "jax": ("orbax", "orbax-plain", "waystation"),
 }
 MEMORY, STORE = "own memory", "store of 0.3 GB/s"
+FIRST = "own memory, first of a process"
 LIMIT = "limit"
 SAVE, RECOVER, RECOVER_WARM = "save", "recover", "recover, files cached"
 STORE_BYTES_PER_S = 300_000_000
@@ -87,7 +88,7 @@ def measure_rounds(session: Session, state: str, frameworks: Sequence[str], roun
 
 def count(frameworks: Sequence[str], rounds: int) -> int:
     """How many runs that are."""
-    of_framework = sum(3 * len(ON_DISK[framework]) + 4 for framework in frameworks)
+    of_framework = sum(3 * len(ON_DISK[framework]) + 5 for framework in frameworks)
     limits = len(_WRITE_WAYS) + len(_READ_WAYS) + len(_COPY_THREADS) + len(Limit.copy_ways)
     return rounds * (of_framework + limits)
 
@@ -164,9 +165,11 @@ def _with_cpu_per_gb(outcome: Outcome) -> Outcome:
 
 
 def in_memory(bench: Bench, framework: str, repetition: int) -> None:
-    """A save to memory, whose process is killed, and the recovery of the next process."""
-    # One sequence for both frameworks: whoever comes next makes the earlier versions give way.
+    """Saves to memory, whose processes are killed, and the recovery of the next process."""
+    # One sequence for all: whoever comes next makes the earlier versions give way.
     path = bench.session.directory / "in-memory"
+    run_process(bench, Case(NAME, framework, FIRST, SAVE), repetition, "first-save-memory", path)
+    shutil.rmtree(path, ignore_errors=True)
     for operation in (SAVE, RECOVER):
         run_process(bench, Case(NAME, framework, MEMORY, operation), repetition, f"{operation}-memory", path)
     shutil.rmtree(path, ignore_errors=True)
@@ -178,7 +181,7 @@ def in_store(bench: Bench, framework: str, repetition: int) -> None:
         for operation in (SAVE, RECOVER):
             case = Case(NAME, framework, STORE, operation)
             run_process(bench, case, repetition, f"{operation}-store", path, settings)
-            measure.make_cold(path)
+            measure.make_cold(path, quick=bench.session.quick)
 
 
 def _copies(bench: Bench, repetition: int) -> None:

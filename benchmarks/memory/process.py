@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import measure, processes, states
 from benchmarks.distributed.systems import configure
 from benchmarks.measure import Meter
-from benchmarks.memory.agents import Agent, checkpointer_of
+from benchmarks.memory.agents import VERSIONS, Agent, checkpointer_of
 from benchmarks.states import Leaf
 from benchmarks.systems import SYSTEMS, System
 from benchmarks.systems.limit import fresh_memory, in_parallel
@@ -29,7 +29,8 @@ from benchmarks.worker import check, version_of, warm_up
 
 Facts = dict[str, Any]
 SPARE_BYTES = 256 << 20
-STEP = 1
+SLOTS = VERSIONS + 1
+_ENDED_BY_KILL = ("save-memory", "first-save-memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Request(processes.Request):
 
 def main() -> None:
     request = processes.answer(Request, run)
-    if request.operation == "save-memory":
+    if request.operation in _ENDED_BY_KILL:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -88,22 +89,40 @@ def run(request: Request) -> Facts:
 
 
 def save_to_memory(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
-    """Saves as a program that trains does: `blocked` until it may go on, `sealed` until all is verified."""
+    """Saves as a program that trains does: `blocked` until it may go on, `sealed` until all is verified.
+
+    Every slot has had the state from this process before, so that its pages are mapped.
+    """
+    return _save_to_memory(system, leaves, request, meter, SLOTS)
+
+
+def save_first_to_memory(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
+    """The first save of a process, which also maps the slot that it is given."""
+    return _save_to_memory(system, leaves, request, meter, 0)
+
+
+def _save_to_memory(
+    system: System, leaves: list[Leaf], request: Request, meter: Meter, saves_before: int
+) -> Facts:
     agent = _agent(request)
     with checkpointer_of(request.path, str(agent.directory)) as checkpointer:
         checkpointer.save(0, system.build(states.describe("tiny")))
         checkpointer.wait()
         state = system.build(leaves)
-        measure.back_free_memory(states.total_bytes(leaves) + SPARE_BYTES)
+        for step in range(1, 1 + saves_before):
+            checkpointer.save(step, state)
+        checkpointer.wait()
+        measure.back_free_memory(states.total_bytes(leaves) + SPARE_BYTES, quick=request.quick)
         agent_cpu_s = agent.cpu_seconds()
+        last = 1 + saves_before
         with meter.running():
-            checkpointer.save_async(STEP, state)
+            checkpointer.save_async(last, state)
             meter.mark("blocked")
             checkpointer.wait()
             meter.mark("sealed")
         agent_cpu_s = agent.cpu_seconds() - agent_cpu_s
         statistics = checkpointer.tier_statistics
-        if statistics is None or statistics.failures or statistics.last_saved_step != STEP:
+        if statistics is None or statistics.failures or statistics.last_saved_step != last:
             raise RuntimeError(f"memory has not taken the state: {statistics}")
     return {"agent_cpu_s": agent_cpu_s, "seconds": meter.seconds["sealed"]}
 
@@ -113,7 +132,7 @@ def recover_from_memory(system: System, leaves: list[Leaf], request: Request, me
     template = system.template(leaves)
     warm_up(system, Path(request.scratch), "load-warm")
     agent = _agent(request)
-    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES, quick=request.quick)
     agent_cpu_s = agent.cpu_seconds()
     with meter.running():
         checkpointer = checkpointer_of(request.path, str(agent.directory))
@@ -146,8 +165,8 @@ def save_to_store(system: System, leaves: list[Leaf], request: Request, meter: M
     warm_up(system, Path(request.scratch), "save")
     state = system.build(leaves)
     configure(context, request.settings)
-    os.sync()
-    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
+    measure.settle_disks(quick=request.quick)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES, quick=request.quick)
     with context, meter.running():
         waystation.save(request.path, state)
         meter.mark("durable")
@@ -162,7 +181,7 @@ def recover_from_store(system: System, leaves: list[Leaf], request: Request, met
     template = system.template(leaves)
     warm_up(system, Path(request.scratch), "load-warm")
     configure(context, request.settings)
-    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES, quick=request.quick)
     with context, meter.running():
         loaded = _ready(waystation.load(request.path, template))
         meter.mark("loaded")
@@ -192,6 +211,7 @@ def copy(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> 
 
 OPERATIONS: dict[str, Callable[[System, list[Leaf], Request, Meter], Facts]] = {
     "save-memory": save_to_memory,
+    "first-save-memory": save_first_to_memory,
     "recover-memory": recover_from_memory,
     "save-store": save_to_store,
     "recover-store": recover_from_store,

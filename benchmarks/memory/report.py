@@ -158,7 +158,7 @@ def _table(title: str, headings: str) -> Table:
 
 def _cases(results: Results, framework: str, operation: str) -> list[Case]:
     found = [case for case in results.cases(checkpoints.NAME) if case.operation == operation]
-    known = [*checkpoints.ON_DISK[framework], checkpoints.STORE, checkpoints.MEMORY]
+    known = [*checkpoints.ON_DISK[framework], checkpoints.STORE, checkpoints.MEMORY, checkpoints.FIRST]
     own = [case for case in found if case.subject == framework and case.system in known]
     return sorted(own, key=lambda case: known.index(case.system))
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from benchmarks.analysis import Series
 from benchmarks.memory import checkpoints, replication, training, training_process
-from benchmarks.memory.checkpoints import MEMORY, RECOVER, RECOVER_WARM, SAVE, STORE
+from benchmarks.memory.checkpoints import FIRST, MEMORY, RECOVER, RECOVER_WARM, SAVE, STORE
 from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line, compare
 
@@ -49,6 +49,9 @@ def _checkpoints(results: Results, framework: str) -> Iterator[Line]:
     beginning = f"{framework}, own memory"
     against = f"{BASELINE.system} to the local disk"
     yield compare(f"{beginning}: save, sealed, against {against}", ours[SAVE], baseline[SAVE], 10.0)
+    first = results.series(Case(checkpoints.NAME, framework, FIRST, SAVE))
+    text = f"{framework}, {FIRST}: save, sealed, against {against}"
+    yield compare(text, first, baseline[SAVE], 10.0)
     for operation, how in ((RECOVER, "its file not cached"), (RECOVER_WARM, "its file in the page cache")):
         text = f"{beginning}: recovery against {BASELINE.system}, {how}"
         yield compare(text, ours[RECOVER], baseline[operation], 6.0)

@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.command import positive, results_path, wide_console
+from benchmarks.command import add_report_argument, positive, results_path, wide_console
 from benchmarks.processes import ROOT
 from benchmarks.runtime_scale.constants import Constants
 from benchmarks.runtime_scale.fit import Measurement, fit, predict
@@ -37,7 +36,7 @@ def main() -> None:
     arguments = _parse()
     console = wide_console()
     if arguments.report is not None:
-        document = json.loads(arguments.report.read_text())
+        document = arguments.report
     else:
         document = _measure(arguments, console)
         results = results_path("runtime-scale", quick=arguments.quick)
@@ -54,7 +53,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--hosts", nargs="+", type=positive, default=HOSTS, help="sizes that are modelled")
     parser.add_argument("--programs", type=positive, default=2000, help="of each measurement")
     parser.add_argument("--quick", action="store_true", help="two real hosts at most: does everything work?")
-    parser.add_argument("--report", type=Path, help="measure nothing; show this results file")
+    add_report_argument(parser)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.fitted, arguments.checked, arguments.hosts, arguments.programs = (1, 2), 2, (16, 64), 100

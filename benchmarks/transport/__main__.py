@@ -17,7 +17,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.command import results_path, wide_console
+from benchmarks.command import add_report_argument, results_path, wide_console
 from benchmarks.processes import Outcome, spawn
 from benchmarks.transport.systems import SYSTEMS
 from benchmarks.transport.worker import TransportRequest
@@ -32,8 +32,8 @@ Runs = dict[str, list[Outcome]]
 def main() -> None:
     """Measures, or shows what was measured."""
     arguments = parser().parse_args()
-    if arguments.report:
-        document = json.loads(arguments.report.read_text())
+    if arguments.report is not None:
+        document = arguments.report
     else:
         document = session(arguments)
         path = results_path("transport", quick=arguments.quick)
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--quick", action="store_true", help="small blocks, one round: does everything work?")
     found.add_argument("--rounds", type=int, help="default: 3, with --quick 1")
     found.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), metavar="NAME")
-    found.add_argument("--report", type=Path, help="measure nothing; show this results file")
+    add_report_argument(found)
     return found
 
 

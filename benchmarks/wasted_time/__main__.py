@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import results_path, wide_console
+from benchmarks.command import add_report_argument, json_path, results_path, wide_console
 from benchmarks.wasted_time.formulas import wasted_s
 from benchmarks.wasted_time.measured import constants_of
 from benchmarks.wasted_time.parameters import Parameters, read_parameters, strategies
@@ -33,7 +32,7 @@ def main() -> None:
     arguments = _parse()
     console = wide_console()
     if arguments.report is not None:
-        document = json.loads(arguments.report.read_text())
+        document = arguments.report
     else:
         measured = None if arguments.measured is None else constants_of(arguments.measured)
         parameters = read_parameters(arguments.parameters, measured)
@@ -51,13 +50,18 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--rates", nargs="+", type=float, default=RATES, help="failures, in multiples of the constant"
     )
-    parser.add_argument("--parameters", type=Path, help="a JSON file of constants, each with its source")
     parser.add_argument(
-        "--measured", type=Path, help="results of python -m benchmarks.memory, instead of what is assumed"
+        "--parameters", type=json_path, metavar="FILE", help="a JSON file of constants, each with its source"
+    )
+    parser.add_argument(
+        "--measured",
+        type=json_path,
+        metavar="FILE",
+        help="results of python -m benchmarks.memory, instead of what is assumed",
     )
     parser.add_argument("--failures", type=int, default=5000, help="of each run (default: 5000)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same figures")
-    parser.add_argument("--report", type=Path, help="simulate nothing; show this results file")
+    add_report_argument(parser, "simulate nothing")
     return parser.parse_args()
 
 

@@ -64,6 +64,17 @@ class Slab:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def allocate(nbytes: int, /) -> Slab: ...
+def dlpack_capsules(
+    slabs: Sequence[Slab | None],
+    offsets: Sequence[int],
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[tuple[int, int]],
+    /,
+) -> list[Any]:
+    """Arrays over parts of slabs, C-contiguous, as DLPack capsules ("dltensor") on the CPU: each keeps its
+    slab's memory, from whoever takes it until that one is done. `dtypes`: DLPack's type code and bits. An
+    array without elements may have no slab."""
+
 def arena_statistics() -> dict[str, int]:
     """`{"live_bytes", "idle_bytes", "reused_bytes", "mapped_bytes", "limit_bytes"}`."""
 

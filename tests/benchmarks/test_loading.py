@@ -96,6 +96,18 @@ def test_the_median_of_two_peers_lies_between_them() -> None:
     assert line(runs, "faster than the median").measured == "2.00x"
 
 
+def test_what_is_asked_of_a_cold_load_is_shown_beside_the_limit_of_the_disk() -> None:
+    runs = [
+        run("safetensors-torch", "load-cold", "mmap", 1.0, "llama-half-gb"),
+        run("runai", "load-cold", "default", 1.2, "llama-half-gb"),
+        run(TORCH, "load-cold", "read", 1.0, "llama-half-gb"),
+        run("limit", "load-cold", "quick", 0.96, "llama-half-gb"),
+    ]
+    found = line(runs, "llama-half-gb, cold, torch: faster than the median")
+    assert (found.measured, found.reached) == ("1.20x (raw reads: 1.25x)", False)
+    assert line(runs, f"llama-half-gb, cold, {TORCH}: of the raw read limit").measured == "0.96x"
+
+
 def test_a_mapped_load_in_jax_shows_both_ratios_and_is_judged_by_the_first() -> None:
     runs = [
         run("safetensors-jax", "load-warm", "mmap", 4.0, "llama-aligned"),

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.reservoir import Reservoir, end_use, use
+import numpy as np
+from benchmarks.reservoir import Held, Reservoir, end_use, use
 from tests.support.agents import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +42,33 @@ def test_memory_is_held_between_runs_and_not_during_them() -> None:
                 process.kill()
             wait_until(lambda: resident_bytes() > before + NBYTES // 2)
     assert resident_bytes() < before + NBYTES // 2
+
+
+def test_memory_is_given_as_it_is_used() -> None:
+    """What others of the machine use counts as well, and is more than asked for sooner or later."""
+    used: list[np.ndarray] = []
+    with Reservoir(ahead_bytes=2 << 20):
+        before = resident_bytes()
+        assert use(NBYTES)
+
+        def is_given() -> bool:
+            used.append(np.ones(NBYTES // 8, np.uint8))
+            return resident_bytes() - sum(part.nbytes for part in used) < before + NBYTES // 8
+
+        wait_until(is_given)
+    assert len(used) > 1, "not all at once"
+
+
+def test_what_is_held_is_given_in_huge_pages() -> None:
+    before = resident_bytes()
+    held = Held(NBYTES)
+    held.give(1)
+    assert held.nbytes == NBYTES - (2 << 20)
+    assert resident_bytes() < before + NBYTES
+    held.give(2 * NBYTES)
+    assert held.nbytes == 0
+    assert resident_bytes() < before + NBYTES // 2
+    held.close()
 
 
 def test_who_lives_on_gives_it_back() -> None:

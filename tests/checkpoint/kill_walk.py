@@ -1,4 +1,5 @@
 """Kills a save before each of its changes of the disk in turn, and looks at what is left each time.
+Of many equal changes in a row it takes the first and the last (`tests.support.system_calls`).
 
 Run as a program, so that children are forked from a process without other threads:
 `python -m tests.checkpoint.kill_walk SCENARIO DIRECTORY`. Prints one JSON document.
@@ -202,13 +203,14 @@ SCENARIOS = {
 def walk(scenario: Scenario, directory: Path) -> dict[str, object]:
     """Walks the steps of a scenario."""
     path = directory / "checkpoint"
-    copy = directory.with_name(f"{directory.name}-copy")
+    before, copy = (directory.with_name(f"{directory.name}-{name}") for name in ("before", "copy"))
+    before.mkdir()
+    scenario.before(before / "checkpoint")
+    _, whole = _run(scenario, before, directory, None)
+    first_step = min((whole.index(name) for name in scenario.from_first if name in whole), default=0)
     outcomes: list[str] = []
-    first_step = step = _first_step(scenario, path)
-    while True:
-        waystation.delete(path, missing_ok=True)
-        scenario.before(path)
-        killed, changes = system_calls.run(lambda: scenario.action(path), step)
+    for kills, step in enumerate(system_calls.steps_to_walk(whole, first_step)):
+        killed, changes = _run(scenario, before, directory, step)
         found = scenario.present(path)
         told = f"killed before change {step} (after {changes})"
         assert found in scenario.allowed, f"{told}: found state {found}"
@@ -225,18 +227,17 @@ def walk(scenario: Scenario, directory: Path) -> dict[str, object]:
             f"{told}: the next save left {scenario.leftovers(directory)}"
         )
         outcomes.append(f"{changes[-1] if changes else 'start'}: {found}")
-        if not killed:
-            return {"steps": step - first_step, "changes": changes, "outcomes": outcomes}
-        step += 1
+        if not killed and step >= len(whole):
+            return {"kills": kills, "changes": whole, "outcomes": outcomes}
+    raise AssertionError("a walk has no end of its own")
 
 
-def _first_step(scenario: Scenario, path: Path) -> int:
-    """The change at which the walk begins, found out by a save that nobody kills."""
-    if not scenario.from_first:
-        return 0
-    scenario.before(path)
-    _, changes = system_calls.run(lambda: scenario.action(path), None)
-    return min(changes.index(name) for name in scenario.from_first if name in changes)
+def _run(
+    scenario: Scenario, before: Path, directory: Path, kill_before: int | None
+) -> tuple[bool, list[str]]:
+    shutil.rmtree(directory)
+    shutil.copytree(before, directory)
+    return system_calls.run(lambda: scenario.action(directory / "checkpoint"), kill_before)
 
 
 def main(name: str, directory: Path) -> None:

@@ -1,16 +1,13 @@
 """`memory.write_concurrent_bytes` and small snapshots: what is stored is the same, and the host memory for it
 is bounded; the caller waits only for what could change.
 
-The bound is measured in processes of their own (`save_peak.py`).
+The bound is measured in processes of their own (`save_peak.py`), with WALK_EVERY_STEP=1 in the environment of
+more arrays.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
+from tests.checkpoint import save_peak
+from tests.support.peaks import in_own_process
 
 import waystation
 from waystation import _native, errors
@@ -48,37 +47,18 @@ def limited(limit_bytes: int | None, snapshot_bytes: int | None = None) -> wayst
 
 def extra_bytes(directory: Path, kind: str, mode: str, limit_bytes: int | None, **saving: Any) -> int:
     """The peak of resident memory during a save with options of `array.saving`, beyond the state."""
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "MALLOC_MMAP_THRESHOLD_": "65536",  # so that what is freed leaves the process
-    }
     directory.mkdir()
-    limit = "none" if limit_bytes is None else str(limit_bytes)
-    done = subprocess.run(
-        [
-            sys.executable,
-            Path(__file__).with_name("save_peak.py"),
-            directory,
-            kind,
-            mode,
-            limit,
-            json.dumps(saving),
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return int(json.loads(done.stdout)["extra_bytes"])
+    arguments = directory, kind, mode, limit_bytes, saving
+    found: int = in_own_process(save_peak.extra_bytes, *arguments, directory=directory.parent)
+    return found
 
 
-def test_saving_150_arrays_of_4_mb_under_5_mib(tmp_path: Path) -> None:
+def test_saving_many_arrays_of_4_mb_under_5_mib(tmp_path: Path) -> None:
     assert extra_bytes(tmp_path / "bounded", "jax", "save", 5 * MIB) < 5 * MIB + SLACK_BYTES
 
 
 @pytest.mark.parametrize("kind", ["jax", "numpy", "torch"])
-def test_saving_150_arrays_of_4_mb_in_the_background_under_5_mib(tmp_path: Path, kind: str) -> None:
+def test_saving_many_arrays_of_4_mb_in_the_background_under_5_mib(tmp_path: Path, kind: str) -> None:
     assert extra_bytes(tmp_path / "bounded", kind, "save_async", 5 * MIB) < 5 * MIB + SLACK_BYTES
 
 

@@ -42,7 +42,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 def runs(process_id: int) -> bool:
     try:
         fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return fields[0] != "Z"
 
@@ -67,8 +67,13 @@ def process_ids(directory: Path, count: int) -> list[int]:
     return [int(path.read_text()) for path in paths]
 
 
-# Leaves its process id in a file named after its index, then waits.
-WAIT = "open(f'{sys.argv[1]}/{index}', 'w').write(f'{os.getpid()}\\n')\ntime.sleep(600)\n"
+# Leaves its process id in a file named after its index, then waits. The file is closed by name, since what
+# the handler of a signal raises while the collector closes a file is only printed.
+WAIT = """
+with open(f'{sys.argv[1]}/{index}', 'w') as file:
+    file.write(f'{os.getpid()}\\n')
+time.sleep(600)
+"""
 
 
 def test_each_process_gets_its_place_and_each_line_its_process(tmp_path: Path) -> None:
@@ -134,7 +139,7 @@ if index == 1:
 def victim_runs():
     try:
         return open(f'/proc/{open(path).read()}/stat').read().rpartition(')')[2].split()[0] != 'Z'
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return not os.path.exists(path)
 while victim_runs():
     time.sleep(0.001)

@@ -208,3 +208,23 @@ def test_launches_with_other_secrets_do_not_meet() -> None:
                     second.join()
             with pytest.raises(Conflict, match="give another --port"):
                 meeting("a", b"one secret of ours")
+
+
+def open_sockets() -> set[str]:
+    """The sockets of this process."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(entry))
+    return {name for name in found if name.startswith("socket:")}
+
+
+def test_a_meeting_that_is_over_leaves_no_connection_open() -> None:
+    with claimed_ports(1) as (port,):
+        before = open_sockets()
+        with contextlib.closing(
+            Meeting(["a"], "a", ("127.0.0.1", port), b"a secret of ours", 30.0, lambda _: None)
+        ) as meeting:
+            assert meeting.join()
+            assert open_sockets() - before
+        assert not open_sockets() - before

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -283,6 +285,28 @@ def test_an_iterator_can_be_left(files: list[str]) -> None:
         name, tensor = next(weights)
     loader.close()
     assert torch.equal(tensor, STATE[name.partition(".")[2]])
+
+
+def test_a_server_can_be_given_ours_for_theirs(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As vLLM imports and calls it."""
+    for module in ("", ".parallel_loader"):
+        ours = importlib.import_module(f"waystation.compat.fastsafetensors{module}")
+        monkeypatch.setitem(sys.modules, f"fastsafetensors{module}", ours)
+    from fastsafetensors import SingleGroup
+    from fastsafetensors.parallel_loader import ParallelLoader
+
+    assert ParallelLoader is own.ParallelLoader
+    loader = ParallelLoader(
+        pg=SingleGroup(),
+        hf_weights_files=files,
+        queue_size=0,
+        use_tqdm_on_load=False,
+        device=str(torch.device("cpu")),
+        nogds=False,
+    )
+    found = {name: digest(tensor) for name, tensor in loader.iterate_weights()}
+    loader.close()
+    assert found == {f"{number}.{name}": digest(STATE[name]) for number in range(3) for name in STATE}
 
 
 # ---- headers -----------------------------------------------------------------------------------

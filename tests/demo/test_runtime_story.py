@@ -19,7 +19,7 @@ pytestmark = [
 
 # So little is not enough to learn from, nor to measure shares by.
 PLAN = Plan(
-    steps=48, save_every=4, kill_at=10, width=32, layers=1, size=256, learned=2.0, share_tolerance=1.0
+    steps=20, save_every=4, kill_at=10, width=32, layers=1, size=256, learned=2.0, share_tolerance=1.0
 )
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from tests.support.scripts import output_of
 
 import waystation
 
@@ -32,13 +34,15 @@ def devices_flag(count: int) -> str:
 
 
 def run(name: str, *arguments: object, devices: int = 1) -> str:
-    return subprocess.run(
-        command(name, *arguments),
-        env=os.environ | {"XLA_FLAGS": devices_flag(devices)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    environment = {"XLA_FLAGS": devices_flag(devices)}
+    with TemporaryDirectory() as directory:
+        return output_of(
+            EXAMPLES / name,
+            *arguments,
+            directory=Path(directory),
+            environment=environment,
+            may_warn=False,
+        )
 
 
 def losses(output: str) -> dict[int, float]:

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pytest
 from tests.memory import scenarios, trainers
 from tests.memory.scenarios import checkpointer_of, damage, fingerprint, state_of
 from tests.support.agents import Agent, memory_directory, running_agents, wait_until
+from tests.support.ports import claimed_ports
 from tests.support.programs import running
 
 from waystation import _native
@@ -139,6 +141,39 @@ def test_what_is_killed_is_gone_on_from(
     assert {(RECOVERY_PHASE, "decide"), (RECOVERY_PHASE, "transfer")} <= numbers
     if victim != "trainer":
         assert "the agent of host-1 has ended and is started again" in done.stderr
+
+
+def test_an_agent_is_killed_under_three_launches(store: Path, tmp_path: Path) -> None:
+    steps = KILLED_AT + 4
+    names = [f"host-{index}" for index in range(HOSTS)]
+    store.mkdir()
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("what only these agents know")
+    program = sys.executable, "-m", "tests.memory.trainers", "ddp", tmp_path, steps, "agent", KILLED_AT
+    with claimed_ports(HOSTS + 3) as (first, *ports), ThreadPoolExecutor(HOSTS) as launches:
+        listed = [
+            {"name": name, "address": f"127.0.0.{index}:{port}"}
+            for index, (name, port) in enumerate(zip(names, ports, strict=False), 2)
+        ]
+        (tmp_path / "hosts.json").write_text(json.dumps(listed))
+        together = "--hosts", tmp_path / "hosts.json", "--secret-file", secret, "--port", first
+        options = *together, "--agent-memory", "32MiB", "--restarts", 2, "--json"
+        done = list(
+            launches.map(
+                lambda name: launch(*options, "--host", name, "--agent", store / name, "--", *program), names
+            )
+        )
+    assert [found.returncode for found in done] == [0] * HOSTS, [found.stderr for found in done]
+    assert [sorted(found) for found in trained(tmp_path)] == [list(range(1, steps + 1))] * HOSTS
+    assert [json.loads(found.stdout)["restarts"] for found in done] == [0] * HOSTS
+    assert told(tmp_path, "resumed") == [], "the program goes on beneath"
+    assert all(step > KILLED_AT for step in told(tmp_path, "saved")), "and saves again"
+    said = "has ended and is started again"
+    assert [said in found.stderr for found in done] == [index == 1 for index in range(HOSTS)]
+    adoption = _native.AgentClient(str(store / names[1])).status()["adoption"]
+    assert not adoption["is_new"]
+    assert adoption["whole"] >= 1, "what it had kept is there again"
 
 
 def test_what_no_memory_has_comes_from_the_disk_and_the_rest_from_memory(

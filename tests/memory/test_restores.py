@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
-from waystation.memory.pause import MOST_LEFT_OUT, Pause
+from waystation.memory.pause import RAREST, Pause
 from waystation.memory.restores import FILE_NAME, MOST_DELETED, Restores
 from waystation.memory.versions import Version
 
@@ -63,18 +64,28 @@ def test_a_directory_that_is_gone_is_no_reason_to_fail(tmp_path: Path) -> None:
     assert restores.spent() == []
 
 
-def test_each_failure_in_a_row_leaves_out_twice_as_many_saves() -> None:
+def tried(pause: Pause, count: int) -> list[int]:
+    """The numbers, of so many saves that come to be due, of those that are not left out."""
+    return [number for number in range(1, count + 1) if not pause.leaves_out()]
+
+
+def test_each_failure_in_a_row_leaves_out_more_saves() -> None:
+    for failures, every in enumerate([1, 1, 2, 4, 8, 16, 32, RAREST, RAREST, RAREST]):
+        pause = Pause(failures)
+        assert tried(pause, 4 * RAREST) == list(range(every, 4 * RAREST + 1, every))
+
+
+def test_processes_that_have_seen_more_failures_try_no_other_saves() -> None:
+    """The turns of one whose agent had failed once more missed those of the others: no version was whole."""
+    saves = [set(tried(Pause(failures), 4 * RAREST)) for failures in range(9)]
+    assert all(rarer <= more_frequent for more_frequent, rarer in itertools.pairwise(saves))
+
+
+def test_a_save_that_does_not_fail_ends_the_pause() -> None:
     pause = Pause()
-    left_out = []
-    for _ in range(9):
+    for _ in range(5):
         pause.failed()
-        count = 0
-        while pause.leaves_out():
-            count += 1
-        left_out.append(count)
-    assert left_out == [0, 1, 3, 7, 15, 31, MOST_LEFT_OUT, MOST_LEFT_OUT, MOST_LEFT_OUT]
-    pause.failed()
     pause.succeeded()
-    assert not pause.leaves_out()
+    assert tried(pause, 3) == [1, 2, 3]
     pause.failed()
-    assert not pause.leaves_out()
+    assert tried(pause, 3) == [1, 2, 3]

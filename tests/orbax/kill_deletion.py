@@ -2,7 +2,8 @@
 
 Run as a program, so that children are forked from a process without other threads, and without genuine Orbax:
 `python -m tests.orbax.kill_deletion CHECKPOINT NAME DIRECTORY`. Each time a copy of the checkpoint is made as
-`DIRECTORY/<number>/checkpoint`, and the checkpointable is deleted from that. Prints the changes, as JSON.
+`DIRECTORY/<number>/checkpoint`, and the checkpointable is deleted from that. Prints the changes, as JSON. Of
+many equal changes in a row it takes the first and the last (`tests.support.system_calls`).
 """
 
 from __future__ import annotations
@@ -19,19 +20,18 @@ import waystation
 
 def main(checkpoint: Path, name: str, directory: Path) -> None:
     """Walks through one deletion."""
-    step = 0
-    while True:
-        path = directory / str(step) / "checkpoint"
-        path.parent.mkdir()
+
+    def run(directory: Path, kill_before: int | None) -> tuple[bool, list[str]]:
+        path = directory / "checkpoint"
         shutil.copytree(checkpoint, path)
-        killed, changes = system_calls.run(
-            lambda path=path: waystation.delete(path, checkpointable_name=name),  # type: ignore[misc]
-            step,
-        )
-        if not killed:
-            json.dump(changes, sys.stdout)
+        return system_calls.run(lambda: waystation.delete(path, checkpointable_name=name), kill_before)
+
+    _, whole = run(directory.with_name(f"{directory.name}-whole"), None)
+    for step in system_calls.steps_to_walk(whole):
+        killed, _ = run(directory / str(step), step)
+        if not killed and step >= len(whole):
+            json.dump(whole, sys.stdout)
             return
-        step += 1
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.checkpoint.load_peak import give_back_free_memory, status
 from tests.published import models, readers
+from tests.support.peaks import begin_peak, status
 
 from waystation import errors
 
@@ -39,9 +39,7 @@ def main(names: str, *paths: str) -> None:
 
 def report(read: Callable[[Path], object], paths: list[Path]) -> dict[str, Any]:
     """What comes of reading files in one way, and what memory that takes at most."""
-    give_back_free_memory()
-    before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
+    before = begin_peak()
     kinds: list[str | None] = []
     for path in paths:
         try:

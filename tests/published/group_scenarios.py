@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from tests.checkpoint.load_peak import give_back_free_memory, status
+from tests.support.peaks import give_back_free_memory, status
 from tests.support.programs import Place, raised
 
 import waystation

@@ -1,4 +1,5 @@
 """Kills a save of a published model before each of its changes of the disk in turn, and asks its readers.
+Of many equal changes in a row it takes the first and the last (`tests.support.system_calls`).
 
 Run as a program, so that children are forked from a process without other threads:
 `python -m tests.published.kill_walk SCENARIO DIRECTORY`. Prints one JSON document.
@@ -135,12 +136,13 @@ SCENARIOS = {
 def walk(scenario: Scenario, parent: Path) -> dict[str, object]:
     """Walks the steps of a scenario."""
     directory = parent / "saved"
+    before = parent.with_name(f"{parent.name}-before")
+    before.mkdir()
+    scenario.prepare(before / "saved")
+    _, whole = _run(scenario, before, directory, None)
     outcomes: list[str] = []
-    step = 0
-    while True:
-        shutil.rmtree(directory, ignore_errors=True)
-        scenario.prepare(directory)
-        killed, changes = system_calls.run(lambda: _save(scenario, directory), step)
+    for kills, step in enumerate(system_calls.steps_to_walk(whole)):
+        killed, changes = _run(scenario, before, directory, step)
         told = f"killed before change {step} (after {changes})"
         found = scenario.found(directory) if directory.exists() else None
         assert found in scenario.allowed(), f"{told}: found model {found}"
@@ -150,9 +152,17 @@ def walk(scenario: Scenario, parent: Path) -> dict[str, object]:
         scenario.check_names(directory)
         _check_next(scenario, directory, (ONE, TWO)[step % 2], told)
         outcomes.append(f"{changes[-1] if changes else 'start'}: {found}")
-        if not killed:
-            return {"steps": step, "changes": changes, "outcomes": outcomes}
-        step += 1
+        if not killed and step >= len(whole):
+            return {"kills": kills, "changes": whole, "outcomes": outcomes}
+    raise AssertionError("a walk has no end of its own")
+
+
+def _run(
+    scenario: Scenario, before: Path, directory: Path, kill_before: int | None
+) -> tuple[bool, list[str]]:
+    shutil.rmtree(directory.parent)
+    shutil.copytree(before, directory.parent)
+    return system_calls.run(lambda: _save(scenario, directory), kill_before)
 
 
 def _save(scenario: Scenario, directory: Path) -> None:

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from tests.checkpoint.load_peak import give_back_free_memory, status
 from tests.published import models
+from tests.support.peaks import begin_peak, status
 
 import waystation.safetensors
 from waystation import _native, errors
@@ -160,10 +160,7 @@ def test_checksums_take_no_more_memory_than_a_few_times_their_size(model: Path) 
     path = model / "checksums.waystation.json"
     body = b'{"version":1,"block_bytes":262144,"files":{},"x":[' + b"[]," * (5 << 20) + b"[]]}"
     path.write_bytes(_native.seal_json(body))
-    give_back_free_memory()
-    before = status("VmRSS")
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak is counted from here
+    before = begin_peak()
     with pytest.raises(errors.InvalidInput, match="no checksums"):
         load(model, framework="numpy", verify=True)
     assert status("VmHWM") - before < 3 * len(body) + (32 << 20)

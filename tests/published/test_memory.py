@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.published import models
+from tests.published import load_peak, models
+from tests.support.peaks import in_own_process
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 # What an interpreter and its libraries allocate beside: lists, headers, threads' stacks.
 SLACK_BYTES = 2 * MIB
@@ -26,29 +22,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.write_set(tmp_path_factory.mktemp("memory") / "model", arrays, 2).parent
 
 
-def measured(model: Path, kind: str, framework: str, dtype: str, limit: int) -> tuple[int, int]:
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "MALLOC_MMAP_THRESHOLD_": "65536",  # so that what is freed leaves the process
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-    }
-    command = [sys.executable, "-m", "tests.published.load_peak", model, kind, framework, dtype, str(limit)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    return found["held_bytes"], found["extra_bytes"]
+def measured(model: Path, kind: str, framework: str, dtype: str | None, limit: int) -> tuple[int, int]:
+    arguments = model, kind, framework, dtype, limit
+    found: tuple[int, int] = in_own_process(
+        load_peak.held_and_extra_bytes, *arguments, directory=model.parent
+    )
+    return found
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
-@pytest.mark.parametrize("dtype", ["none", "bfloat16"])
-def test_a_load_takes_no_more_than_its_limit(model: Path, framework: str, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_load_takes_no_more_than_its_limit(model: Path, framework: str, dtype: str | None) -> None:
     held, extra = measured(model, "load", framework, dtype, 8 * MIB)
-    assert held == 76 * MIB // (1 if dtype == "none" else 2)
+    assert held == 76 * MIB // (1 if dtype is None else 2)
     assert extra < 8 * MIB + SLACK_BYTES
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_a_stream_takes_no_more_than_its_limit_and_one_array(model: Path, framework: str) -> None:
-    held, extra = measured(model, "stream", framework, "none", 8 * MIB)
+    held, extra = measured(model, "stream", framework, None, 8 * MIB)
     assert held == 16 * MIB
     assert extra < 8 * MIB + SLACK_BYTES

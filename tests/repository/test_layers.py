@@ -30,7 +30,7 @@ LAYERS: list[set[str]] = [
     {"coordination"},
     {"tree", "grid"},
     {"_native"},
-    {"_collection", "_options", "_paths", "errors"},
+    {"_collection", "_distinct", "_options", "_paths", "errors"},
     {"_errors"},
 ]
 LEVELS = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
@@ -45,6 +45,7 @@ FRAMEWORKS = {"jax", "jaxlib", "torch", "flax", "optax"}
 PURE_RUNTIME_LAYERS = [
     "controller",
     "messages",
+    "state_trees",
     "exchange",
     "objects",
     "scheduling",

@@ -71,3 +71,19 @@ finally:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "AssertionError" not in done.stderr, done.stderr
     assert done.returncode == 0, done.stderr
+
+
+def test_a_launch_imports_nothing_of_arrays() -> None:
+    """Hundreds of hosts begin with it."""
+    program = """
+import sys
+from waystation.cli import main
+try:
+    main()
+finally:
+    loaded = {"numpy", "waystation.checkpoint", "waystation.training"} & set(sys.modules)
+    assert not loaded, loaded
+"""
+    command = [sys.executable, "-c", program, "launch", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -70,9 +70,16 @@ def test_only_so_much_is_in_flight() -> None:
     assert keys(scheduler.complete(RunKey("x", 0))) == [("x", 2)]
     assert scheduler.complete(RunKey("x", 0)) == []
     assert len(drain(scheduler)) == 7
-    for wrong in ({"seconds_ahead": 0}, {"runs_per_client": 0}):
+    for wrong in ({"seconds_ahead": 0}, {"least_in_flight": 0}, {"runs_per_client": 0}):
         with pytest.raises(InvalidInput, match="at least one run"):
             IslandScheduler("a", **wrong)
+
+
+def test_while_a_long_run_is_in_flight_the_next_one_is_too() -> None:
+    scheduler = IslandScheduler("a", seconds_ahead=0.005, least_in_flight=2)
+    dispatches = [each for at in range(4) for each in scheduler.submit(run("x", at))]
+    assert keys(dispatches) == [("x", 0), ("x", 1)]
+    assert keys(scheduler.complete(RunKey("x", 0))) == [("x", 2)]
 
 
 def test_higher_priorities_go_first() -> None:

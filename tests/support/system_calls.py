@@ -7,10 +7,11 @@ of any of its threads; the code under test has no part in it. Linux on x86-64 on
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import platform
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 SUPPORTED = platform.system() == "Linux" and platform.machine() == "x86_64"
@@ -93,6 +94,23 @@ def run(function: Callable[[], None], kill_before: int | None) -> tuple[bool, li
             os._exit(1)
         os._exit(0)
     return _follow(child, kill_before)
+
+
+def steps_to_walk(changes: list[str], first: int = 0) -> Iterator[int]:
+    """The changes before which a walk kills, in turn; without an end, as a run may have more than another.
+
+    Of equal changes in a row (writes to one file, files that are removed one by one) those between the first
+    and the last are left out, unless the environment has WALK_EVERY_STEP=1.
+
+    Args:
+        changes: Those of a run that was not killed.
+        first: Where the walk begins.
+    """
+    steps: Iterable[int] = range(first, len(changes))
+    if not os.environ.get("WALK_EVERY_STEP"):
+        steps = (step for step in steps if changes[max(0, step - 1) : step + 2] != [changes[step]] * 3)
+    yield from steps
+    yield from itertools.count(len(changes))
 
 
 def _follow(child: int, kill_before: int | None) -> tuple[bool, list[str]]:

@@ -1,5 +1,5 @@
 """Kills a save of a step, with the collection that follows it, before each of its changes of the disk in
-turn.
+turn. Of many equal changes in a row it takes the first and the last (`tests.support.system_calls`).
 
 Run as a program, so that children are forked from a process without other threads:
 `python -m tests.training.kill_steps DIRECTORY`. Prints one JSON document.
@@ -43,13 +43,14 @@ def require_whole(checkpointer: Checkpointer) -> int:
 
 def walk(root: Path) -> dict[str, list[str]]:
     """Walks all changes; returns what was found after each, and the changes of a save that is not killed."""
+    before = root.with_name("before")
+    with open_sequence(before) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state(step))
+    _, whole = _run(before, root, None)
     outcomes: list[str] = []
-    kill_before = 0
-    while True:
-        with open_sequence(root) as checkpointer:
-            for step in (1, 2):
-                checkpointer.save(step, state(step))
-        killed, changes = system_calls.run(partial(_save, open_sequence(root)), kill_before)
+    for kill_before in system_calls.steps_to_walk(whole):
+        killed, _ = _run(before, root, kill_before)
         with open_sequence(root) as found:
             assert found.damaged == []
             outcomes.append(f"{[info.step for info in found.checkpoints]} {require_whole(found)}")
@@ -58,10 +59,15 @@ def walk(root: Path) -> dict[str, list[str]]:
             assert require_whole(found) == 4
             left = [path.name for path in root.iterdir() if not path.name.isdigit() and path.suffix != ""]
             assert all("waystation-leases" in name for name in left), (kill_before, left)
-        if not killed:
-            return {"outcomes": outcomes, "changes": changes}
-        shutil.rmtree(root)
-        kill_before += 1
+        if not killed and kill_before >= len(whole):
+            return {"outcomes": outcomes, "changes": whole}
+    raise AssertionError("a walk has no end of its own")
+
+
+def _run(before: Path, root: Path, kill_before: int | None) -> tuple[bool, list[str]]:
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(before, root)
+    return system_calls.run(partial(_save, open_sequence(root)), kill_before)
 
 
 def _save(checkpointer: Checkpointer) -> None:

@@ -6,6 +6,7 @@
 use pyo3::prelude::*;
 
 mod device;
+mod dlpack;
 mod error;
 mod files;
 mod format;
@@ -21,6 +22,7 @@ mod write;
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     device::register(module)?;
+    dlpack::register(module)?;
     files::register(module)?;
     format::register(module)?;
     job::register(module)?;

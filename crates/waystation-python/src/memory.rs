@@ -1,9 +1,11 @@
 //! Host memory from the arena, and copies within host memory.
 //!
-//! Invariants: a `Slab` is a Python object whose memory is returned to the pool when the object dies;
-//! views of it (through the buffer protocol) refer to the object, so memory outlives every view.
+//! Invariants: a `Slab` is a Python object whose memory is returned to the pool when the object dies, and with
+//! it all arrays that frameworks have made of its DLPack capsules; views of it (through the buffer protocol)
+//! refer to the object, so memory outlives every view.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -18,7 +20,13 @@ use crate::write::read_words;
 
 /// Host memory from the arena: page-aligned, writable through the buffer protocol.
 #[pyclass(frozen, module = "waystation._native")]
-pub struct Slab(pub(crate) arena::Slab);
+pub struct Slab(pub(crate) Arc<arena::Slab>);
+
+impl Slab {
+    pub fn new(memory: arena::Slab) -> Self {
+        Self(Arc::new(memory))
+    }
+}
 
 #[pymethods]
 impl Slab {
@@ -48,7 +56,7 @@ impl Slab {
 #[pyfunction]
 #[pyo3(signature = (nbytes, /))]
 fn allocate(py: Python<'_>, nbytes: usize) -> PyResult<Slab> {
-    py.detach(|| guarded(|| Arena::global().allocate(nbytes))).map(Slab)
+    py.detach(|| guarded(|| Arena::global().allocate(nbytes))).map(Slab::new)
 }
 
 #[pyfunction]

@@ -80,7 +80,7 @@ fn compress_zstd(
     let _ = owners;
     let compressed = compressed?;
     let places = compressed.values.iter().map(|value| (value.start, value.len())).collect();
-    Ok((Slab(compressed.memory), places))
+    Ok((Slab::new(compressed.memory), places))
 }
 
 fn read_file((path, header, file_bytes, words): &FileTuple<'_>) -> PyResult<FileInput> {

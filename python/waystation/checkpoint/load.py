@@ -11,8 +11,10 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from waystation._errors import InvalidInput
+from waystation._errors import InvalidInput, Unsupported
 from waystation._options.in_effect import current_options
+from waystation.checkpoint import elsewhere
+from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import CheckpointMetadata
 from waystation.checkpoint.paths import PathLike, resolve
@@ -30,7 +32,9 @@ def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str
             with or without a sharding, tensors on any device, NumPy arrays, types or values of
             scalars), or what `metadata` returned. Each leaf comes back as the kind of array that the
             abstract leaf is, with its dtype and sharding, in the given containers. Without it
-            everything comes back as it was saved.
+            everything comes back as it was saved. For an array of the runtime there is a new one of its
+            shape, dtype, sharding and slice, which its hosts load; other leaves of such a state can be
+            arrays of NumPy and JAX, and scalars.
         checkpointable_name: Which checkpointable; by default `state`, or the first state by name where there
             is none of that name.
 
@@ -46,6 +50,10 @@ def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str
         Corrupt: Bytes are not what was written; names file and array.
         Unsupported: The checkpoint is of a newer format version.
     """
+    keeper = elsewhere.keeper_of(abstract_state)
+    if keeper is not None:
+        _require_plain(checkpointable_name)
+        return keeper.load(resolve(path), abstract_state)
     loading = Loading(resolve(path), [checkpointable_name or AUTO], current_options())
     return loading.run(abstract_state, Progress())
 
@@ -59,11 +67,21 @@ def load_async(
     could come between those of the program. With the option `array.loading.load_and_broadcast = True` there
     are such; let the program have none of its own then until the handle is done.
     """
+    keeper = elsewhere.keeper_of(abstract_state)
+    if keeper is not None:
+        _require_plain(checkpointable_name)
+        return keeper.load_async(resolve(path), abstract_state)
     loading = Loading(resolve(path), [checkpointable_name or AUTO], current_options(), is_in_background=True)
     loading.require_checkpoint()
     return AsyncResponse(
         f"loading '{loading.target}'", lambda progress: loading.run(abstract_state, progress)
     )
+
+
+def _require_plain(checkpointable_name: str | None) -> None:
+    """Refuses what hosts do not load."""
+    if checkpointable_name not in {None, AUTO, STATE}:
+        raise Unsupported(f"hosts load what was saved as '{STATE}', not '{checkpointable_name}'")
 
 
 def load_checkpointables(path: PathLike, abstract_checkpointables: Any = None) -> dict[str, Any]:

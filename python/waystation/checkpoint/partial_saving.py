@@ -16,24 +16,21 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
-from waystation import _native
 from waystation._errors import InvalidInput, NotFound, Unsupported
 from waystation._options import Options
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import sessions
 from waystation.checkpoint.handlers.choice import STATE
+from waystation.checkpoint.joining import Part, open_part, write_whole
 from waystation.checkpoint.paths import PathLike, check_destination, is_checkpoint, resolve
 from waystation.checkpoint.save import in_background
 from waystation.checkpoint.saving import Saving
 from waystation.layouts.native import commit, names
-from waystation.layouts.native.assemble import assemble, join_structures
+from waystation.layouts.native.assemble import join_structures
 from waystation.layouts.native.attempts import Attempt, remove_dead, remove_tree
-from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint, open_checkpointable
-from waystation.layouts.native.records import CheckpointRecord
 from waystation.transfers.handle import AsyncResponse, Progress
 
 
@@ -98,29 +95,13 @@ def _finalize(final: str, options: Options) -> bytes:
         )
     attempt = Attempt(final, options.file.path_permission_mode)
     try:
-        _write_whole(attempt, parts)
+        write_whole(attempt, parts, begun_ns=parts[0][0].begun_ns)
         commit.publish_new(attempt)
     except BaseException:
         attempt.discard()
         raise
     remove_tree(names.partial(final))
     return b""
-
-
-def _write_whole(attempt: Attempt, parts: list[tuple[CheckpointRecord, OpenCheckpointable]]) -> None:
-    directory = os.path.join(attempt.path, STATE)
-    os.mkdir(directory)
-    digest, unsynced = assemble(directory, [opened for _, opened in parts])
-    custom_metadata: Any = None
-    for record, _ in parts:
-        if record.custom_metadata is not None:
-            custom_metadata = {**(custom_metadata or {}), **record.custom_metadata}
-    begun_ns = parts[0][0].begun_ns
-    record = CheckpointRecord(1, {STATE: (STATE, digest)}, time.time_ns(), custom_metadata, begun_ns=begun_ns)
-    path = os.path.join(attempt.path, names.RECORD)
-    _native.write_small_files([(path, record.encode())], sync=False)
-    attempt.seal()
-    _native.sync_paths([*unsynced, path, attempt.path])
 
 
 class PartialSaving(Saving):
@@ -135,7 +116,7 @@ class PartialSaving(Saving):
         deadline_s = min(options.multiprocessing.deadline_s, timeout_s)
         super().__init__(final, options, overwrite=False, deadline_s=deadline_s)
         self.final = final
-        self._parts: list[tuple[CheckpointRecord, OpenCheckpointable]] = []
+        self._parts: list[Part] = []
 
     def begin(
         self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool = False
@@ -215,12 +196,11 @@ def _remove_leftover(final: str) -> None:
             remove_tree(names.partial(final))
 
 
-def _open_parts(final: str) -> list[tuple[CheckpointRecord, OpenCheckpointable]]:
+def _open_parts(final: str) -> list[Part]:
     """The parts that have been saved, in order."""
-    found: list[tuple[CheckpointRecord, OpenCheckpointable]] = []
+    found: list[Part] = []
     while is_checkpoint(place := _place(final, len(found))):
-        record = open_checkpoint(place)
-        found.append((record, open_checkpointable(place, record, STATE)))
+        found.append(open_part(place))
     return found
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from typing_extensions import TypeVar
 
-from waystation._errors import InvalidInput
+from waystation._errors import InvalidInput, Unsupported
 from waystation._options import Options
 from waystation._options.in_effect import current_options
+from waystation.checkpoint import elsewhere
 from waystation.checkpoint.handlers.choice import METRICS, STATE
 from waystation.checkpoint.local_saving import LocalSaving
 from waystation.checkpoint.orbax_saving import OrbaxSaving
@@ -44,7 +45,9 @@ def save(
     Args:
         path: The directory that becomes the checkpoint. Missing parents are created.
         state: A tree of containers (dict, list, tuple, named tuple, dataclass, registered nodes)
-            with arrays (JAX, torch, NumPy), numbers, strings and bytes as leaves.
+            with arrays (JAX, torch, NumPy), numbers, strings and bytes as leaves. Arrays of the runtime their
+            hosts save; what else is in such a state goes to these through the controller, so it has to be
+            small, and no tensor of torch.
         checkpointable_name: Under which name the state stands in the checkpoint.
         overwrite: Replace a checkpoint that is there; it stays whole until the new one is.
         custom_metadata: A JSON value to keep with the checkpoint.
@@ -56,7 +59,12 @@ def save(
         DiskFull, PermissionDenied, Unavailable: The disk refuses; nothing is left behind. Unavailable as
             well if another process of the program has died or does not come.
     """
-    write(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
+    keeper = elsewhere.keeper_of(state)
+    if keeper is None:
+        write(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
+        return
+    _require_plain(path, checkpointable_name, custom_metadata)
+    keeper.save(resolve(path), state, overwrite=overwrite)
 
 
 def save_async(
@@ -71,16 +79,21 @@ def save_async(
 
     Takes what `save` takes. CPU JAX arrays are held by view, which keeps their values even when they
     are donated or deleted. NumPy arrays, torch tensors and arrays in GPU memory are copied, up to
-    `memory.snapshot_bytes`; beyond that the call blocks until the rest has been written out.
+    `memory.snapshot_bytes`; beyond that the call blocks until the rest has been written out. Of arrays of the
+    runtime hosts save what they are now, whatever is called next; such a save cannot be cancelled.
 
     Returns:
         The handle: `result()` returns once the checkpoint is durable and committed.
 
     Raises:
         Conflict, Unsupported, InvalidInput, PermissionDenied: As `save` does, before it returns. What
-            fails later is raised by the handle.
+            fails later is raised by the handle; so is what hosts refuse.
     """
-    return write_async(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
+    keeper = elsewhere.keeper_of(state)
+    if keeper is None:
+        return write_async(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
+    _require_plain(path, checkpointable_name, custom_metadata)
+    return keeper.save_async(resolve(path), state, overwrite=overwrite)
 
 
 def save_checkpointables(
@@ -221,6 +234,14 @@ def in_background(
             response.cancel()
             raise
     return response
+
+
+def _require_plain(path: PathLike, checkpointable_name: str, custom_metadata: Any) -> None:
+    """Refuses what hosts do not save with their arrays."""
+    if checkpointable_name != STATE or custom_metadata is not None:
+        raise Unsupported(
+            f"arrays of hosts are saved under the name '{STATE}' and without custom metadata: '{path}'"
+        )
 
 
 def open_saving(

@@ -126,6 +126,7 @@ class Launch:
         self._strangers: set[int] = set()
         self._open_streams = 0
         self._deadline_s: float | None = None  # since the launch, for what is to happen next
+        self._seen_s = 0.0  # since the launch: when what is handled now was seen
         self._began = time.monotonic()
         self._began_at_s = time.time()
 
@@ -252,13 +253,14 @@ class Launch:
     def _handle(self, timeout_s: float | None) -> bool:
         """Takes what has happened; returns whether anything did."""
         happened = [key for key, _ in self._selector.select(timeout_s)]
+        self._seen_s = self._now_s()
         # Ends first: their time counts.
         for key in sorted(happened, key=lambda key: not isinstance(key.fileobj, int)):
             key.data()
         return bool(happened)
 
     def _ended(self, program: Program, end: int) -> None:
-        program.ended_s = self._now_s()
+        program.ended_s = self._seen_s
         self._selector.unregister(end)
         os.close(end)
         # What it started keeps its group, so that the group's number cannot be given to another meanwhile.

@@ -154,6 +154,7 @@ class Meeting:
             while self._table.has_others(self._host) and time.monotonic() < until:
                 for key, _ in self._selector.select(_CONNECT_AGAIN_S):
                     key.data()
+            self._table.end()
         if self._line is not None:
             self._line.close()
         self._selector.close()

@@ -87,6 +87,12 @@ class Table:
         for guest in self._guests:
             guest.line.end_sending()
 
+    def end(self) -> None:
+        """Closes the connections that others have not."""
+        for guest in self._guests:
+            guest.line.close()
+        self._guests.clear()
+
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()

@@ -87,7 +87,7 @@ class Registration:
                 return True
             # Of a zombie nothing runs, unless it has threads left.
             return fields[0] == "Z" and len(os.listdir(f"/proc/{self.process_id}/task")) == 1
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # the second if it ends between opening and reading
             return True
         except (OSError, IndexError):
             return False

@@ -6,6 +6,7 @@ marked mutable; loaded arrays are the very buffers that the loader filled.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -156,7 +157,8 @@ def _source(leaf: Any) -> ArraySource:
     scalar = isinstance(leaf, np.generic)
     if not scalar and not isinstance(leaf, np.ndarray):
         raise InvalidInput(f"{leaf!r} is an abstract leaf; save the array itself")
-    if isinstance(leaf, np.ma.MaskedArray):
+    # Where there is a masked array, its module is imported; naming it here would import it for everybody.
+    if "numpy.ma" in sys.modules and isinstance(leaf, np.ma.MaskedArray):
         raise Unsupported("masked arrays cannot be saved; save their .data and .mask as two leaves")
     array = np.asarray(leaf)
     logical = dtypes.of_numpy(array.dtype)

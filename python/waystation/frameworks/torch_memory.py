@@ -7,12 +7,15 @@ memory with their buffers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.dlpack import from_dlpack
 
+from waystation import _native
 from waystation._errors import InvalidInput, Unsupported
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import Block
@@ -29,6 +32,21 @@ _LOGICAL: dict[torch.dtype, dtypes.LogicalDtype] = {
     dtype: dtypes.TABLE[name] for name, dtype in _BY_NAME.items()
 }
 _INTEGER_OF_SIZE: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
+# Type codes and bits (dlpack.h) of the dtypes that every release of torch takes from a DLPack capsule.
+_DLPACK = {
+    "bool": (6, 8),
+    "int8": (0, 8),
+    "int16": (0, 16),
+    "int32": (0, 32),
+    "int64": (0, 64),
+    "uint8": (1, 8),
+    "float16": (2, 16),
+    "float32": (2, 32),
+    "float64": (2, 64),
+    "bfloat16": (4, 16),
+    "complex64": (5, 64),
+    "complex128": (5, 128),
+}
 _DIRECT = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64"})
 
 
@@ -151,6 +169,22 @@ def over(buffer: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
     if size in _INTEGER_OF_SIZE:
         return torch.from_numpy(buffer.view(_INTEGER_OF_SIZE[size])).view(wanted)
     return torch.from_numpy(buffer)
+
+
+def is_made_over_memory(dtype: str) -> bool:
+    """Whether `tensors_over` makes tensors of a logical dtype."""
+    return dtype in _DLPACK
+
+
+def tensors_over(
+    slabs: Sequence[_native.Slab | None],
+    offsets: Sequence[int],
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[str],
+) -> list[torch.Tensor]:
+    """Tensors over parts of slabs, each with a storage of its own, whose memory may still be written."""
+    codes = [_DLPACK[dtype] for dtype in dtypes]
+    return list(map(from_dlpack, _native.dlpack_capsules(slabs, offsets, shapes, codes)))
 
 
 def without_data(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch.distributed import device_mesh as torch_device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
+from waystation._distinct import distinct
 from waystation._errors import InvalidInput, Unavailable
 from waystation.frameworks.participation import require_all
 from waystation.frameworks.torch_shardings import MeshDescription
@@ -178,7 +179,7 @@ def _with_copies(mesh: DeviceMesh) -> NDArray[np.int64]:
     if not all(rank in place for rank in own.ravel().tolist()):
         return own[None]
     at = np.unravel_index([place[rank] for rank in own.ravel().tolist()], larger.shape)
-    extents = [len(np.unique(along)) for along in at]
+    extents = [len(distinct(along)) for along in at]
     if any(extent not in (1, size) for extent, size in zip(extents, larger.shape, strict=True)):
         return own[None]
     others = [[0] if extent > 1 else range(size) for extent, size in zip(extents, larger.shape, strict=True)]

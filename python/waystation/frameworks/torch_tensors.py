@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from waystation import _native
 from waystation._errors import InvalidInput, WaystationError
-from waystation.frameworks import dtypes, torch_devices, torch_memory, torch_pieces, torch_shardings
+from waystation.frameworks import dtypes, torch_devices, torch_memory, torch_pieces
 from waystation.frameworks.base import (
     ArraySource,
     Broadcaster,
@@ -26,7 +27,6 @@ from waystation.frameworks.base import (
 )
 from waystation.frameworks.kinds import targets_by_kind
 from waystation.frameworks.storage import Storage
-from waystation.frameworks.torch_shards import replicated
 from waystation.grid import Shape, Spread, whole
 
 if TYPE_CHECKING:
@@ -146,6 +146,17 @@ class TorchCodec:
             torch.cuda.synchronize(device)
         return made
 
+    def is_made_over_memory(self, target: Target) -> bool:
+        """Whether `over_memory` makes the tensor."""
+        return target.placement is _ON_CPU[False] and torch_memory.is_made_over_memory(target.dtype)
+
+    def over_memory(
+        self, targets: Sequence[Target], slabs: Sequence[_native.Slab | None], offsets: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Tensors over parts of slabs, which may still be written; they keep the memory."""
+        shapes = [target.shape for target in targets]
+        return torch_memory.tensors_over(slabs, offsets, shapes, [target.dtype for target in targets])
+
     def stays_on_host(self, target: Target) -> bool:
         """Whether the tensor shares memory with the buffers that it is made of."""
         return torch_pieces.stays_on_host(target)
@@ -199,7 +210,7 @@ class TorchCodec:
         mesh. That one only shows its mesh: the load that it is given to makes it, where it has to."""
         dtypes.of_stored(stored)
         tensor = None
-        if torch_shardings.is_dtensor(stored.sharding) and _is_initialized():
+        if stored.sharding is not None and _shardings().is_dtensor(stored.sharding) and _is_initialized():
             tensor = _distributed().abstract(stored)
         if tensor is None:
             tensor = torch_memory.without_data(stored.shape, torch_memory.torch_dtype(stored.dtype))
@@ -219,6 +230,8 @@ class _Replicated:
     def spread(self, shape: Shape) -> Spread:
         found = self._known.get(shape)
         if found is None:
+            from waystation.frameworks.torch_shards import replicated
+
             found = self._known[shape] = replicated(shape, self._ranks)
         return found
 
@@ -275,7 +288,7 @@ def _saved(stored: StoredArray, forms: dict[tuple[int, Shape], Form | None]) -> 
     requires_grad = stored.extra.get("requires_grad") is True
     if stored.sharding is None:
         return _ON_CPU[requires_grad]
-    if not torch_shardings.is_dtensor(stored.sharding):
+    if not _shardings().is_dtensor(stored.sharding):
         return Placement(_saved_device(stored), requires_grad)
     key = id(stored.sharding), stored.shape  # the descriptions outlive the batch
     if key not in forms:
@@ -290,7 +303,7 @@ def _saved(stored: StoredArray, forms: dict[tuple[int, Shape], Form | None]) -> 
 def _saved_form(stored: StoredArray) -> Form | None:
     """The form at save; None for a tensor that one process held, which any program can have whole."""
     assert stored.sharding is not None
-    described, _ = torch_shardings.parse(stored.sharding, stored.shape)
+    described, _ = _shardings().parse(stored.sharding, stored.shape)
     form = _distributed().rebuilt_form(stored.sharding, stored.shape) if _is_initialized() else None
     if form is None and len(described.ranks) > 1:
         here = f"{_process_count()} processes" if _is_initialized() else "no torch.distributed"
@@ -359,3 +372,10 @@ def _distributed() -> Any:
 
 
 CODEC = TorchCodec()
+
+
+def _shardings() -> Any:
+    """What reads how tensors were sharded; imported only where one was."""
+    from waystation.frameworks import torch_shardings
+
+    return torch_shardings

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from waystation._distinct import distinct
 from waystation.grid._boxes import Box, BoxArray, Shape, box_array, box_at, positions_meeting, whole
 
 _CELLS_PER_BOX = 4
@@ -87,7 +88,7 @@ def _search(whole_region: _Region, *, holes_allowed: bool) -> Box | None:
     while regions:
         region = regions.pop()
         cuts = [
-            np.unique(np.concatenate([bounds, region.begins[:, axis], region.ends[:, axis]]))
+            distinct(np.concatenate([bounds, region.begins[:, axis], region.ends[:, axis]]))
             for axis, bounds in enumerate(zip(region.begin, region.end, strict=True))
         ]
         cells = math.prod(len(cut) - 1 for cut in cuts)

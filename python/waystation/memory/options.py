@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from waystation._errors import Conflict, InvalidInput
 from waystation._options import Options
 from waystation.memory.open_tier import OpenMemoryTier
+from waystation.memory.variables import DIRECTORY_VARIABLE
 from waystation.training.logger import Logger
 from waystation.training.place import Place
 from waystation.training.save_decision_policies import FixedIntervalPolicy, SaveDecisionPolicy
-
-# Where `waystation launch --agent` tells its processes the directory of the agent.
-DIRECTORY_VARIABLE = "WAYSTATION_AGENT_DIRECTORY"
 
 
 @dataclass(frozen=True, kw_only=True)

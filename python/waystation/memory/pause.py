@@ -1,13 +1,16 @@
-"""How often a tier that fails is tried again: after each failure in a row, twice as many saves are left out.
+"""How often a tier that fails is tried again: after each failure in a row, half as many saves are tried.
 
-It counts saves, not seconds, so that all processes of a program leave out the same ones.
+It counts saves, not seconds, so that all processes of a program leave out the same ones. What a process
+tries that has seen more failures, those try as well that have seen fewer: else the turns of one whose agent
+has failed once more could miss those of the others for ever, and no version would be whole.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_LEFT_OUT = 63
+RAREST = 64
+"""At least one save of so many is tried."""
 
 
 @dataclass(slots=True)
@@ -19,20 +22,17 @@ class Pause:
     """
 
     failures: int = 0
-    _left: int = 0
+    _due: int = 0
 
     def leaves_out(self) -> bool:
         """Whether the save that is due now is one of them."""
-        if not self._left:
-            return False
-        self._left -= 1
-        return True
+        self._due += 1
+        return self._due % min(1 << max(self.failures - 1, 0), RAREST) != 0
 
     def failed(self) -> None:
         """A save has failed."""
         self.failures += 1
-        self._left = min(2 ** (self.failures - 1) - 1, MOST_LEFT_OUT)
 
     def succeeded(self) -> None:
         """A save has not."""
-        self.failures = self._left = 0
+        self.failures = 0

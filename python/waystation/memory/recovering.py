@@ -14,10 +14,9 @@ import os
 import time
 from typing import Any
 
+from waystation.memory.variables import RECOVERY_VARIABLE
 from waystation.training.recovery import Recovery
 
-# A JSON object: `file`, and the moments of `Recovery` that only the launch has seen.
-RECOVERY_VARIABLE = "WAYSTATION_RECOVERY"
 _OF_LAUNCH = ("failed_at_s", "ended_at_s", "started_at_s")
 
 

@@ -18,8 +18,11 @@ from waystation._errors import WaystationError
 from waystation.grid import Shape
 from waystation.runtime.ir import LowProgram, Value
 from waystation.runtime.resources import Placement
+from waystation.runtime.state_trees import StateTree
 
 Block: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+# What a host answers in words, or the values of a checkpoint that are no arrays of hosts.
+Said: TypeAlias = str | tuple[Any, ...]
 
 
 def key_of(code: bytes) -> str:
@@ -107,33 +110,106 @@ class Save:
 
     Attributes:
         path: Where the checkpoint goes.
-        arrays: Name and buffer of each array.
+        tree: The state that they are in. Leaves that are neither here nor there are of other hosts.
+        arrays: Number of the leaf, and buffer, of each array.
         processes: The numbers of these hosts in their island.
         overwrite: Whether it may take the place of another.
     """
 
     path: str
-    arrays: tuple[tuple[str, int], ...]
+    tree: StateTree
+    arrays: tuple[tuple[int, int], ...]
     processes: tuple[int, ...]
     overwrite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What of a checkpoint may be other than what is wanted.
+
+    Attributes:
+        is_partial: Whether it may have more.
+        extents_may_differ: Whether arrays are padded or truncated.
+    """
+
+    is_partial: bool = False
+    extents_may_differ: bool = False
+
+
+EXACT = Tolerance()
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """Make buffers of a checkpoint, together with the other hosts that get shards of them.
+    """Make buffers of a checkpoint, together with the other hosts that get shards of them; the first of them
+    answers with the values that are wanted.
 
     Attributes:
         path: Where the checkpoint is.
-        arrays: Name, handle, and where and how it is to lie, of each array.
+        tree: The abstract state that they are in.
+        arrays: Number of the leaf, handle, and where and how it is to lie, of each array.
         processes: The numbers of these hosts in their island.
+        identity: What `Identify` has answered, if others load too: no other checkpoint may have taken the
+            place of that one.
+        tolerance: What of the checkpoint may be other than the abstract state.
     """
 
     path: str
-    arrays: tuple[tuple[str, int, Value, Placement], ...]
+    tree: StateTree
+    arrays: tuple[tuple[int, int, Value, Placement], ...]
     processes: tuple[int, ...]
+    identity: str | None = None
+    tolerance: Tolerance = EXACT
 
 
-Instruction: TypeAlias = Run | Put | Get | Spill | Restore | Save | Load
+@dataclass(frozen=True, slots=True)
+class BeginJoining:
+    """Begin a checkpoint whose parts are saved by several sets of hosts; answer with the directory of these.
+
+    Attributes:
+        path: Where the checkpoint goes.
+        overwrite: Whether it may take the place of another.
+    """
+
+    path: str
+    overwrite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EndJoining:
+    """Make such parts the checkpoint.
+
+    Attributes:
+        directory: What `BeginJoining` has answered.
+        parts: How many there are; None if it has failed, and nothing is to be left of it.
+        owners: Of which part each leaf of the state is.
+    """
+
+    directory: str
+    parts: int | None
+    owners: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Identify:
+    """Answer with what tells a checkpoint from any other, which has to have what is wanted.
+
+    Attributes:
+        path: Where the checkpoint is.
+        tree: The abstract state.
+        arrays: Number of the leaf, shape and dtype of each array.
+        tolerance: What of the checkpoint may be other than that.
+    """
+
+    path: str
+    tree: StateTree
+    arrays: tuple[tuple[int, Shape, str], ...]
+    tolerance: Tolerance = EXACT
+
+
+Instruction: TypeAlias = (
+    Run | Put | Get | Spill | Restore | Save | Load | BeginJoining | EndJoining | Identify
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +248,12 @@ class Done:
         work: The number of the work.
         device_seconds: For how long its devices were at it.
         error: What went wrong; None if nothing did.
-        fetched: What it was asked for.
+        fetched: The arrays that it was asked for.
+        said: What else it has answered.
     """
 
     work: int
     device_seconds: float
     error: WaystationError | None = None
     fetched: tuple[Fetched, ...] = ()
+    said: Said = ""

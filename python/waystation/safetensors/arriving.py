@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from waystation._distinct import distinct
 from waystation._errors import Conflict, Corrupt, NotFound, WaystationError
 from waystation.layouts.native import read_job
 from waystation.layouts.native.read_job import ReadStatistics
@@ -84,7 +85,7 @@ class Arriving:
         arrived = own.job.arrived()
         if arrived < records:
             self.finish()  # raises what has ended the job
-        files = np.unique(own.files[own.arrived : arrived])
+        files = distinct(own.files[own.arrived : arrived])
         try:
             check_unchanged(own.headers[file] for file in files.tolist())
         except Conflict:

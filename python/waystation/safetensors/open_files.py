@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waystation._collection import paused_collection
+from waystation._distinct import distinct
 from waystation._errors import WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
@@ -228,7 +229,7 @@ class OpenFiles(Readable):
         tensors_of_whole, addresses = wanted.whole.T
         own = self._files[tensors_of_whole]
         files_of_parts = [int(self._files[number]) for number, _ in wanted.parts]
-        used = sorted({*np.unique(own).tolist(), *files_of_parts})
+        used = sorted({*distinct(own).tolist(), *files_of_parts})
         records = np.zeros((len(own), _WHOLE_WORDS), np.int64)
         records[:, 0] = np.searchsorted(used, own) if used else 0
         records[:, 1], ends = self._spans[tensors_of_whole].T

@@ -27,7 +27,7 @@ from waystation.frameworks.storage import StorageMetadata
 from waystation.grid import volume
 from waystation.layouts.native import memory
 from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read import Allocate, Request
+from waystation.layouts.native.read import Allocate, Over, Request
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
 from waystation.safetensors.arriving import Arriving
@@ -119,6 +119,44 @@ class Readable(ABC):
             Conflict: A file changed.
             Corrupt: A file is damaged.
         """
+        arrays: list[list[NDArray[Any]]] = self._read(
+            requests, options, on_job, statistics, allocate, _arrays_over
+        )
+        return arrays
+
+    def read_over(
+        self,
+        requests: Sequence[Request],
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+        over: Over,
+    ) -> list[Any]:
+        """What `over` makes over the memory of all requested boxes while that is filled.
+
+        Raises:
+            Conflict: A file changed.
+            Corrupt: A file is damaged.
+        """
+        return self._read(
+            requests,
+            options,
+            on_job,
+            statistics,
+            memory.allocate,
+            lambda slabs, offsets, _: over(slabs, offsets),
+        )
+
+    def _read(
+        self,
+        requests: Sequence[Request],
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+        allocate: Allocate,
+        over: Callable[[Sequence[_native.Slab | None], Sequence[int], Boxes], list[Any]],
+    ) -> list[Any]:
+        """What `over` makes of the memory of boxes, by their requests."""
         with contextlib.ExitStack() as reading:
             with paused_collection():
                 boxes = self._boxes(requests)
@@ -127,9 +165,9 @@ class Readable(ABC):
                 destinations = Destinations(addresses, slabs)
                 arriving = self.start_boxes(boxes, destinations, options, on_job, statistics, announce=False)
                 reading.enter_context(contextlib.closing(arriving))
-                arrays = _arrays_over(slabs, [offset for _, offset in places], boxes)
+                made = over(slabs, [offset for _, offset in places], boxes)
             arriving.finish()
-        return arrays
+        return made
 
     def read_to_devices(
         self,
@@ -190,18 +228,16 @@ class Readable(ABC):
     def _boxes(self, requests: Sequence[Request]) -> Boxes:
         """What is known of the requested boxes."""
         stored = self.arrays([request.array for request in requests])
+        own = [request.boxes for request in requests]
+        # Models have many tensors of few shapes.
+        kinds = list(zip(map(id, stored), map(id, own), strict=True))
         known: dict[tuple[int, int], tuple[np.dtype[Any], list[int]]] = {}
-        found = Boxes(requests, [], [], [])
-        for request, array in zip(requests, stored, strict=True):
-            kind = id(array), id(request.boxes)  # models have many tensors of few shapes
-            sizes = known.get(kind)
-            if sizes is None:
-                form = dtypes.of_stored(array).host
-                sizes = known[kind] = form, [volume(box) * form.itemsize for box in request.boxes]
-            found.forms.append(sizes[0])
-            found.counts.append(len(sizes[1]))
-            found.sizes.extend(sizes[1])
-        return found
+        for kind, (array, boxes) in dict(zip(kinds, zip(stored, own, strict=True), strict=True)).items():
+            form = dtypes.of_stored(array).host
+            known[kind] = form, [volume(box) * form.itemsize for box in boxes]
+        found = list(map(known.__getitem__, kinds))
+        sizes = [nbytes for _, own_sizes in found for nbytes in own_sizes]
+        return Boxes(requests, [form for form, _ in found], list(map(len, own)), sizes)
 
 
 def _arrays_over(

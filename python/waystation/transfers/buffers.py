@@ -10,7 +10,9 @@ cast needs; every byte of a buffer is written.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -26,7 +28,7 @@ from waystation.frameworks.base import StoredArray, Target
 from waystation.grid import Box, relative_to, slices_of_box, volume
 from waystation.layouts.native import memory
 from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read import Allocate, Places, Request
+from waystation.layouts.native.read import Allocate, Over, Places, Request
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.opened import Opened
 from waystation.transfers import fit
@@ -87,18 +89,16 @@ class Incoming:
         return replace(self, target=replace(self.target, boxes=boxes), buffers=[])
 
 
+@paused_collection()
 def by_kind(is_so: Callable[[Incoming], bool], arrays: Sequence[Incoming]) -> list[bool]:
     """What is so of which arrays. That is asked once of those that share target and description: models have
     thousands of arrays, which share few."""
-    answers: dict[tuple[int, int, bool], bool] = {}
-    found: list[bool] = []
-    for incoming in arrays:
-        kind = id(incoming.target), id(incoming.stored), incoming.array is None
-        answer = answers.get(kind)
-        if answer is None:
-            answer = answers[kind] = is_so(incoming)
-        found.append(answer)
-    return found
+    targets = map(id, map(operator.attrgetter("target"), arrays))
+    descriptions = map(id, map(operator.attrgetter("stored"), arrays))
+    are_scalars = map(operator.is_, map(operator.attrgetter("array"), arrays), itertools.repeat(None))
+    kinds = list(zip(targets, descriptions, are_scalars, strict=False))
+    answers = {kind: is_so(one) for kind, one in dict(zip(kinds, arrays, strict=True)).items()}
+    return list(map(answers.__getitem__, kinds))
 
 
 class Mapped(Protocol):
@@ -136,6 +136,15 @@ class Reading:
         if self.progress.cancelled:
             raise Cancelled("loading was cancelled")
         return self.opened.read_boxes(requests, self.options, self.progress.add, self.statistics, allocate)
+
+    def read_over(self, requests: Sequence[Request], over: Over) -> list[Any]:
+        """Reads boxes as they are stored, and returns what `over` has made over their memory meanwhile; only
+        published models can do that."""
+        if self.progress.cancelled:
+            raise Cancelled("loading was cancelled")
+        opened: Any = self.opened
+        made: list[Any] = opened.read_over(requests, self.options, self.progress.add, self.statistics, over)
+        return made
 
     def read_to_devices(self, requests: Sequence[Request], destinations: Destinations) -> None:
         """Reads boxes, as they are stored, to memory of devices; what is opened must be able to."""

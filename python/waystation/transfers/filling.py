@@ -17,7 +17,7 @@ from waystation._options import Options
 from waystation.frameworks.base import Codec
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.opened import Opened
-from waystation.transfers import devices, staging
+from waystation.transfers import devices, over_memory, staging
 from waystation.transfers.buffers import Incoming, Mapped, Reading, by_kind, fill_buffers
 from waystation.transfers.handle import Progress
 
@@ -99,11 +99,16 @@ class Filling:
     def finish(self, maker: staging.Maker) -> None:
         """Reads what has no buffers yet, and has all leaves made."""
         found, resident = self._still_to_devices()
-        fill_buffers(
-            self.reading, [incoming for _, batch in resident for incoming in batch if not incoming.buffers]
-        )
-        for codec, batch in resident:
-            maker.make(codec, batch, wait=False)
+        if len(resident) == 1 and over_memory.can_make(self.reading, *resident[0]):
+            codec, batch = resident[0]
+            maker.keep(batch, over_memory.load(self.reading, codec, batch))
+        else:
+            fill_buffers(
+                self.reading,
+                [incoming for _, batch in resident for incoming in batch if not incoming.buffers],
+            )
+            for codec, batch in resident:
+                maker.make(codec, batch, wait=False)
         for codec, batch in self.on_devices + found:
             for arrays, leaves in devices.load(self.reading, codec, batch):
                 maker.keep(arrays, leaves)

@@ -1,8 +1,10 @@
 """Trees: key paths, structures, and what is a node. Pure Python, no framework.
 
 `flatten` takes a state apart into leaves and a `Structure`; `unflatten` is its inverse; a structure becomes
-JSON and comes back; `match` pairs the leaves of two structures; `merge` makes one tree of several. Which
-classes are nodes, and when a load gives back a class rather than a `NamedNode`, is said in `_registry`.
+JSON and comes back; `match` pairs the leaves of two structures; `merge` makes one tree of several. `plain` is
+for processes that have none of the classes of a tree, and `iterate_leaves` for those who only look for a
+leaf. Which classes are nodes, and when a load gives back a class rather than a `NamedNode`, is said in
+`_registry`.
 """
 
 from waystation.tree._flatten import flatten, unflatten
@@ -17,9 +19,11 @@ from waystation.tree._keys import (
     format_key_path,
     label,
 )
+from waystation.tree._leaves import iterate_leaves
 from waystation.tree._match import Mismatch, Tolerance, describe_difference, match
 from waystation.tree._merge import merge
 from waystation.tree._named_node import NamedNode
+from waystation.tree._plain import plain
 from waystation.tree._registry import register_fallback, register_leaf, register_node
 from waystation.tree._structure import Structure
 from waystation.tree._types import (
@@ -56,10 +60,12 @@ __all__ = [
     "describe_difference",
     "flatten",
     "format_key_path",
+    "iterate_leaves",
     "label",
     "match",
     "merge",
     "parse_json",
+    "plain",
     "register_fallback",
     "register_leaf",
     "register_node",

@@ -1,6 +1,8 @@
-"""Figure 2 of the Pathways paper on two real islands, run as a process of its own."""
+"""Figure 2 of the Pathways paper on two real islands of a cluster, as a process of its own."""
 
 from __future__ import annotations
+
+import sys
 
 import jax
 import numpy
@@ -36,10 +38,8 @@ def figure_2() -> None:
 
 
 def main() -> None:
-    """Starts the cluster."""
-    with pw.connect(hosts=0) as cluster:
-        cluster.add_island("left", hosts=2, devices_per_host=2)
-        cluster.add_island("right", hosts=1, devices_per_host=2)
+    """Starts its client twice."""
+    with pw.connect(sys.argv[1]) as cluster:
         for _ in range(2):
             with cluster.start_client() as client:
                 assert cluster.start_client() is client

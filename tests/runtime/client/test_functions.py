@@ -126,6 +126,13 @@ def test_a_slice_moves_between_calls(client: runtime.Client) -> None:
     assert x.tolist() == [1, 2, 3, 4]
     client.resume()
     assert step(x).tolist() == [2, 3, 4, 5]
+    before = on.placement
+    client.migrate(without_hosts=before.hosts)
+    assert on.placement.island != before.island
+    assert step(x).tolist() == [2, 3, 4, 5]
+    with pytest.raises(NotEnoughDevices):
+        client.migrate(without_hosts=["left0", "right0"])
+    assert step(x).tolist() == [2, 3, 4, 5]
 
 
 def test_an_error_names_where_it_happened(client: runtime.Client, grid: runtime.Slice) -> None:

@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.export
 import numpy as np
 
-from waystation.runtime.cluster import ClusterBackend
+from waystation.runtime.cluster import Cluster, ClusterBackend, connect
 from waystation.runtime.ir import Arg, Compute, Program, Result, Sharding, SliceShape, Value, prepare
 from waystation.runtime.resources import SliceRequest
 
 HANDLES = itertools.count(1)
 WAIT_S = 120.0
+PROGRAM = [sys.executable, "-m", "tests.runtime.cluster.programs"]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+@contextlib.contextmanager
+def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    """A program in a process of its own, and what it says."""
+    process = subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def visiting(address: str, name: str = "first", **options: Any) -> Iterator[Cluster]:
+    """Connects to a cluster, and removes all islands in the end."""
+    with connect(address, name=name, **options) as cluster:
+        try:
+            yield cluster
+        finally:
+            for name in cluster.islands:
+                cluster.remove_island(name)
+
+
+def wait_until(condition: Callable[[], bool], seen: object = None) -> None:
+    """Waits for a condition; says what was `seen` last if it never comes."""
     end_s = time.monotonic() + WAIT_S
     while not condition():
-        assert time.monotonic() < end_s
+        assert time.monotonic() < end_s, f"in vain; seen last: {seen}"
         time.sleep(0.05)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,16 @@ def tell(*operands: list[tuple[tuple[int, ...], np.ndarray]]) -> list[list[np.nd
     """Adds to each shard where it begins; on a host."""
     (shards,) = operands
     return [[block + offset[0] for offset, block in shards]]
+
+
+REST_S = 14.0
+
+
+def rest(*operands: list[tuple[tuple[int, ...], np.ndarray]]) -> list[list[np.ndarray]]:
+    """Gives what it is given, after a while."""
+    time.sleep(REST_S)
+    (shards,) = operands
+    return [[np.array(block) for _, block in shards]]
 
 
 def fail(*operands: Any) -> list[list[np.ndarray]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import ray
@@ -30,6 +31,36 @@ class DeafHost(Host):
     def begin(self, number: int, message: Message) -> None:
         if not (self.name.endswith("/1") and message.program == "unheard"):
             super().begin(number, message)
+
+
+class CutHost(Host):
+    """Loses its connection to the controller at the first message of the program `cut`, and lives on."""
+
+    def begin(self, number: int, message: Message) -> None:
+        if message.program == "cut":
+            assert self._control is not None
+            self._control.close()
+        super().begin(number, message)
+
+
+class HeldHost(Host):
+    """Begins the first preparation only when the second has ended: they are done in any order."""
+
+    def __init__(self, name: str, epoch: int) -> None:
+        super().__init__(name, epoch)
+        self._preparations = 0
+        self._second = asyncio.Event()
+
+    async def prepare(self, *arguments: Any) -> Any:
+        self._preparations += 1
+        is_first = self._preparations == 1
+        if is_first:
+            await self._second.wait()
+        try:
+            return await super().prepare(*arguments)
+        finally:
+            if not is_first:
+                self._second.set()
 
 
 class UnorderedHost(Host):

@@ -10,14 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.cluster.driving import HANDLES, WAIT_S, Slice, wait_until
+from tests.runtime.cluster.driving import HANDLES, WAIT_S, Slice, program, wait_until
 
 from waystation.errors import Conflict, InvalidInput
 from waystation.runtime.cluster import Cluster, Island, IslandState, connect
@@ -36,7 +34,6 @@ pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime 
 
 DEADLINE_S = 6.0
 VALUES = np.arange(8, dtype=np.float32)
-PROGRAM = [sys.executable, "-m", "tests.runtime.cluster.programs"]
 
 
 def put_and_step(on: Slice) -> None:
@@ -47,18 +44,6 @@ def put_and_step(on: Slice) -> None:
         expected = expected + expected.sum()
     np.testing.assert_array_equal(on.backend.get(made, WAIT_S), expected)
     on.backend.free([made])
-
-
-@contextlib.contextmanager
-def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """A program in a process of its own, and what it says."""
-    process = subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield process, json.loads(process.stdout.readline())
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def is_gone(process_id: int) -> bool:
@@ -107,6 +92,9 @@ def live_and_die(cluster: Cluster) -> None:
     with pytest.raises(NoSuchIsland, match="island 'left' has been removed"):
         put_and_step(on_left)
     wait_until(lambda: all(map(is_gone, hosts)))
+    again = cluster.add_island("left", devices_per_host=2)
+    assert again.status().epoch > 1  # it takes up the order of the one that is gone
+    put_and_step(Slice(backend, again.name, again.device_count))
 
 
 def check_refusals(cluster: Cluster, on: Slice) -> None:
@@ -160,6 +148,7 @@ def check_that_a_killed_host_fells_its_island_only(
     # It does not end before the host is dead, as the other host never hears of it.
     os.kill(before[0].process_id, signal.SIGSTOP)
     lost = on_left.step(given)
+    wait_until(lambda: left.status().pending > 0)  # else it would be told that its array is lost
     os.kill(before[1].process_id, signal.SIGKILL)
     with pytest.raises(HostLost) as raised:
         on_left.backend.get(lost, WAIT_S)

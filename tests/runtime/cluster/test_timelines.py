@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import ray
 import ray.util
-from tests.runtime.cluster.driving import WAIT_S, Slice, add_sum, call, exported, rows, wait_until
+from tests.runtime.cluster.driving import WAIT_S, Slice, add_sum, call, exported, rows, visiting, wait_until
 
-from waystation.runtime.cluster import Cluster, ClusterBackend, IslandState, connect
+from waystation.runtime.cluster import Cluster, ClusterBackend, IslandState
 from waystation.runtime.ir import Arg, Compute, Program, Result, SliceShape, Value, prepare
 from waystation.runtime.timeline import Timeline
 
@@ -22,10 +22,10 @@ VALUES = np.arange(8, dtype=np.float32)
 
 
 @pytest.mark.timeout(600)  # on a busy machine each process of Ray and each host takes long to start
-def test_what_two_clients_did_on_two_islands(tmp_path: Path) -> None:
-    with connect(hosts=0, name="first", timeline=True) as cluster:
-        cluster.add_island("left", devices_per_host=2)
-        cluster.add_island("right", devices_per_host=2)
+def test_what_two_clients_did_on_two_islands(address: str, tmp_path: Path) -> None:
+    with visiting(address, "watched", timeline=True) as cluster:
+        cluster.add_island("east", devices_per_host=2)
+        cluster.add_island("west", devices_per_host=2)
         check_names(cluster)
         check_a_pipeline(cluster, tmp_path)
         check_that_it_is_kept_when_a_host_is_killed(cluster)
@@ -34,9 +34,20 @@ def test_what_two_clients_did_on_two_islands(tmp_path: Path) -> None:
 
 def check_names(cluster: Cluster) -> None:
     """What Ray's dashboard shows comes from this table."""
-    named = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
-    assert named == {"waystation manager", "left/0, epoch 1", "right/0, epoch 1"}
-    assert {each.name for each in cluster.islands.values()} == {"left", "right"}
+    await_actors({"waystation manager", "east/0, epoch 1", "west/0, epoch 1"})
+    assert {each.name for each in cluster.islands.values()} == {"east", "west"}
+
+
+def await_actors(names: set[str]) -> None:
+    """Waits until Ray has these actors; those of an island that was removed before may still be ending."""
+    found: set[str] = set()
+
+    def are_there() -> bool:
+        found.clear()
+        found.update(actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True))
+        return found == names
+
+    wait_until(are_there, found)
 
 
 def pipeline(backend: ClusterBackend) -> str:
@@ -55,16 +66,16 @@ def pipeline(backend: ClusterBackend) -> str:
 
 def check_a_pipeline(cluster: Cluster, directory: Path) -> None:
     backend = cluster.backend()
-    left, right = (Slice(backend, name, 2) for name in ("left", "right"))
+    left, right = (Slice(backend, name, 2) for name in ("east", "west"))
     argument = left.put(VALUES)
     fingerprint = pipeline(backend)
     made = [call(backend, fingerprint, [left.number, right.number], argument) for _ in range(5)]
     backend.wait(made, WAIT_S)
     left.backend.wait([left.steps(left.put(VALUES), 5)], WAIT_S)
     timeline = cluster.timeline()
-    assert timeline.clients == ("first",)
+    assert timeline.clients == ("watched",)
     assert not timeline.lost
-    assert timeline.devices == tuple((f"{name}/0", device) for name in ("left", "right") for device in (0, 1))
+    assert timeline.devices == tuple((f"{name}/0", device) for name in ("east", "west") for device in (0, 1))
     # Clocks of one machine are one clock.
     assert set(timeline.uncertainty_ns.values()) == {0}
 
@@ -75,15 +86,15 @@ def check_a_pipeline(cluster: Cluster, directory: Path) -> None:
         called = [each for each in timeline.computations if each.work == work.number]
         counts = {
             host: sum(1 + each.unseen for each in called if (each.host, each.device) == (host, 0))
-            for host in ("left/0", "right/0")
+            for host in ("east/0", "west/0")
         }
-        assert counts == {"left/0": 2, "right/0": 1}
+        assert counts == {"east/0": 2, "west/0": 1}
         went = [each for each in timeline.transfers if each.work == work.number]
         sent, brought = ([each for each in went if each.is_sent is which] for which in (True, False))
-        assert {each.host for each in sent} == {"left/0"}
-        assert {each.host for each in brought} == {"right/0"}
+        assert {each.host for each in sent} == {"east/0"}
+        assert {each.host for each in brought} == {"west/0"}
         assert sum(each.size_bytes for each in sent) == sum(each.size_bytes for each in brought) == 32
-        last = min(each.begin_ns for each in called if each.host == "right/0")
+        last = min(each.begin_ns for each in called if each.host == "west/0")
         assert all(each.end_ns <= last for each in brought)
     cluster.write_timeline(directory / "timeline.json")
     events = json.loads((directory / "timeline.json").read_text())["traceEvents"]
@@ -113,23 +124,23 @@ def check_order(timeline: Timeline, number: int) -> None:
 
 def check_that_it_is_kept_when_a_host_is_killed(cluster: Cluster) -> None:
     before = cluster.timeline()
-    island = cluster.island("right")
+    island = cluster.island("west")
     os.kill(island.status().hosts[0].process_id, signal.SIGKILL)
     wait_until(lambda: island.status().epoch == 2 and island.status().state is IslandState.READY)
-    on_right = Slice(cluster.backend(), "right", 2, name="again")
+    on_right = Slice(cluster.backend(), "west", 2, name="again")
     cluster.backend().wait([on_right.step(on_right.put(VALUES))], WAIT_S)
     after = cluster.timeline(forget=True)
     assert set(before.computations) <= set(after.computations)
-    assert {source.epoch for source in after.sources if source.name == "right/0"} == {1, 2}
-    assert "again" in {each.program for each in after.computations if each.host == "right/0"}
-    named = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
-    assert named == {"waystation manager", "left/0, epoch 1", "right/0, epoch 2"}
+    assert {source.epoch for source in after.sources if source.name == "west/0"} == {1, 2}
+    assert "again" in {each.program for each in after.computations if each.host == "west/0"}
+    # Ray may learn later than the manager that the killed host is gone.
+    await_actors({"waystation manager", "east/0, epoch 1", "west/0, epoch 2"})
 
 
 def check_that_it_ends(cluster: Cluster) -> None:
     cluster.record_timeline(False)
     cluster.timeline(forget=True)
-    left = Slice(cluster.backend(), "left", 2)
+    left = Slice(cluster.backend(), "east", 2)
     cluster.backend().wait([left.step(left.put(VALUES))], WAIT_S)
     timeline = cluster.timeline()
     assert not timeline.works

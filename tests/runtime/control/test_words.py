@@ -24,6 +24,7 @@ from waystation.runtime.devices import DeviceId
 from waystation.runtime.ir import Sharding, Value
 from waystation.runtime.messages import Done, Fetched, Get, Message, Put, Restore, Run, Save, Spill
 from waystation.runtime.resources import Placement
+from waystation.runtime.state_trees import StateTree
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 SOME = st.lists(NUMBERS, max_size=4).map(tuple)
@@ -34,7 +35,9 @@ INSTRUCTIONS = st.one_of(
     st.builds(Get, NUMBERS),
     st.builds(Spill, NUMBERS),
     st.builds(Restore, NUMBERS),
-    st.builds(Save, NAMES, st.just((("x", 1),)), st.just((0, 1)), st.booleans()),
+    st.builds(
+        Save, NAMES, st.just(StateTree.of_names("x")), st.just(((0, 1),)), st.just((0, 1)), st.booleans()
+    ),
 )
 MESSAGES = st.builds(Message, NUMBERS, NAMES, st.lists(INSTRUCTIONS, max_size=3).map(tuple))
 TOLD = st.one_of(st.builds(BeginMessage, NUMBERS, MESSAGES), st.builds(ReleaseBuffers, SOME))

@@ -12,6 +12,7 @@ from tests.runtime.controller.world import ROWS, World, error_of, pipeline, step
 
 from waystation.errors import InvalidInput, Unavailable, WaystationError
 from waystation.runtime.controller import (
+    Dispatch,
     MemoryLimits,
     Work,
 )
@@ -19,6 +20,7 @@ from waystation.runtime.errors import DeviceMemoryExceeded, ObjectNotFound
 from waystation.runtime.ir import Arg, Compute, Program, Result, SliceShape, Value, prepare
 from waystation.runtime.messages import Done, Message, Run, Save, Spill
 from waystation.runtime.resources import SliceRequest
+from waystation.runtime.state_trees import StateTree
 
 
 def test_a_run_is_one_message_to_each_host_and_its_list_is_sent_once() -> None:
@@ -134,6 +136,27 @@ def test_a_loss_fails_what_was_under_way_on_all_islands_and_others_go_on() -> No
     assert error_of(world, client, again) is None
 
 
+def test_an_island_with_the_name_of_one_that_is_gone_takes_up_its_order() -> None:
+    world = World()
+    client, slices = world.client("x", "a", "b")
+    arrays = [world.call(client, pipeline(), slices, world.put(client, slices[0])) for _ in range(3)]
+    while not world.lines["b/0"]:
+        assert world.step()
+    late = world.lines["a/0"] or world.lines["a/1"]
+    stale = [(island, epoch, message.work) for island, epoch, message in late]
+    world.remove("a")
+    world.add("a")
+    for island, epoch, work in stale:  # of the hosts that are gone
+        world.controller.orders.done(island, epoch, "a/0", Done(work, 0.001, None))
+    arrays.append(world.call(client, step(), slices[:1], world.put(client, slices[0])))
+    arrays.append(world.call(client, pipeline(), slices, world.put(client, slices[0])))
+    world.run()
+    assert not any(world.controller.orders.pending(island) for island in "ab")
+    errors = [error_of(world, client, handle) for handle in arrays]
+    assert all(isinstance(error, Unavailable) for error in errors[:3])
+    assert errors[3:] == [None, None]
+
+
 def test_a_donated_array_ends_with_the_run() -> None:
     world = World()
     client, slices = world.client("x")
@@ -206,22 +229,24 @@ def test_no_element_of_a_saved_array_is_in_a_message() -> None:
     world = World()
     client, slices = world.client("x")
     big = Value(1, (1 << 20,), "float32", slices[0], ROWS)
-    world.controller.works.load(client, "there", [("w", 1, big)])
-    ended: list[Work] = []
+    world.controller.checkpoints.load(client, "there", StateTree.of_names("w"), [(0, 1, big)])
+    ended: list[WaystationError | None] = []
     world.run()
-    world.controller.works.save(client, "here", [("w", 1)], False, ended.append)
+    world.controller.checkpoints.save(client, "here", StateTree.of_names("w"), [(0, 1)], False, ended.append)
     world.carry_out()
     messages = [message for line in world.lines.values() for _, _, message in line]
     assert [type(each) for message in messages for each in message.instructions] == [Save, Save]
     assert sum(len(pickle.dumps(message)) for message in messages) < 4096
     world.run()
-    assert [work.error for work in ended] == [None]
+    assert ended == [None]
 
 
 CALLS = st.lists(
     st.tuples(
         st.sampled_from("xy"),
-        st.sampled_from(["step", "step", "donate", "pipeline", "put", "get", "free", "lose", "drop"]),
+        st.sampled_from(
+            ["step", "step", "donate", "pipeline", "put", "get", "free", "save", "lose", "replace", "drop"]
+        ),
     ),
     max_size=30,
 )
@@ -243,6 +268,9 @@ class Story:
         if what == "lose":
             self.world.lose("a")
             self.world.controller.rebuilt("a")
+        elif what == "replace":
+            self.world.remove("a")
+            self.world.add("a")
         elif what == "drop":
             self.world.controller.drop_client(client)
             del self.clients[name]
@@ -259,7 +287,15 @@ class Story:
             self.world.controller.works.get(client, arrays[-1], self.answer)
             self.asked += 1
 
-    def answer(self, work: Work) -> None:
+    def save(self, client: str, slices: list[int], arrays: list[int]) -> None:
+        there = self.world.put(client, slices[1])
+        tree, both = StateTree.of_names(["here", "there"]), [(0, arrays[-1]), (1, there)]
+        with contextlib.suppress(WaystationError):
+            self.world.controller.checkpoints.save(client, "saved", tree, both, True, self.answer)
+            self.asked += 1
+        self.world.controller.free(client, [there])
+
+    def answer(self, outcome: Work | WaystationError | None) -> None:
         self.answered += 1
 
     def donate(self, client: str, slices: list[int], arrays: list[int]) -> None:
@@ -300,3 +336,47 @@ def test_a_name_is_one_client_s_at_a_time() -> None:
         world.controller.add_client("x")
     world.controller.drop_client("x")
     assert world.controller.add_client("x") == "x (2)"
+
+
+def test_a_program_can_be_compiled_before_it_runs() -> None:
+    world = World()
+    client, slices = world.client("x")
+    argument = world.put(client, *slices)
+    world.run()
+    told: list[WaystationError | None] = []
+    fingerprint = world.controller.install(step(), Dispatch.PARALLEL)
+    for _ in range(2):  # the hosts are asked once
+        world.controller.prepare(client, fingerprint, slices, told.append)
+    world.carry_out()
+    assert len(world.preparing) == 1
+    assert told == []
+    world.run()
+    assert told == [None, None]
+    made = world.call(client, step(), slices, argument)
+    world.run()
+    assert error_of(world, client, made) is None
+    world.controller.prepare(client, fingerprint, slices, told.append)
+    assert told == [None] * 3
+    world.lose("a")
+    with pytest.raises(WaystationError):
+        world.controller.prepare(client, fingerprint, slices, told.append)
+
+
+def test_a_slice_is_waited_for_only_while_an_island_that_may_have_it_is_rebuilt() -> None:
+    world = World()
+    controller = world.controller
+    on_a, anywhere = SliceRequest.of(4, island="a"), SliceRequest.of(4)
+    too_many = SliceRequest.of(5, island="a")
+    client = controller.add_client("x")
+    assert not any(map(controller.is_to_wait, (on_a, anywhere, too_many)))
+    world.lose("a")
+    assert controller.is_to_wait(on_a)
+    assert not controller.is_to_wait(anywhere)  # the other island has it
+    assert not controller.is_to_wait(too_many)
+    controller.grant(client, anywhere)
+    assert controller.is_to_wait(anywhere)
+    controller.rebuilt("a")
+    assert not any(map(controller.is_to_wait, (on_a, anywhere, too_many)))
+    world.lose("a")
+    controller.failures["a"] = Unavailable("it could not be built again")
+    assert not controller.is_to_wait(on_a)

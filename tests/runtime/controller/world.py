@@ -21,7 +21,7 @@ from waystation.runtime.controller import (
 )
 from waystation.runtime.devices import Host, Island
 from waystation.runtime.ir import Arg, Compute, Program, Result, Sharding, SliceShape, Value, prepare
-from waystation.runtime.messages import Done, Message
+from waystation.runtime.messages import BeginJoining, Done, Identify, Load, Message, Said
 from waystation.runtime.resources import SliceRequest
 
 ROWS = Sharding((("rows", 4),), (("rows",),))
@@ -58,16 +58,15 @@ class World:
         self.controller = Controller()
         self.lines: dict[str, list[tuple[str, int, Message]]] = defaultdict(list)
         self.begun: dict[str, list[int]] = defaultdict(list)
+        self.told: list[tuple[str, Message]] = []  # and done
         self.released: set[tuple[str, int]] = set()
         self.preparing: list[Prepare] = []
         self.abandoned: list[Abandon] = []
         self.stalled: list[Stall] = []
         self.next = 1000
+        self.limits = limits or MemoryLimits()
         for name in islands:
-            hosts = tuple(Host(f"{name}/{index}", name, 2) for index in range(2))
-            self.controller.add_island(Island(name, hosts), limits or MemoryLimits())
-            self.controller.addresses.update({host.name: f"at {host.name}" for host in hosts})
-        self.carry_out()
+            self.add(name)
 
     def carry_out(self) -> None:
         effects, self.controller.orders.effects = self.controller.orders.effects, []
@@ -104,15 +103,42 @@ class World:
         island, epoch, message = self.lines[host].pop(0)
         self.begun[host].append(message.work)
         error = InvalidInput("it is broken") if self.chance.random() < fails else None
-        self.controller.orders.done(island, epoch, host, Done(message.work, 0.001, error))
+        said = "" if error else self.said(message, host)
+        self.told.append((host, message))
+        self.controller.orders.done(island, epoch, host, Done(message.work, 0.001, error, said=said))
+
+    def said(self, message: Message, host: str) -> Said:
+        """What else a host answers."""
+        for instruction in message.instructions:
+            if isinstance(instruction, Load) and host.endswith(f"/{instruction.processes[0]}"):
+                return tuple(f"loaded as {value}" for _, value in instruction.tree.values)
+            if isinstance(instruction, BeginJoining):
+                return f"{instruction.path}.parts"
+            if isinstance(instruction, Identify):
+                return "the first"
+        return ""
 
     def run(self, fails: float = 0.0) -> None:
         while self.step(fails):
             pass
 
-    def lose(self, island: str) -> None:
+    def add(self, island: str) -> None:
+        hosts = tuple(Host(f"{island}/{index}", island, 2) for index in range(2))
+        self.controller.add_island(Island(island, hosts), self.limits)
+        self.controller.addresses.update({host.name: f"at {host.name}" for host in hosts})
+        self.carry_out()
+
+    def remove(self, island: str) -> None:
+        self.forget(island)
+        self.controller.remove_island(island, Unavailable(f"island '{island}' has been removed"))
+        self.carry_out()
+
+    def forget(self, island: str) -> None:
         for host in [host for host in self.lines if host.startswith(island)]:
             self.lines[host].clear()
+
+    def lose(self, island: str) -> None:
+        self.forget(island)
         why = Unavailable(f"island '{island}' is lost")
         self.controller.lose(island, why.message, lambda work: why, lambda program: why)
         self.carry_out()

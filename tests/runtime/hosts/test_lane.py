@@ -124,3 +124,82 @@ def test_a_number_that_comes_twice_counts_once(devices: Devices, lane: Lane[str]
     lane.submit(0, "again")
     devices.wait_for(1)
     assert devices.begun == ["a"]
+
+
+def test_what_is_quick_is_begun_by_who_brings_it_unless_others_are_before_it() -> None:
+    begun: list[tuple[str, int]] = []
+    may_go_on = threading.Event()
+    is_over = threading.Semaphore(0)
+
+    def begin(message: str, note: Callable[[str], None]) -> Callable[[], Any]:
+        begun.append((message, threading.get_ident()))
+        if message == "slow":
+            assert may_go_on.wait(WAIT_S)
+        return lambda: message
+
+    lane: Lane[str] = Lane(begin, is_quick=lambda message: message.startswith("quick"))
+    own = threading.get_ident()
+    for number, message in enumerate(["quick 0", "slow", "quick 2", "quick 3"]):
+        lane.take(number, message, lambda result, failed: is_over.release())
+    assert begun[0] == ("quick 0", own)
+    may_go_on.set()
+    for _ in range(4):
+        assert is_over.acquire(timeout=WAIT_S)
+    assert [message for message, _ in begun] == ["quick 0", "slow", "quick 2", "quick 3"]
+    assert own not in {thread for message, thread in begun[1:3]}
+    lane.close()
+
+
+def test_at_most_so_many_have_begun_and_not_ended(devices: Devices) -> None:
+    lane = Lane(devices.begin, ahead=2, is_quick=lambda message: True)
+    futures = [lane.submit(number, name) for number, name in enumerate("abcd")]  # nobody has to wait here
+    devices.wait_for(2)
+    assert lane.report().begun == 2
+    for name in "abcd":
+        devices.ends.setdefault(name, threading.Event()).set()
+    assert [future.result(WAIT_S) for future in futures] == [f"result of {name}" for name in "abcd"]
+    assert devices.begun == list("abcd")
+    lane.close()
+
+
+def test_what_has_ended_is_told_before_the_next_is_waited_for() -> None:
+    told: list[list[str]] = []
+    ended: list[str] = []
+    all_told = threading.Event()
+    begin_waiting, may_end = threading.Event(), threading.Event()
+
+    class Finish:
+        def __init__(self, message: str) -> None:
+            self.message = message
+
+        def __call__(self) -> str:
+            if self.message == "c":
+                begin_waiting.set()
+                assert may_end.wait(WAIT_S)
+            return self.message
+
+        def is_ready(self) -> bool:
+            return self.message == "b"
+
+    def pause() -> None:
+        if ended:
+            told.append(ended.copy())
+            ended.clear()
+        if sum(map(len, told)) == 3:
+            all_told.set()
+
+    gate = threading.Event()
+
+    def begin(message: str, note: Callable[[str], None]) -> Callable[[], Any]:
+        assert message != "a" or gate.wait(WAIT_S)
+        return Finish(message)
+
+    lane: Lane[str] = Lane(begin, on_pause=pause)
+    for number, message in enumerate("abc"):
+        lane.take(number, message, lambda result, failed: ended.append(result))
+    gate.set()
+    assert begin_waiting.wait(WAIT_S)
+    assert [each for batch in told for each in batch] == ["a", "b"]  # and c is still waited for
+    may_end.set()
+    assert all_told.wait(WAIT_S)
+    lane.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -138,6 +139,39 @@ def test_an_argument_has_no_elements(double: Any) -> None:
 
     with pytest.raises((TracedValueRead, AttributeError)):
         reads(X)
+
+
+def test_shapes_may_depend_on_data_where_nothing_is_traced(client: runtime.Client) -> None:
+    """The sequential way: a read waits, calls between reads are one program, found again by its shapes."""
+    on = client.make_virtual_device_set().add_slice(devices=4, island="left")
+    count = client.jit(lambda x: (x > 0).sum(), on, name="count")
+    size_of = {"static_argnames": "size"}
+    keep = client.jit(lambda x, size: x[jax.numpy.nonzero(x > 0, size=size)], on, name="keep", **size_of)
+    total = client.jit(lambda x: (x, x.sum()), on, name="total")
+    ran: list[str] = []
+    run = client.backend.run
+
+    def watched(known: str, *rest: Any, **options: Any) -> None:
+        ran.append(known)
+        run(known, *rest, **options)
+
+    client.backend.run = watched  # type: ignore[method-assign]
+
+    def positives(x: Any) -> Any:
+        return total(keep(x, size=int(count(x))))
+
+    drawn = np.random.default_rng(0)
+    sizes = []
+    for _ in range(20):
+        x = drawn.normal(size=6).astype(np.float32)
+        kept, summed = positives(x)
+        sizes.append(kept.shape[0])
+        np.testing.assert_array_equal(kept, x[x > 0])
+        np.testing.assert_allclose(float(summed), x[x > 0].sum(), rtol=1e-5)
+    assert len(ran) == 2 * len(sizes)
+    assert len(set(ran)) == 1 + len(set(sizes)) > 3
+    with pytest.raises(TracedValueRead, match="leave the function untraced"):
+        runtime.program(positives)(X)
 
 
 def test_a_traced_value_ends_with_its_trace(double: Any) -> None:

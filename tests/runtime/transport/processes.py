@@ -1,14 +1,18 @@
-"""Hosts in processes of their own, which do what they are told over a pipe."""
+"""Hosts in processes of their own, which do what they are told over a pipe.
+
+They are forked where the frameworks are imported: tests have dozens of them.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from tests.support.programs import context
 
 from waystation.runtime.transport import TcpTransport
 
@@ -20,7 +24,6 @@ class HostProcess:
     """A process with a transport. `call` runs a function there, with the transport as its first argument."""
 
     def __init__(self, name: str, *, reads_memory: bool = True) -> None:
-        context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, name, reads_memory), daemon=True)
         self.process.start()

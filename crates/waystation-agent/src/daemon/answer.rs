@@ -57,8 +57,14 @@ impl Answers {
         &self.store
     }
 
-    /// Does what a process asks for.
-    pub fn answer(&self, process: &Writer, process_count: usize, request: Request) -> Result<Reply> {
+    /// Does what a process asks for; `is_there` says whether it still waits for the answer.
+    pub fn answer(
+        &self,
+        process: &Writer,
+        process_count: usize,
+        request: Request,
+        is_there: &dyn Fn() -> bool,
+    ) -> Result<Reply> {
         match request {
             Request::Hello(_) => {
                 Err(Error::new(Kind::InvalidInput, "a connection has one greeting, at its beginning"))
@@ -68,7 +74,7 @@ impl Answers {
             Request::Inventory {} => {
                 Ok(Reply::Inventory(self.store.inventory().iter().map(SlotReport::from).collect()))
             }
-            Request::Grant(wanted) => self.grant(process, wanted).map(Reply::Granted),
+            Request::Grant(wanted) => self.grant(process, wanted, is_there).map(Reply::Granted),
             Request::Seal(ticket) => {
                 self.seal_for_all(process, ticket).map(|digest| Reply::Sealed { digest })
             }
@@ -136,10 +142,10 @@ impl Answers {
         }
     }
 
-    fn grant(&self, process: &Writer, wanted: Wanted) -> Result<Ticket> {
+    fn grant(&self, process: &Writer, wanted: Wanted, is_there: &dyn Fn() -> bool) -> Result<Ticket> {
         let version = Version { epoch: wanted.epoch, step: wanted.step };
         if let Some(cluster) = &self.cluster {
-            cluster.check(&wanted.shard, version)?;
+            cluster.await_room(&wanted.shard, version, is_there)?;
         }
         let tenant = Tenant {
             key: Key { run: self.store.record().run, shard: wanted.shard, version },

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle, sleep};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use waystation_format::slot::{State, Writer};
 use waystation_format::{Error, Kind, Result};
 
@@ -202,10 +203,11 @@ impl Shared {
             .map_err(|error| Error::from_io(error, "set up a connection", &PathBuf::from(SOCKET)))?;
         check_peer(stream, None)?;
         let Some(process) = self.greet(stream)? else { return Ok(()) };
+        let is_there = || is_connected(stream);
         while self.stop.wait_for(stream.as_fd()) == Woken::Ready {
             let Some(request) = receive(stream)? else { return Ok(()) };
             let count = self.processes.count();
-            let reply = self.answers.answer(&process, count, request);
+            let reply = self.answers.answer(&process, count, request, &is_there);
             send(stream, &reply.unwrap_or_else(|error| Reply::Refused(Refusal::from(&error))))?;
         }
         Ok(())
@@ -278,6 +280,12 @@ fn receive(stream: &UnixStream) -> Result<Option<Request>> {
 
 fn send(stream: &UnixStream, reply: &Reply) -> Result<()> {
     frame::write(&mut Timed::new(stream, MESSAGE_TIME), reply, REPLY_LIMIT_BYTES)
+}
+
+/// Whether the other side has not closed its end.
+fn is_connected(stream: &UnixStream) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::RDHUP)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok() && polled[0].revents().is_empty()
 }
 
 /// Says why a connection ends, if that still gets through.

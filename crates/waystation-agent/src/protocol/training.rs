@@ -123,9 +123,11 @@ impl Training {
         }
         (self.pending, self.skipped) = (None, 1);
         let mut orders = Orders::clone(&self.orders);
-        orders.commits = BTreeSet::from([commit]);
+        // A newer one that has lost copies is brought them meanwhile, and is not let go of for an older one that is safe.
+        orders.commits.retain(|kept| kept.version > commit.version);
+        orders.commits.insert(commit);
         orders.is_base_kept &= orders.base.is_some_and(|base| base.version > commit.version);
-        orders.is_open = true;
+        orders.is_open |= orders.commits.len() == 1;
         if commit.version.epoch == orders.epoch {
             orders.floor = orders.floor.max(commit.version.step);
         }
@@ -142,6 +144,23 @@ impl Training {
         versions.filter(|&version| Some(version) > committed && self.orders.keeps(version)).collect()
     }
 
+    /// The newest open version of which a shard was never sealed and never will be: nobody has it, though its process has
+    /// gone on to a later step, as one does whose agent died while it saved. Its room is needed by that step.
+    fn newest_hopeless(&self, quorum: &Quorum) -> Option<Version> {
+        let mut sealed: BTreeMap<Version, BTreeSet<u32>> = BTreeMap::new();
+        for (_, report) in quorum.followers(self.orders.epoch) {
+            for key in report.copies.keys().filter(|key| self.seen_ms.contains_key(&key.version)) {
+                sealed.entry(key.version).or_default().insert(key.shard);
+            }
+        }
+        let mut later: BTreeSet<u32> = BTreeSet::new();
+        sealed.into_iter().rev().find_map(|(version, shards)| {
+            let is_hopeless = !later.is_subset(&shards);
+            later.extend(shards);
+            is_hopeless.then_some(version)
+        })
+    }
+
     /// Gives up what has not got its copies in time. All versions of the epoch that are open go together, and some steps
     /// after them: slots are then free on all hosts before the next version that counts. Else some hosts would wait with
     /// one step and others with the next, and none would ever be whole. How many steps it takes until all hosts know is
@@ -155,6 +174,12 @@ impl Training {
             return; // it has its copies, and may make the others unnecessary
         }
         let mut orders = Orders::clone(&self.orders);
+        if let Some(hopeless) = self.newest_hopeless(quorum) {
+            orders.floor = orders.floor.max(hopeless.step.saturating_add(1));
+            let later = self.seen_ms.split_off(&Version { step: orders.floor, ..hopeless });
+            let given_up = std::mem::replace(&mut self.seen_ms, later);
+            outputs.extend(given_up.into_keys().map(Output::GivenUp));
+        }
         if now_ms >= self.began_ms + give_up_ms && (!orders.is_open || orders.commits.len() > 1) {
             orders.is_open = true;
             // What has lost its last copy of a shard only takes room from what is left.

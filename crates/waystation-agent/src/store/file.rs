@@ -1,13 +1,15 @@
 //! The file of one slot: made, opened, its header and its parts read and written.
 //!
-//! Invariants: a header is replaced by one write of the page of the older copy; the agent touches no memory of a
-//! slot's file through a mapping, so that whoever shortens it does no more harm than to make reads fail.
+//! Invariants: a header is replaced by one write of the page of the older copy; whoever shortens a slot's file
+//! does no more harm to the agent than to make reads and looks (`viewed`) fail.
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::FallocateFlags;
 use waystation_format::checksum::crc64;
@@ -18,6 +20,7 @@ use waystation_format::slot::{
 use waystation_format::{Error, Kind, Result};
 use waystation_io::job::in_parallel;
 
+use super::viewed::View;
 use crate::mapping::Mapping;
 
 /// The bytes that a record in two copies takes.
@@ -31,12 +34,13 @@ const COLLAPSED_BYTES: u64 = 16 << 20;
 pub struct SlotFile {
     file: File,
     path: PathBuf,
+    view: Mutex<Option<Arc<View>>>,
 }
 
 impl SlotFile {
     /// A file that is open.
     pub fn new(file: File, path: PathBuf) -> Self {
-        Self { file, path }
+        Self { file, path, view: Mutex::default() }
     }
 
     /// The name of the file of a slot.
@@ -153,6 +157,35 @@ impl SlotFile {
             io::ErrorKind::UnexpectedEof => self.corrupt("a slot has been cut off"),
             _ => Error::from_io(error, "read a slot", &self.path),
         })
+    }
+
+    /// Lets `look` see a range where it lies. Corrupt if the file ends before.
+    pub fn look<T>(&self, range: Range<u64>, look: impl FnOnce(&[u8]) -> T) -> Result<T> {
+        let view = self.view(range.end)?;
+        view.look(range, look).ok_or_else(|| {
+            // The next look is at what is there then.
+            self.lock_view().take_if(|known| Arc::ptr_eq(known, &view));
+            self.corrupt("a slot has been cut off")
+        })
+    }
+
+    /// The file as memory, at least so much of it as far as there is that; it stays mapped.
+    fn view(&self, nbytes: u64) -> Result<Arc<View>> {
+        let mut known = self.lock_view();
+        if let Some(view) = &*known {
+            return Ok(Arc::clone(view));
+        }
+        let there = self.nbytes()?;
+        if there < nbytes {
+            return Err(self.corrupt("a slot has been cut off"));
+        }
+        let view = View::new(&self.file, there);
+        let view = view.map_err(|error| Error::from_io(error, "map a slot", &self.path))?;
+        Ok(Arc::clone(known.insert(Arc::new(view))))
+    }
+
+    fn lock_view(&self) -> MutexGuard<'_, Option<Arc<View>>> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes bytes from `offset` on.

@@ -17,6 +17,7 @@ mod resuming;
 mod sharing;
 mod tally;
 mod verify;
+mod viewed;
 mod writing;
 
 use std::path::PathBuf;

@@ -1,9 +1,9 @@
 //! Proof that the bytes of slots are what they should be: every block of every slot, on several threads.
 //!
 //! Invariants: nothing is believed of a slot but its header; a slot that is cut off is Corrupt as one whose
-//! bytes have changed. Blocks are read in a buffer that stays in the core's cache, so a slot is read once
-//! from memory.
+//! bytes have changed. Blocks are looked at where they lie.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -69,13 +69,9 @@ fn verify_blocks(slots: &[(&SlotFile, &Tenant, Vec<u64>)], threads: usize) -> Re
     let outcomes: Vec<Mutex<Result<()>>> = slots.iter().map(|_| Mutex::new(Ok(()))).collect();
     let next = AtomicUsize::new(0);
     in_parallel(threads.clamp(1, stretches.len().max(1)), "waystation-verify", &|| {
-        let mut buffer = vec![0; BLOCK_BYTES];
         while let Some(stretch) = stretches.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let mut outcome = Ok(());
             let (file, tenant, sums) = &slots[stretch.slot];
-            for (index, &sum) in (stretch.first..).zip(&sums[stretch.first..stretch.end]) {
-                outcome = outcome.and_then(|()| verify_block(file, tenant, index, sum, &mut buffer));
-            }
+            let outcome = verify_stretch(file, tenant, stretch.first, &sums[stretch.first..stretch.end]);
             let mut known = outcomes[stretch.slot].lock().unwrap_or_else(PoisonError::into_inner);
             if known.is_ok() {
                 *known = outcome;
@@ -89,6 +85,20 @@ fn verify_blocks(slots: &[(&SlotFile, &Tenant, Vec<u64>)], threads: usize) -> Re
         .collect())
 }
 
+/// Verifies the blocks of a tenant from `first` on, which have these checksums.
+fn verify_stretch(file: &SlotFile, tenant: &Tenant, first: usize, sums: &[u64]) -> Result<()> {
+    let data = data_of(file, tenant)?;
+    let begin = data.start + first as u64 * BLOCK_BYTES as u64;
+    let end = data.end.min(begin + sums.len() as u64 * BLOCK_BYTES as u64);
+    file.look(begin..end, |bytes| {
+        let blocks = bytes.chunks(BLOCK_BYTES).zip(sums).zip((begin..).step_by(BLOCK_BYTES));
+        for ((block, &expected), offset) in blocks {
+            check(file, block, offset, expected)?;
+        }
+        Ok(())
+    })?
+}
+
 /// Verifies a block of a tenant, which then is at the beginning of `buffer`.
 pub(super) fn verify_block(
     file: &SlotFile,
@@ -97,15 +107,20 @@ pub(super) fn verify_block(
     expected: u64,
     buffer: &mut [u8],
 ) -> Result<()> {
-    let data = tenant.regions().ok_or_else(|| file.corrupt("the sizes of a shard overflow"))?.data;
+    let data = data_of(file, tenant)?;
     let offset = data.start + index as u64 * BLOCK_BYTES as u64;
     let bytes = &mut buffer[..(data.end - offset).min(BLOCK_BYTES as u64) as usize];
     file.read_at(bytes, offset)?;
-    let actual = crc64(bytes);
-    if actual == expected {
-        return Ok(());
-    }
-    Err(damaged(file, offset, expected, actual))
+    check(file, bytes, offset, expected)
+}
+
+fn data_of(file: &SlotFile, tenant: &Tenant) -> Result<Range<u64>> {
+    tenant.regions().map(|regions| regions.data).ok_or_else(|| file.corrupt("the sizes of a shard overflow"))
+}
+
+fn check(file: &SlotFile, block: &[u8], offset: u64, expected: u64) -> Result<()> {
+    let actual = crc64(block);
+    if actual == expected { Ok(()) } else { Err(damaged(file, offset, expected, actual)) }
 }
 
 fn damaged(file: &SlotFile, offset: u64, expected: u64, actual: u64) -> Error {

@@ -1,4 +1,6 @@
-//! Agents of several hosts as processes: what trainers save is committed on all of them, whatever is killed or lost.
+//! Agents as processes, mostly of several hosts: what trainers save is committed on all of them, whatever is killed or
+//! lost. What says harm or nonsense to one of them is beside that, since to link a program for it takes longer than to
+//! run it.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../support/agent.rs"]
@@ -6,16 +8,20 @@ mod agent_support;
 #[path = "../support/certificates.rs"]
 mod certificates;
 mod fleet;
+mod hostile;
 #[path = "../support/mod.rs"]
 mod support;
 
-use agent_support::{assert_readable, never, save, wait_until};
+use std::time::Duration;
+
+use agent_support::{Conversation, assert_readable, never, save, wait_until};
 use certificates::Authority;
 use fleet::Fleet;
 use rcgen::date_time_ymd;
 use support::*;
 use waystation_agent::Kind;
-use waystation_agent::local::message::Request;
+use waystation_agent::local::frame::{self, REQUEST_LIMIT_BYTES};
+use waystation_agent::local::message::{Request, Wanted};
 use waystation_format::slot::Version;
 
 #[test]
@@ -42,6 +48,66 @@ fn what_all_save_is_committed_and_the_version_before_goes() {
         standing.holders.iter().map(|holders| &*holders[0]).collect::<Vec<_>>(),
         ["host-0", "host-1", "host-2"]
     );
+}
+
+#[test]
+fn after_a_save_that_failed_on_one_host_the_next_one_is_whole() {
+    let fleet = Fleet::started(3);
+    let program = fleet.begin();
+    let mut step = program.commit(1).step;
+    for failing in [1, 2, 0, 1] {
+        // Again only where a machine is so busy that an agent counts as dead, or does not hear of it in a second.
+        let is_whole = (0..5).any(|_| {
+            let mut at = Version { epoch: program.await_training(), step: step + 1 };
+            for process in (0..3).filter(|&process| process != failing) {
+                drop(save(&program.clients[process], &program.shard(process), at));
+            }
+            // The others have no room left, until the agents have heard that this one has gone on.
+            at.step += 1;
+            step = at.step;
+            let is_saved =
+                |process: usize| save(&program.clients[process], &program.shard(process), at).is_ok();
+            let is_saved = &is_saved;
+            let are_saved = std::thread::scope(|scope| {
+                let saves: Vec<_> = (0..3).map(|process| scope.spawn(move || is_saved(process))).collect();
+                saves.into_iter().all(|saved| saved.join().unwrap())
+            });
+            let is_over = || program.standing(0).epoch != at.epoch;
+            are_saved && {
+                wait_until("it is committed, or its epoch is over", || program.has_commit(at) || is_over());
+                program.has_commit(at)
+            }
+        });
+        assert!(is_whole, "after a save without process {failing}");
+    }
+}
+
+#[test]
+fn who_has_left_is_not_given_the_room_that_it_asked_for() {
+    let fleet = Fleet::started(3);
+    let program = fleet.begin();
+    let at = Version { epoch: program.await_training(), step: 1 };
+    let next = Version { step: 2, ..at };
+    for process in 1..3 {
+        save(&program.clients[process], &program.shard(process), at).unwrap();
+    }
+    let wanted = Wanted {
+        shard: program.shard(1),
+        epoch: next.epoch,
+        step: next.step,
+        contents_bytes: 0,
+        data_bytes: 1,
+    };
+    let mut conversation = Conversation::greeted(&fleet.hosts[1].directory);
+    frame::write(&mut conversation.0, &Request::Grant(wanted), REQUEST_LIMIT_BYTES).unwrap();
+    drop(conversation);
+    // This host goes on without the version, so that the others make room.
+    save(&program.clients[0], &program.shard(0), next).unwrap();
+    wait_until("the version is given up", || program.copies(1, at).is_empty());
+    for _ in 0..100 {
+        assert!(!program.copies(1, next).iter().any(|(_, state)| state == "writing"));
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

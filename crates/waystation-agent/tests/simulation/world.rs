@@ -105,8 +105,8 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, settings: Settings, process_count: usize) -> Self {
         let hosts = settings.domains.len();
-        // As many shards as there can be on a host while no majority is lost, twice, and some more.
-        let copies = 2 * settings.copies * process_count.div_ceil(hosts / 2 + 1) + 2;
+        // Programs are started on few hosts as well, and one may have a copy of every shard; of two versions, and some more.
+        let copies = 2 * process_count + 2;
         let limits = Limits { copies, versions_of_shard: 2 };
         let mut world = Self {
             now_ms: 0,

@@ -92,18 +92,12 @@ class Training:
         """Has the state after a step saved; returns when the checkpoint is whole."""
         path = str(self._checkpoints / f"step_{number:06}")
         # A save that was committed when its host was lost is made again.
-        self._client.save(path, self._named(), overwrite=True)
+        self._client.save(path, self._state, overwrite=True)
         report("saved", step=number)
 
     def load(self, number: int) -> None:
         """Has a saved state loaded, as soon as its island is there."""
-        loaded = self._client.load(str(self._checkpoints / f"step_{number:06}"), self._named())
-        _, tree = jax.tree.flatten(self._state)
-        self._state = jax.tree.unflatten(tree, list(loaded.values()))
-
-    def _named(self) -> dict[str, Any]:
-        leaves, _ = jax.tree_util.tree_flatten_with_path(self._state)
-        return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+        self._state = self._client.load(str(self._checkpoints / f"step_{number:06}"), self._state)
 
 
 def train(training: Training, steps: int, save_every: int) -> None:

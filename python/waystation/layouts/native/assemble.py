@@ -1,4 +1,4 @@
-"""Several checkpointables, saved one after another, become one: their trees joined, their data files linked.
+"""Several checkpointables, parts of one state, become one: their trees joined, their data files linked.
 
 No array is read or written. The data files get further names (hard links, or copies where a file system has
 none), so what they were linked from stays whole until it is removed. Each part counts as processes of its
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from waystation import _native, grid
-from waystation._errors import from_os_error
+from waystation._errors import Conflict, from_os_error
 from waystation.layouts.native import names, tables
 from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.native.records import CheckpointableRecord, Digest, dump_json, load_json
@@ -38,16 +38,26 @@ class _Joined:
     origins: list[tuple[int, int]]
 
 
-def assemble(directory: str, parts: Sequence[OpenCheckpointable]) -> tuple[Digest, list[str]]:
-    """Makes one checkpointable of several, in a directory of its own that is empty.
+def assemble(
+    directory: str, parts: Sequence[OpenCheckpointable], owners: Sequence[int] | None = None
+) -> tuple[Digest, list[str]]:
+    """Makes one checkpointable of several.
+
+    Args:
+        directory: Its own, which is empty.
+        parts: What it is made of.
+        owners: The number of the part that each leaf is taken from, where all parts have the whole structure,
+            with whatever in the places of leaves that are not their own. By default each part has only what
+            is its own, and the structures are united.
 
     Returns:
         The digest of its record, and the paths that are not durable yet.
 
     Raises:
-        Conflict: Two parts have something at the same place.
+        Conflict: Two parts have something at the same place, or `owners` is given and they are not of one
+            structure.
     """
-    joined = _join(parts)
+    joined = _join(parts, owners)
     process_counts = [part.record.process_count for part in parts]
     first_processes = np.cumsum([0, *process_counts]).tolist()
     files, unsynced = _link_files(directory, parts, first_processes)
@@ -84,8 +94,14 @@ def join_structures(structures: Sequence[Structure]) -> tuple[Structure, list[tu
     return joined, origins
 
 
-def _join(parts: Sequence[OpenCheckpointable]) -> _Joined:
-    structure, origins = join_structures([part.tree.structure for part in parts])
+def _join(parts: Sequence[OpenCheckpointable], owners: Sequence[int] | None) -> _Joined:
+    structures = [part.tree.structure for part in parts]
+    if owners is None:
+        structure, origins = join_structures(structures)
+    else:
+        structure, origins = structures[0], list(zip(owners, range(len(owners)), strict=True))
+        if structure.leaf_count != len(owners) or any(each != structure for each in structures):
+            raise Conflict(f"the parts that '{parts[0].directory}' is the first of are not of one state")
     leaves: list[Leaf] = []
     arrays, labels, array_origins = [], [], []
     for which, number in origins:

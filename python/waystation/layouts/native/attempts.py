@@ -252,7 +252,7 @@ def _runs(process: int, start: str) -> bool:
             return False
         # A zombie's threads may still write; a zombie without other threads cannot.
         return fields[0] != "Z" or len(os.listdir(f"/proc/{process}/task")) > 1
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends between opening and reading
         return False
     except (OSError, IndexError):
         return True

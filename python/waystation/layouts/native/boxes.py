@@ -14,6 +14,7 @@ import numpy as np
 
 from waystation import grid
 from waystation._collection import paused_collection
+from waystation._distinct import distinct
 from waystation._errors import Corrupt, InvalidInput, WaystationError
 from waystation.frameworks.base import StoredArray
 from waystation.layouts.native import places, tables
@@ -123,7 +124,7 @@ class _Shapes:
         stored: Sequence[StoredArray],
         labels: Sequence[str],
     ) -> None:
-        numbers = np.unique(np.asarray(wanted, np.int64))
+        numbers = distinct(np.asarray(wanted, np.int64))
         entries = decoded.arrays[numbers]
         has_grid = (entries["kind"] == tables.REGULAR) | (entries["kind"] == tables.RUNS)
         ndims = entries["ndim"].astype(np.int64)
@@ -266,7 +267,7 @@ def _with_file_numbers(
     while position < len(words):
         positions.append(position)
         position += 5 + 4 * words[position + 3]
-    used = sorted({*np.unique(whole[:, 0]).tolist(), *(words[position] for position in positions)})
+    used = sorted({*distinct(whole[:, 0]).tolist(), *(words[position] for position in positions)})
     numbers = {file: number for number, file in enumerate(used)}
     for position in positions:
         words[position] = numbers[words[position]]

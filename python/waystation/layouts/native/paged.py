@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from waystation import _native
+from waystation._distinct import distinct
 from waystation._errors import Corrupt, NotFound
 
 PAGE_BYTES = 4096
@@ -107,7 +108,7 @@ class PagedSection:
         firsts, lasts = begins // self._page_entries, (ends - 1) // self._page_entries
         lengths = lasts - firsts + 1
         before = np.cumsum(lengths) - lengths
-        pages = np.unique(np.repeat(firsts - before, lengths) + np.arange(int(lengths.sum())))
+        pages = distinct(np.repeat(firsts - before, lengths) + np.arange(int(lengths.sum())))
         self._read(pages[~self._is_present[pages]])
 
     def _read(self, pages: Integers) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from waystation import grid
+from waystation._distinct import distinct
 from waystation._errors import Corrupt
 from waystation.layouts.native import tables
 from waystation.layouts.native.paged import PagedSection
@@ -119,7 +120,7 @@ def _follow_runs(decoded: tables.Tables, arrays: Integers, numbers: Integers) ->
 def _words_of_groups(decoded: tables.Tables, heads: _Heads, place: int, numbers: Integers) -> Integers:
     """The words of the groups of runs in which chunks of an array are."""
     firsts = decoded.dims[int(heads.firsts[place]) : int(heads.runs[place])].astype(np.int64)
-    groups = np.unique(np.maximum(np.searchsorted(firsts, numbers, side="right") - 1, 0))
+    groups = distinct(np.maximum(np.searchsorted(firsts, numbers, side="right") - 1, 0))
     words: Integers = (
         heads.runs[place] + groups[:, None] * _GROUP_WORDS + np.arange(_GROUP_WORDS, dtype=np.int64)
     ).ravel()

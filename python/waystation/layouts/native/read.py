@@ -32,6 +32,8 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 Places = tuple[list[tuple[_native.Slab | None, int]], np.ndarray[Any, Any]]
 Allocate = Callable[[Sequence[int]], Places]  # what `memory.allocate` does
+# Makes something of each box over its memory: a slab (None where it has no elements) and where in that.
+Over = Callable[[Sequence[_native.Slab | None], Sequence[int]], list[Any]]
 
 _TABLE_LIMIT_BYTES = 64 << 30
 _TABLES = (names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)

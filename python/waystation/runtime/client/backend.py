@@ -33,7 +33,7 @@ class Backend(Protocol):
         """Grants a slice and returns its number.
 
         Raises:
-            NotEnoughDevices: No island has the devices free.
+            NotEnoughDevices: No island has the devices free, and none that may is being rebuilt.
         """
         ...
 
@@ -58,11 +58,18 @@ class Backend(Protocol):
         ...
 
     def suspend(self) -> None:
-        """Takes the devices of all slices of this client until `resume`."""
+        """Takes the devices of all slices of this client until `resume`, and keeps their arrays elsewhere.
+
+        Raises:
+            WaystationError: Arrays could not be brought elsewhere, and stay on devices for now.
+        """
         ...
 
-    def resume(self) -> None:
-        """Gives all suspended slices devices again.
+    def resume(self, without_hosts: Collection[str] = ()) -> None:
+        """Gives all suspended slices devices again, and brings their arrays there.
+
+        Args:
+            without_hosts: Hosts that they are not to have devices of.
 
         Raises:
             NotEnoughDevices: They do not all fit; they stay suspended.
@@ -105,6 +112,18 @@ class Backend(Protocol):
 
         Returns:
             Its fingerprint.
+        """
+        ...
+
+    def prepare(self, fingerprint: str, slices: Sequence[int]) -> None:
+        """Has hosts compile what a program calls, and waits for that; what runs meanwhile is not held up.
+
+        Args:
+            fingerprint: Of the program.
+            slices: Its slices.
+
+        Raises:
+            WaystationError: It cannot be compiled, or the slices have no devices now.
         """
         ...
 

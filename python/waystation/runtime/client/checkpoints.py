@@ -1,37 +1,81 @@
-"""Checkpoints of arrays of a client: hosts move the bytes, this program gives a path and names.
+"""Checkpoints of states of a client: hosts move the bytes of their arrays, this program says what is where.
 
-A save is in the order of calls: it has what arrays were when it was called, and returns when it is committed.
+A save is in the order of calls: it has what arrays were when it was called. Leaves that are no arrays of
+hosts, which are small, travel through here and the controller; containers need be known here only.
+`waystation.save` and `load`, and both in the background, come here when they find an array of the runtime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, cast
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from waystation._errors import Unsupported
-from waystation.runtime.ir import Value
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from waystation._errors import InvalidInput, Unsupported, UnsupportedLeaf, WaystationError
+from waystation._options.in_effect import current_options
+from waystation.checkpoint import PLACEHOLDER, elsewhere
+from waystation.checkpoint.prepare import SCALARS
+from waystation.checkpoint.wanted import is_scalar, scalar_type
+from waystation.frameworks.registry import AbstractNumpy, codec_for
+from waystation.runtime.ir import Sharding, Value
+from waystation.runtime.messages import EXACT, Tolerance
+from waystation.runtime.state_trees import StateTree, require_small
 from waystation.runtime.tracing import Array
+from waystation.transfers.handle import AsyncResponse
+from waystation.tree import Structure, flatten, format_key_path, iterate_leaves, unflatten
 
 if TYPE_CHECKING:
     from waystation.runtime.client.backend import Backend
+    from waystation.runtime.client.client import Client
+
+
+# Of leaves that may stand beside arrays of hosts.
+_FRAMEWORKS = frozenset({"numpy", "jax"})
 
 
 class Saves(Protocol):
     """What a backend has whose hosts save arrays; see `ClusterBackend`."""
 
-    def save(
-        self,
-        path: str,
-        arrays: Mapping[str, int],
-        *,
-        overwrite: bool = False,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Saves arrays; returns when that is committed."""
+    def begin_save(
+        self, path: str, tree: StateTree, arrays: Mapping[int, int], *, overwrite: bool = False
+    ) -> Callable[[float | None], None]:
+        """Has a state saved, in the order of calls.
+
+        Args:
+            path: Where the checkpoint goes.
+            tree: The state without its arrays.
+            arrays: The handle of each array, by the number of its leaf.
+            overwrite: Whether it may take the place of another.
+
+        Returns:
+            What waits, for so many seconds, until that is committed, and raises what it has failed with.
+        """
         ...
 
-    def load(self, path: str, arrays: Mapping[str, tuple[int, Value]]) -> None:
-        """Loads arrays; returns at once."""
+    def begin_load(
+        self,
+        path: str,
+        tree: StateTree,
+        arrays: Mapping[int, tuple[int, Value]],
+        *,
+        tolerance: Tolerance = EXACT,
+    ) -> Callable[[float | None], tuple[Any, ...]]:
+        """Has a state loaded.
+
+        Args:
+            path: Where the checkpoint is.
+            tree: The abstract state without its arrays.
+            arrays: For the leaf of each array, by its number, a new handle, and how it is to lie.
+            tolerance: What of the checkpoint may be other than that.
+
+        Returns:
+            What waits for the values that are wanted.
+        """
         ...
 
 
@@ -41,12 +85,211 @@ def saves_of(backend: Backend) -> Saves:
     Raises:
         Unsupported: They do not.
     """
-    if not hasattr(backend, "save"):
+    if not hasattr(backend, "begin_save"):
         raise Unsupported(f"{backend!r} has no hosts that save arrays; read them, and use waystation.save")
     return cast(Saves, backend)
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A state, or an abstract state, taken apart.
+
+    Attributes:
+        structure: Its containers.
+        arrays: Its arrays of hosts, by the numbers of their leaves.
+        values: Its other leaves, likewise, but for placeholders.
+    """
+
+    structure: Structure
+    arrays: dict[int, Array]
+    values: dict[int, Any]
+
+    @classmethod
+    def of(cls, state: Any, check: Callable[[Any], None]) -> Apart:
+        """Takes a state apart.
+
+        Args:
+            state: The state.
+            check: Refuses leaves that are no arrays of hosts.
+
+        Raises:
+            InvalidInput: There is no array of hosts, or what is none is too large.
+            WaystationError: A leaf is refused; names its key path.
+        """
+        leaves, structure = flatten(state)
+        arrays = {number: leaf for number, leaf in enumerate(leaves) if isinstance(leaf, Array)}
+        if not arrays:
+            raise InvalidInput("there is no array of the runtime in this state; use waystation.save and load")
+        values = {number: leaf for number, leaf in enumerate(leaves) if number not in arrays}
+        for number, leaf in values.items():
+            try:
+                check(leaf)
+            except WaystationError as error:
+                error.context.pop("index", None)
+                raise error.where(array=_key_path(structure, number))
+        values = {number: leaf for number, leaf in values.items() if leaf is not PLACEHOLDER}
+        if values:
+            places = structure.key_paths()
+            require_small({format_key_path(places[number]): value for number, value in values.items()})
+        return cls(structure, arrays, values)
+
+
+def begin_save(client: Client, path: str, state: Any, *, overwrite: bool) -> Callable[[float | None], None]:
+    """Has a state saved as it is now; returns what waits until it is committed.
+
+    Raises:
+        Unsupported: The client runs in this process alone.
+        UnsupportedLeaf, InvalidInput: A leaf cannot be saved; names its key path.
+    """
+    apart = Apart.of(state, _check_saved)
+    backend = saves_of(client.backend)
+    arrays, values = dict(apart.arrays), dict[int, Any]()
+    first = next(iter(arrays.values()))
+    for number, leaf in apart.values.items():
+        if isinstance(leaf, jax.Array):  # is saved as one, which only hosts that hold it together can do
+            arrays[number] = client.put_laid(leaf, Sharding(first.kind.sharding.axes), first.slice)
+        elif isinstance(leaf, np.ndarray):
+            values[number] = np.array(leaf)  # may change, or be of a class that others do not have
+        else:
+            values[number] = leaf
+    handles: dict[int, int] = {}
+    for number, array in arrays.items():
+        try:
+            handles[number] = array.usable("saved").handle
+        except WaystationError as error:  # which the array keeps
+            raise copy.copy(error).where(array=_key_path(apart.structure, number)) from None
+    return backend.begin_save(path, StateTree.of(apart.structure, values), handles, overwrite=overwrite)
+
+
+def begin_load(client: Client, path: str, abstract_state: Any) -> Callable[[float | None], Any]:
+    """Has a state loaded; returns what waits for its values, and gives the state. Of the options in effect
+    those count that let the checkpoint differ from what is wanted.
+
+    Raises:
+        Unsupported: The client runs in this process alone.
+        InvalidInput: An abstract leaf is nothing that hosts load; names its key path.
+    """
+    apart = Apart.of(abstract_state, _check_wanted)
+    backend = saves_of(client.backend)
+    client.flush()
+    made: dict[int, Any] = {}
+    wanted: dict[int, tuple[int, Value]] = {}
+    with client.lock:
+        for number, array in apart.arrays.items():
+            made[number], handle = client.array_like(array)
+            wanted[number] = handle, value_like(array, handle)
+        asked = {number: _asked(leaf) for number, leaf in apart.values.items()}
+        tree = StateTree.of(apart.structure, asked)
+        wait = backend.begin_load(path, tree, wanted, tolerance=_tolerance())
+    structure = apart.structure
+    shardings = {
+        number: leaf.sharding
+        for number, leaf in apart.values.items()
+        if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+    }
+
+    def finish(timeout_s: float | None) -> Any:
+        leaves = made | (dict(zip(asked, wait(timeout_s), strict=True)) if asked else {})
+        for number, sharding in shardings.items():
+            leaves[number] = jax.device_put(leaves[number], sharding)
+        return unflatten(
+            structure, [leaves.get(number, PLACEHOLDER) for number in range(structure.leaf_count)]
+        )
+
+    return finish
 
 
 def value_like(array: Array, number: int) -> Value:
     """How an array is to lie that is like another one, which need not be there any more."""
     kind = array.kind
     return Value(number, kind.shape, kind.dtype, array.slice.number, kind.sharding)
+
+
+def _tolerance() -> Tolerance:
+    options = current_options()
+    return Tolerance(options.pytree.loading.partial_load, options.array.loading.enable_padding_and_truncation)
+
+
+def _check_saved(leaf: Any) -> None:
+    """Refuses what cannot be saved beside arrays of hosts."""
+    if type(leaf) in SCALARS:
+        return
+    codec = codec_for(leaf)
+    if codec is not None and codec.name in _FRAMEWORKS and not _is_key(leaf):
+        codec.sources([leaf])
+        return
+    hint = "put it on a slice (client.put), or give a NumPy array"
+    if codec is None:
+        hint = "save arrays, numbers, strings, bytes, or containers of them"
+    raise UnsupportedLeaf(f"hosts cannot save {_named(leaf)}; {hint}")
+
+
+def _check_wanted(leaf: Any) -> None:
+    """Refuses what cannot be loaded beside arrays of hosts."""
+    if leaf is PLACEHOLDER or is_scalar(leaf):
+        return
+    codec = codec_for(leaf)
+    if codec is None or codec.name not in _FRAMEWORKS or _is_key(leaf):
+        raise InvalidInput(
+            f"hosts cannot load {_named(leaf)}; give an array of the runtime, a NumPy or JAX array, or a "
+            "scalar or its type"
+        )
+
+
+def _asked(leaf: Any) -> Any:
+    """What hosts are told of an abstract leaf."""
+    if is_scalar(leaf):
+        return scalar_type(leaf)
+    if isinstance(leaf, np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct):
+        return AbstractNumpy(leaf.shape, leaf.dtype, isinstance(leaf, np.generic))
+    return leaf
+
+
+def _is_key(leaf: Any) -> bool:
+    """Whether a leaf is a PRNG key, which is no array of numbers; `jax.random.key_data` makes one of it."""
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended)
+
+
+def _named(leaf: Any) -> str:
+    if _is_key(leaf):
+        return "a PRNG key of this process"
+    return f"a {type(leaf).__module__}.{type(leaf).__qualname__}"
+
+
+def _key_path(structure: Structure, number: int) -> str:
+    return format_key_path(structure.key_paths()[number])
+
+
+class _Keeper:
+    """Hands over from `waystation.save` and `load` to the client of the arrays."""
+
+    def has(self, leaf: Any) -> bool:
+        """See `Keeper`."""
+        return isinstance(leaf, Array)
+
+    def save(self, path: str, state: Any, *, overwrite: bool) -> None:
+        """See `Keeper`."""
+        _client(state).save(path, state, overwrite=overwrite)
+
+    def save_async(self, path: str, state: Any, *, overwrite: bool) -> AsyncResponse[None]:
+        """See `Keeper`."""
+        return _client(state).save_async(path, state, overwrite=overwrite)
+
+    def load(self, path: str, abstract_state: Any) -> Any:
+        """See `Keeper`."""
+        return _client(abstract_state).load(path, abstract_state)
+
+    def load_async(self, path: str, abstract_state: Any) -> AsyncResponse[Any]:
+        """See `Keeper`."""
+        return _client(abstract_state).load_async(path, abstract_state)
+
+
+def _client(tree: Any) -> Client:
+    owners = {id(leaf.owner): leaf.owner for leaf in iterate_leaves(tree) if isinstance(leaf, Array)}
+    if len(owners) > 1:
+        raise InvalidInput("these arrays are of several clients; save and load those of each by themselves")
+    return cast("Client", next(iter(owners.values())))
+
+
+elsewhere.register(_Keeper())

@@ -13,10 +13,10 @@ import contextvars
 import itertools
 import queue
 import threading
+import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -24,34 +24,26 @@ import numpy as np
 
 from waystation._errors import WaystationError
 from waystation.runtime.client.backend import Backend
-from waystation.runtime.client.checkpoints import saves_of, value_like
+from waystation.runtime.client.checkpoints import begin_load, begin_save
 from waystation.runtime.client.functions import PlacedFunction, host_array
+from waystation.runtime.client.joining import Installed, Joining
 from waystation.runtime.client.layouts import default_axes, layout
 from waystation.runtime.client.slices import DeviceSet, Slice
-from waystation.runtime.ir import Program, Sharding, prepare
+from waystation.runtime.errors import NotEnoughDevices
+from waystation.runtime.ir import Sharding
 from waystation.runtime.tracing import Array, Batch, Callee, Kind, Recorder, Reference, Trace
 from waystation.runtime.tracing.arrays import Freed, SliceLike
 from waystation.runtime.tracing.recordings import donated
+from waystation.transfers.handle import AsyncResponse, Progress
+from waystation.tree import iterate_leaves
 
 # A batch is sent when it has so many calls, or when so many bytes wait that nobody can read any more.
 BATCH_CALLS = 64
 BATCH_UNREADABLE_BYTES = 64 << 20
+_FREES_WAIT_S = 0.002
 _KEPT_PROGRAMS = 1024
 
 TRACE: contextvars.ContextVar[Trace | None] = contextvars.ContextVar("trace", default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """A program that the backend knows.
-
-    Attributes:
-        program: It, prepared.
-        fingerprint: What it is known by.
-    """
-
-    program: Program
-    fingerprint: str
 
 
 class Client:
@@ -71,8 +63,10 @@ class Client:
         self._handles = itertools.count()
         self._freed: Freed = queue.SimpleQueue()
         self._installed: OrderedDict[Hashable, Installed] = OrderedDict()
+        self._joining = Joining(backend)
         self._batch = Batch(self, self.put_laid)
         self._closed = False
+        self._saving: set[threading.Event] = set()  # of saves in the background: when they have ended
         threading.Thread(
             target=_free_all, args=(self._freed, backend), name="waystation: frees", daemon=True
         ).start()
@@ -151,70 +145,132 @@ class Client:
             on = Slice(self, value.slice, shape, names)
             return Array(self, kind, on, reference=Reference(handle, self._freed))
 
-    def save(self, path: str, arrays: Mapping[str, Array], *, overwrite: bool = False) -> None:
-        """Saves arrays of one island, by names, as a checkpoint; returns when it is committed. Hosts write
-        their own shards, and no element comes through here.
+    def save(self, path: str, state: Any, *, overwrite: bool = False) -> None:
+        """Saves a state as one checkpoint; returns when it is committed. Its arrays may be on several
+        islands: hosts write their own shards, no element of them comes through here, and one act makes all
+        of it visible.
 
         Args:
-            path: Where, for the hosts.
-            arrays: What is saved, as it is now.
+            path: Where, for the hosts, which all have to reach it.
+            state: What is saved, as it is now: a tree of containers, as `waystation.save` takes it, with
+                arrays of this client. What else is in it is to be small.
             overwrite: Whether it may take the place of another checkpoint.
 
         Raises:
             Unsupported: The client runs in this process alone.
+            UnsupportedLeaf: A leaf cannot be saved; names its key path.
+            InvalidInput: There is no array of hosts in it, or what is none is too large.
             WaystationError: An array could not be made, or not be saved.
         """
-        handles = {name: array.usable("saved").handle for name, array in arrays.items()}
-        saves_of(self.backend).save(path, handles, overwrite=overwrite)
+        begin_save(self, path, state, overwrite=overwrite)(None)
 
-    def load(self, path: str, like: Mapping[str, Array]) -> dict[str, Array]:
-        """Loads arrays of a checkpoint to one island; returns at once. Hosts read what they need.
+    def save_async(self, path: str, state: Any, *, overwrite: bool = False) -> AsyncResponse[None]:
+        """Saves a state as it is now, and returns once hosts will do so before whatever is called later.
+
+        Takes and raises what `save` does. The handle's `result()` returns when it is committed, and raises
+        what has failed meanwhile. It cannot be cancelled: hosts go on, and commit.
+        """
+        wait = begin_save(self, path, state, overwrite=overwrite)
+        saving = AsyncResponse(f"saving '{path}'", lambda progress: wait(None))
+        ended = threading.Event()
+        self._saving.add(ended)
+
+        def end(response: AsyncResponse[None]) -> None:
+            ended.set()
+            self._saving.discard(ended)
+
+        saving.on_end(end)
+        return saving
+
+    def load(self, path: str, like: Any) -> Any:
+        """Loads a state, to one island or several; hosts read what they need. Returns at once, with arrays
+        that will be there, unless other values are wanted, which it waits for.
 
         Args:
             path: Where it is, for the hosts.
-            like: For each name in it an array of which the new one has shape, dtype, sharding and slice. It
-                may have been donated, or lost.
+            like: The same tree as was saved, with an array of this client for each that is wanted: the new
+                one has its shape, dtype, sharding and slice. It may have been donated, or lost. For other
+                leaves it has what `waystation.load` takes for arrays of JAX and NumPy and for scalars; `...`
+                is what is not loaded.
 
         Raises:
             Unsupported: The client runs in this process alone.
+            InvalidInput: Hosts load no such leaf; names its key path.
+            WaystationError: Other values were to be loaded, and that has failed.
         """
-        self.flush()
-        with self.lock:
-            handles = {name: next(self._handles) for name in like}
-            wanted = {name: (handles[name], value_like(array, handles[name])) for name, array in like.items()}
-            saves_of(self.backend).load(path, wanted)
-        return {
-            name: Array(self, array.kind, array.slice, reference=Reference(handles[name], self._freed))
-            for name, array in like.items()
-        }
+        return begin_load(self, path, like)(None)
+
+    def load_async(self, path: str, like: Any) -> AsyncResponse[Any]:
+        """Loads a state in the background; takes what `load` does. The handle's `result()` is the state once
+        all of it is there, and raises whatever has failed."""
+        finish = begin_load(self, path, like)
+
+        def work(progress: Progress) -> Any:
+            state = finish(None)
+            arrays = [leaf for leaf in iterate_leaves(state) if isinstance(leaf, Array)]
+            self.await_all([array.usable("waited for") for array in arrays], None)
+            return state
+
+        return AsyncResponse(f"loading '{path}'", work)
 
     def flush(self) -> None:
         """Sends all calls that have not been sent."""
         with self.lock:
+            if self._batch.is_empty:
+                return
             batch, self._batch = self._batch, Batch(self, self.put_laid)
             if batch.call_count:
                 self._send(batch)
 
     def suspend(self) -> None:
-        """Has the devices of all its slices taken until `resume`; arrays stay."""
+        """Has the devices of all its slices taken until `resume`; returns when its arrays have left them.
+
+        Arrays are kept in host memory or on disk (`Cluster.keep_suspended`), and outlive the islands that
+        they were on. They stay what they are for this program, and cannot be read meanwhile.
+
+        Raises:
+            WaystationError: Arrays could not be brought elsewhere. It is suspended, and they stay on devices.
+        """
         self.flush()
         self.backend.suspend()
 
-    def resume(self) -> None:
-        """Has them given back.
+    def resume(self, without_hosts: Collection[str] = ()) -> None:
+        """Has devices given back, not always the same, and its arrays brought there.
+
+        Args:
+            without_hosts: Hosts that are not to be used.
 
         Raises:
             NotEnoughDevices: They do not all fit; it stays suspended.
         """
-        self.backend.resume()
+        self.backend.resume(without_hosts)
+
+    def migrate(self, without_hosts: Collection[str] = ()) -> None:
+        """Suspends and resumes: so that it leaves hosts, or has better ones since others have gone.
+
+        Args:
+            without_hosts: Hosts that it is to leave.
+
+        Raises:
+            NotEnoughDevices: There are not enough devices elsewhere. It has devices as before, or stays
+                suspended if others have taken them meanwhile.
+        """
+        self.suspend()
+        try:
+            self.resume(without_hosts)
+        except NotEnoughDevices:
+            self.resume()
+            raise
 
     def close(self) -> None:
-        """Sends what is left and ends. Once is enough."""
+        """Sends what is left, waits for saves in the background, and ends. Once is enough."""
         with self.lock:
             if self._closed:
                 return
             self._closed = True
             self.flush()
+        for ended in list(self._saving):
+            ended.wait()
         self._finalizer()
         self.backend.close()
 
@@ -226,9 +282,9 @@ class Client:
             trace = TRACE.get()
             if trace is not None:
                 return trace.call(callee, on, operands)
-            made = self._batch.call(callee, on, operands)
-            full = self._batch.call_count >= BATCH_CALLS
-            if full or self._batch.unreadable_bytes > BATCH_UNREADABLE_BYTES:
+            batch = self._batch
+            made = batch.call(callee, on, operands)
+            if batch.call_count >= BATCH_CALLS or batch.unreadable_bytes > BATCH_UNREADABLE_BYTES:
                 self.flush()
             return made
 
@@ -237,17 +293,25 @@ class Client:
         self.flush()
         return Trace(name, self, self.put_laid)
 
-    def install(self, recorder: Recorder, results: Sequence[int]) -> Installed:
+    def register(self, name: str, exported: bytes) -> str:
+        """Makes a function known; returns its key."""
+        return self._joining.register(name, exported)
+
+    def install(self, recorder: Recorder, results: Sequence[int], *, join_chains: bool = True) -> Installed:
         """Has the backend know a program; one that it knows is found by its structure.
+
+        Args:
+            recorder: What was recorded.
+            results: The arrays that are results.
+            join_chains: Whether its chains are compiled as one once it has run often.
 
         Raises:
             InvalidProgram: It breaks a rule.
         """
-        structure = recorder.structure(results)
+        structure = (recorder.structure(results), join_chains)
         found = self._installed.pop(structure, None)
         if found is None:
-            program = prepare(recorder.program(results))
-            found = Installed(program, self.backend.install(program))
+            found = self._joining.installed(recorder.program(results), join_chains=join_chains)
         self._installed[structure] = found  # the last one used is the last
         if len(self._installed) > _KEPT_PROGRAMS:
             self._installed.popitem(last=False)
@@ -257,6 +321,8 @@ class Client:
         self, installed: Installed, slices: Sequence[int], arguments: Sequence[Reference], count: int
     ) -> list[Reference]:
         """Sends one run of a program; returns its results, which have its error where it cannot be sent."""
+        if installed.traced is not None:
+            self._joining.count(installed, slices)
         handles = [next(self._handles) for _ in range(count)]
         error: WaystationError | None = None
         try:
@@ -289,6 +355,12 @@ class Client:
         kind = Kind(here.shape, str(here.dtype), how)
         return Array(self, kind, on, reference=Reference(handle, self._freed))
 
+    def array_like(self, array: Array) -> tuple[Array, int]:
+        """An array like another one, which is about to be made, and its handle."""
+        handle = next(self._handles)
+        made = Array(self, array.kind, array.slice, reference=Reference(handle, self._freed))
+        return made, handle
+
     # ---- how -----------------------------------------------------------------------------------
 
     def _send(self, batch: Batch) -> None:
@@ -307,10 +379,12 @@ class Client:
 
 
 def _free_all(freed: Freed, backend: Backend) -> None:
-    """Frees what is not needed any more, as many arrays at once as there are."""
+    """Frees what is not needed any more, as many arrays at once as come within a moment."""
     ended = False
     while not ended:
         handles = [freed.get()]
+        if handles[0] is not None:
+            time.sleep(_FREES_WAIT_S)  # each time that this thread wakes, whoever calls functions has to wait
         while not freed.empty():
             handles.append(freed.get())
         ended = None in handles

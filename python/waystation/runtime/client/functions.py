@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.export
@@ -29,6 +29,11 @@ class _Made:
 
     callee: Callee
     tree: Any  # the structure of its results
+    is_single: bool  # whether that is one array, and nothing around it
+
+
+# Of one function: kinds of arguments that it is found by at once.
+_MOST_MET = 256
 
 
 class PlacedFunction:
@@ -59,6 +64,8 @@ class PlacedFunction:
         self._donated = _places(donate_argnums)
         self._static = _places(static_argnums)
         self._static_names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
+        # By the kinds of arrays that it was given, which are kept here: so their identities stay theirs.
+        self._met: dict[tuple[int, ...], tuple[_Made, list[Kind]]] = {}
         self._ready_for: dict[Any, _Made] = {}
         self._made: dict[Any, _Made] = {}
 
@@ -72,15 +79,33 @@ class PlacedFunction:
             InvalidInput: Arguments that it cannot take.
             TracedValueRead: An argument is of a program that is not traced now.
         """
-        dynamic = {at: value for at, value in enumerate(args) if at not in self._static}
-        named = {key: value for key, value in kwargs.items() if key not in self._static_names}
-        leaves, tree = jax.tree.flatten((list(dynamic.values()), named))
-        kinds = [_kind(leaf, self.name) for leaf in leaves]
         client = self.slice.client
         with client.lock:
-            made = self._ready(args, kwargs, tree, tuple(kinds))
+            made, leaves = self._find(args, kwargs)
             results = client.record(made.callee, self.slice, leaves)
-        return jax.tree.unflatten(made.tree, results)
+        return results[0] if made.is_single else jax.tree.unflatten(made.tree, results)
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Made, Sequence[Any]]:
+        """It made ready for such arguments, and their leaves; quick where they are like those of an earlier
+        call, and arrays of the runtime without anything around them."""
+        met: tuple[int, ...] | None = None
+        if not (kwargs or self._static) and all(type(each) is Array for each in args):
+            met = tuple([id(each.kind) for each in args])
+            found = self._met.get(met)
+            if found is not None:
+                return found[0], args
+        leaves, tree = jax.tree.flatten(self._dynamic(args, kwargs))
+        made = self._ready(args, kwargs, tree, tuple([_kind(leaf, self.name) for leaf in leaves]))
+        if met is not None:
+            if len(self._met) >= _MOST_MET:
+                self._met.clear()
+            self._met[met] = made, [each.kind for each in args]
+        return made, leaves
+
+    def _dynamic(self, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments that are not static."""
+        positional = [value for at, value in enumerate(args) if at not in self._static]
+        return positional, {key: value for key, value in kwargs.items() if key not in self._static_names}
 
     def exported(self, *args: Any, **kwargs: Any) -> str:
         """Makes it ready for such arguments, without a call: its bytes go to the hosts, which compile it.
@@ -92,9 +117,7 @@ class PlacedFunction:
         Returns:
             The key that hosts know it by.
         """
-        dynamic = {at: value for at, value in enumerate(args) if at not in self._static}
-        named = {key: value for key, value in kwargs.items() if key not in self._static_names}
-        leaves, tree = jax.tree.flatten((list(dynamic.values()), named))
+        leaves, tree = jax.tree.flatten(self._dynamic(args, kwargs))
         kinds = tuple(_kind(leaf, self.name) for leaf in leaves)
         with self.slice.client.lock:
             return self._ready(args, kwargs, tree, kinds).callee.key
@@ -147,14 +170,18 @@ class PlacedFunction:
         )
         platforms = [client.backend.platform(self.slice.number)]
         exported = jax.export.export(jitted, platforms=platforms)(*avals)
-        key = client.backend.register(self.name, bytes(exported.serialize()))
+        key = client.register(self.name, bytes(exported.serialize()))
         made = tuple(
             Kind(tuple(aval.shape), str(aval.dtype), how)
             for aval, how in zip(exported.out_avals, outs, strict=True)
         )
+        for kind in made:
+            _ = kind.nbytes  # which is refused here, where no program can have it
         donated = self._donated_leaves(dynamic, tree, avals)
         callee = Callee(self.name, key, self.slice.number, self.slice.shape, operands, made, donated)
-        return _Made(callee, results[0])
+        tree_of_results = results[0]
+        is_single = tree_of_results.num_nodes == tree_of_results.num_leaves == 1
+        return _Made(callee, tree_of_results, is_single)
 
     def _given(self, dynamic: list[int], tree: Any, avals: list[Any]) -> list[Any]:
         """What was said of each leaf of the arguments; arguments by name lie as they come."""
@@ -182,8 +209,7 @@ class PlacedFunction:
                 raise InvalidInput(f"{what} {at} of '{self.name}': {error.message}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(NamedTuple):
     """What decides which code an argument needs."""
 
     shape: tuple[int, ...]

@@ -122,10 +122,10 @@ class LocalBackend:
                 self._suspended.update(self._taken_off(found.number))
             self._resources.suspend(self._client)
 
-    def resume(self) -> None:
+    def resume(self, without_hosts: Collection[str] = ()) -> None:
         """See `Backend`."""
         with self._lock:
-            self._resources.resume(self._client)
+            self._resources.resume(self._client, without_hosts)
             arrays, self._suspended = self._suspended, {}
             self._put_back({handle: found for handle, found in arrays.items() if handle in self._held})
 
@@ -191,6 +191,15 @@ class LocalBackend:
             for node, handle in zip(args, arguments, strict=True):
                 if node.donated:
                     self._held.pop(handle, None)
+
+    def prepare(self, fingerprint: str, slices: Sequence[int]) -> None:
+        """See `Backend`."""
+        with self._lock:
+            program = self._programs[fingerprint]
+            places = {part.number: number for part, number in zip(program.slices, slices, strict=True)}
+            key, low = self._lower(fingerprint, program, places)
+        for part in low.hosts:
+            self._hosts[part.host].execution.wait_until_compiled(key)
 
     def _lower(self, key: str, program: Program, places: Mapping[int, int]) -> tuple[str, LowProgram]:
         found = {number: self._resources.placement(granted) for number, granted in places.items()}

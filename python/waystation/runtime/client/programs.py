@@ -14,9 +14,10 @@ from typing import Any
 import jax
 
 from waystation._errors import InvalidInput
-from waystation.runtime.client.client import TRACE, Client, Installed
+from waystation.runtime.client.client import TRACE, Client
 from waystation.runtime.client.current import current_client
 from waystation.runtime.client.functions import host_array, host_kind
+from waystation.runtime.client.joining import Installed
 from waystation.runtime.ir import Program
 from waystation.runtime.tracing import Array, HostValue, Reference, Trace
 from waystation.runtime.tracing.recordings import TracedArgument, donated
@@ -50,9 +51,11 @@ class ProgramFunction:
         name: str | None = None,
         static_argnums: int | Sequence[int] = (),
         static_argnames: str | Sequence[str] = (),
+        join_chains: bool = True,
     ) -> None:
         self.name: str = name or str(getattr(function, "__name__", type(function).__name__))
         self._function = function
+        self._join_chains = join_chains
         self._static = frozenset((static_argnums,) if isinstance(static_argnums, int) else static_argnums)
         self._static_names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
         self._traced: dict[Any, _Traced] = {}
@@ -127,7 +130,7 @@ class ProgramFunction:
             TRACE.reset(token)
         outputs, results = self._outputs(trace, jax.tree.leaves(made))
         numbers = tuple(array.number for array in results)
-        installed = client.install(trace.recorder, numbers)
+        installed = client.install(trace.recorder, numbers, join_chains=self._join_chains)
         return _Traced(
             client,
             installed,
@@ -190,7 +193,9 @@ def program(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     Args:
         function: A function that calls functions on slices.
-        **options: `name`, `static_argnums` and `static_argnames`, as for functions.
+        **options: `name`, `static_argnums` and `static_argnames`, as for functions; `join_chains`, which is
+            true unless the calls of a program that runs often are to stay computations of their own (chains
+            of small ones are otherwise compiled as one in the background).
     """
     if function is None:
         return functools.partial(program, **options)

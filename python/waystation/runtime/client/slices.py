@@ -151,7 +151,7 @@ class DeviceSet:
 
         Raises:
             InvalidInput: The arguments contradict each other.
-            NotEnoughDevices: No island has them free.
+            NotEnoughDevices: No island has them free. One that is being rebuilt is waited for.
         """
         if devices is not None and tpu_devices is not None:
             raise InvalidInput("devices and tpu_devices are the same; give one of them")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,11 @@ from waystation.grid import Box, slices_of_box
 from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.controller import Dispatch
 from waystation.runtime.ir import Program, Sharding, Value, encode
-from waystation.runtime.messages import Fetched, key_of
+from waystation.runtime.messages import EXACT, Fetched, Tolerance, key_of
 from waystation.runtime.resources import Placement, SliceRequest
+from waystation.runtime.state_trees import StateTree
+
+_FREES_WAIT_S = 0.001
 
 
 class ClusterBackend:
@@ -63,9 +67,9 @@ class ClusterBackend:
         """See `Backend`."""
         self._connection.ask("suspend")
 
-    def resume(self) -> None:
+    def resume(self, without_hosts: Collection[str] = ()) -> None:
         """See `Backend`."""
-        self._connection.ask("resume")
+        self._connection.ask("resume", tuple(without_hosts))
 
     def placement(self, slice_number: int) -> Placement:
         """See `Backend`."""
@@ -111,6 +115,10 @@ class ClusterBackend:
         if place not in self._installed:
             self._installed[place] = str(self._connection.ask("install", encode(program), dispatch))
         return self._installed[place]
+
+    def prepare(self, fingerprint: str, slices: Sequence[int]) -> None:
+        """See `Backend`."""
+        self._connection.ask("prepare", fingerprint, tuple(slices))
 
     def run(
         self,
@@ -180,6 +188,24 @@ class ClusterBackend:
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
+    def begin_save(
+        self, path: str, tree: StateTree, arrays: Mapping[int, int], *, overwrite: bool = False
+    ) -> Callable[[float | None], None]:
+        """See `waystation.runtime.client.checkpoints.Saves`."""
+        return self._connection.begin("save", path, tree, tuple(arrays.items()), overwrite)
+
+    def begin_load(
+        self,
+        path: str,
+        tree: StateTree,
+        arrays: Mapping[int, tuple[int, Value]],
+        *,
+        tolerance: Tolerance = EXACT,
+    ) -> Callable[[float | None], tuple[Any, ...]]:
+        """See `waystation.runtime.client.checkpoints.Saves`."""
+        wanted = tuple((leaf, handle, value) for leaf, (handle, value) in arrays.items())
+        return self._connection.begin("load", path, tree, wanted, tolerance)
+
     def save(
         self,
         path: str,
@@ -188,13 +214,14 @@ class ClusterBackend:
         overwrite: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Saves arrays of one island as a checkpoint; returns when it is committed.
+        """Saves a dict of arrays, of one island or several, as a checkpoint; returns when it is committed, in
+        one act.
 
         The hosts write their own shards, between the runs before this call and those after it; only the path
         and the names pass through this program.
 
         Args:
-            path: Where the checkpoint goes, for the hosts.
+            path: Where the checkpoint goes, for the hosts; all have to reach it.
             arrays: A handle for each name.
             overwrite: Whether it may take the place of another.
             timeout_s: How long to wait.
@@ -203,27 +230,31 @@ class ClusterBackend:
             TimeoutError: It has not ended by then, and goes on.
             WaystationError: An array is not there, or it cannot be saved.
         """
-        self._connection.ask("save", path, dict(arrays), overwrite, timeout_s=timeout_s)
+        tree = StateTree.of_names(list(arrays))
+        self.begin_save(path, tree, dict(enumerate(arrays.values())), overwrite=overwrite)(timeout_s)
 
     def load(self, path: str, arrays: Mapping[str, tuple[int, Value]]) -> None:
-        """Loads arrays of a checkpoint to one island; returns at once.
+        """Loads a dict of arrays, to one island or several; returns at once.
 
         Args:
             path: Where the checkpoint is, for the hosts.
             arrays: For each name in the checkpoint a new handle, and the shape, dtype, slice (its number) and
                 sharding that the array is to have.
         """
-        wanted = tuple((name, handle, value) for name, (handle, value) in arrays.items())
-        self._connection.tell("load", path, wanted)
+        self.begin_load(path, StateTree.of_names(list(arrays)), dict(enumerate(arrays.values())))
 
     # ---- how ------------------------------------------------------------------------------------
 
     def _free_all(self) -> None:
-        """Tells the manager what has been freed, as much as there is at a time."""
-        while (handles := self._freed.get()) is not None:
+        """Tells the manager what has been freed, as much as comes within a moment."""
+        ended = False
+        while not ended and (handles := self._freed.get()) is not None:
+            time.sleep(_FREES_WAIT_S)  # whatever is told wakes the manager
             found = list(handles)
-            while not self._freed.empty() and (more := self._freed.get()) is not None:
-                found += more
+            while not ended and not self._freed.empty():
+                more = self._freed.get()
+                ended = more is None
+                found += more or ()
             try:
                 self._connection.tell("free", tuple(found))
             except Unavailable:

@@ -1,16 +1,18 @@
 """What a program asks of the manager, in the program's order.
 
 Calls come over the program's connection, in the order in which they were made, and are taken one after the
-other. What takes long, such as to wait for an array, is begun in its turn and holds nobody up; but while the
-island of a slice is being rebuilt, the calls of the program that needs it wait, and keep their order. A
-program that has more calls waiting than `MOST_WAITING` is not read from until there are fewer.
+other, as they come. What takes long, such as to wait for an array, is begun in its turn and holds nobody up;
+but while the island of a slice is being rebuilt, the calls of the program that needs it wait, and keep their
+order. So do those of a program that has many at a time, while others have their turn. A program that has more
+calls waiting than `MOST_WAITING` is not read from until there are fewer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +24,13 @@ from waystation.runtime.controller import Controller, Dispatch, Work
 from waystation.runtime.hosts.answers import Failure, failure
 from waystation.runtime.hosts.answers import Value as Answer
 from waystation.runtime.ir import Sharding, Value, decode
+from waystation.runtime.messages import Tolerance
 from waystation.runtime.resources import Placement, SliceRequest
+from waystation.runtime.state_trees import StateTree
 
 MOST_WAITING = 4096
 _PLACE = "the manager"
-_AT_ONCE = 64  # calls that are taken before what follows from them is sent
+_AT_ONCE = 64  # calls that are taken before it is the turn of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,11 @@ class ClientCalls:
         self._end: End | None = None
         self._packer = Packer()
         self._unpacker = Unpacker()
-        self._queue: asyncio.Queue[Call] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._taken = 0  # calls, in this turn of the loop
+        self._waiting: deque[Call] = deque()
+        self._worker: asyncio.Task[None] | None = None  # takes what waits
         self._is_paused = False
-        self._worker = asyncio.get_running_loop().create_task(self._work())
 
     def connect(self, end: End, on_lost: Callable[[], None]) -> None:
         """The program has its connection.
@@ -80,14 +86,20 @@ class ClientCalls:
 
     def close(self) -> None:
         """The program is gone."""
-        self._worker.cancel()
+        if self._worker is not None:
+            self._worker.cancel()
         if self._end is not None:
             self._end.close()
 
     def _hear(self, body: bytes) -> None:
         for call in unpack_calls(self._unpacker.open(body)):
-            self._queue.put_nowait(call)
-        if self._queue.qsize() > MOST_WAITING:
+            if self._worker is None and self._taken < _AT_ONCE and self._awaited(call) is None:
+                self._take(call)
+                continue
+            self._waiting.append(call)
+            if self._worker is None:
+                self._worker = self._loop.create_task(self._work())
+        if len(self._waiting) > MOST_WAITING:
             self._pause(True)
 
     def _pause(self, is_paused: bool) -> None:
@@ -96,27 +108,34 @@ class ClientCalls:
             self._end.pause(is_paused)
 
     async def _work(self) -> None:
-        taken = 0
-        while True:
-            if taken == _AT_ONCE or self._queue.empty():
-                taken = 0
-                self._carry_out()
+        while self._waiting:
+            if self._taken >= _AT_ONCE:
                 await asyncio.sleep(0)  # it is the turn of others
-            call = await self._queue.get()
-            if self._queue.qsize() < MOST_WAITING // 2:
+            while (change := self._awaited(self._waiting[0])) is not None:
+                await change
+            self._take(self._waiting.popleft())
+            if len(self._waiting) < MOST_WAITING // 2:
                 self._pause(False)
-            taken += 1
-            try:
-                await self._wait_for_islands(call)
-                given = getattr(self, call.method)(*call.arguments)
-            except Exception as error:
-                if call.answer != NO_ANSWER:
-                    self._answer(call.answer, failure(error, _PLACE))
-                continue
-            if isinstance(given, asyncio.Future):
-                given.add_done_callback(functools.partial(self._answer_later, call.answer))
-            else:
-                self._answer(call.answer, Answer(given))
+        self._worker = None
+
+    def _take(self, call: Call) -> None:
+        if self._taken == 0:
+            self._loop.call_soon(self._end_turn)
+        self._taken += 1
+        try:
+            given = getattr(self, call.method)(*call.arguments)
+        except Exception as error:
+            if call.answer != NO_ANSWER:
+                self._answer(call.answer, failure(error, _PLACE))
+            return
+        if isinstance(given, asyncio.Future):
+            given.add_done_callback(functools.partial(self._answer_later, call.answer))
+        elif call.answer != NO_ANSWER:
+            self._answer(call.answer, Answer(given))
+
+    def _end_turn(self) -> None:
+        self._taken = 0
+        self._carry_out()
 
     def _answer_later(self, number: int, given: asyncio.Future[Any]) -> None:
         if given.cancelled():
@@ -131,17 +150,18 @@ class ClientCalls:
         if number != NO_ANSWER and self._end is not None:
             self._end.send(pack_answer(number, answer, self._packer))
 
-    async def _wait_for_islands(self, call: Call) -> None:
+    def _awaited(self, call: Call) -> asyncio.Future[None] | None:
+        """What a call has to wait for: an island that it needs and that is being built."""
+        if call.method == "grant":
+            return self._settled() if self._controller.is_to_wait(call.arguments[0]) else None
         slices: Sequence[int] = ()
         if call.method == "run":
             slices = call.arguments[1]
         elif call.method == "put":
             slices = (call.arguments[2],)
         elif call.method == "load":
-            slices = [value.slice for _, _, value in call.arguments[1]]
-        while slices and self._controller.is_waiting(slices) and (change := self._settled()) is not None:
-            self._carry_out()
-            await change
+            slices = [value.slice for _, _, value in call.arguments[2]]
+        return self._settled() if slices and self._controller.is_waiting(slices) else None
 
     # ---- slices --------------------------------------------------------------------------------
 
@@ -157,13 +177,15 @@ class ClientCalls:
         """See `Backend`."""
         self._controller.remap(self._client, number, island, without_hosts)
 
-    def suspend(self) -> None:
+    def suspend(self) -> asyncio.Future[None]:
         """See `Backend`."""
-        self._controller.resources.suspend(self._client)
+        answer, end = _answer_of_end()
+        self._controller.suspensions.suspend(self._client, end)
+        return answer
 
-    def resume(self) -> None:
+    def resume(self, without_hosts: Collection[str]) -> None:
         """See `Backend`."""
-        self._controller.resources.resume(self._client)
+        self._controller.suspensions.resume(self._client, without_hosts)
 
     def placement(self, number: int) -> Placement:
         """See `Backend`."""
@@ -199,6 +221,21 @@ class ClientCalls:
         """See `Backend`."""
         self._controller.run(self._client, fingerprint, slices, arguments, results, cost_seconds, priority)
 
+    def prepare(self, fingerprint: str, slices: Sequence[int]) -> asyncio.Future[None]:
+        """Has hosts compile a program before it runs."""
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def end(error: WaystationError | None) -> None:
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+        self._controller.prepare(self._client, fingerprint, slices, end)
+        return answer
+
     # ---- arrays --------------------------------------------------------------------------------
 
     def put(self, handle: int, array: Any, slice_number: int, sharding: Sharding) -> None:
@@ -232,7 +269,7 @@ class ClientCalls:
             if answer.done():
                 return
             try:
-                self._controller.arrays.get(self._client, handle)
+                self._controller.arrays.check(self._client, handle)
             except WaystationError as error:
                 answer.set_exception(error)
             else:
@@ -287,21 +324,46 @@ class ClientCalls:
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
-    def save(self, path: str, arrays: Mapping[str, int], overwrite: bool) -> asyncio.Future[None]:
-        """Has hosts save arrays."""
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def end(work: Work) -> None:
-            if answer.done():
-                return
-            if work.error is not None:
-                answer.set_exception(work.error)
-            else:
-                answer.set_result(None)
-
-        self._controller.works.save(self._client, path, tuple(arrays.items()), overwrite, end)
+    def save(
+        self, path: str, tree: StateTree, arrays: Sequence[tuple[int, int]], overwrite: bool
+    ) -> asyncio.Future[None]:
+        """Has hosts save a state."""
+        answer, end = _answer_of_end()
+        self._controller.checkpoints.save(self._client, path, tree, arrays, overwrite, end)
         return answer
 
-    def load(self, path: str, arrays: Sequence[tuple[str, int, Value]]) -> None:
-        """Has hosts make arrays of a checkpoint."""
-        self._controller.works.load(self._client, path, arrays)
+    def load(
+        self,
+        path: str,
+        tree: StateTree,
+        arrays: Sequence[tuple[int, int, Value]],
+        tolerance: Tolerance,
+    ) -> asyncio.Future[tuple[Any, ...]]:
+        """Has hosts make arrays of a checkpoint; answers with the values that are wanted."""
+        answer: asyncio.Future[tuple[Any, ...]] = asyncio.get_running_loop().create_future()
+
+        def end(error: WaystationError | None, values: tuple[Any, ...]) -> None:
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(values)
+
+        self._controller.checkpoints.load(self._client, path, tree, arrays, tolerance, end)
+        return answer
+
+
+def _answer_of_end() -> tuple[asyncio.Future[None], Callable[[WaystationError | None], None]]:
+    """An answer, and what gives it: an error, or that there is none."""
+    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(error: WaystationError | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(None)
+
+    return answer, end

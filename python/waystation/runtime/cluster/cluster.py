@@ -13,6 +13,7 @@ from waystation._errors import InvalidInput
 from waystation.runtime.cluster.backend import ClusterBackend
 from waystation.runtime.cluster.connection import Connection, ask
 from waystation.runtime.cluster.island import Island
+from waystation.runtime.cluster.stashes import MEMORY, MEMORY_BYTES, KeepSuspended
 from waystation.runtime.cluster.status import (
     DEADLINE_S,
     HOST_CLASS,
@@ -96,6 +97,24 @@ class Cluster:
             InvalidInput: A weight is below 1.
         """
         ask(self._living.manager.share.remote(dict(shares)))
+
+    def keep_suspended(
+        self, *, memory: str = MEMORY, memory_bytes: int = MEMORY_BYTES, directory: str | None = None
+    ) -> None:
+        """Says where arrays of clients are kept that are suspended from now on (`Client.suspend`).
+
+        All hosts have to reach both directories: on several machines, give those of a file system that all
+        have, and no bytes of memory.
+
+        Args:
+            memory: A directory on a tmpfs: host memory that outlives the hosts' processes.
+            memory_bytes: The most that arrays of all suspended clients take there.
+            directory: Where those go that have no room there; by default that for temporary files.
+
+        Raises:
+            WaystationError: A directory cannot be made in one of these.
+        """
+        ask(self._living.manager.keep_suspended.remote(KeepSuspended(memory, memory_bytes, directory)))
 
     @property
     def islands(self) -> dict[str, Island]:

@@ -16,6 +16,7 @@ from waystation.runtime.cluster.authentication import use_token
 from waystation.runtime.cluster.cluster import Cluster
 from waystation.runtime.cluster.connection import Connection, ask
 from waystation.runtime.cluster.embedded import EmbeddedRay
+from waystation.runtime.cluster.probing import require_listener
 from waystation.runtime.cluster.status import DEADLINE_S, MAX_RESTARTS, NAMESPACE, ClusterStatus
 from waystation.runtime.control.connector import Connector
 
@@ -138,6 +139,8 @@ def _join(ray: Any, address: str | None, undo: contextlib.ExitStack) -> str:
                 "close that connection first"
             )
         return current
+    if address is not None:
+        require_listener(address)
     # A token is shown to clusters of this machine only; for others the environment says so (`RAY_AUTH_MODE`).
     if address is None or address == "auto" or address.startswith("127."):
         with _quiet():

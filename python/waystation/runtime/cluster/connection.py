@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -69,17 +70,29 @@ class Connection:
             Unavailable: The manager has died, or the connection is lost.
             WaystationError: What the manager answers.
         """
+        return self.begin(method, *arguments)(timeout_s)
+
+    def begin(self, method: str, *arguments: Any) -> Callable[[float | None], Any]:
+        """Asks for something, in the order of calls; what it returns waits for the answer as `ask` does.
+
+        Raises:
+            Unavailable: The manager has died, or the connection is lost.
+        """
         future: Future[Any] = Future()
         with self._lock:
             number = next(self._numbers)
             self._answers[number] = future
         self._send(Call(method, arguments, number))
-        try:
-            return unwrap(future.result(timeout_s))
-        except TimeoutError:
-            if future.done():
-                raise  # that was the answer
-            raise TimeoutError(f"there is no answer after {timeout_s:g} s; the call goes on") from None
+
+        def answer(timeout_s: float | None) -> Any:
+            try:
+                return unwrap(future.result(timeout_s))
+            except TimeoutError:
+                if future.done():
+                    raise  # that was the answer
+                raise TimeoutError(f"there is no answer after {timeout_s:g} s; the call goes on") from None
+
+        return answer
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Tells something, after everything that was asked or told before; waits for no answer.

@@ -186,7 +186,6 @@ async def _assemble(
                 len(members),
                 request.devices_per_host,
                 request.kind,
-                request.deadline_s,
                 secret,
                 connections.address,
             )

@@ -1,19 +1,23 @@
 """What one host is told, in order, and what of that it has not ended as far as is known.
 
 What there is to tell is kept until `flush`, which sends it in one frame. How much that can be is bounded by
-what schedulers let be in flight. In the event loop of the manager, without locks.
+what schedulers let be in flight. What is to be forgotten is in no hurry: it goes along with what comes next,
+or by itself a moment later, since every frame wakes a host. In the event loop of the manager, without locks.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from waystation._errors import Corrupt
-from waystation.runtime.control.host_words import BeginMessage, Told, pack_told, unpack_done
+from waystation.runtime.control.host_words import BeginMessage, ReleaseBuffers, Told, pack_told, unpack_done
 from waystation.runtime.control.listener import End
 from waystation.runtime.control.words import Packer, Unpacker
 from waystation.runtime.messages import Done, Message
+
+_RELEASES_WAIT_S = 0.001
 
 
 class HostLane:
@@ -25,7 +29,7 @@ class HostLane:
         on_lost: Is told of the end of the connection.
 
     Attributes:
-        functions: The functions that the host has been given.
+        functions: The functions that the host has said to have.
     """
 
     def __init__(
@@ -37,6 +41,8 @@ class HostLane:
         self._count = 0
         self._under_way: deque[tuple[int, int]] = deque()  # place in the order of the island, work
         self._waiting: list[Told] = []
+        self._is_urgent = False
+        self._later: asyncio.TimerHandle | None = None
         self._packer = Packer()
         self._unpacker = Unpacker()
         end.attend(self._hear, on_lost)
@@ -45,6 +51,19 @@ class HostLane:
     def work(self) -> int:
         """The work that the host is at, as far as is known; -1 if there is none."""
         return self._under_way[0][1] if self._under_way else -1
+
+    @property
+    def owes(self) -> bool:
+        """Whether it was told something that it has not said to have ended."""
+        return bool(self._under_way)
+
+    def front(self, default: int) -> int:
+        """The place in the order of the island of the first message that it has not ended.
+
+        Args:
+            default: The place after all that there are.
+        """
+        return self._under_way[0][0] if self._under_way else default
 
     def place(self, begun: int, default: int) -> int:
         """The place in the order of the island of the first message that a host has not begun.
@@ -61,20 +80,32 @@ class HostLane:
         self._under_way.append((place, message.work))
         self._waiting.append(BeginMessage(self._count, message))
         self._count += 1
+        self._is_urgent = True
 
     def tell(self, told: Told) -> None:
         """Tells it something else, after all that it has been told."""
         self._waiting.append(told)
+        self._is_urgent = self._is_urgent or not isinstance(told, ReleaseBuffers)
 
     def flush(self) -> None:
-        """Sends what it has not been sent."""
-        if self._waiting:
-            told, self._waiting = self._waiting, []
-            self._end.send(pack_told(told, self._packer))
+        """Sends what it has not been sent, now or soon."""
+        if self._is_urgent:
+            self._send()
+        elif self._waiting and self._later is None:
+            self._later = asyncio.get_running_loop().call_later(_RELEASES_WAIT_S, self._send)
 
     def close(self) -> None:
         """Ends the connection."""
+        self._waiting = []
         self._end.close()
+
+    def _send(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+        told, self._waiting = self._waiting, []
+        self._is_urgent, self._later = False, None
+        if told:
+            self._end.send(pack_told(told, self._packer))
 
     def _hear(self, body: bytes) -> None:
         done = unpack_done(self._unpacker.open(body))

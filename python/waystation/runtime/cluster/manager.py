@@ -21,6 +21,7 @@ import ray
 from waystation._errors import Conflict, WaystationError
 from waystation.runtime.cluster.calls import ClientCalls, Code
 from waystation.runtime.cluster.losses import Loss
+from waystation.runtime.cluster.stashes import KeepSuspended, StashDirectories
 from waystation.runtime.cluster.status import (
     ClusterStatus,
     IslandRequest,
@@ -30,6 +31,7 @@ from waystation.runtime.cluster.status import (
 )
 from waystation.runtime.cluster.supervisor import Supervisor
 from waystation.runtime.cluster.timelines import Timelines
+from waystation.runtime.cluster.watchdog import Awaited
 from waystation.runtime.control.listener import Listener as Connections
 from waystation.runtime.controller import (
     Abandon,
@@ -70,6 +72,10 @@ def program_name(client: str) -> str:
     return f"program:{client}"
 
 
+def _island_of(host: str) -> str:
+    return host.rpartition("/")[0]  # with that its name begins
+
+
 class Manager:
     """The actor."""
 
@@ -84,11 +90,14 @@ class Manager:
         self._attending: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed: asyncio.Future[None] | None = None
+        self._is_due = False  # whether what the controller has decided is going to be carried out
         self._timelines = Timelines(
             lambda: [(each, island.epoch) for island in self._islands.values() for each in island.members]
         )
         self._controller.orders.observer = self._timelines.recorder
         self._connections: asyncio.Task[Connections] | None = None
+        self._stashes = StashDirectories()
+        self._controller.suspensions.places = self._stashes.places
 
     # ---- programs ------------------------------------------------------------------------------
 
@@ -135,6 +144,12 @@ class Manager:
         """Divides the time of devices among programs in proportion to weights, by their names."""
         self._controller.clients.share(shares)
 
+    @answering
+    async def keep_suspended(self, wanted: KeepSuspended) -> None:
+        """Says where arrays of clients go that are suspended from now on."""
+        self._stashes.wanted = wanted
+        self._stashes.places()  # who asks for them is to hear that they cannot be made
+
     # ---- islands -------------------------------------------------------------------------------
 
     @answering
@@ -150,7 +165,8 @@ class Manager:
         connections = await self._listen()
         if request.name in self._islands:
             raise Conflict(f"island '{request.name}' is being added already")
-        island = self._islands[request.name] = Supervisor(request, self, connections, self._secret)
+        before = self._controller.orders.epochs_before(request.name)
+        island = self._islands[request.name] = Supervisor(request, self, connections, self._secret, before)
         try:
             await island.start()
         except BaseException:
@@ -232,7 +248,7 @@ class Manager:
         """A host has ended messages."""
         for each in done:
             self._controller.orders.done(island.request.name, island.epoch, host, each)
-        self._carry_out()
+        self._carry_out_soon()
 
     def lost(self, island: Supervisor, loss: Loss) -> None:
         """The gang of an island is lost."""
@@ -244,6 +260,11 @@ class Manager:
         )
         self._carry_out()
 
+    def goes_on(self, awaited: Awaited, island: str) -> bool:
+        """Whether a host is yet to do its part of a work, and waits for nobody of an island, not even by way
+        of others."""
+        return self._goes_on(awaited, {island})
+
     def failed(self, island: Supervisor, error: WaystationError) -> None:
         """An island is lost for good."""
         self._controller.failures[island.request.name] = error
@@ -252,13 +273,35 @@ class Manager:
 
     # ---- how ------------------------------------------------------------------------------------
 
+    def _goes_on(self, awaited: Awaited, passed: set[str]) -> bool:
+        work, host = awaited
+        name = _island_of(host)
+        island = self._islands.get(name)
+        if name in passed or island is None or not self._controller.orders.is_at(work, name, host):
+            return False
+        # Hosts of one island that wait for each other are for its own watchdog to judge.
+        others = (each for each in island.awaited if _island_of(each[1]) != name)
+        return all(self._goes_on(each, passed | {name}) for each in others)
+
+    def _carry_out_soon(self) -> None:
+        """Carries out what the controller has decided when all has been heard that there is to hear now: what
+        follows from that goes to hosts together."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._carry_out)
+
     def _carry_out(self) -> None:
         """Carries out what the controller has decided."""
+        self._is_due = False
+        for path in self._controller.suspensions.take_removed():
+            self._run(asyncio.to_thread(self._stashes.remove, path))
         effects, self._controller.orders.effects = self._controller.orders.effects, []
+        told: dict[str, Supervisor] = {}
         for effect in effects:
             island = self._islands.get(effect.island)
             if island is None:
                 continue
+            told[effect.island] = island
             match effect:
                 case Begin():
                     island.begin(effect)
@@ -272,7 +315,7 @@ class Manager:
                     asyncio.get_running_loop().call_later(
                         island.request.deadline_s, self._give_up, effect.island, effect.work
                     )
-        for island in self._islands.values():
+        for island in told.values():
             island.flush()
 
     async def _prepare(self, island: Supervisor, effect: Prepare) -> None:
@@ -340,6 +383,7 @@ class Manager:
         for island in self._islands.values():
             island.remove()
         self._islands.clear()
+        self._stashes.close()
         ray.kill(ray.get_runtime_context().current_actor)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:

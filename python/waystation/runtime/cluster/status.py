@@ -114,7 +114,7 @@ class IslandStatus:
     Attributes:
         name: Its name.
         state: What it is about.
-        epoch: How often it has been built.
+        epoch: How often it has been built; an island that is given the name of a removed one counts on.
         restarts: How often it has been rebuilt after a loss.
         max_restarts: How often it may be.
         kind: What its devices are.

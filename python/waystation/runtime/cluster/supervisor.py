@@ -21,7 +21,7 @@ from waystation.runtime.cluster.gang import Member, build, end, reserve
 from waystation.runtime.cluster.host_lane import HostLane
 from waystation.runtime.cluster.losses import Loss
 from waystation.runtime.cluster.status import HostStatus, IslandRequest, IslandState, IslandStatus
-from waystation.runtime.cluster.watchdog import find_stuck, interval_s
+from waystation.runtime.cluster.watchdog import Awaited, Seen, Watchdog, interval_s
 from waystation.runtime.control.host_words import AbandonWork, ReleaseBuffers
 from waystation.runtime.control.listener import Listener as Connections
 from waystation.runtime.controller import Abandon, Begin, Prepare, Release
@@ -56,6 +56,15 @@ class Listener(Protocol):
         """The gang is lost, and will not be built again."""
         ...
 
+    def goes_on(self, awaited: Awaited, island: str) -> bool:
+        """Whether a host of another island is yet to do its part of a work, and waits for nobody of this one.
+
+        Args:
+            awaited: The work, and the host.
+            island: This one.
+        """
+        ...
+
 
 class Supervisor:
     """One island.
@@ -65,14 +74,21 @@ class Supervisor:
         listener: Who is told of its gangs.
         connections: Where hosts connect to.
         secret: What hosts of the cluster know.
+        epochs_before: How many epochs islands of this name have had before.
     """
 
     def __init__(
-        self, request: IslandRequest, listener: Listener, connections: Connections, secret: bytes
+        self,
+        request: IslandRequest,
+        listener: Listener,
+        connections: Connections,
+        secret: bytes,
+        epochs_before: int,
     ) -> None:
         self.request = request
         self.state = IslandState.BUILDING
-        self.epoch = self.restarts = 0
+        self.epoch = epochs_before
+        self.restarts = 0
         self._listener = listener
         self._connections = connections
         self._secret = secret
@@ -117,6 +133,12 @@ class Supervisor:
         }
 
     @property
+    def awaited(self) -> tuple[Awaited, ...]:
+        """What its hosts wait for from others, when they last reported."""
+        reports = (health.report for health in self._health.values() if health is not None)
+        return tuple(report.awaits for report in reports if report.awaits is not None)
+
+    @property
     def members(self) -> tuple[Member, ...]:
         """Its hosts; none while it is being built."""
         return tuple(self._members.values())
@@ -157,19 +179,19 @@ class Supervisor:
 
         Args:
             effect: The lists.
-            exported: Functions that they call, by key; a host gets each once.
-            host_functions: Functions of Python that they call, by name, pickled.
+            exported: Functions that they call, by key. A host gets one until it has said that it has it: what
+                it is given at once is done in any order, so a list must not count on what came with another.
+            host_functions: Functions of Python that they call, by name, pickled; likewise.
         """
-        if effect.epoch != self.epoch:
+        if effect.epoch != self.epoch or self.state is not IslandState.READY:
             return self._gone()
+        lanes = {host: self._lanes[host] for host in effect.lists}
         calls: list[Awaitable[Any]] = []
         for host, listed in effect.lists.items():
-            known = self._lanes[host].functions
-            new = {key: code for key, code in exported.items() if key not in known}
-            named = {name: each for name, each in host_functions.items() if name not in known}
-            known |= {*new, *named}
-            actor = self._members[host].actor
-            calls.append(_awaited(actor.prepare.remote(listed, tuple(new.items()), tuple(named.items()))))
+            known = lanes[host].functions
+            new = tuple((key, code) for key, code in exported.items() if key not in known)
+            named = tuple((name, each) for name, each in host_functions.items() if name not in known)
+            calls.append(_awaited(self._members[host].actor.prepare.remote(listed, new, named)))
         for answer in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(answer, BaseException):
                 return self._gone()
@@ -177,6 +199,8 @@ class Supervisor:
                 unwrap(answer)
             except WaystationError as error:
                 return error
+        for lane in lanes.values():
+            lane.functions |= {*exported, *host_functions}
         return None
 
     def _gone(self) -> WaystationError:
@@ -258,6 +282,7 @@ class Supervisor:
     async def _watch(self, members: list[Member], epoch: int) -> None:
         """Asks hosts how far they are, for as long as the epoch lasts."""
         deadline_s = self.request.deadline_s
+        watchdog = Watchdog(deadline_s)
         while epoch == self.epoch and self.state is IslandState.READY:
             await asyncio.sleep(interval_s(deadline_s))
             answers = await asyncio.gather(*(self._ask(member) for member in members))
@@ -266,19 +291,20 @@ class Supervisor:
             if epoch != self.epoch or self.state is not IslandState.READY:
                 return
             self._health = {member.name: answer for member, answer in zip(members, answers, strict=True)}
-            reports = {name: self._compared(name, health) for name, health in self._health.items()}
-            stuck = find_stuck(reports, deadline_s)
+            seen = {name: self._seen(name, health) for name, health in self._health.items()}
+            stuck = watchdog.judge(seen, lambda awaited: self._listener.goes_on(awaited, self.request.name))
             if stuck is not None:
                 self._lose(self._members[stuck.host], epoch, stuck.reason)
                 return
 
-    def _compared(self, host: str, health: Health | None) -> Report | None:
-        """What a host has reported, with its place in the order of the island, where it can be compared with
+    def _seen(self, host: str, health: Health | None) -> Seen:
+        """What a host has reported, with its places in the order of the island, where it can be compared with
         others: not every host takes part in every work."""
+        lane = self._lanes[host]
         if health is None:
-            return None
-        place = self._lanes[host].place(health.report.begun, self._begun)
-        return replace(health.report, begun=place)
+            return Seen(None)
+        place = lane.place(health.report.begun, self._begun)
+        return Seen(replace(health.report, begun=place), lane.front(self._begun), lane.owes)
 
     async def _ask(self, member: Member) -> Any:
         deadline_s = self.request.deadline_s

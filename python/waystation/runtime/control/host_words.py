@@ -9,7 +9,7 @@ A pack to a host has any number of the following, and one from a host any number
         OTHER, instruction+
     release: RELEASE, handles
     abandon: ABANDON, work, whether it has ended, error+
-    done: work, nanoseconds, -1 or (error, what was fetched)+
+    done: work, nanoseconds, -1 or (error, what was fetched, what was said)+
 
 `*` is the number of a known object, `+` that of one of the pack; integers of which there may be any number
 come after how many they are.
@@ -112,8 +112,8 @@ def pack_done(done: Sequence[Done], packer: Packer) -> bytes:
     """What a host has done, in one pack."""
     for each in done:
         rest = _NOTHING
-        if each.error is not None or each.fetched:
-            rest = packer.object((each.error, each.fetched))
+        if each.error is not None or each.fetched or each.said:
+            rest = packer.object((each.error, each.fetched, each.said))
         packer.words.extend((each.work, int(each.device_seconds * 1e9), rest))
     return packer.take()
 

@@ -1,28 +1,54 @@
-"""What clients ask of arrays that is no program: each call is a work of one island.
+"""What clients ask of arrays that is no program: each is a work of one island.
 
-Arrays are put and fetched through the controller, so these are to be small; a checkpoint is saved and loaded
-by the hosts themselves, which are told its path and the names of its arrays.
+Arrays are put and fetched through the controller, so these are to be small; a checkpoint (`checkpoints`) is
+saved and loaded by the hosts themselves. A work gets its number, and its place among all that its client asks
+of its island, when it is made; it can be submitted later, and what it tells hosts is asked for only then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from waystation._errors import InvalidInput, WaystationError
-from waystation.runtime.controller.arrays import StoredArray
+from waystation._errors import WaystationError
+from waystation.runtime.controller.arrays import StoredArray, require_placed
 from waystation.runtime.controller.works import HostPart, IslandPart, Work
 from waystation.runtime.ir import Value
-from waystation.runtime.messages import Block, Get, Instruction, Load, Put, Save
+from waystation.runtime.messages import Block, Get, Instruction, Put
 from waystation.runtime.objects import Reservation
-from waystation.runtime.resources import Placement
-from waystation.runtime.scheduling import RunKey
+from waystation.runtime.scheduling import ClientNumbers, RunKey
 
 if TYPE_CHECKING:
     from waystation.runtime.controller.controller import Controller
 
 OnEnd: TypeAlias = Callable[[Work], None]
+Tell: TypeAlias = Callable[[], tuple[Instruction, ...]]
+
+
+class Submit:
+    """Submits a work that was made before.
+
+    Args:
+        controller: The controller.
+        work: The work.
+        tell: What each of its hosts is told.
+    """
+
+    def __init__(self, controller: Controller, work: Work, tell: Tell) -> None:
+        self._controller = controller
+        self._work = work
+        self._tell = tell
+
+    def __call__(self, error: WaystationError | None = None) -> None:
+        """Submits it; with an error it takes its place and does nothing."""
+        self._work.error = self._work.error or error
+        if self._work.error is None:
+            told = self._tell()
+            for part in self._work.parts.values():
+                for host in part.hosts.values():
+                    host.instructions = told
+        self._controller.orders.submit(self._work)
 
 
 class ArrayWorks:
@@ -48,7 +74,7 @@ class ArrayWorks:
             return
         # The number is the client's, and means nothing to hosts.
         make = Put(int(stored.handle), array, replace(value, number=0), placement)
-        self._submit_made([stored], key, "put", lambda host: (make,))
+        self.making([stored], key, "put", lambda: (make,))()
 
     def get(self, client: str, own: int, on_end: OnEnd) -> None:
         """Fetches an array.
@@ -56,7 +82,7 @@ class ArrayWorks:
         Raises:
             WaystationError: It is not there.
         """
-        stored = self._controller.arrays.get(client, own)
+        stored = require_placed(self._controller.arrays.get(client, own), own, client)
         key = self._controller.new_key(client)
         self._controller.arrays.table.use([stored.handle], key)
 
@@ -65,85 +91,26 @@ class ArrayWorks:
             on_end(work)
 
         instruction = Get(int(stored.handle))
-        self._submit_using([stored], key, stored.program, "get", lambda host: (instruction,), end)
+        self.using([stored], key, stored.program, "get", lambda: (instruction,), end)()
 
-    def save(
-        self, client: str, path: str, arrays: Sequence[tuple[str, int]], overwrite: bool, on_end: OnEnd
-    ) -> None:
-        """Has hosts save arrays, which are to be on one island.
+    # ---- works of one island -------------------------------------------------------------------
 
-        Raises:
-            WaystationError: One is not there, or they are on several islands.
-        """
-        stored = [self._controller.arrays.get(client, own) for _, own in arrays]
-        processes = self._processes(path, stored)
-        key = self._controller.new_key(client)
-        self._controller.arrays.table.use([each.handle for each in stored], key)
-
-        def end(work: Work) -> None:
-            self._controller.collect(self._controller.arrays.finish_run(key))
-            on_end(work)
-
-        named = [(name, each) for (name, _), each in zip(arrays, stored, strict=True)]
-        save = Save(path, tuple((name, int(each.handle)) for name, each in named), processes, overwrite)
-        self._submit_using(stored, key, f"save '{path}'", "save", lambda host: (save,), end)
-
-    def load(self, client: str, path: str, arrays: Sequence[tuple[str, int, Value]]) -> None:
-        """Has hosts make arrays of a checkpoint, on one island; values have the numbers of slices."""
-        key = self._controller.new_key(client)
-        try:
-            for _, _, value in arrays:
-                self._controller.own_slice(client, value.slice)
-            placements = [self._controller.placement(value.slice) for _, _, value in arrays]
-            self._one_island(path, placements)
-            stored = [
-                self._controller.arrays.create(client, own, value, placement, key, f"load '{path}'")
-                for (_, own, value), placement in zip(arrays, placements, strict=True)
-            ]
-        except WaystationError as error:
-            self._controller.collect(self._controller.arrays.fail_run(key, error))
-            for _, own, _ in arrays:
-                self._controller.arrays.fail(client, own, error, key)
-            self._controller.tell_waiters()
-            return
-        load = Load(
-            path,
-            tuple(
-                (name, int(each.handle), each.value, each.placement)
-                for (name, _, _), each in zip(arrays, stored, strict=True)
-            ),
-            self._processes(path, stored),
-        )
-        self._submit_made(stored, key, f"load '{path}'", lambda host: (load,))
-
-    def _processes(self, path: str, stored: Sequence[StoredArray]) -> tuple[int, ...]:
-        """The numbers, in their island, of the hosts that hold arrays."""
-        island = self._one_island(path, [each.placement for each in stored])
-        return self._controller.numbers_of_hosts(island, {host for each in stored for host in each.hosts})
-
-    def _one_island(self, path: str, placements: Sequence[Placement]) -> str:
-        islands = sorted({placement.island for placement in placements})
-        if len(islands) != 1:
-            raise InvalidInput(
-                f"arrays of checkpoint '{path}' are on islands {islands}: one call saves or loads those of "
-                "one island; use a path for each"
-            )
-        return islands[0]
-
-    # ---- how ------------------------------------------------------------------------------------
-
-    def _submit_made(
+    def making(
         self,
         stored: Sequence[StoredArray],
         key: RunKey,
         program: str,
-        tell: Callable[[str], tuple[Instruction, ...]],
-    ) -> None:
+        tell: Tell,
+        on_end: OnEnd = lambda work: None,
+    ) -> Submit:
+        """A work that makes arrays of one island, which have been created for it."""
+
         def end(work: Work) -> None:
             if work.error is None:
                 self._controller.collect(self._controller.arrays.finish_run(key))
             else:
                 self._controller.collect(self._controller.arrays.fail_run(key, work.error))
+            on_end(work)
             self._controller.tell_waiters()
 
         def reserve(host: str) -> Reservation:
@@ -154,47 +121,91 @@ class ArrayWorks:
                     peak[device] = peak.get(device, 0) + taken
             return Reservation(key, peak, outputs=outputs)
 
-        self._submit(stored, key, program, program, tell, reserve, end)
+        return self._of_arrays(stored, key, program, program, tell, reserve, end)
 
-    def _submit_using(
+    def using(
         self,
         stored: Sequence[StoredArray],
         key: RunKey,
         program: str,
         kind: str,
-        tell: Callable[[str], tuple[Instruction, ...]],
+        tell: Tell,
         end: OnEnd,
-    ) -> None:
+    ) -> Submit:
+        """A work that uses arrays of one island, which somebody keeps from ending."""
+
         def reserve(host: str) -> Reservation:
             return Reservation(key, {}, operands=tuple(each.handle for each in stored if host in each.hosts))
 
-        self._submit(stored, key, program, kind, tell, reserve, end)
+        return self._of_arrays(stored, key, program, kind, tell, reserve, end)
 
-    def _submit(
+    def at_host(
+        self,
+        island: str,
+        host: str,
+        key: RunKey,
+        numbers: ClientNumbers,
+        program: str,
+        kind: str,
+        tell: Tell,
+        end: OnEnd,
+    ) -> Submit:
+        """A work of one host, without arrays.
+
+        Args:
+            island: Its island.
+            host: The host.
+            key: Of the work.
+            numbers: Of the client, who may be gone by now.
+            program: For people.
+            kind: What its cost is learned by.
+            tell: What the host is told.
+            end: Called when it has ended.
+        """
+        position = numbers.position(island)
+        return self._make(
+            island, [host], key, position, program, kind, tell, lambda _: Reservation(key, {}), (), end
+        )
+
+    def _of_arrays(
         self,
         stored: Sequence[StoredArray],
         key: RunKey,
         program: str,
         kind: str,
-        tell: Callable[[str], tuple[Instruction, ...]],
+        tell: Tell,
         reserve: Callable[[str], Reservation],
         end: OnEnd,
-    ) -> None:
-        """A work of one island, on the hosts of some arrays."""
+    ) -> Submit:
         island = stored[0].placement.island
-        hosts = {host: HostPart(tell(host), reserve(host)) for each in stored for host in each.hosts}
-        numbers = self._controller.clients.numbers(key.client)
-        part = IslandPart(self._controller.orders.epoch(island), hosts, numbers.position(island))
-        self._controller.orders.submit(
-            Work(
-                number=key.run,
-                key=key,
-                fingerprint=kind,
-                program=program,
-                computation=kind,
-                parts={island: part},
-                order=None,
-                uses=tuple(each.run for each in stored if each.run != key),
-                on_end=end,
-            )
+        hosts = {host for each in stored for host in each.hosts}
+        position = self._controller.clients.numbers(key.client).position(island)
+        uses = tuple(each.run for each in stored if each.run != key)
+        return self._make(island, hosts, key, position, program, kind, tell, reserve, uses, end)
+
+    def _make(
+        self,
+        island: str,
+        hosts: Collection[str],
+        key: RunKey,
+        position: int,
+        program: str,
+        kind: str,
+        tell: Tell,
+        reserve: Callable[[str], Reservation],
+        uses: tuple[RunKey, ...],
+        end: OnEnd,
+    ) -> Submit:
+        parts = {host: HostPart((), reserve(host)) for host in sorted(hosts)}
+        work = Work(
+            number=key.run,
+            key=key,
+            fingerprint=kind,
+            program=program,
+            computation=kind,
+            parts={island: IslandPart(self._controller.orders.epoch(island), parts, position)},
+            order=None,
+            uses=uses,
+            on_end=end,
         )
+        return Submit(self._controller, work, tell)

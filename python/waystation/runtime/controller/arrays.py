@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from waystation._errors import InvalidInput, WaystationError
 from waystation.runtime.devices import DeviceId
-from waystation.runtime.errors import ObjectNotFound
+from waystation.runtime.errors import ObjectNotFound, SliceNotPlaced
 from waystation.runtime.ir import Value
 from waystation.runtime.objects import BytesByDevice, Collect, Handle, ObjectTable
 from waystation.runtime.resources import Placement
@@ -33,6 +33,7 @@ class StoredArray:
         placement: Where that was.
         program: The program that makes it, for people.
         run: The run that makes it.
+        stash: What it was saved as, if it was taken off its devices; see `suspensions`.
     """
 
     handle: Handle
@@ -40,6 +41,7 @@ class StoredArray:
     placement: Placement
     program: str
     run: RunKey
+    stash: object | None = None
 
     def on(self, host: str) -> BytesByDevice:
         """Its bytes on each device of a host."""
@@ -66,6 +68,7 @@ class Arrays:
         self._stored: dict[Handle, StoredArray] = {}
         self._errors: dict[Handle, WaystationError] = {}
         self._failures: dict[RunKey, WaystationError] = {}  # of the last runs that have failed
+        self._left: list[object] = []  # stashes, once for each array that is not in them any more
 
     def add_client(self, client: str) -> None:
         """A client is there."""
@@ -135,6 +138,30 @@ class Arrays:
         if handle in self._errors:
             raise copy.copy(self._errors[handle])
         return self._stored[handle]
+
+    def check(self, client: str, own: int) -> None:
+        """Raises why an array is not there, if it is not."""
+        handle = self.handle(client, own)
+        if handle in self._errors:
+            raise copy.copy(self._errors[handle])
+
+    def of_client(self, client: str) -> dict[int, StoredArray]:
+        """The arrays of a client, by its own handles; those that will never be made are left out."""
+        owns = self._handles.get(client, {})
+        return {own: self._stored[handle] for own, handle in owns.items() if handle in self._stored}
+
+    def stash(self, client: str, own: int, stash: object) -> list[Collect]:
+        """An array is saved, and has no devices any more."""
+        before = self._stored[self._handles[client][own]]
+        handle = self.table.create(client, shard_bytes=0, devices=(), label=before.program)
+        placement = replace(before.placement, devices=())
+        after = self._stored[handle] = replace(before, handle=handle, placement=placement, stash=stash)
+        return self.replace(client, own, after)
+
+    def take_left_stashes(self) -> list[object]:
+        """The stash of each array that has ended, or come back, since this was asked last."""
+        left, self._left = self._left, []
+        return left
 
     def is_made(self, handle: Handle) -> bool:
         """Whether nothing is to be waited for; raises nothing."""
@@ -217,8 +244,10 @@ class Arrays:
     def forget(self, collected: list[Collect]) -> list[Collect]:
         """Drops what is said of objects that are no more; returns those that hosts are to free."""
         for handle in self.table.take_ended():
-            self._stored.pop(handle, None)
+            gone = self._stored.pop(handle, None)
             self._errors.pop(handle, None)
+            if gone is not None and gone.stash is not None:
+                self._left.append(gone.stash)
         return collected
 
     def end(self, arrays: Iterable[StoredArray]) -> None:
@@ -237,3 +266,16 @@ class Arrays:
             for handle in self.table.named().values()
             if handle in self._stored
         )
+
+
+def require_placed(stored: StoredArray, own: int, client: str) -> StoredArray:
+    """An array that hosts have.
+
+    Raises:
+        SliceNotPlaced: It is in a stash.
+    """
+    if stored.stash is not None:
+        raise SliceNotPlaced(
+            f"array {own} is on slice {stored.value.slice}, which is suspended; resume client '{client}'"
+        )
+    return stored

@@ -16,17 +16,19 @@ from itertools import count
 
 from waystation._errors import Conflict, NotFound, WaystationError
 from waystation.runtime.controller.array_works import ArrayWorks
-from waystation.runtime.controller.arrays import Arrays, StoredArray
+from waystation.runtime.controller.arrays import Arrays, StoredArray, require_placed
+from waystation.runtime.controller.checkpoints import Checkpoints
 from waystation.runtime.controller.clients import Clients
 from waystation.runtime.controller.islands import MemoryLimits
 from waystation.runtime.controller.lowered import Dispatch, Programs
 from waystation.runtime.controller.orders import ErrorOf, Orders
-from waystation.runtime.controller.program_runs import ProgramRun, program_that_brings
+from waystation.runtime.controller.program_runs import ProgramRun, prepare_ahead, program_that_brings
+from waystation.runtime.controller.suspensions import Suspensions
 from waystation.runtime.devices import Island
 from waystation.runtime.errors import NoSuchSlice, SliceNotPlaced
 from waystation.runtime.ir import Program
 from waystation.runtime.objects import Collect, Handle
-from waystation.runtime.resources import Placement, ResourceManager, SliceRequest, SliceState
+from waystation.runtime.resources import Placement, ResourceManager, SliceRequest
 from waystation.runtime.scheduling import RunKey
 
 
@@ -42,6 +44,8 @@ class Controller:
         addresses: Where the transport of each host listens, by the host's name.
         failures: Why islands are lost for good, by their names.
         works: What clients ask that is no program.
+        checkpoints: Saves and loads.
+        suspensions: Clients that are suspended, and where their arrays are.
     """
 
     def __init__(self) -> None:
@@ -54,6 +58,8 @@ class Controller:
         self.failures: dict[str, WaystationError] = {}
         self._islands: dict[str, Island] = {}
         self.works = ArrayWorks(self)
+        self.checkpoints = Checkpoints(self)
+        self.suspensions = Suspensions(self)
         self._waiters: dict[Handle, list[Callable[[], None]]] = {}
         self._numbers = count(1)
 
@@ -121,6 +127,17 @@ class Controller:
         """Grants a slice."""
         return self.resources.grant(client, request).number
 
+    def is_to_wait(self, request: SliceRequest) -> bool:
+        """Whether devices for a slice are missing that an island may have which is being rebuilt."""
+        if self.resources.can_grant(request):
+            return False
+        there = {island.name for island in self.resources.islands}
+        lost = [island for name, island in self._islands.items() if name not in there | self.failures.keys()]
+        return any(
+            sum(host.device_count for host in island.hosts if request.accepts(host)) >= request.devices
+            for island in lost
+        )
+
     def release(self, client: str, number: int) -> None:
         """Takes a slice back, unless a shared array lies on it."""
         self.own_slice(client, number)
@@ -161,8 +178,7 @@ class Controller:
 
     def is_waiting(self, numbers: Sequence[int]) -> bool:
         """Whether one of these slices waits for devices."""
-        known = {found.number: found.state for found in self.resources.slices}
-        return any(known.get(number) is SliceState.WAITING for number in numbers)
+        return any(map(self.resources.is_waiting, numbers))
 
     def kind(self, number: int) -> str:
         """What the devices of a slice are."""
@@ -194,6 +210,16 @@ class Controller:
         else:
             run.start(slices, arguments, results)
 
+    def prepare(
+        self,
+        client: str,
+        fingerprint: str,
+        slices: Sequence[int],
+        then: Callable[[WaystationError | None], None],
+    ) -> None:
+        """Has hosts compile a program before it runs; `then` is told what came of that."""
+        prepare_ahead(self, client, fingerprint, slices, then)
+
     def bring(
         self, client: str, own: int, stored: StoredArray, placement: Placement, slice_number: int
     ) -> StoredArray:
@@ -224,7 +250,7 @@ class Controller:
 
     def hold(self, client: str, own: int) -> tuple[StoredArray, RunKey]:
         """Keeps an array from ending, whatever its client does; `share` ends that."""
-        stored = self.arrays.get(client, own)
+        stored = require_placed(self.arrays.get(client, own), own, client)
         key = self.new_key(client)
         self.arrays.table.use([stored.handle], key)
         return stored, key
@@ -266,6 +292,8 @@ class Controller:
 
     def collect(self, collected: Sequence[Collect]) -> None:
         """Has hosts forget what has ended."""
+        if not collected:
+            return
         by_host: dict[str, list[Collect]] = {}
         for each in collected:
             for host in each.hosts:
@@ -278,6 +306,8 @@ class Controller:
 
     def tell_waiters(self) -> None:
         """Arrays may have been made, or failed."""
+        if not self._waiters:
+            return
         for handle in list(self._waiters):
             gone = not self.arrays.table.has(handle)
             if gone or self.arrays.is_made(handle):

@@ -14,6 +14,8 @@ from waystation.runtime.objects import Restore as RestoreDecision
 from waystation.runtime.objects import Spill as SpillDecision
 from waystation.runtime.scheduling import Dispatch, IslandScheduler, Policy, RunKey
 
+_LEAST_IN_FLIGHT = 2
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
@@ -45,7 +47,7 @@ class IslandOrder:
 
     def __init__(self, name: str, hosts: Mapping[str, int], limits: MemoryLimits, policy: Policy) -> None:
         self.name = name
-        self.scheduler = IslandScheduler(name, policy)
+        self.scheduler = IslandScheduler(name, policy, least_in_flight=_LEAST_IN_FLIGHT)
         self.line: deque[Work] = deque()
         self.lists: dict[int, WaystationError | None] = {}
         self._hosts = dict(hosts)
@@ -63,6 +65,12 @@ class IslandOrder:
         """What is taken on all devices of a host, and spilled there; None if there is no limit."""
         memory = self._memories.get(host)
         return None if memory is None else (sum(memory.used_bytes.values()), memory.spilled_bytes)
+
+    def begin_anew(self, hosts: Mapping[str, int], limits: MemoryLimits) -> None:
+        """Other hosts take the place of those that are gone."""
+        self._hosts = dict(hosts)
+        self._limits = limits
+        self._forget_memory()
 
     def restart(self) -> list[Dispatch]:
         """The gang is lost; the next epoch begins."""

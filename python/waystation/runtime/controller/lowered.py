@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from operator import is_
 
 from waystation._errors import NotFound
 from waystation.runtime.ir import (
@@ -21,6 +22,7 @@ from waystation.runtime.ir import (
     LowProgram,
     Program,
     Recv,
+    Value,
     encode,
     fingerprint,
     lower,
@@ -32,6 +34,7 @@ from waystation.runtime.objects import Footprint, footprint
 from waystation.runtime.resources import Placement
 
 _MOST_LOWERED = 256  # programs and placements that are kept
+_MOST_GRANTED = 4096  # values of one program on slices of clients
 
 
 class Dispatch(StrEnum):
@@ -53,10 +56,21 @@ class Installed:
     Attributes:
         program: As `ir.prepare` has made it.
         dispatch: How it is given to hosts.
+        granted: Values on slices of clients, by their number and that of the slice: so each is made once.
     """
 
     program: Program
     dispatch: Dispatch
+    granted: dict[tuple[int, int], Value] = field(default_factory=dict)
+
+    def value_on(self, value: Value, slice_number: int) -> Value:
+        """A value of the program as an array of a client: its slice is that of the client."""
+        found = self.granted.get((value.number, slice_number))
+        if found is None:
+            if len(self.granted) >= _MOST_GRANTED:
+                self.granted.clear()
+            found = self.granted[value.number, slice_number] = replace(value, slice=slice_number)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +110,8 @@ class Programs:
     def __init__(self) -> None:
         self._installed: dict[str, Installed] = {}
         self._lowered: dict[tuple[str, tuple[Placement, ...]], tuple[Subgraph, ...]] = {}
+        # What each program came to last, and where: found without a look at every device of it.
+        self._last: dict[str, tuple[tuple[Placement, ...], tuple[Subgraph, ...]]] = {}
         self._numbers = 0
 
     def install(self, program: Program, dispatch: Dispatch = Dispatch.PARALLEL) -> str:
@@ -131,12 +147,18 @@ class Programs:
             NotFound: There is no such program.
             InvalidProgram: A slice has another number of devices.
         """
+        last = self._last.get(known)
+        if last is not None and all(map(is_, last[0], placements)):
+            return last[1]
         key = known, placements
         found = self._lowered.get(key)
         if found is None:
             while len(self._lowered) >= _MOST_LOWERED:
-                del self._lowered[next(iter(self._lowered))]
+                oldest = next(iter(self._lowered))
+                del self._lowered[oldest]
+                self._last.pop(oldest[0], None)
             found = self._lowered[key] = self._lower(self.get(known), placements)
+        self._last[known] = placements, found
         return found
 
     def _lower(self, installed: Installed, placements: tuple[Placement, ...]) -> tuple[Subgraph, ...]:

@@ -60,6 +60,7 @@ class Orders:
         self._held: dict[int, Work] = {}
         self._preparations: dict[int, tuple[str, int, int]] = {}
         self._needing: dict[int, list[Work]] = {}  # by number of the preparation
+        self._told: dict[int, list[Callable[[WaystationError | None], None]]] = {}  # likewise
         self._numbers = count(1)
         self._losses: dict[str, ErrorOf] = {}
         self._dispatches: deque[Dispatch] = deque()
@@ -69,17 +70,20 @@ class Orders:
     # ---- islands -------------------------------------------------------------------------------
 
     def add_island(self, name: str, hosts: Mapping[str, int], limits: MemoryLimits) -> None:
-        """An island is there, in its first epoch."""
-        self._islands[name] = IslandOrder(name, hosts, limits, self._make_policy())
+        """An island is there. One that has the name of another that is gone goes on with its order: clients
+        and the sequencer count on, and what is late is of an epoch before."""
+        if name in self._islands:
+            self._islands[name].begin_anew(hosts, limits)
+        else:
+            self._islands[name] = IslandOrder(name, hosts, limits, self._make_policy())
 
     def remove_island(self, name: str, error_of: ErrorOf) -> None:
-        """An island is gone for good; its works fail."""
+        """An island is gone for good; its works fail, each in its turn."""
         self.lose(name, error_of)
-        del self._islands[name]
-        for work in list(self._works.values()):
-            if name in work.parts and not work.parts[name].ended:
-                self._end_part(name, work)
-        self._settle()
+
+    def epochs_before(self, name: str) -> int:
+        """How many epochs islands of a name have had that are over."""
+        return self._islands[name].epoch - 1 if name in self._islands else 0
 
     def epoch(self, island: str) -> int:
         """The epoch of an island."""
@@ -92,6 +96,12 @@ class Orders:
     def pending_of(self, client: str) -> int:
         """How many works a client has."""
         return sum(work.key.client == client for work in self._works.values())
+
+    def is_at(self, number: int, island: str, host: str) -> bool:
+        """Whether a host has a part of a work that it has not ended, or is yet to begin."""
+        work = self._by_number.get(number)
+        part = None if work is None else work.parts.get(island)
+        return part is not None and not part.ended and (not part.begun or host in part.unfinished)
 
     def memory_bytes(self, island: str, host: str) -> tuple[int, int] | None:
         """What is taken on all devices of a host, and spilled there; None if there is no limit."""
@@ -135,15 +145,33 @@ class Orders:
         if subgraph in island.lists:
             work.error = work.error or island.lists[subgraph]
             return
-        key = name, island.epoch, subgraph
+        number = self._preparation(island, subgraph, make)
+        self._needing[number].append(work)
+        work.needs.add(number)
+
+    def prepare_ahead(
+        self,
+        name: str,
+        subgraph: int,
+        make: Callable[[int], Prepare],
+        then: Callable[[WaystationError | None], None],
+    ) -> None:
+        """Has hosts be given lists that no work needs yet; `then` is told what came of that."""
+        island = self._islands[name]
+        if subgraph in island.lists:
+            then(island.lists[subgraph])
+        else:
+            self._told.setdefault(self._preparation(island, subgraph, make), []).append(then)
+
+    def _preparation(self, island: IslandOrder, subgraph: int, make: Callable[[int], Prepare]) -> int:
+        key = island.name, island.epoch, subgraph
         number = next((number for number, known in self._preparations.items() if known == key), None)
         if number is None:
             number = next(self._numbers)
             self._preparations[number] = key
             self._needing[number] = []
             self.effects.append(make(number))
-        self._needing[number].append(work)
-        work.needs.add(number)
+        return number
 
     def prepared(self, number: int, error: WaystationError | None) -> None:
         """Hosts have been given lists, or cannot use them."""
@@ -156,6 +184,8 @@ class Orders:
             work.error = work.error or error
             if not work.needs and work.number in self._held:
                 self._line_up(self._held.pop(work.number))
+        for then in self._told.pop(number, ()):
+            then(error)
         self._settle()
 
     def submit(self, work: Work) -> None:
@@ -182,6 +212,7 @@ class Orders:
         part.unfinished.discard(host)
         part.device_seconds = max(part.device_seconds, done.device_seconds)
         work.fetched[host] = done.fetched
+        work.said[host] = done.said
         if done.error is not None and (work.error is None or _is_hearsay(work.error, done.error)):
             # A host may have forgotten already what a run was to make that has failed meanwhile.
             work.error = self._failure(work) or done.error.where(

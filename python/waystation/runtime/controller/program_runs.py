@@ -7,7 +7,8 @@ object of the run's own. When a subgraph fails, those after it take their places
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,8 @@ class ProgramRun:
         self._controller = controller
         self._client = client
         self._fingerprint = fingerprint
-        self._program = controller.programs.get(fingerprint).program
+        self._installed = controller.programs.get(fingerprint)
+        self._program = self._installed.program
         self._cost_seconds = cost_seconds
         self._priority = priority
         self._key = controller.new_key(client)
@@ -63,7 +65,8 @@ class ProgramRun:
             placements = self._placements(slices)
             subgraphs = self._controller.programs.lowered(self._fingerprint, placements)
             granted = dict(zip((part.number for part in self._program.slices), slices, strict=True))
-            stored = self._arguments(granted, arguments)
+            there = dict(zip(slices, placements, strict=True))
+            stored = self._arguments(granted, there, arguments)
             returned = self._program.nodes[-1].operands
             if len(returned) != len(results):
                 raise InvalidInput(
@@ -72,9 +75,12 @@ class ProgramRun:
             self._controller.arrays.table.use([each.handle for each in stored], self._key)
             self._uses = tuple(each.run for each in stored)
             self._donate(arguments)
+            values = self._program.values
             for number, own in zip(returned, results, strict=True):
-                self._create(self._program.values[number], granted, own)
-            self._make_works(subgraphs, placements, granted)
+                value = values[number]
+                slice_number = granted[value.slice]
+                self._create(value, slice_number, own, there[slice_number])
+            self._make_works(subgraphs, granted, there)
         except WaystationError as error:
             self._refuse(arguments, results, error)
         else:
@@ -86,12 +92,9 @@ class ProgramRun:
         controller.arrays.table.use([stored.handle], self._key)
         self._handles[0] = stored.handle
         self._uses = (stored.run,)
-        placements = stored.placement, placement
-        made = self._create(
-            self._program.values[1], {0: stored.value.slice, 1: slice_number}, None, placement
-        )
-        subgraphs = controller.programs.lowered(self._fingerprint, placements)
-        self._make_works(subgraphs, placements, {0: stored.value.slice, 1: slice_number})
+        made = self._create(self._program.values[1], slice_number, None, placement)
+        subgraphs = controller.programs.lowered(self._fingerprint, (stored.placement, placement))
+        self._make_works(subgraphs, {0: stored.value.slice, 1: slice_number}, {slice_number: placement})
         self._submit_next(None)
         return made
 
@@ -107,8 +110,10 @@ class ProgramRun:
             self._controller.own_slice(self._client, number)
         return tuple(self._controller.placement(number) for number in slices)
 
-    def _arguments(self, granted: dict[int, int], arguments: Sequence[int]) -> list[StoredArray]:
-        nodes = [node for node in self._program.nodes if isinstance(node, Arg)]
+    def _arguments(
+        self, granted: dict[int, int], there: dict[int, Placement], arguments: Sequence[int]
+    ) -> list[StoredArray]:
+        nodes = self._program.arguments
         if len(nodes) != len(arguments):
             raise InvalidInput(
                 f"program '{self._program.name}' takes {len(nodes)} arrays, not {len(arguments)}"
@@ -124,42 +129,41 @@ class ProgramRun:
                     f"{given.shape} sharded by {given.sharding.spec}"
                 )
             number = granted[wanted.slice]
-            placement = self._controller.placement(number)
-            if stored.placement.devices != placement.devices:
+            placement = there[number]
+            if stored.placement is not placement and stored.placement.devices != placement.devices:
                 stored = self._controller.bring(self._client, own, stored, placement, number)
             self._handles[wanted.number] = stored.handle
             found.append(stored)
         return found
 
     def _donate(self, arguments: Sequence[int]) -> None:
-        nodes = [node for node in self._program.nodes if isinstance(node, Arg)]
-        for node, own in zip(nodes, arguments, strict=True):
+        for node, own in zip(self._program.arguments, arguments, strict=True):
             if node.donated:
                 self._donated.append(self._controller.arrays.donate(self._client, own))
 
     def _create(
         self,
         value: Value,
-        granted: dict[int, int],
+        slice_number: int,
         own: int | None,
-        placement: Placement | None = None,
+        placement: Placement,
     ) -> StoredArray:
-        number = granted[value.slice]
-        there = self._controller.placement(number) if placement is None else placement
         made = self._controller.arrays.create(
-            self._client, own, replace(value, slice=number), there, self._key, self._program.name
+            self._client,
+            own,
+            self._installed.value_on(value, slice_number),
+            placement,
+            self._key,
+            self._program.name,
         )
         self._handles[value.number] = made.handle
-        if own is None and placement is None:
-            self._own.append(made)
         return made
 
     def _refuse(self, arguments: Sequence[int], results: Sequence[int], error: WaystationError) -> None:
         """It does not run at all."""
         controller = self._controller
         told = error.where(program=self._program.name)
-        nodes = [node for node in self._program.nodes if isinstance(node, Arg)]
-        gone = [own for node, own in zip(nodes, arguments, strict=False) if node.donated]
+        gone = [own for node, own in zip(self._program.arguments, arguments, strict=False) if node.donated]
         controller.collect(controller.arrays.fail_run(self._key, told))
         controller.collect(controller.arrays.free(self._client, gone))
         self._forget_donated()
@@ -173,12 +177,14 @@ class ProgramRun:
     # ---- works ---------------------------------------------------------------------------------
 
     def _make_works(
-        self, subgraphs: Sequence[Subgraph], placements: tuple[Placement, ...], granted: dict[int, int]
+        self, subgraphs: Sequence[Subgraph], granted: dict[int, int], there: dict[int, Placement]
     ) -> None:
         for subgraph in subgraphs:
             for number in subgraph.outputs:
                 if number not in self._handles:
-                    self._create(self._program.values[number], granted, None)
+                    value = self._program.values[number]
+                    slice_number = granted[value.slice]
+                    self._own.append(self._create(value, slice_number, None, there[slice_number]))
         numbers = self._controller.clients.numbers(self._client)
         for place, subgraph in enumerate(subgraphs):
             order: int | None = None
@@ -214,31 +220,23 @@ class ProgramRun:
             self._prepare(work, subgraph)
 
     def _host_part(self, subgraph: Subgraph, host: str, key: RunKey) -> HostPart:
-        listed, takes = subgraph.lists[host], subgraph.footprints[host]
-        arguments = tuple(self._handles[number] for number in listed.arguments)
-        consumed = tuple(self._handles[number] for number in listed.arguments if number in subgraph.ended)
-        run = Run(
-            listed.fingerprint,
-            tuple(map(int, arguments)),
-            tuple(int(self._handles[number]) for number in listed.results),
-            tuple(map(int, consumed)),
-            tuple((sender, self._controller.addresses[sender]) for sender in subgraph.senders[host]),
-        )
-        outputs = {self._handles[number]: takes.outputs[number] for number in listed.results}
+        listed, takes, handles = subgraph.lists[host], subgraph.footprints[host], self._handles
+        arguments = tuple([handles[number] for number in listed.arguments])
+        results = tuple([handles[number] for number in listed.results])
+        consumed: tuple[Handle, ...] = ()
+        if subgraph.ended:
+            consumed = tuple([handles[number] for number in listed.arguments if number in subgraph.ended])
+        peers: tuple[tuple[str, str], ...] = ()
+        if subgraph.senders[host]:
+            addresses = self._controller.addresses
+            peers = tuple([(sender, addresses[sender]) for sender in subgraph.senders[host]])
+        run = Run(listed.fingerprint, arguments, results, consumed, peers)
+        outputs = {handles[number]: takes.outputs[number] for number in listed.results}
         return HostPart((run,), Reservation(key, takes.peak, arguments, consumed, outputs))
 
     def _prepare(self, work: Work, subgraph: Subgraph) -> None:
-        for island, hosts in subgraph.islands.items():
-            epoch = work.parts[island].epoch
-
-            def make(
-                number: int, island: str = island, hosts: tuple[str, ...] = hosts, epoch: int = epoch
-            ) -> Prepare:
-                lists = {host: subgraph.lists[host] for host in hosts}
-                return Prepare(
-                    number, island, epoch, lists, subgraph.functions[island], subgraph.host_calls[island]
-                )
-
+        for island in subgraph.islands:
+            make = functools.partial(_preparation, subgraph, island, work.parts[island].epoch)
             self._controller.orders.prepare(island, subgraph.number, work, make)
 
     def _submit_next(self, before: Work | None) -> None:
@@ -259,6 +257,48 @@ class ProgramRun:
             controller.arrays.end(self._own)
             self._forget_donated()
         controller.tell_waiters()
+
+
+def prepare_ahead(
+    controller: Controller,
+    client: str,
+    fingerprint: str,
+    slices: Sequence[int],
+    then: Callable[[WaystationError | None], None],
+) -> None:
+    """Has hosts compile a program where its slices are now, before it runs.
+
+    Args:
+        controller: The controller.
+        client: Who is going to run it.
+        fingerprint: Of the program, which is installed.
+        slices: Its slices.
+        then: Is told once what came of it: the first error, or None.
+
+    Raises:
+        NotFound: There is no such program.
+        WaystationError: The slices are not the client's, or have no devices.
+    """
+    placements = ProgramRun(controller, client, fingerprint)._placements(slices)
+    subgraphs = controller.programs.lowered(fingerprint, placements)
+    wanted = [(subgraph, island) for subgraph in subgraphs for island in subgraph.islands]
+    found: list[WaystationError | None] = []
+
+    def note(error: WaystationError | None) -> None:
+        found.append(error)
+        if len(found) == len(wanted):
+            then(next((each for each in found if each is not None), None))
+
+    for subgraph, island in wanted:
+        make = functools.partial(_preparation, subgraph, island, controller.orders.epoch(island))
+        controller.orders.prepare_ahead(island, subgraph.number, make, note)
+    if not wanted:
+        then(None)
+
+
+def _preparation(subgraph: Subgraph, island: str, epoch: int, number: int) -> Prepare:
+    lists = {host: subgraph.lists[host] for host in subgraph.islands[island]}
+    return Prepare(number, island, epoch, lists, subgraph.functions[island], subgraph.host_calls[island])
 
 
 def program_that_brings(stored: StoredArray, devices: int) -> Program:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from waystation._errors import WaystationError
-from waystation.runtime.messages import Fetched, HostList, Instruction, Message
+from waystation.runtime.messages import Fetched, HostList, Instruction, Message, Said
 from waystation.runtime.objects import Handle, Reservation
 from waystation.runtime.scheduling import RunKey
 
@@ -76,7 +76,8 @@ class Work:
         priority: Higher ones go first.
         uses: The runs that make what it uses: where one has failed, it fails alike, and does not begin.
         needs: Lists that hosts have to know first, by number; see `Prepare`.
-        fetched: What hosts have answered, by host.
+        fetched: The arrays that hosts have answered with, by host.
+        said: What else hosts have answered, likewise.
         error: Why it has failed.
         on_end: Called once, when it has ended.
     """
@@ -93,6 +94,7 @@ class Work:
     uses: tuple[RunKey, ...] = ()
     needs: set[int] = field(default_factory=set)
     fetched: dict[str, tuple[Fetched, ...]] = field(default_factory=dict)
+    said: dict[str, Said] = field(default_factory=dict)
     error: WaystationError | None = None
     on_end: Callable[[Work], None] = lambda work: None
 

@@ -1,6 +1,7 @@
 """The functions that a host can call: compiled in the background, once for each place where they run.
 
-A function comes as `jax.export` wrote it, for a mesh without devices (`AbstractMesh`), and gets devices here.
+A function comes as `jax.export` wrote it, for a mesh without devices (`AbstractMesh`), or as a chain of such
+(`code.py`), and gets devices here.
 Its key is made of its bytes (`messages.key_of`), so equal functions are compiled once, whoever
 sends them. What is donated is said by who calls, and belongs to what is compiled.
 """
@@ -15,13 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.export
-import numpy as np
 
 from waystation._errors import WaystationError
 from waystation.runtime.errors import ComputationFailed, FunctionNotFound
-
-Devices = tuple[jax.Device, ...]
+from waystation.runtime.execution.code import Code, Devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +31,14 @@ class Function:
         call: Takes its flattened arguments and returns its flattened results.
         operands: How its arguments lie on the devices.
         result_count: How many results it gives.
+        met: For each argument shardings that it was given and that lie so, by identity.
     """
 
     name: str
     call: Any
     operands: tuple[jax.sharding.Sharding, ...]
     result_count: int
+    met: tuple[dict[int, jax.sharding.Sharding], ...]
 
 
 class Functions:
@@ -100,28 +100,26 @@ class Functions:
 
 def _compiled(blob: bytes, devices: Devices, donated: tuple[int, ...]) -> Function:
     try:
-        exported = jax.export.deserialize(bytearray(blob))
+        code = Code.read(blob)
     except Exception as error:
         raise ComputationFailed(f"a function cannot be read: {type(error).__name__}: {error}") from error
-    name = exported.fun_name
+    name = code.name
     try:
-        mesh = _mesh_of(devices, exported)
-        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        operands = tuple(each or whole for each in exported.in_shardings_jax(mesh))
-        results = tuple(each or whole for each in exported.out_shardings_jax(mesh))
+        mesh = code.mesh_of(devices)
+        operands, results = code.shardings(mesh)
 
         def flat(*arguments: Any) -> tuple[Any, ...]:
-            positional, named = jax.tree.unflatten(exported.in_tree, arguments)
-            return tuple(jax.tree.leaves(exported.call(*positional, **named)))
+            return code.call(arguments)
 
         flat.__name__ = name
         shapes = [
             jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding)
-            for each, sharding in zip(exported.in_avals, operands, strict=True)
+            for each, sharding in zip(code.operands, operands, strict=True)
         ]
-        usable = _usable(exported, operands, results, donated)
+        usable = _usable(code, operands, results, donated)
         jitted = jax.jit(flat, in_shardings=operands, out_shardings=results, donate_argnums=usable)
-        return Function(name, jitted.lower(*shapes).compile(), operands, len(results))
+        met: tuple[dict[int, jax.sharding.Sharding], ...] = tuple({} for _ in operands)
+        return Function(name, jitted.lower(*shapes).compile(), operands, len(results), met)
     except WaystationError:
         raise
     except Exception as error:
@@ -130,31 +128,17 @@ def _compiled(blob: bytes, devices: Devices, donated: tuple[int, ...]) -> Functi
         ) from error
 
 
-def _usable(
-    exported: jax.export.Exported, operands: Any, results: Any, donated: tuple[int, ...]
-) -> tuple[int, ...]:
+def _usable(code: Code, operands: Any, results: Any, donated: tuple[int, ...]) -> tuple[int, ...]:
     """The donated places whose memory a result can take; JAX warns of others."""
     free = Counter(
         (each.shape, each.dtype, sharding.shard_shape(each.shape))
-        for each, sharding in zip(exported.out_avals, results, strict=True)
+        for each, sharding in zip(code.results, results, strict=True)
     )
     usable = []
     for place in donated:
-        aval = exported.in_avals[place]
+        aval = code.operands[place]
         kind = (aval.shape, aval.dtype, operands[place].shard_shape(aval.shape))
         if free[kind] > 0:
             free[kind] -= 1
             usable.append(place)
     return tuple(usable)
-
-
-def _mesh_of(devices: Devices, exported: jax.export.Exported) -> jax.sharding.Mesh:
-    """The mesh that a function was exported for, of these devices in order."""
-    placed = np.array(devices)
-    # None stands for the mesh without devices, here as for the arguments; the annotation has not heard of it.
-    results = exported.out_shardings_jax(None)  # type: ignore[arg-type]
-    for sharding in (*exported.in_shardings_jax(), *results):
-        if isinstance(sharding, jax.sharding.NamedSharding):
-            mesh = sharding.mesh
-            return jax.sharding.Mesh(placed.reshape(mesh.axis_sizes), mesh.axis_names, mesh.axis_types)
-    return jax.sharding.Mesh(placed, ("devices",))

@@ -14,7 +14,7 @@ import jax
 from waystation.runtime.devices import DeviceId
 from waystation.runtime.execution.assembly import Lying
 from waystation.runtime.execution.exchange import Expected
-from waystation.runtime.execution.functions import Functions
+from waystation.runtime.execution.functions import Function, Functions
 from waystation.runtime.ir import Exec, Instruction, LowProgram, Recv, Value
 from waystation.runtime.ir.low import Free
 
@@ -46,6 +46,18 @@ class LoadedList:
         host: The host.
         find_device: The JAX device of each device of its slices, those of other hosts too.
         functions: What it calls.
+
+    Attributes:
+        name: The name of the program.
+        instructions: What is done, in order.
+        values: Values by number.
+        devices: The devices of each slice that has some here.
+        donated: Values whose memory is taken over.
+        ended: Values that are given up in this list in any way.
+        expected: What it receives.
+        is_quick: Whether nothing of it waits for other hosts, or for functions of programs.
+        makers: The call that makes each value that one makes.
+        compiled: The functions of its calls that have been waited for, by the identity of the instruction.
     """
 
     def __init__(self, program: LowProgram, host: str, find_device: FindDevice, functions: Functions) -> None:
@@ -62,15 +74,18 @@ class LoadedList:
                 self.devices[number] = tuple(find_device(device) for device in placement.devices)
                 self._local[number] = dict(sorted(here.items(), key=lambda pair: pair[1]))
         self._lying: dict[int, Lying] = {}
-        # Values whose memory is taken over, and values that are given up in this list in any way.
         self.donated, self.ended = self._given_up()
+        self.compiled: dict[int, Function] = {}
         self.expected = tuple(
             Expected(step.transfer, step.host, step.box[1], self.values[step.value].dtype)
             for step in self.instructions
             if isinstance(step, Recv)
         )
-        for step in self.instructions:
-            if isinstance(step, Exec) and step.kind == "compute":
+        calls = [step for step in self.instructions if isinstance(step, Exec)]
+        self.is_quick = not self.expected and all(step.kind == "compute" for step in calls)
+        self.makers = {number: step for step in calls for number in step.results}
+        for step in calls:
+            if step.kind == "compute":
                 functions.prepare(step.function, self.devices[step.slice], step.donated)
 
     def is_here(self, number: int) -> bool:

@@ -1,50 +1,137 @@
 """Saves and loads arrays of a host, together with the other hosts that hold shards of them.
 
-To `waystation.save` and `load` they are one program of several processes: the coordination service of their
-island carries the rounds, and each host moves the bytes of its own shards between its devices and storage.
+To `waystation.save` and `load` the hosts that hold an array are one program of several processes: the
+coordination service of their island carries the rounds, and each host moves the bytes of its own shards
+between its devices and storage. Where arrays are on different hosts, or islands, each of these programs saves
+a part: the whole state, with something else in the places of what is not its own. One host has begun the
+whole and makes the parts one checkpoint. A load is one of some arrays for each then, all of the same
+checkpoint, which one host has compared with all that is wanted: each makes sure afterwards that it is still
+that one. A host has plain containers in the place of the program's classes, which it need not know.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from waystation import checkpoint
-from waystation.runtime.messages import Load, Save
+from waystation._errors import Conflict, Unavailable
+from waystation.checkpoint.joining import Joining
+from waystation.checkpoint.matching import require_match
+from waystation.runtime.messages import BeginJoining, EndJoining, Identify, Load, Save, Tolerance
+from waystation.runtime.state_trees import require_small
+from waystation.tree import flatten, format_key_path
+
+_RECORD = "checkpoint.json"  # other layouts have none, and are not told apart
+_OF_OTHERS = False  # in the places of leaves that another part of a checkpoint has
 
 
-def begin_save(instruction: Save, arrays: Mapping[str, jax.Array]) -> Callable[[], None]:
-    """Begins a save; what it returns waits until it is committed.
+class Checkpoints:
+    """The checkpoints that this host has to do with."""
 
-    From then on arrays may be donated: what is saved is what they are now.
+    def __init__(self) -> None:
+        self._joinings: dict[str, Joining] = {}
 
-    Raises:
-        WaystationError: It cannot be saved.
-    """
-    with _context(instruction.processes):
-        saving = checkpoint.save_async(instruction.path, dict(arrays), overwrite=instruction.overwrite)
+    def begin_save(self, instruction: Save, arrays: Mapping[int, jax.Array]) -> Callable[[], None]:
+        """Begins a save; what it returns waits until it is committed.
 
-    def finish() -> None:
-        saving.result()
+        From then on arrays may be donated: what is saved is what they are now.
 
-    return finish
+        Args:
+            instruction: What is to be saved.
+            arrays: The arrays, by the numbers of their leaves.
 
+        Raises:
+            WaystationError: It cannot be saved.
+        """
+        state = instruction.tree.build({**dict(instruction.tree.values), **arrays}, _OF_OTHERS)
+        with _context(instruction.processes):
+            saving = checkpoint.save_async(instruction.path, state, overwrite=instruction.overwrite)
 
-def load(instruction: Load, shardings: Mapping[str, jax.sharding.Sharding]) -> dict[str, jax.Array]:
-    """Loads arrays.
+        def finish() -> None:
+            saving.result()
 
-    Raises:
-        WaystationError: There is no such checkpoint, or it has other arrays.
-    """
-    wanted: dict[str, Any] = {
-        name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=shardings[name])
-        for name, _, value, _ in instruction.arrays
-    }
-    with _context(instruction.processes):
-        loaded: dict[str, jax.Array] = checkpoint.load(instruction.path, wanted)
-    return loaded
+        return finish
+
+    def load(
+        self, instruction: Load, shardings: Mapping[int, jax.sharding.Sharding]
+    ) -> tuple[dict[int, jax.Array], tuple[Any, ...]]:
+        """Loads arrays, and the values that are wanted.
+
+        Args:
+            instruction: What is to be loaded.
+            shardings: Of the arrays, by the numbers of their leaves.
+
+        Returns:
+            The arrays, by these numbers, and the values in the order in which they are wanted.
+
+        Raises:
+            Conflict: Another checkpoint has taken the place of the one that was identified.
+            InvalidInput: The values are too large to travel through the controller.
+            WaystationError: There is no such checkpoint, or it has other arrays.
+        """
+        wanted = dict(instruction.tree.values)
+        for leaf, _, value, _ in instruction.arrays:
+            wanted[leaf] = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=shardings[leaf])
+        context = _context(instruction.processes)
+        with _tolerating(context, instruction.tolerance):
+            loaded = checkpoint.load(instruction.path, instruction.tree.build(wanted, checkpoint.PLACEHOLDER))
+        _check_identity(instruction)
+        leaves, structure = flatten(loaded)
+        values = [number for number, _ in instruction.tree.values]
+        if values:
+            places = structure.key_paths()
+            require_small({format_key_path(places[number]): leaves[number] for number in values})
+        arrays = {leaf: leaves[leaf] for leaf, _, _, _ in instruction.arrays}
+        return arrays, tuple(leaves[number] for number in values)
+
+    def identify(self, instruction: Identify) -> str:
+        """What tells a checkpoint from any other.
+
+        Raises:
+            StructureMismatch: It has something else than is wanted.
+            WaystationError: There is none.
+        """
+        identity = _identity(instruction.path)
+        wanted = dict(instruction.tree.values)
+        wanted |= {leaf: jax.ShapeDtypeStruct(shape, dtype) for leaf, shape, dtype in instruction.arrays}
+        with _tolerating(checkpoint.Context(), instruction.tolerance):
+            require_match(instruction.path, instruction.tree.build(wanted, checkpoint.PLACEHOLDER))
+        return identity
+
+    def begin_joining(self, instruction: BeginJoining) -> str:
+        """Begins a checkpoint of parts; returns their directory.
+
+        Raises:
+            WaystationError: It cannot be saved there.
+        """
+        with checkpoint.Context():
+            joining = Joining(instruction.path, overwrite=instruction.overwrite)
+        self._joinings[joining.directory] = joining
+        return joining.directory
+
+    def end_joining(self, instruction: EndJoining) -> None:
+        """Makes the parts the checkpoint, or removes them.
+
+        Raises:
+            Unavailable: The process that has begun it was lost.
+            WaystationError: It cannot be committed.
+        """
+        joining = self._joinings.pop(instruction.directory, None)
+        if joining is None:
+            raise Unavailable(
+                f"the parts in '{instruction.directory}' were not made a checkpoint: the host that had begun "
+                "it was lost meanwhile; save again"
+            )
+        with checkpoint.Context():
+            if instruction.parts is None:
+                joining.discard()
+            else:
+                joining.commit(instruction.parts, instruction.owners)
 
 
 def _context(processes: tuple[int, ...]) -> checkpoint.Context:
@@ -55,3 +142,23 @@ def _context(processes: tuple[int, ...]) -> checkpoint.Context:
         # Hosts of several slices may save at the same time, each set of them in an order of its own.
         context.multiprocessing.barrier_sync_key_prefix = "runtime-" + "-".join(map(str, processes))
     return context
+
+
+def _tolerating(context: checkpoint.Context, tolerance: Tolerance) -> checkpoint.Context:
+    context.pytree.loading.partial_load = tolerance.is_partial
+    context.array.loading.enable_padding_and_truncation = tolerance.extents_may_differ
+    return context
+
+
+def _identity(path: str) -> str:
+    """The digest of its record, which vouches for all the rest; empty where it has none."""
+    record = Path(path, _RECORD)
+    return hashlib.sha256(record.read_bytes()).hexdigest() if record.is_file() else ""
+
+
+def _check_identity(instruction: Load) -> None:
+    if instruction.identity is not None and _identity(instruction.path) != instruction.identity:
+        raise Conflict(
+            f"checkpoint '{instruction.path}' was replaced while hosts loaded from it; load again",
+            path=instruction.path,
+        )

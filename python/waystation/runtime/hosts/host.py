@@ -2,7 +2,8 @@
 
 One process, one epoch: when its island is lost it is killed, and another takes its place in the next epoch.
 It has a connection to the controller (`waystation.runtime.control`), over which it is told what to do, and
-tells what is done, as much at a time as there is; the work is done by the threads of its lane, in order. What
+tells what is done, as much at a time as there is; the work is done by its lane, in order: what waits for
+nobody is begun by the thread that hears of it, and who waits for results tells of them. What
 is rare, and its life and death, go by Ray: `health`, `stamps` and `attend` are called in the group
 `CONTROL`, which has a loop of its own, so they answer whatever the others do. Methods that answer give
 answers (`waystation.runtime.hosts.answers`).
@@ -12,11 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import queue
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -32,7 +31,7 @@ from waystation.runtime.control.host_words import (
 )
 from waystation.runtime.control.words import Packer, Unpacker
 from waystation.runtime.hosts.answers import answering
-from waystation.runtime.hosts.lane import Lane, Report
+from waystation.runtime.hosts.lane import Lane, Report, as_exception
 from waystation.runtime.hosts.world import Process, World, die_with_parent, free_address, join, name_in
 from waystation.runtime.messages import Done, HostList, Message
 from waystation.runtime.scheduling import ReorderBuffer
@@ -93,7 +92,8 @@ class Host:
         self._work: Any = None
         self._transfers: Any = None
         self._recorder = HostRecorder()
-        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._packer = Packer()
+        self._done: list[Done] = []  # what is to be told; of the thread that waits for results
 
     def order(self) -> Any:
         """What orders its messages."""
@@ -127,13 +127,13 @@ class Host:
 
         # An address that is out of date leads to nobody else: the name is of this epoch alone.
         transport = TcpTransport(name_in(self._epoch, self.name), world.secret, address)
-        self._transfers = Transfers(transport, world.deadline_s, self._recorder)
+        self._transfers = Transfers(transport, self._recorder)
         self._work = work = HostWork(self.name, jax.devices(), self._transfers, self._recorder)
-        self._lane = Lane(work.begin, self.order())
-        work.on_compiled = self._lane.progress
         self._control = control = Connector(world.controller, name_in(self._epoch, self.name), world.secret)
-        for name, work_of in (("reports", self._tell), ("orders", self._hear)):
-            threading.Thread(target=work_of, args=(control,), name=f"waystation: {name}", daemon=True).start()
+        tell = functools.partial(self._tell, control)
+        self._lane = Lane(work.begin, self.order(), is_quick=work.is_quick, on_pause=tell)
+        work.execution.on_compiled = self._lane.progress
+        threading.Thread(target=self._hear, args=(control,), name="waystation: orders", daemon=True).start()
         return tuple(map(str, jax.local_devices())), transport.address
 
     @answering
@@ -155,16 +155,16 @@ class Host:
         """
         assert self._lane is not None
         self._recorder.received(message.work)
-        self._lane.submit(number, message).add_done_callback(functools.partial(self._end, message))
+        self._lane.take(number, message, functools.partial(self._end, message))
 
-    def _end(self, message: Message, future: Future[Done]) -> None:
-        error = future.exception()
-        if error is None:
-            self._done.put(future.result())
-        elif isinstance(error, WaystationError):
-            self._done.put(Done(message.work, 0.0, error))
-        else:
-            self._done.put(Done(message.work, 0.0, Fenced(f"host '{self.name}' was stopped: {error}")))
+    def _end(self, message: Message, done: Done, failed: BaseException | None) -> None:
+        if failed is None:
+            self._done.append(done)
+            return
+        error = as_exception(failed)
+        if not isinstance(error, WaystationError):
+            error = Fenced(f"host '{self.name}' was stopped: {error}")
+        self._done.append(Done(message.work, 0.0, error))
 
     def _hear(self, control: Connector) -> None:
         """Does what the controller tells, until the connection ends; then the controller ends this host."""
@@ -183,25 +183,29 @@ class Host:
             control.close()
 
     def _tell(self, control: Connector) -> None:
-        """Tells the controller what is done, as much as there is at a time."""
-        packer = Packer()
+        """Tells the controller what is done."""
+        if not self._done:
+            return
+        done, self._done = self._done, []
+        is_told = False
         try:
-            while True:
-                done = [self._done.get()]
-                while not self._done.empty():
-                    done.append(self._done.get())
-                control.send(pack_done(done, packer))
+            control.send(pack_done(done, self._packer))
+            is_told = True
         except Unavailable:
             pass  # the connection has ended
         finally:
-            control.close()
+            if not is_told:
+                control.close()
 
     @answering
     async def health(self) -> Health:
         """How it is."""
         if self._lane is None:
             return Health(Report(0, 0, 0, "", 0.0))
-        return Health(self._lane.report(), self._work.buffers.held_bytes, self._transfers.sent_bytes)
+        report = self._lane.report()
+        if report.begun == report.ended + 1:
+            report = replace(report, awaits=self._transfers.awaited)
+        return Health(report, self._work.buffers.held_bytes, self._transfers.sent_bytes)
 
     @answering
     async def stamps(self, after: int, after_names: int, is_wanted: bool) -> Stamps:

@@ -1,17 +1,22 @@
 """The lane of a host: begins messages in order, one after the other, and ends them in the same order.
 
 To begin a message is to dispatch its computations, which does not wait for them; so a host runs ahead of its
-devices. A second thread waits for the results in order. Knows neither Ray nor JAX: `begin` is given.
+devices. A second thread waits for the results in order. A message that is *quick* to begin, since it waits
+for nobody, is begun by the thread that brings it, where the lane has nothing else to do: another thread would
+have to be woken. Knows neither Ray nor JAX: `begin` is given.
 
-Invariants: messages of an epoch begin strictly by number, whatever the order of arrival; at most `ahead`
-messages have begun and not ended; every future that `submit` has returned ends, at the latest in `close`.
+Invariants: messages of an epoch begin strictly by number, whatever the order of arrival, and one at a time;
+at most `ahead` messages have begun and not ended; every future that `submit` has returned ends, at the latest
+in `close`.
 """
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,8 +28,11 @@ from waystation.runtime.scheduling import ReorderBuffer
 T = TypeVar("T")
 
 # Begins a message, telling what it is about to do, and returns what waits for its end and gives its result.
+# Where that has an `is_ready`, it says whether there is nothing to wait for.
 Finish = Callable[[], Any]
 Begin = Callable[[T, Callable[[str], None]], Finish]
+# Is told of the end of a message: its result, or what it has failed with.
+Ended = Callable[[Any, BaseException | None], None]
 
 AHEAD = 32
 
@@ -39,6 +47,7 @@ class Report:
         waiting: Messages that have come too early.
         doing: What is done now, in the words of `begin`; empty when nothing is.
         stalled_s: For how long there has been something to do and nothing has ended, in seconds.
+        awaits: The work, and the host, of a block that is waited for, if nothing else is under way.
     """
 
     begun: int
@@ -46,12 +55,13 @@ class Report:
     waiting: int
     doing: str
     stalled_s: float
+    awaits: tuple[int, str] | None = None
 
 
 @dataclass(slots=True)
 class _Entry(Generic[T]):
     message: T
-    future: Future[Any]
+    ended: Ended
 
 
 class Lane(Generic[T]):
@@ -62,6 +72,8 @@ class Lane(Generic[T]):
         order: Brings messages into their order.
         ahead: The most messages that have begun and not ended.
         clock: Seconds that grow.
+        is_quick: Whether a message waits for nobody before it has begun.
+        on_pause: Called by the thread that ends messages before it waits.
     """
 
     def __init__(
@@ -71,16 +83,24 @@ class Lane(Generic[T]):
         *,
         ahead: int = AHEAD,
         clock: Callable[[], float] = time.monotonic,
+        is_quick: Callable[[T], bool] = lambda message: False,
+        on_pause: Callable[[], None] = lambda: None,
     ) -> None:
         self._begin = begin
         self._order: ReorderBuffer[_Entry[T]] = ReorderBuffer() if order is None else order
+        self._ahead = ahead
         self._clock = clock
+        self._is_quick = is_quick
+        self._on_pause = on_pause
         self._lock = threading.Lock()
+        self._has_room = threading.Condition(self._lock)
         self._begun = self._ended = self._accepted = 0
-        self._doing: list[str] = []  # of each message that has begun and not ended
+        self._doing: deque[str] = deque()  # of each message that has begun and not ended
         self._progress_s = clock()
-        self._ready: queue.SimpleQueue[_Entry[T] | None] = queue.SimpleQueue()
-        self._running: queue.Queue[tuple[_Entry[T], Finish] | None] = queue.Queue(ahead)
+        self._line: deque[_Entry[T]] = deque()  # whose turn has come
+        self._is_beginning = False  # whether a thread is at that; it takes all of the line
+        self._handed_over: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._running: queue.SimpleQueue[tuple[_Entry[T], Finish] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._begin_all, name="waystation: lane", daemon=True),
             threading.Thread(target=self._end_all, name="waystation: results", daemon=True),
@@ -90,15 +110,29 @@ class Lane(Generic[T]):
 
     def submit(self, sequence: int, message: T) -> Future[Any]:
         """Takes a message of this epoch; the future has its result. One that comes twice counts once."""
-        entry: _Entry[T] = _Entry(message, Future())
+        future: Future[Any] = Future()
+        self.take(sequence, message, functools.partial(_resolve, future))
+        return future
+
+    def take(self, sequence: int, message: T, ended: Ended) -> None:
+        """Takes a message of this epoch. One that comes twice counts once.
+
+        Args:
+            sequence: Its number.
+            message: The message.
+            ended: Is told of its end, in the order of the numbers, by one thread; raises nothing.
+        """
         with self._lock:
-            ready = self._order.add(self._order.epoch, sequence, entry)
+            ready = self._order.add(self._order.epoch, sequence, _Entry(message, ended))
             if ready and self._accepted == self._ended:
                 self._progress_s = self._clock()  # it has had nothing to do until now
             self._accepted += len(ready)
-            for each in ready:
-                self._ready.put(each)
-        return entry.future
+            self._line.extend(ready)
+            if self._is_beginning or not ready:
+                return
+            self._is_beginning = True
+        if not self._begin_line(is_lane=False):
+            self._handed_over.put(True)
 
     def report(self) -> Report:
         """How far it is."""
@@ -114,18 +148,33 @@ class Lane(Generic[T]):
 
     def progress(self) -> None:
         """Notes that something that takes long is going on as it should."""
-        with self._lock:
-            self._progress_s = self._clock()
+        self._progress_s = self._clock()
 
     def close(self) -> None:
-        """Lets what has come end, and ends the threads."""
-        self._ready.put(None)
+        """Lets what has come end, and ends the threads; nothing is taken meanwhile, or later."""
+        self._handed_over.put(False)
         for thread in self._threads:
             thread.join()
 
     def _begin_all(self) -> None:
-        while (entry := self._ready.get()) is not None:
+        while self._handed_over.get():
+            self._begin_line(is_lane=True)
+        self._running.put(None)
+
+    def _begin_line(self, *, is_lane: bool) -> bool:
+        """Begins what is in line; whether that was all. The lane's own thread begins what others would have
+        to wait for."""
+        while True:
             with self._lock:
+                if not self._line:
+                    self._is_beginning = False
+                    return True
+                if is_lane:
+                    while len(self._doing) >= self._ahead:
+                        self._has_room.wait()
+                elif len(self._doing) >= self._ahead or not self._is_quick(self._line[0].message):
+                    return False
+                entry = self._line.popleft()
                 self._begun += 1
                 self._doing.append("")
             try:
@@ -133,14 +182,12 @@ class Lane(Generic[T]):
             except BaseException as error:
                 finish = _raising(error)
             self._running.put((entry, finish))
-        self._running.put(None)
 
     def _note(self, text: str) -> None:
-        with self._lock:
-            self._doing[-1] = text
+        self._doing[-1] = text
 
     def _end_all(self) -> None:
-        while (running := self._running.get()) is not None:
+        while (running := self._next_running()) is not None:
             entry, finish = running
             result: Any = None
             failed: BaseException | None = None
@@ -150,13 +197,31 @@ class Lane(Generic[T]):
                 failed = error
             with self._lock:
                 self._ended += 1
-                self._doing.pop(0)
+                self._doing.popleft()
                 self._progress_s = self._clock()
-            if entry.future.set_running_or_notify_cancel():
-                if failed is None:
-                    entry.future.set_result(result)
-                else:
-                    entry.future.set_exception(_as_exception(failed))
+                self._has_room.notify()
+            entry.ended(result, failed)
+
+    def _next_running(self) -> tuple[_Entry[T], Finish] | None:
+        """What has to be ended next; if that is to be waited for, others are told first."""
+        try:
+            running = self._running.get_nowait()
+        except queue.Empty:
+            self._on_pause()
+            return self._running.get()
+        if running is not None:
+            is_ready = getattr(running[1], "is_ready", None)
+            if is_ready is None or not is_ready():
+                self._on_pause()
+        return running
+
+
+def _resolve(future: Future[Any], result: Any, failed: BaseException | None) -> None:
+    if future.set_running_or_notify_cancel():
+        if failed is None:
+            future.set_result(result)
+        else:
+            future.set_exception(as_exception(failed))
 
 
 def _raising(error: BaseException) -> Finish:
@@ -166,7 +231,8 @@ def _raising(error: BaseException) -> Finish:
     return finish
 
 
-def _as_exception(error: BaseException) -> Exception:
+def as_exception(error: BaseException) -> Exception:
+    """What stands for what ends a message: what would end the whole process only stops the host."""
     if isinstance(error, Exception):
         return error
     return Cancelled(f"the host was stopped by {type(error).__name__}")

@@ -2,8 +2,8 @@
 
 What a list receives is asked for when it begins, from each peer at once. What it sends may not be computed
 yet: a thread of its own waits for it, in the order of the sends, so that the lane never waits for a device.
-Failure sequence: who cannot be reached, or does not answer in time, or has failed, fails `receive`; what
-cannot be read is offered as an error to whoever waits for it.
+Failure sequence: who cannot be reached, or has failed, fails `receive`; who does not go on is found by a
+watchdog, and the run is abandoned then. What cannot be read is offered as an error to whoever waits for it.
 """
 
 from __future__ import annotations
@@ -25,24 +25,29 @@ from waystation.runtime.transport import Fetch, Key, Transport, Wanted
 
 Block = np.ndarray[Any, np.dtype[Any]]
 
+# How long a sender may take is for the watchdogs to judge, who know whether it goes on.
+_NEVER_S = 10 * 365 * 86_400.0
+
 
 class Transfers:
     """An `Exchange` of a host in a cluster.
 
     Args:
         transport: Carries blocks.
-        deadline_s: How long a block may take.
         recorder: Stamps what is sent.
+
+    Attributes:
+        awaited: The run, and the host, of the block that `receive` waits for now; None while it does not.
     """
 
-    def __init__(self, transport: Transport, deadline_s: float, recorder: HostRecorder) -> None:
+    def __init__(self, transport: Transport, recorder: HostRecorder) -> None:
         self._transport = transport
-        self._deadline_s = deadline_s
         self._recorder = recorder
         self._addresses: dict[int, dict[str, str]] = {}
         self._fetches: dict[int, dict[int, tuple[Fetch, int, str]]] = {}
         self._sends: queue.SimpleQueue[tuple[Key, str, jax.Array]] = queue.SimpleQueue()
         self.sent_bytes = 0
+        self.awaited: tuple[int, str] | None = None
         threading.Thread(target=self._offer_all, name="waystation: sends", daemon=True).start()
 
     def meet(self, run: int, addresses: dict[str, str]) -> None:
@@ -59,7 +64,7 @@ class Transfers:
         found = self._fetches[run] = {}
         for host, expected in by_host.items():
             wanted = [Wanted(Key(run, 0, each.transfer), each.shape, _dtype(each.dtype)) for each in expected]
-            fetch = self._transport.fetch(addresses[host], wanted, deadline_s=self._deadline_s)
+            fetch = self._transport.fetch(addresses[host], wanted, deadline_s=_NEVER_S)
             for place, each in enumerate(expected):
                 found[each.transfer] = fetch, place, host
 
@@ -74,10 +79,13 @@ class Transfers:
     def receive(self, run: int, transfer: int) -> Block:
         """See `Exchange`."""
         fetch, place, host = self._fetches[run][transfer]
+        self.awaited = None if fetch.done() else (run, host)
         try:
             return fetch.result()[place]
         except WaystationError as error:
             raise error.where(peer=host) from None
+        finally:
+            self.awaited = None
 
     def close(self, run: int) -> None:
         """See `Exchange`."""

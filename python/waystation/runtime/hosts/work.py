@@ -7,6 +7,7 @@ and the first error is what the message answers.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -21,20 +22,24 @@ from waystation.runtime.devices import DeviceId
 from waystation.runtime.errors import FunctionNotFound
 from waystation.runtime.execution import Buffers, HostExecution
 from waystation.runtime.execution import Run as ListRun
-from waystation.runtime.hosts.checkpoints import begin_save, load
+from waystation.runtime.hosts.checkpoints import Checkpoints
 from waystation.runtime.hosts.transfers import Transfers
 from waystation.runtime.ir import Sharding
 from waystation.runtime.messages import (
+    BeginJoining,
     Done,
+    EndJoining,
     Fetched,
     Get,
     HostList,
+    Identify,
     Instruction,
     Load,
     Message,
     Put,
     Restore,
     Run,
+    Said,
     Save,
     Spill,
 )
@@ -42,7 +47,28 @@ from waystation.runtime.resources import Placement
 from waystation.runtime.timeline import HostRecorder
 
 Note = Callable[[str], None]
-Finish = Callable[[], Fetched | None]
+Finish = Callable[[], Fetched | Said | None]
+
+
+class _Begun:
+    """What waits for the end of a message.
+
+    Args:
+        finishes: Wait for the ends of its instructions.
+        end: Calls these, and makes of them what is told.
+    """
+
+    def __init__(self, finishes: list[Finish], end: Callable[[list[Finish]], Done]) -> None:
+        self._finishes = finishes
+        self._end = end
+
+    def __call__(self) -> Done:
+        return self._end(self._finishes)
+
+    def is_ready(self) -> bool:
+        """Whether there is nothing to wait for, as far as that can be seen."""
+        probes = [getattr(finish, "is_ready", None) for finish in self._finishes]
+        return all(probe is not None and probe() for probe in probes)
 
 
 class HostWork:
@@ -64,15 +90,10 @@ class HostWork:
         self._transfers = transfers
         self._lists: dict[str, HostList] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._checkpoints = Checkpoints()
         self._ended_s = 0.0
-        self.on_compiled: Callable[[], None] = lambda: None
         self._recorder = recorder
-        self.execution = HostExecution(
-            name, self._device, transfers, self._functions, self._note_compiled, recorder
-        )
-
-    def _note_compiled(self) -> None:
-        self.on_compiled()
+        self.execution = HostExecution(name, self._device, transfers, self._functions, recorder=recorder)
 
     @property
     def buffers(self) -> Buffers:
@@ -99,8 +120,14 @@ class HostWork:
         self.execution.load(listed.fingerprint, listed.low)
         self.execution.wait_until_compiled(listed.fingerprint)
 
+    def is_quick(self, message: Message) -> bool:
+        """Whether to dispatch a message waits for nobody."""
+        return all(
+            isinstance(each, Run) and self.execution.is_quick(each.list) for each in message.instructions
+        )
+
     def begin(self, message: Message, note: Note) -> Callable[[], Done]:
-        """Dispatches a message; what it returns waits for its end."""
+        """Dispatches a message; what it returns waits for its end, and may say whether it has to."""
         began_s, began_ns = time.monotonic(), self._recorder.now()
         finishes: list[Finish] = []
         failed: list[WaystationError] = []
@@ -112,24 +139,25 @@ class HostWork:
                 self._poison(instruction, told)
                 failed.append(told)
         self._recorder.begun(message.work, began_ns)
+        return _Begun(finishes, functools.partial(self._end, message.work, began_s, failed))
 
-        def finish() -> Done:
-            fetched = []
-            for each in finishes:
-                try:
-                    found = each()
-                except Exception as error:
-                    failed.append(_told(error))
-                else:
-                    fetched += [found] if found is not None else []
-            self._recorder.ended(message.work)
-            now_s = time.monotonic()
-            # Devices do one message after the other.
-            taken_s = now_s - max(began_s, self._ended_s)
-            self._ended_s = now_s
-            return Done(message.work, taken_s, failed[0] if failed else None, tuple(fetched))
-
-        return finish
+    def _end(self, work: int, began_s: float, failed: list[WaystationError], finishes: list[Finish]) -> Done:
+        fetched: list[Fetched] = []
+        said: Said = ""
+        for each in finishes:
+            try:
+                found = each()
+            except Exception as error:
+                failed.append(_told(error))
+            else:
+                fetched += [found] if isinstance(found, Fetched) else []
+                said = found if isinstance(found, str | tuple) else said
+        self._recorder.ended(work)
+        now_s = time.monotonic()
+        # Devices do one message after the other.
+        taken_s = now_s - max(began_s, self._ended_s)
+        self._ended_s = now_s
+        return Done(work, taken_s, failed[0] if failed else None, tuple(fetched), said)
 
     def _begin(self, work: int, instruction: Instruction, note: Note) -> Finish:
         match instruction:
@@ -150,21 +178,22 @@ class HostWork:
                 return self._save(instruction)
             case Load():
                 note(f"load '{instruction.path}'")
-                self._load(instruction)
+                return self._load(instruction)
+            case BeginJoining() | EndJoining() | Identify():
+                note(f"{type(instruction).__name__} of a checkpoint")
+                return self._checkpoint(instruction)
         return lambda: None
 
     def _run(self, work: int, run: Run, note: Note) -> Finish:
         listed = self._lists[run.list]
-        self._transfers.meet(work, dict(run.peers))
+        if run.peers:
+            self._transfers.meet(work, dict(run.peers))
         arguments = tuple(zip(listed.arguments, run.arguments, strict=True))
         results = tuple(zip(listed.results, run.results, strict=True))
         finish = self.execution.begin(ListRun(run.list, work, arguments, results), note)
-        self.buffers.free(run.consumed)
-
-        def wait() -> None:
-            finish()
-
-        return wait
+        if run.consumed:
+            self.buffers.free(run.consumed)
+        return finish
 
     def _put(self, put: Put) -> None:
         sharding = self._sharding(put.placement, put.value.sharding)
@@ -191,21 +220,40 @@ class HostWork:
         return finish
 
     def _save(self, save: Save) -> Finish:
-        wait = begin_save(save, {name: self.buffers.get(handle) for name, handle in save.arrays})
+        arrays = {leaf: self.buffers.get(handle) for leaf, handle in save.arrays}
+        wait = self._checkpoints.begin_save(save, arrays)
 
         def finish() -> None:
             wait()
 
         return finish
 
-    def _load(self, instruction: Load) -> None:
+    def _checkpoint(self, instruction: BeginJoining | EndJoining | Identify) -> Finish:
+        """What is done of storage alone, which no later message needs to wait for."""
+
+        def finish() -> str | None:
+            match instruction:
+                case BeginJoining():
+                    return self._checkpoints.begin_joining(instruction)
+                case EndJoining():
+                    self._checkpoints.end_joining(instruction)
+                    return None
+                case Identify():
+                    return self._checkpoints.identify(instruction)
+
+        return finish
+
+    def _load(self, instruction: Load) -> Finish:
         shardings = {
-            name: self._sharding(placement, value.sharding)
-            for name, _, value, placement in instruction.arrays
+            leaf: self._sharding(placement, value.sharding)
+            for leaf, _, value, placement in instruction.arrays
         }
-        loaded = load(instruction, shardings)
-        for name, handle, _, _ in instruction.arrays:
-            self.buffers.set(handle, loaded[name])
+        arrays, values = self._checkpoints.load(instruction, shardings)
+        for leaf, handle, _, _ in instruction.arrays:
+            self.buffers.set(handle, arrays[leaf])
+        # One host answers for all.
+        said = values if jax.process_index() == instruction.processes[0] else None
+        return lambda: said
 
     def _poison(self, instruction: Instruction, error: WaystationError) -> None:
         made: Sequence[int] = ()

@@ -33,7 +33,6 @@ class World:
         count: How many hosts the island has.
         devices_per_host: How many devices each has.
         kind: `cpu`, whose devices share the memory of the host, or `gpu`.
-        deadline_s: How long a block from another host may take, in seconds.
         secret: What all hosts of the cluster know, by which they prove themselves to each other, and to the
             controller.
         controller: Where the controller listens.
@@ -44,7 +43,6 @@ class World:
     count: int
     devices_per_host: int
     kind: str
-    deadline_s: float
     secret: bytes = field(repr=False)
     controller: str
 

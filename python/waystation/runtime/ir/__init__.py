@@ -18,10 +18,13 @@ from waystation.runtime.ir.low import (
 )
 from waystation.runtime.ir.parse import parse
 from waystation.runtime.ir.passes import (
+    JoinedProgram,
     PlacedProgram,
+    can_be_joined,
     expand,
     insert_frees,
     insert_reshards,
+    join_chains,
     lower,
     mark_donations,
     place,
@@ -58,6 +61,7 @@ __all__ = [
     "HostCall",
     "HostProgram",
     "Instruction",
+    "JoinedProgram",
     "LowProgram",
     "Node",
     "PlacedProgram",
@@ -70,6 +74,7 @@ __all__ = [
     "SliceShape",
     "Subgraph",
     "Value",
+    "can_be_joined",
     "decode",
     "encode",
     "expand",
@@ -77,6 +82,7 @@ __all__ = [
     "insert_frees",
     "insert_reshards",
     "islands_of",
+    "join_chains",
     "lower",
     "mark_donations",
     "parse",

@@ -244,6 +244,11 @@ class Program:
         """All values, by number."""
         return {value.number: value for node in self.nodes for value in node.results}
 
+    @cached_property
+    def arguments(self) -> tuple[Arg, ...]:
+        """The nodes of what the caller gives, in order."""
+        return tuple(node for node in self.nodes if isinstance(node, Arg))
+
     @property
     def next_number(self) -> int:
         """A number that no value has, nor any above it."""

@@ -47,6 +47,17 @@ class Sharding:
                 f"the spec {self.spec} must name axes of the mesh {list(sizes)}, each once at most"
             )
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Calls are looked up by the shardings of what they are given, again and again.
+        return hash((self.axes, self.spec))
+
+    def __reduce__(self) -> tuple[type[Sharding], tuple[object, ...]]:
+        return Sharding, (self.axes, self.spec)  # hashes of strings are of one process
+
     @cached_property
     def device_count(self) -> int:
         """The number of devices of the mesh."""

@@ -324,6 +324,8 @@ class ObjectTable:
 
     def _settle(self, found: StoredObject) -> list[Collect]:
         """Ends an object that nobody needs, or finds it another owner if its own does not refer to it."""
+        if found.references[found.owner]:
+            return []  # its owner holds it, whoever else does
         holders = sorted(client for client, times in found.references.items() if times)
         if not holders and found.name is None and not found.users and found.run is None:
             del self._objects[found.handle]

@@ -63,6 +63,11 @@ class ResourceManager:
             )
         return found
 
+    def is_waiting(self, number: int) -> bool:
+        """Whether a slice waits for devices."""
+        found = self._slices.get(number)
+        return found is not None and found.state is SliceState.WAITING
+
     def placement(self, number: int) -> Placement:
         """Where a slice is now.
 
@@ -83,6 +88,10 @@ class ResourceManager:
         return self._pool.users(device)
 
     # ---- what clients ask ----------------------------------------------------------------------
+
+    def can_grant(self, request: SliceRequest) -> bool:
+        """Whether an island has the devices for a slice free."""
+        return self._pool.choose(request) is not None
 
     def grant(self, client: str, request: SliceRequest) -> Slice:
         """Grants a slice.
@@ -154,8 +163,12 @@ class ResourceManager:
                 changes.append(self._changed(replace(found, state=SliceState.SUSPENDED)))
         return changes + self._place_waiting()
 
-    def resume(self, client: str) -> list[SliceChanged]:
+    def resume(self, client: str, without_hosts: Collection[str] = ()) -> list[SliceChanged]:
         """Gives all suspended slices of a client devices again: all of them, or none.
+
+        Args:
+            client: The client.
+            without_hosts: Hosts that they are not to have devices of.
 
         Raises:
             NotEnoughDevices: They do not all fit; the client stays suspended.
@@ -163,9 +176,9 @@ class ResourceManager:
         suspended = [found for found in self._of_client(client) if found.state is SliceState.SUSPENDED]
         chosen: list[tuple[Slice, str, tuple[DeviceId, ...]]] = []
         for found in suspended:
-            choice = self._pool.choose(found.request)
+            choice = self._pool.choose(found.request, without_hosts=without_hosts)
             if choice is None:
-                error = self._not_enough(found.request)
+                error = self._not_enough(found.request, without_hosts)
                 for taken, _, devices in chosen:
                     self._pool.give_back(taken.number, devices)
                 raise error

@@ -5,13 +5,13 @@ A pure machine. What drives it: `submit` (from clients, or from the `Sequencer` 
 gang of hosts is rebuilt. What it emits: a `Dispatch` for each run that has its place in the order now; every
 host gets it, in any order of delivery (`ReorderBuffer`).
 
-Runs are dispatched ahead of the devices, but only so far (`seconds_ahead` of device time, `runs_per_client`
-of each client): what waits here can still be overtaken, what has been dispatched cannot. Of clients whose
-turn it could be those of the highest priority are left, and the policy chooses among them. Invariants:
-sequence numbers of an epoch have no gaps; each client's runs keep the client's order; runs with tickets are
-dispatched in the order of their tickets, without gaps, so that all islands order them alike (`sequencer.py`
-says why that cannot deadlock). A client whose next run has a later ticket gives its priority to the one whose
-turn that is.
+Runs are dispatched ahead of the devices, but only so far (`seconds_ahead` of device time or `least_in_flight`
+runs, `runs_per_client` of each client): what waits here can still be overtaken, what has been dispatched
+cannot. Of clients whose turn it could be those of the highest priority are left, and the policy chooses among
+them. Invariants: sequence numbers of an epoch have no gaps; each client's runs keep the client's order; runs
+with tickets are dispatched in the order of their tickets, without gaps, so that all islands order them alike
+(`sequencer.py` says why that cannot deadlock). A client whose next run has a later ticket gives its priority
+to the one whose turn that is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class IslandScheduler:
     Args:
         island: Its name.
         policy: Who comes next; first in first out if it is not given.
-        seconds_ahead: No run is dispatched while those in flight are expected to take longer than this.
+        seconds_ahead: No run is dispatched while those in flight are expected to take longer than this,
+        least_in_flight: and there are so many. With two, devices have something to do while it is told that
+            they have ended the other.
         runs_per_client: How many runs of one client may be in flight.
     """
 
@@ -42,14 +44,16 @@ class IslandScheduler:
         policy: Policy | None = None,
         *,
         seconds_ahead: float = 0.005,
+        least_in_flight: int = 1,
         runs_per_client: int = 16,
     ) -> None:
-        if seconds_ahead <= 0 or runs_per_client < 1:
+        if seconds_ahead <= 0 or min(least_in_flight, runs_per_client) < 1:
             raise InvalidInput(f"island '{island}' must let at least one run be in flight")
         self.island = island
         self.epoch = 1
         self._policy = policy if policy is not None else FirstInFirstOut()
         self._seconds_ahead = seconds_ahead
+        self._least_in_flight = least_in_flight
         self._runs_per_client = runs_per_client
         self._costs = CostEstimates()
         self._arrivals = count()
@@ -145,6 +149,8 @@ class IslandScheduler:
         return found
 
     def _is_room(self) -> bool:
+        if len(self._in_flight) < self._least_in_flight:
+            return True
         return sum(cost for _, cost in self._in_flight.values()) < self._seconds_ahead
 
     def _candidates(self) -> list[Candidate]:
@@ -159,6 +165,8 @@ class IslandScheduler:
                 lent = run.priority if lent is None else max(lent, run.priority)
             elif self._client_counts[client] < self._runs_per_client:
                 able[client] = run.priority
+        if not able:
+            return []
         holder = self._ticket_holders.get(self._next_ticket)
         if holder in able and lent is not None:
             able[holder] = max(able[holder], lent)

@@ -9,12 +9,14 @@ client; dropping never waits.
 
 from __future__ import annotations
 
+import math
 import queue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from waystation._errors import InvalidInput, WaystationError
+from waystation.frameworks.dtypes import numpy_dtype
 from waystation.runtime.errors import TracedValueRead
 from waystation.runtime.ir import Sharding
 from waystation.runtime.tracing.pictures import picture, picture_html
@@ -99,7 +101,7 @@ class Array:
         kind: The same, and how it lies, as programs describe it.
     """
 
-    __slots__ = ("__weakref__", "_owner", "dtype", "kind", "number", "recording", "reference", "slice")
+    __slots__ = ("__weakref__", "_owner", "kind", "number", "recording", "reference", "slice")
 
     def __init__(
         self,
@@ -111,12 +113,9 @@ class Array:
         recording: Recording | None = None,
         number: int = -1,
     ) -> None:
-        from waystation.frameworks.dtypes import numpy_dtype
-
         self._owner = owner
         self.kind = kind
         self.slice = on
-        self.dtype = np.dtype(numpy_dtype(kind.dtype))
         self.reference = reference
         self.recording = recording
         self.number = number
@@ -129,6 +128,16 @@ class Array:
         return self.kind.shape
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its dtype."""
+        return np.dtype(numpy_dtype(self.kind.dtype))
+
+    @property
+    def owner(self) -> Owner:
+        """What reads it: its client."""
+        return self._owner
+
+    @property
     def ndim(self) -> int:
         """How many axes it has."""
         return len(self.shape)
@@ -136,12 +145,12 @@ class Array:
     @property
     def size(self) -> int:
         """How many elements it has."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
         """Bytes of its elements, each counted once."""
-        return self.size * self.dtype.itemsize
+        return self.kind.nbytes
 
     @property
     def sharding(self) -> jax.sharding.NamedSharding:
@@ -189,8 +198,8 @@ class Array:
         if self.recording is not None and self.recording.traces:
             raise TracedValueRead(
                 f"a value of program '{self.recording.name}' cannot be {use} while the program is traced: it "
-                "has a shape and a dtype, and no elements; return it and read it outside, or make what "
-                "depends on it a computation",
+                "has a shape and a dtype, and no elements; return it and read it outside, make what depends "
+                "on it a computation, or leave the function untraced: calls between two reads go together",
                 program=self.recording.name,
             )
         if self.recording is not None:

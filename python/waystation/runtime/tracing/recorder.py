@@ -7,14 +7,18 @@ same program. Building a program costs more than recording it: `structure` is wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from waystation.grid import Shape
 from waystation.runtime.ir import Arg, Compute, Node, Program, Result, Sharding, SliceShape, Value
+from waystation.runtime.ir.program import item_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kind:
     """What is known of an array before it is there.
 
@@ -27,6 +31,15 @@ class Kind:
     shape: Shape
     dtype: str
     sharding: Sharding
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of its elements, each counted once.
+
+        Raises:
+            InvalidProgram: Its dtype has no fixed size.
+        """
+        return math.prod(self.shape) * item_bytes(self.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,16 +65,14 @@ class Callee:
     donated: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Argument:
+class _Argument(NamedTuple):
     label: str
     number: int
     place: int
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):  # made, hashed and compared for every call
     callee: Callee
     place: int
     operands: tuple[int, ...]
@@ -81,21 +92,24 @@ class Recorder:
         self.arguments: list[_Argument] = []
         self.calls: list[_Call] = []
         self._shapes: list[Shape] = []
+        self._places: dict[int, int] = {}  # of slices
         self._next = 0
 
     def argument(self, label: str, kind: Kind, slice_number: int, slice_shape: Shape) -> int:
         """Records an array that is there before; returns its number."""
-        number = self._take(1)
+        number = self._next
+        self._next += 1
         place = self._place(slice_number, slice_shape)
         self.arguments.append(_Argument(label, number, place, kind))
         return number
 
     def call(self, callee: Callee, operands: Sequence[int]) -> range:
         """Records a call; returns the numbers of its results."""
-        first = self._take(len(callee.results))
+        first = self._next
+        self._next = after = first + len(callee.results)
         place = self._place(callee.slice_number, callee.slice_shape)
         self.calls.append(_Call(callee, place, tuple(operands), first))
-        return range(first, first + len(callee.results))
+        return range(first, after)
 
     def structure(self, results: Sequence[int]) -> Hashable:
         """What decides which program this makes."""
@@ -126,16 +140,13 @@ class Recorder:
         slices = tuple(SliceShape(place, shape) for place, shape in enumerate(self._shapes))
         return Program(self.name, slices, (*nodes, Result(tuple(results))))
 
-    def _take(self, count: int) -> int:
-        first = self._next
-        self._next += count
-        return first
-
     def _place(self, slice_number: int, shape: Shape) -> int:
-        if slice_number not in self.slices:
+        place = self._places.get(slice_number)
+        if place is None:
+            place = self._places[slice_number] = len(self.slices)
             self.slices.append(slice_number)
             self._shapes.append(shape)
-        return self.slices.index(slice_number)
+        return place
 
 
 def _value(number: int, kind: Kind, place: int) -> Value:

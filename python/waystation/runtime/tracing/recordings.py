@@ -9,6 +9,7 @@ which it keeps.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -43,6 +44,14 @@ class Recording(Protocol):
         ...
 
 
+class _Watched(weakref.ref[Array]):
+    """An array, as long as somebody can read it, and how large it is."""
+
+    __slots__ = ("nbytes",)
+
+    nbytes: int
+
+
 class Batch:
     """Calls that have not been sent.
 
@@ -60,9 +69,17 @@ class Batch:
         self._owner = owner
         self._put = put
         self._numbers: dict[int, int] = {}  # of references, by handle
-        self._arrays: dict[int, weakref.ref[Array]] = {}
+        self._arrays: dict[int, _Watched] = {}
         self._given_up: dict[int, str] = {}  # values that a call has taken over, and which
-        self._bytes: dict[int, int] = {}
+        self._unreadable_bytes = 0
+        # Arrays may go at any time, in any thread: they are counted by whoever asks.
+        self._gone: deque[weakref.ref[Array]] = deque()
+        self._note_gone = self._gone.append
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds nothing at all; a call that was refused may have left arguments."""
+        return not (self.recorder.calls or self.arguments)
 
     @property
     def call_count(self) -> int:
@@ -72,8 +89,11 @@ class Batch:
     @property
     def unreadable_bytes(self) -> int:
         """Bytes of arrays that nobody can read any more, which sending it would free."""
-        dead = [number for number, array in self._arrays.items() if array() is None]
-        return sum(self._bytes[number] for number in dead)
+        while self._gone:
+            watched = self._gone.popleft()
+            assert isinstance(watched, _Watched)
+            self._unreadable_bytes += watched.nbytes
+        return self._unreadable_bytes
 
     def call(self, callee: Callee, on: SliceLike, operands: Sequence[Any]) -> list[Array]:
         """Records a call.
@@ -82,21 +102,32 @@ class Batch:
             TracedValueRead: An operand is of a program that is traced, or was.
             InvalidInput: An operand was donated.
         """
-        places = enumerate(zip(operands, callee.operands, strict=True))
-        numbers = [self._operand(callee, at, each, how, on) for at, (each, how) in places]
+        numbers = []
+        for at, operand in enumerate(operands):
+            if type(operand) is Array and operand.recording is self and operand.number not in self._given_up:
+                numbers.append(operand.number)
+            else:
+                numbers.append(self._operand(callee, at, operand, callee.operands[at], on))
+        if callee.donated:
+            self._give_up(callee, numbers)
+        made = []
+        for number, kind in zip(self.recorder.call(callee, numbers), callee.results, strict=True):
+            array = Array(self._owner, kind, on, recording=self, number=number)
+            self._watch(number, array)
+            made.append(array)
+        return made
+
+    def _watch(self, number: int, array: Array) -> None:
+        watched = self._arrays[number] = _Watched(array, self._note_gone)
+        watched.nbytes = array.kind.nbytes
+
+    def _give_up(self, callee: Callee, numbers: Sequence[int]) -> None:
         check_donations(callee, numbers)
         for at in callee.donated:
             self._given_up[numbers[at]] = callee.label
             reference = self._reference_of(numbers[at])
             if reference is not None:
                 reference.ended = donated(callee.label)
-        made = []
-        for number, kind in zip(self.recorder.call(callee, numbers), callee.results, strict=True):
-            array = Array(self._owner, kind, on, recording=self, number=number)
-            self._arrays[number] = weakref.ref(array)
-            self._bytes[number] = array.nbytes
-            made.append(array)
-        return made
 
     def results(self) -> list[tuple[int, Array]]:
         """What can still be read, by number."""
@@ -124,8 +155,7 @@ class Batch:
                 label = f"{callee.label}.{at}"
                 number = self.recorder.argument(label, array.kind, array.slice.number, array.slice.shape)
                 self._numbers[reference.handle] = number
-                self._arrays[number] = weakref.ref(array)
-                self._bytes[number] = array.nbytes
+                self._watch(number, array)
                 self.arguments.append(reference)
         if number in self._given_up:
             raise donated(self._given_up[number])

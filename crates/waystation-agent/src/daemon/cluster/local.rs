@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 use waystation_format::slot::{Key, Version};
@@ -20,6 +20,9 @@ use crate::protocol::names::{AgentId, Epoch, Program};
 const ASK_WITHIN: Duration = Duration::from_secs(3);
 /// How often it is looked whether slots are verified.
 const VERIFY_PAUSE: Duration = Duration::from_millis(2);
+/// How long a save waits for the room that an older version takes, and how often it looks.
+const ROOM_WITHIN: Duration = Duration::from_secs(1);
+const ROOM_PAUSE: Duration = Duration::from_millis(2);
 
 impl Cluster {
     /// The name of this host.
@@ -89,6 +92,29 @@ impl Cluster {
         let effects = inner.driver.begin(Program { token, sequence, owners })?;
         self.shared.carry_out(&mut inner, effects);
         Ok(())
+    }
+
+    /// As [`Cluster::check`], but waits a while for room. A save that failed on one host is still in slots of the others,
+    /// until agents hear that the host has gone on to this version, and give that up. Were it refused at once, this
+    /// version would lack those others' shards, and the next one that host's again, and none would ever be whole.
+    /// Cancelled if who asks has left meanwhile: nobody would write to what it was given, or give it back.
+    pub fn await_room(&self, shard: &str, version: Version, is_there: &dyn Fn() -> bool) -> Result<()> {
+        let key = named(shard)?.key(version);
+        let until = Instant::now() + ROOM_WITHIN;
+        let is_full = || {
+            let inner = self.shared.lock();
+            inner.driver.agent().and_then(|agent| agent.refusal_of(key)) == Some(Refusal::Full)
+        };
+        while is_full() && Instant::now() < until && is_there() {
+            thread::sleep(ROOM_PAUSE);
+        }
+        if !is_there() {
+            return Err(Error::new(
+                Kind::Cancelled,
+                "whoever asked for a slot does not wait for it any more",
+            ));
+        }
+        self.check(shard, version)
     }
 
     /// Whether a version that a trainer wants to save would be kept now; makes room for it.

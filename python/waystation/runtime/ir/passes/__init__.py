@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from waystation.runtime.ir.low import LowProgram
+from waystation.runtime.ir.passes.chains import JoinedProgram, can_be_joined, join_chains
 from waystation.runtime.ir.passes.donations import mark_donations
 from waystation.runtime.ir.passes.expand import expand
 from waystation.runtime.ir.passes.frees import insert_frees
@@ -21,10 +22,13 @@ from waystation.runtime.ir.verify_low import verify_low
 from waystation.runtime.resources import Placement
 
 __all__ = [
+    "JoinedProgram",
     "PlacedProgram",
+    "can_be_joined",
     "expand",
     "insert_frees",
     "insert_reshards",
+    "join_chains",
     "lower",
     "mark_donations",
     "place",

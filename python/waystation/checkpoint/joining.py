@@ -1,0 +1,127 @@
+"""One checkpoint of parts that are saved by programs of their own, which know nothing of each other.
+
+Each part is a checkpoint inside of an attempt at the whole, saved as any other. `commit` joins them, in the
+attempt, by further names of their data files, and makes that the checkpoint: no array is read or written.
+
+What can go wrong, in order: a part is not saved, or the process that has begun it all is killed: the attempt
+is as dead as that, whatever parts are whole in it, and the next save to its place, or `waystation gc`,
+removes it. Killed after the commit: the whole is there. At no time is there half of anything at the path.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from waystation import _native
+from waystation._errors import from_os_error
+from waystation._options.in_effect import current_options
+from waystation.checkpoint.handlers.choice import STATE
+from waystation.checkpoint.paths import PathLike, check_destination, resolve
+from waystation.layouts.native import commit, names, orphans
+from waystation.layouts.native.assemble import assemble
+from waystation.layouts.native.attempts import Attempt, remove_dead, remove_tree
+from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint, open_checkpointable
+from waystation.layouts.native.records import CheckpointRecord
+
+# Its name has a character that that of a checkpointable cannot begin with.
+_PARTS = ".parts"
+
+
+class Joining:
+    """An attempt at a checkpoint that others save the parts of.
+
+    Args:
+        path: Where the checkpoint will be.
+        overwrite: Replace a checkpoint that is there.
+
+    Raises:
+        Conflict, PermissionDenied, InvalidInput: As `waystation.save`.
+    """
+
+    def __init__(self, path: PathLike, *, overwrite: bool = False) -> None:
+        target = resolve(path)
+        check_destination(target, overwrite=overwrite)
+        remove_dead(*os.path.split(target))
+        if overwrite:
+            orphans.remove_dead(target)
+        self._begun_ns = time.time_ns()
+        self._overwrite = overwrite
+        self._attempt = Attempt(target, current_options().file.path_permission_mode)
+        self.directory = os.path.join(self._attempt.path, _PARTS)
+        try:
+            os.mkdir(self.directory)
+        except OSError as error:
+            self.discard()
+            raise from_os_error(error, "create", self.directory) from error
+
+    def commit(self, count: int, owners: Sequence[int] | None = None) -> None:
+        """Makes the parts that have been saved the checkpoint, or removes everything.
+
+        Args:
+            count: How many there are.
+            owners: Of which part each leaf is, where all parts have the whole structure; None where each has
+                only what is its own.
+
+        Raises:
+            Conflict: Two parts have something at the same place, or are not of one state, or the path was
+                taken meanwhile.
+            NotFound: A part is missing.
+        """
+        try:
+            parts = [open_part(part_path(self.directory, number)) for number in range(count)]
+            write_whole(self._attempt, parts, owners, begun_ns=self._begun_ns)
+            if self._overwrite and os.path.lexists(self._attempt.target):
+                commit.publish_over(self._attempt)
+                commit.remove_replaced(self._attempt)
+            else:
+                commit.publish_new(self._attempt)
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Removes everything."""
+        self._attempt.discard()
+
+
+def part_path(directory: str, number: int) -> str:
+    """Where a part is saved, in the `directory` of a joining."""
+    return os.path.join(directory, f"{number:06}")
+
+
+Part = tuple[CheckpointRecord, OpenCheckpointable]
+
+
+def open_part(place: str) -> Part:
+    """A part that has been saved."""
+    record = open_checkpoint(place)
+    return record, open_checkpointable(place, record, STATE)
+
+
+def write_whole(
+    attempt: Attempt, parts: Sequence[Part], owners: Sequence[int] | None = None, *, begun_ns: int | None
+) -> None:
+    """Makes an attempt the whole of parts, durable and ready to be published; `owners` as `Joining.commit`.
+
+    Raises:
+        Conflict: Two parts have something at the same place, or are not of one state.
+    """
+    directory = os.path.join(attempt.path, STATE)
+    try:
+        os.mkdir(directory)
+    except OSError as error:
+        raise from_os_error(error, "create", directory) from error
+    digest, unsynced = assemble(directory, [opened for _, opened in parts], owners)
+    custom_metadata: Any = None
+    for record, _ in parts:
+        if record.custom_metadata is not None:
+            custom_metadata = {**(custom_metadata or {}), **record.custom_metadata}
+    record = CheckpointRecord(1, {STATE: (STATE, digest)}, time.time_ns(), custom_metadata, begun_ns=begun_ns)
+    path = os.path.join(attempt.path, names.RECORD)
+    _native.write_small_files([(path, record.encode())], sync=False)
+    remove_tree(os.path.join(attempt.path, _PARTS))
+    attempt.seal()
+    _native.sync_paths([*unsynced, path, attempt.path])
