@@ -238,6 +238,7 @@ def check_that_a_loss_reaches_other_islands(cluster: Cluster, left: Slice) -> No
     hosts = cluster.island("left").status().hosts
     os.kill(hosts[0].process_id, signal.SIGSTOP)
     lost = call(backend, program, slices, argument)
+    wait_until(lambda: cluster.island("left").status().pending > 0)  # else its argument would be what is lost
     os.kill(hosts[1].process_id, signal.SIGKILL)
     with pytest.raises(HostLost, match="program 'pipeline' was lost") as raised:
         backend.get(lost, WAIT_S)
