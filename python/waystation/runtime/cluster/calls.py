@@ -223,16 +223,7 @@ class ClientCalls:
 
     def prepare(self, fingerprint: str, slices: Sequence[int]) -> asyncio.Future[None]:
         """Has hosts compile a program before it runs."""
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def end(error: WaystationError | None) -> None:
-            if answer.done():
-                return
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(None)
-
+        answer, end = _answer_of_end()
         self._controller.prepare(self._client, fingerprint, slices, end)
         return answer
 
@@ -340,30 +331,21 @@ class ClientCalls:
         tolerance: Tolerance,
     ) -> asyncio.Future[tuple[Any, ...]]:
         """Has hosts make arrays of a checkpoint; answers with the values that are wanted."""
-        answer: asyncio.Future[tuple[Any, ...]] = asyncio.get_running_loop().create_future()
-
-        def end(error: WaystationError | None, values: tuple[Any, ...]) -> None:
-            if answer.done():
-                return
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(values)
-
+        answer, end = _answer_of_end()
         self._controller.checkpoints.load(self._client, path, tree, arrays, tolerance, end)
         return answer
 
 
-def _answer_of_end() -> tuple[asyncio.Future[None], Callable[[WaystationError | None], None]]:
-    """An answer, and what gives it: an error, or that there is none."""
-    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+def _answer_of_end() -> tuple[asyncio.Future[Any], Callable[..., None]]:
+    """An answer, and what gives it: an error, or None and the result, if there is one."""
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    def end(error: WaystationError | None) -> None:
+    def end(error: WaystationError | None, result: Any = None) -> None:
         if answer.done():
             return
         if error is not None:
             answer.set_exception(error)
         else:
-            answer.set_result(None)
+            answer.set_result(result)
 
     return answer, end
