@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+import torch
 from tests.support.peaks import begin_peak, status
 
 import waystation
@@ -40,3 +42,18 @@ def extra_bytes(path: Path, kind: str, limit_bytes: int | None) -> int:
         state = waystation.load(path, abstract)
         peak = status("VmHWM")
     return peak - before - sum(size(leaf) for leaf in jax.tree.leaves(state))
+
+
+def extra_bytes_in_place(path: Path, framework: str) -> int:
+    """The peak of resident memory during a load into arrays that are there, beyond these."""
+    own = {name: np.ones(leaf.shape, leaf.dtype) for name, leaf in waystation.metadata(path).metadata.items()}
+    context = waystation.Context()
+    context.array.loading.in_place = True
+    context.memory.read_concurrent_bytes = 8 << 20  # for what the disk wants at the start of pages
+    state = {name: torch.from_numpy(array) for name, array in own.items()} if framework == "torch" else own
+    with context:
+        waystation.load(path, state)
+        before = begin_peak()
+        waystation.load(path, state)
+        peak = status("VmHWM")
+    return peak - before

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tests.support.programs import Place, raised
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import waystation
 from waystation.checkpoint.loading import Loading
@@ -184,6 +184,39 @@ def load_elsewhere(place: Place, path: Path) -> bool:
         and torch.equal(loaded["replicated"], table * 2)
         and loaded["host"].tolist() == [0, 1, 2, 3, 4]
     )
+
+
+def load_in_place(place: Place, path: Path) -> bool:
+    """Whether tensors of other shardings, whose memory stays where it is, take what was saved."""
+    connect(place)
+    state = make_state(place)
+    mesh = init_device_mesh("cpu", (place.count,), mesh_dim_names=("all",))
+    others = {"rows": Shard(1), "uneven": Shard(0), "columns": Shard(0), "replicated": Shard(0)}
+    own = {
+        name: distribute_tensor(torch.zeros_like(state[name].full_tensor()), mesh, [placement])
+        for name, placement in others.items()
+    }
+    own |= {"plain": torch.zeros(64, 48), "large": torch.zeros(1 << 20), "empty": torch.zeros(0, 3)}
+    addresses = [local(tensor).data_ptr() for tensor in own.values()]
+    context = waystation.Context()
+    context.array.loading.in_place = True
+    context.pytree.loading.partial_load = True
+    with options(), context:
+        waystation.save(path, state)
+        loaded = waystation.load(path, own)
+    return (
+        all(loaded[name] is tensor for name, tensor in own.items())
+        and addresses == [local(tensor).data_ptr() for tensor in own.values()]
+        and all(torch.equal(whole(own[name]), whole(state[name])) for name in own)
+    )
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def save_until_killed(place: Place, path: Path, saving: dict[str, Any] | None = None) -> Any:

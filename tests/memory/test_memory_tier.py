@@ -14,6 +14,7 @@ import torch
 from tests.memory.scenarios import checkpointer_of, damage, fingerprint, state_of
 from tests.support.agents import Agent, memory_directory, running_agent
 
+import waystation
 from waystation import errors
 from waystation.memory import MemoryTier, MemoryTierWarning
 from waystation.training import Checkpointer
@@ -65,6 +66,22 @@ def test_what_is_saved_at_each_step_comes_back_to_the_bit(agent: Agent, root: Pa
         with pytest.raises(errors.StepNotFoundError):
             again.load(1)
     assert [path.name for path in root.iterdir() if path.is_dir()] == []
+
+
+def test_a_program_recovers_into_its_own_tensors(agent: Agent, root: Path) -> None:
+    expected, own = state_of("torch", 1), state_of("torch", 2)
+    tensors = {name: leaf for name, leaf in jax.tree.leaves_with_path(own) if isinstance(leaf, torch.Tensor)}
+    context = waystation.Context()
+    context.array.loading.in_place = True
+    with context, checkpointer_of(root, agent.directory) as checkpointer:
+        checkpointer.save(1, expected)
+        loaded = checkpointer.load(1, own)
+        assert checkpointer.tier_statistics is not None
+        assert checkpointer.tier_statistics.loads == 1
+    assert fingerprint(loaded) == fingerprint(expected)
+    kept = dict(jax.tree.leaves_with_path(loaded))
+    assert tensors
+    assert all(kept[name] is tensor for name, tensor in tensors.items())
 
 
 def test_the_state_may_change_once_the_call_returns(agent: Agent, root: Path) -> None:

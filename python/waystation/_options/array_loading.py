@@ -55,6 +55,10 @@ class ArrayLoadingOptions(OptionGroup):
             beyond. Otherwise that is an error. PRNG keys are always refused.
         raise_array_data_missing_error: Of Orbax's layouts: refuse an array of which chunks are missing. Else
             they are zeros, as zarr has it.
+        in_place: Read into the tensors and NumPy arrays of the abstract state themselves, and return these,
+            as `torch.distributed.checkpoint.load` does: no memory for a second copy of them is needed. Other
+            arrays, such as those of JAX and tensors on the meta device, are made anew. A load that fails
+            may have changed a part of them.
         restore_on_host: Without an abstract state, load every array as a NumPy array, whatever it was.
         sharding_for: Called without an abstract state for every JAX array, with its key path
             (`params.w`) and what `metadata` shows of it (`shape`, `dtype`, and as `sharding` the saved one
@@ -79,6 +83,7 @@ class ArrayLoadingOptions(OptionGroup):
     mmap: bool = False
     enable_padding_and_truncation: bool = False
     raise_array_data_missing_error: bool = True
+    in_place: bool = False
     restore_on_host: bool = False
     sharding_for: Callable[[str, Any], Any] | None = None
     load_and_broadcast: bool | None = None
@@ -94,6 +99,7 @@ class ArrayLoadingOptions(OptionGroup):
         "mmap": checks.boolean,
         "enable_padding_and_truncation": checks.boolean,
         "raise_array_data_missing_error": checks.boolean,
+        "in_place": checks.boolean,
         "restore_on_host": checks.boolean,
         "sharding_for": checks.callable_or_none,
         "load_and_broadcast": checks.boolean_or_none,

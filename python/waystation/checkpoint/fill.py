@@ -21,12 +21,12 @@ from waystation._options import ArrayLoadingOptions, Options
 from waystation.checkpoint import wanted
 from waystation.checkpoint.wanted import Decided, convert, is_scalar, scalar_type
 from waystation.frameworks import dtypes, registry
-from waystation.frameworks.base import Codec, StoredArray, Target
+from waystation.frameworks.base import Codec, InPlace, StoredArray, Target
 from waystation.layouts.native.mapped import Mappings
 from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.native.tree_file import ArrayLeaf, Scalar
 from waystation.layouts.opened import Opened
-from waystation.transfers import filling, fit, staging
+from waystation.transfers import filling, fit, in_place, staging
 from waystation.transfers.buffers import Buffer, Incoming
 from waystation.transfers.handle import Progress
 from waystation.transfers.statistics import LoadStatistics
@@ -60,7 +60,12 @@ class Filling:
         Args:
             received_bytes: What other processes have sent, for the statistics.
         """
-        self._filling.finish(self._leaves)
+        try:
+            self._filling.finish(self._leaves)
+        except WaystationError as error:
+            if self.reading.options.array.loading.in_place:
+                error.add_note("arrays that were to be loaded in place may hold a part of what was loaded")
+            raise
         self._leaves.scalars_from_arrays()
         self._report(received_bytes)
         return self._leaves.made
@@ -155,10 +160,17 @@ def _targets(batch: _Batch, decided: Decided, loading: ArrayLoadingOptions) -> l
             fit.reshaped(array, extents[number]) if number in extents else array
             for number, array in zip(batch.numbers, batch.stored, strict=True)
         ]
-        return batch.codec.targets(abstracts, stored)
+        targets = batch.codec.targets(abstracts, stored)
+        own: InPlace | Any = batch.codec
+        return own.loaded_into(abstracts, targets) if loading.in_place and _is_changeable(own) else targets
     if loading.sharding_for is not None and hasattr(batch.codec, "sharded"):
         return batch.codec.targets(_sharded(batch, decided, loading), batch.stored)
     return batch.codec.default_targets(batch.stored)
+
+
+def _is_changeable(codec: Any) -> bool:
+    """Whether arrays of a framework can be loaded into."""
+    return hasattr(codec, "loaded_into")
 
 
 def _sharded(batch: _Batch, decided: Decided, loading: ArrayLoadingOptions) -> list[Any]:
@@ -220,7 +232,7 @@ class _Leaves:
             )
             if wait:
                 staging.wait(codec, made)
-        for incoming, leaf in zip(arrays, made, strict=True):
+        for incoming, leaf in zip(arrays, in_place.put(codec, arrays, made), strict=True):
             is_no_array = incoming.stored.framework in filling.NO_ARRAYS and codec.name == "numpy"
             self.made[incoming.leaf] = self._as_saved(leaf, incoming.stored) if is_no_array else leaf
 
@@ -240,7 +252,9 @@ class _Leaves:
         """Puts a part into its array, which is made once it has all parts."""
         leaf = part.incoming.leaf
         try:
-            self.made[leaf] = part.whole.put(part)
+            made = part.whole.put(part)
+            if made is not None:
+                (self.made[leaf],) = in_place.put(part.whole.codec, [part.whole.incoming], [made])
         except WaystationError as error:
             raise error.where(array=self._decided.key_path(leaf))
 

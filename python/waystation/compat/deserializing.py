@@ -16,7 +16,7 @@ from waystation.compat import arrays
 from waystation.compat.errors import translated
 from waystation.frameworks import dtypes
 from waystation.layouts.native import memory
-from waystation.layouts.native.read import as_array
+from waystation.layouts.native.memory import as_array
 from waystation.safetensors.headers import Header, Identity
 from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensors
 from waystation.safetensors.open_files import OpenFiles

@@ -73,13 +73,15 @@ class Target:
     """Where one array leaf is to be loaded to: the boxes of it that this process needs.
 
     `boxes` are distinct `(offset, shape)` in logical elements. The loader hands back one C-contiguous
-    `numpy.ndarray` per box, of `dtype`, 256-byte aligned, to `Codec.assemble`.
+    `numpy.ndarray` per box, of `dtype`, 256-byte aligned, to `Codec.assemble`; where `into` names an array of
+    the caller, one box can be that array's memory, aligned as that is.
     """
 
     shape: tuple[int, ...]
     dtype: str  # logical, after any cast
     boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]
     placement: Any  # the codec's own: sharding, device, which box goes where, …
+    into: Any = None  # the array of the caller that is to hold it, see `InPlace`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,6 +152,26 @@ class DeviceArrays(Protocol):
     def take(self, number: int) -> Any:
         """An array, once its memory is filled and will not be written any more; that of others may be. It is
         the caller's alone then."""
+        ...
+
+
+class InPlace(Protocol):
+    """Of codecs whose arrays can be changed: how these are loaded into."""
+
+    def loaded_into(self, abstracts: Sequence[Any], targets: Sequence[Target]) -> list[Target]:
+        """The same targets with the arrays that they are loaded into, as far as the abstract leaves are such.
+
+        Raises:
+            InvalidInput: An array cannot be written to; `index` in the error's context names it.
+        """
+        ...
+
+    def memory_of(self, target: Target) -> NDArray[np.uint8] | None:
+        """The memory of that array, if it is the host's and lies as the only box of the target does."""
+        ...
+
+    def put_into(self, target: Target, leaf: Any) -> Any:
+        """That array, with what `leaf` holds: copied there, unless the leaf was made over its memory."""
         ...
 
 

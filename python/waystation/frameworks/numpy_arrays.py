@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation.frameworks import dtypes
@@ -95,6 +96,31 @@ class NumpyCodec:
             except WaystationError as error:
                 raise error.where(index=index)
         return found
+
+    def loaded_into(self, abstracts: Sequence[Any], targets: Sequence[Target]) -> list[Target]:
+        """The targets with the arrays that are loaded into, which must be writeable."""
+        found = []
+        for index, (abstract, target) in enumerate(zip(abstracts, targets, strict=True)):
+            is_array = isinstance(abstract, np.ndarray)
+            if is_array and not abstract.flags.writeable:
+                raise InvalidInput("a read-only array cannot be loaded into; give a copy", index=index)
+            found.append(replace(target, into=abstract) if is_array else target)
+        return found
+
+    def memory_of(self, target: Target) -> NDArray[np.uint8] | None:
+        """The memory of such an array, if it is C-contiguous."""
+        array: np.ndarray[Any, Any] = target.into
+        if array.size == 0 or not array.flags.c_contiguous:
+            return None
+        memory: NDArray[np.uint8] = array.reshape(-1).view(np.uint8)
+        return memory
+
+    def put_into(self, target: Target, leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Such an array, with the values of another."""
+        array: np.ndarray[Any, Any] = target.into
+        if array.ctypes.data != leaf.ctypes.data:
+            np.copyto(array, leaf, casting="equiv")
+        return array
 
     def default_targets(self, stored: Sequence[StoredArray]) -> list[Target]:
         """Each array whole, in host memory, as it was saved."""

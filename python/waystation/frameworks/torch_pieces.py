@@ -12,12 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from waystation.frameworks import torch_memory
+from waystation.frameworks import torch_in_place, torch_memory
 from waystation.frameworks.base import Target
 from waystation.grid import slices_of_box
-
-# torch cannot copy these between tensors.
-_NOT_COPIED = frozenset({"complex32", "bcomplex32", "float4_e2m1fn_x2"})
 
 
 def stays_on_host(target: Target) -> bool:
@@ -27,7 +24,7 @@ def stays_on_host(target: Target) -> bool:
 
 def goes_in_pieces(target: Target) -> bool:
     """Whether pieces can be written into a tensor on its device."""
-    return target.dtype not in _NOT_COPIED and math.prod(target.shape) > 0
+    return target.dtype not in torch_in_place.NOT_COPIED and math.prod(target.shape) > 0
 
 
 class PieceWriter:

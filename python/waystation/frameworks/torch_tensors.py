@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from waystation import _native
 from waystation._errors import InvalidInput, WaystationError
-from waystation.frameworks import dtypes, torch_devices, torch_memory, torch_pieces
+from waystation.frameworks import dtypes, torch_devices, torch_in_place, torch_memory, torch_pieces
 from waystation.frameworks.base import (
     ArraySource,
     Broadcaster,
@@ -95,6 +97,18 @@ class TorchCodec:
             except WaystationError as error:
                 raise error.where(index=index)
         return found
+
+    def loaded_into(self, abstracts: Sequence[Any], targets: Sequence[Target]) -> list[Target]:
+        """The targets with the tensors that are loaded into: all that are not on the meta device."""
+        return torch_in_place.loaded_into(abstracts, targets)
+
+    def memory_of(self, target: Target) -> NDArray[np.uint8] | None:
+        """The memory of such a tensor, if it is on the CPU and contiguous."""
+        return torch_in_place.memory_of(target)
+
+    def put_into(self, target: Target, leaf: torch.Tensor) -> torch.Tensor:
+        """Such a tensor, with the values of another."""
+        return torch_in_place.put_into(target, leaf)
 
     def default_targets(self, stored: Sequence[StoredArray]) -> list[Target]:
         """DTensors as they were saved, if this program can have their mesh; other tensors whole, on the

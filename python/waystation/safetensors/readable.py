@@ -154,7 +154,7 @@ class Readable(ABC):
         on_job: Callable[[Any], None],
         statistics: ReadStatistics,
         allocate: Allocate,
-        over: Callable[[Sequence[_native.Slab | None], Sequence[int], Boxes], list[Any]],
+        over: Callable[[Sequence[Any], Sequence[int], Boxes], list[Any]],
     ) -> list[Any]:
         """What `over` makes of the memory of boxes, by their requests."""
         with contextlib.ExitStack() as reading:

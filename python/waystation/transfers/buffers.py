@@ -28,7 +28,7 @@ from waystation.frameworks.base import StoredArray, Target
 from waystation.grid import Box, relative_to, slices_of_box, volume
 from waystation.layouts.native import memory
 from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read import Allocate, Over, Places, Request
+from waystation.layouts.native.read import Allocate, Over, Request
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.opened import Opened
 from waystation.transfers import fit
@@ -174,9 +174,9 @@ class Region:
         self._slab = _native.allocate(nbytes)
         self._used = 0
 
-    def allocate(self, sizes: Sequence[int]) -> Places:
+    def allocate(self, sizes: Sequence[int]) -> tuple[memory.Places, np.ndarray[Any, Any]]:
         """Places buffers one after another; what is too large for the rest gets memory of its own."""
-        places: list[tuple[_native.Slab | None, int]] = []
+        places: memory.Places = []
         addresses = np.zeros(len(sizes), np.int64)
         for number, nbytes in enumerate(sizes):
             slab, offset = self._place(nbytes) if nbytes else (None, 0)
@@ -277,9 +277,9 @@ def allocate_boxes(wanted: Sequence[tuple[Incoming, int]], allocate: Allocate = 
     ]
     sizes = [math.prod(shape) * form.host.itemsize for shape, form in zip(shapes, forms, strict=True)]
     places, _ = allocate(sizes)
-    for (incoming, index), form, shape, (slab, offset) in zip(wanted, forms, shapes, places, strict=True):
+    for (incoming, index), form, shape, (held, offset) in zip(wanted, forms, shapes, places, strict=True):
         incoming.buffers[index] = (
-            np.empty(shape, form.host) if slab is None else np.ndarray(shape, form.host, slab, offset)
+            np.empty(shape, form.host) if held is None else np.ndarray(shape, form.host, held, offset)
         )
 
 

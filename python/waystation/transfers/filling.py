@@ -17,7 +17,7 @@ from waystation._options import Options
 from waystation.frameworks.base import Codec
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.opened import Opened
-from waystation.transfers import devices, over_memory, staging
+from waystation.transfers import devices, in_place, over_memory, staging
 from waystation.transfers.buffers import Incoming, Mapped, Reading, by_kind, fill_buffers
 from waystation.transfers.handle import Progress
 
@@ -99,9 +99,10 @@ class Filling:
     def finish(self, maker: staging.Maker) -> None:
         """Reads what has no buffers yet, and has all leaves made."""
         found, resident = self._still_to_devices()
+        in_place.fill(self.reading, resident)
         if len(resident) == 1 and over_memory.can_make(self.reading, *resident[0]):
             codec, batch = resident[0]
-            maker.keep(batch, over_memory.load(self.reading, codec, batch))
+            maker.keep(batch, in_place.put(codec, batch, over_memory.load(self.reading, codec, batch)))
         else:
             fill_buffers(
                 self.reading,
@@ -111,7 +112,7 @@ class Filling:
                 maker.make(codec, batch, wait=False)
         for codec, batch in self.on_devices + found:
             for arrays, leaves in devices.load(self.reading, codec, batch):
-                maker.keep(arrays, leaves)
+                maker.keep(arrays, in_place.put(codec, arrays, leaves))
         if self.staged:
             # Read, not mapped: the pages of a mapping would stay until all of it is let go of.
             reading = dataclasses.replace(self.reading, mappings=None)

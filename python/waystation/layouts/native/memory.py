@@ -9,6 +9,7 @@ most 64 MiB: one survivor can pin no more than that.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,16 @@ MEDIUM_SLAB_BYTES = 16 << 20
 _PAGE_BYTES = 4096  # what begins at a page can be read to past the page cache
 
 Places = list[tuple[_native.Slab | None, int]]
+# The memory that a buffer is in, None where it has no bytes; and where in that.
+Place = tuple[_native.Slab | np.ndarray[Any, Any] | None, int]
+
+
+def as_array(place: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The array at a place."""
+    held, offset = place
+    if held is None:
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, dtype, held, offset)
 
 
 @paused_collection()

@@ -30,7 +30,7 @@ from waystation.layouts.native.tree_file import TreeFile
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
-Places = tuple[list[tuple[_native.Slab | None, int]], np.ndarray[Any, Any]]
+Places = tuple[Sequence[memory.Place], np.ndarray[Any, Any]]  # and addresses
 Allocate = Callable[[Sequence[int]], Places]  # what `memory.allocate` does
 # Makes something of each box over its memory: a slab (None where it has no elements) and where in that.
 Over = Callable[[Sequence[_native.Slab | None], Sequence[int]], list[Any]]
@@ -295,7 +295,7 @@ def read_boxes(
     opened.fill(requests, destinations, options, on_job, statistics)
     remaining = iter(places)
     return [
-        [as_array(next(remaining), box[1] + form.host_trailing, form.host) for box in request.boxes]
+        [memory.as_array(next(remaining), box[1] + form.host_trailing, form.host) for box in request.boxes]
         for request, form in zip(requests, forms, strict=True)
     ]
 
@@ -312,16 +312,6 @@ def _sizes(requests: Sequence[Request], forms: Sequence[dtypes.LogicalDtype]) ->
         for request, form in zip(requests, forms, strict=True)
         for box in request.boxes
     ]
-
-
-def as_array(
-    place: tuple[_native.Slab | None, int], shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> np.ndarray[Any, Any]:
-    """The array at a place of `memory.allocate`."""
-    slab, offset = place
-    if slab is None:
-        return np.empty(shape, dtype)
-    return np.ndarray(shape, dtype, slab, offset)
 
 
 def _run(

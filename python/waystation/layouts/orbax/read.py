@@ -19,7 +19,8 @@ from waystation.frameworks import dtypes
 from waystation.frameworks.storage import StorageMetadata
 from waystation.grid import Box, volume
 from waystation.layouts.native import memory
-from waystation.layouts.native.read import Allocate, Request, as_array
+from waystation.layouts.native.memory import as_array
+from waystation.layouts.native.read import Allocate, Request
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.native.tree_file import TreeFile
 from waystation.layouts.orbax.chunk_places import ChunkPlaces, NamedArray
