@@ -35,6 +35,8 @@ MEMORY, STORE = "own memory", "store of 0.3 GB/s"
 FIRST = "own memory, first of a process"
 LIMIT = "limit"
 SAVE, RECOVER, RECOVER_WARM = "save", "recover", "recover, files cached"
+INTO, INTO_WARM = "recover into tensors", "recover into tensors, files cached"
+"""Into those that the program has, not new ones: what `load_state_dict` of a module needs."""
 STORE_BYTES_PER_S = 300_000_000
 """What the reproduction's figures imply: 2.5 GB in 7 to 9 seconds."""
 # Of the raw loops the best on most disks, and the plain copies.
@@ -88,7 +90,8 @@ def measure_rounds(session: Session, state: str, frameworks: Sequence[str], roun
 
 def count(frameworks: Sequence[str], rounds: int) -> int:
     """How many runs that are."""
-    of_framework = sum(3 * len(ON_DISK[framework]) + 5 for framework in frameworks)
+    into = {"torch": 2 * len(ON_DISK["torch"]) + 2}
+    of_framework = sum(3 * len(ON_DISK[name]) + 5 + into.get(name, 0) for name in frameworks)
     limits = len(_WRITE_WAYS) + len(_READ_WAYS) + len(_COPY_THREADS) + len(Limit.copy_ways)
     return rounds * (of_framework + limits)
 
@@ -100,6 +103,9 @@ def on_disk(bench: Bench, framework: str, system: str, repetition: int) -> None:
     """A save, and recoveries from what it has left: with its files not in the page cache, and in it."""
     with bench.session.checkpoint() as path:
         saved = _work(bench, Case(NAME, framework, system, SAVE), repetition, "save", path=path)
+        for name in (INTO, INTO_WARM) if framework == "torch" and saved["status"] == "ok" else ():
+            case = Case(NAME, framework, system, name)
+            run_process(bench, case, repetition, "recover-disk-into", path, is_cached=name == INTO_WARM)
         for operation, name in _LOADS.items():
             case = Case(NAME, framework, system, name)
             if saved["status"] == "ok":
@@ -170,18 +176,23 @@ def in_memory(bench: Bench, framework: str, repetition: int) -> None:
     path = bench.session.directory / "in-memory"
     run_process(bench, Case(NAME, framework, FIRST, SAVE), repetition, "first-save-memory", path)
     shutil.rmtree(path, ignore_errors=True)
-    for operation in (SAVE, RECOVER):
-        run_process(bench, Case(NAME, framework, MEMORY, operation), repetition, f"{operation}-memory", path)
+    for operation, name in _operations(framework, "memory"):
+        run_process(bench, Case(NAME, framework, MEMORY, name), repetition, operation, path)
     shutil.rmtree(path, ignore_errors=True)
 
 
 def in_store(bench: Bench, framework: str, repetition: int) -> None:
     settings = throttles.store(bench.session.directory, STORE_BYTES_PER_S, None)
     with bench.session.checkpoint() as path:
-        for operation in (SAVE, RECOVER):
-            case = Case(NAME, framework, STORE, operation)
-            run_process(bench, case, repetition, f"{operation}-store", path, settings)
+        for operation, name in _operations(framework, "store"):
+            run_process(bench, Case(NAME, framework, STORE, name), repetition, operation, path, settings)
             measure.make_cold(path, quick=bench.session.quick)
+
+
+def _operations(framework: str, place: str) -> list[tuple[str, str]]:
+    """A save and the recoveries from it: what processes do, and what that is called."""
+    found = [(f"save-{place}", SAVE), (f"recover-{place}", RECOVER)]
+    return [*found, (f"recover-{place}-into", INTO)] if framework == "torch" else found
 
 
 def _copies(bench: Bench, repetition: int) -> None:
@@ -203,10 +214,12 @@ def run_process(
     path: Path,
     settings: dict[str, Any] | None = None,
     threads: int = 1,
+    *,
+    is_cached: bool = False,
 ) -> None:
     session = bench.session
     request = Request(
-        system=OURS.get(case.subject, Limit.name),
+        system=case.system if case.system in SYSTEMS else OURS.get(case.subject, Limit.name),
         operation=operation,
         state=bench.state,
         path=str(path),
@@ -216,6 +229,7 @@ def run_process(
         agent=(str(bench.agent.directory), bench.agent.process),
         settings=settings or {},
         threads=threads,
+        is_cached=is_cached,
         quick=session.quick,
         verify_all=repetition == 0,
     )

@@ -24,7 +24,9 @@ from benchmarks.measure import Meter
 from benchmarks.memory.agents import VERSIONS, Agent, checkpointer_of
 from benchmarks.states import Leaf
 from benchmarks.systems import SYSTEMS, System
+from benchmarks.systems.base import TorchSystem
 from benchmarks.systems.limit import fresh_memory, in_parallel
+from benchmarks.systems.waystation import in_place
 from benchmarks.worker import check, version_of, warm_up
 
 Facts = dict[str, Any]
@@ -46,6 +48,7 @@ class Request(processes.Request):
         agent: Directory and process of the agent, where memory is used.
         settings: Options of Waystation by their dotted names, where a store is used.
         threads: That copy.
+        is_cached: Whether files are in the page cache.
     """
 
     system: str
@@ -56,6 +59,7 @@ class Request(processes.Request):
     agent: tuple[str, int] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     threads: int = 1
+    is_cached: bool = False
     quick: bool = False
     verify_all: bool = False
 
@@ -148,10 +152,57 @@ def recover_from_memory(system: System, leaves: list[Leaf], request: Request, me
     return {"agent_cpu_s": agent_cpu_s, "seconds": meter.seconds["loaded"]}
 
 
+def recover_from_memory_into(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
+    """The same into the tensors that a program has that was started again."""
+    own = _torch(system).zeros(leaves)
+    warm_up(system, Path(request.scratch), "load-warm")
+    agent = _agent(request)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES, quick=request.quick)
+    agent_cpu_s = agent.cpu_seconds()
+    with in_place(), meter.running():
+        checkpointer = checkpointer_of(request.path, str(agent.directory))
+        meter.mark("opened")
+        checkpointer.load(None, own)
+        meter.mark("loaded")
+    agent_cpu_s = agent.cpu_seconds() - agent_cpu_s
+    statistics = checkpointer.tier_statistics
+    checkpointer.close()
+    if statistics is None or statistics.loads != 1:
+        raise RuntimeError(f"the state did not come from memory: {statistics}")
+    _check(system, leaves, own, request)
+    return {"agent_cpu_s": agent_cpu_s, "seconds": meter.seconds["loaded"]}
+
+
+def _torch(system: System) -> TorchSystem:
+    if not isinstance(system, TorchSystem):
+        raise ValueError(f"'{system.name}' has no tensors to be loaded into")
+    return system
+
+
 def _agent(request: Request) -> Agent:
     assert request.agent is not None, "memory needs an agent"
     directory, process = request.agent
     return Agent(Path(directory), process)
+
+
+# ---- the disk ----------------------------------------------------------------------------------
+
+
+def recover_from_disk_into(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
+    """Loads from the disk into the tensors that a program has."""
+    own = _torch(system).zeros(leaves)
+    warm_up(system, Path(request.scratch), "load-warm")
+    path = Path(request.path)
+    if request.is_cached:
+        measure.make_warm(path)
+    else:
+        measure.make_cold(path, quick=request.quick)
+    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES, quick=request.quick)
+    with meter.running():
+        _torch(system).load_into(path, own)
+        meter.mark("loaded")
+    _check(system, leaves, own, request)
+    return {"seconds": meter.seconds["loaded"]}
 
 
 # ---- a slow store ------------------------------------------------------------------------------
@@ -189,6 +240,23 @@ def recover_from_store(system: System, leaves: list[Leaf], request: Request, met
     return {"seconds": meter.seconds["loaded"]}
 
 
+def recover_from_store_into(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
+    """The same into the tensors that a program has."""
+    import waystation
+
+    own = _torch(system).zeros(leaves)
+    warm_up(system, Path(request.scratch), "load-warm")
+    context = waystation.Context()
+    context.array.loading.in_place = True
+    configure(context, request.settings)
+    measure.settle_disks(quick=request.quick)
+    with context, meter.running():
+        waystation.load(request.path, own)
+        meter.mark("loaded")
+    _check(system, leaves, own, request)
+    return {"seconds": meter.seconds["loaded"]}
+
+
 # ---- the limit ---------------------------------------------------------------------------------
 
 
@@ -213,8 +281,11 @@ OPERATIONS: dict[str, Callable[[System, list[Leaf], Request, Meter], Facts]] = {
     "save-memory": save_to_memory,
     "first-save-memory": save_first_to_memory,
     "recover-memory": recover_from_memory,
+    "recover-memory-into": recover_from_memory_into,
+    "recover-disk-into": recover_from_disk_into,
     "save-store": save_to_store,
     "recover-store": recover_from_store,
+    "recover-store-into": recover_from_store_into,
     "copy": copy,
 }
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from benchmarks.analysis import Ratio, Series
 from benchmarks.memory import checkpoints, hosts, replication, training, training_process
-from benchmarks.memory.checkpoints import LIMIT, RECOVER, RECOVER_WARM, SAVE
+from benchmarks.memory.checkpoints import INTO, INTO_WARM, LIMIT, RECOVER, RECOVER_WARM, SAVE
 from benchmarks.memory.targets import BASELINE, evaluate
 from benchmarks.report import format_bytes, show_machine, show_targets
 from benchmarks.rounds import Case, Results, mean_and_deviation
@@ -60,10 +60,11 @@ def _saves(results: Results, framework: str) -> Table:
 
 
 def _recoveries(results: Results, framework: str) -> Table:
-    cases = [case for operation in (RECOVER, RECOVER_WARM) for case in _cases(results, framework, operation)]
+    operations = (RECOVER, RECOVER_WARM, INTO, INTO_WARM)
+    cases = [case for operation in operations for case in _cases(results, framework, operation)]
     table = _table(
         f"Recoveries of one host, {framework}, {_size(results, cases)}; the start of a process apart",
-        "from|files cached|s|worst, s|GB/s|start of the process, s|CPU, s per GB|torch-save takes",
+        "from|files cached|to|s|worst, s|GB/s|start of the process, s|CPU, s per GB|torch-save takes",
     )
     for case in cases:
         series = results.series(case)
@@ -72,7 +73,8 @@ def _recoveries(results: Results, framework: str) -> Table:
         start = results.series(case, "import_s")
         table.add_row(
             case.system,
-            "yes" if case.operation == RECOVER_WARM else "",
+            "yes" if case.operation in (RECOVER_WARM, INTO_WARM) else "",
+            "the program's" if case.operation in (INTO, INTO_WARM) else "new",
             *_times(series),
             f"{_rate(results, case):.2f}",
             f"{start.median:.2f}" if start else "",

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from benchmarks.analysis import Series
 from benchmarks.memory import checkpoints, replication, training, training_process
-from benchmarks.memory.checkpoints import FIRST, MEMORY, RECOVER, RECOVER_WARM, SAVE, STORE
+from benchmarks.memory.checkpoints import FIRST, INTO, INTO_WARM, MEMORY, RECOVER, RECOVER_WARM, SAVE, STORE
 from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line, compare
 
@@ -58,6 +58,21 @@ def _checkpoints(results: Results, framework: str) -> Iterator[Line]:
     yield compare(f"{beginning}: save against a {STORE}", ours[SAVE], store[SAVE], 13.7)
     text = f"{beginning}: recovery against a {STORE}"
     yield compare(text, ours[RECOVER], store[RECOVER], 13.0, strict=True)
+    if framework == "torch":
+        yield from _into(results, beginning)
+
+
+def _into(results: Results, beginning: str) -> Iterator[Line]:
+    """Recoveries into tensors that the program has, against others into such."""
+
+    def series(system: str, operation: str) -> Series | None:
+        return results.series(Case(checkpoints.NAME, "torch", system, operation))
+
+    ours, beginning = series(MEMORY, INTO), f"{beginning}: recovery into the program's tensors"
+    for operation, how in ((INTO, "its file not cached"), (INTO_WARM, "its file in the page cache")):
+        text = f"{beginning} against {BASELINE.system}, {how}"
+        yield compare(text, ours, series(BASELINE.system, operation), 6.0)
+    yield compare(f"{beginning} against a {STORE}", ours, series(STORE, INTO), 13.0, strict=True)
 
 
 def _replication(results: Results, subject: str) -> Iterator[Line]:

@@ -141,6 +141,14 @@ class TorchSystem(System):
     def views(self, loaded: Any) -> dict[str, npt.NDArray[np.uint8]]:
         return {name: _tensor_bytes(tensor) for name, tensor in self.arrays(loaded).items()}
 
+    def load_into(self, path: Path, own: Any) -> None:
+        """Loads into tensors that the program has, as `load_state_dict` of a module needs it."""
+        raise NotImplementedError
+
+    def zeros(self, leaves: list[Leaf]) -> Any:
+        """Tensors of the right shapes in memory that is there, as a program has them that has begun."""
+        return states.nest({leaf.name: _empty_tensor(leaf).zero_() for leaf in leaves})
+
     def empty(self, leaves: list[Leaf]) -> Any:
         """Tensors of the right shapes in memory that nothing has touched yet."""
         return states.nest({leaf.name: _empty_tensor(leaf) for leaf in leaves})

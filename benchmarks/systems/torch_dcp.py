@@ -41,3 +41,6 @@ class TorchDcp(TorchSystem):
         state = self.empty(template)
         self._library.load(state, checkpoint_id=path, no_dist=True)
         return state
+
+    def load_into(self, path: Path, own: Any) -> None:
+        self._library.load(own, checkpoint_id=path, no_dist=True)

@@ -38,3 +38,8 @@ class TorchSave(TorchSystem):
     def load(self, path: Path, template: Any) -> Any:
         del template
         return self._library.load(path / _FILE_NAME, weights_only=True)
+
+    def load_into(self, path: Path, own: Any) -> None:
+        loaded = self.arrays(self.load(path, None))
+        for name, tensor in self.arrays(own).items():
+            tensor.copy_(loaded[name])

@@ -68,6 +68,19 @@ class WaystationTorch(_Waystation, TorchSystem):
     def template(self, leaves: list[Leaf]) -> None:
         del leaves
 
+    def load_into(self, path: Path, own: Any) -> None:
+        with in_place():
+            self._library.load(path, own)
+
+
+def in_place() -> AbstractContextManager[Any]:
+    """A context in which loads are into the tensors that they are given."""
+    import waystation
+
+    context = waystation.Context()
+    context.array.loading.in_place = True
+    return context
+
 
 class _ForOrbax(WaystationJax):
     """Writes a layout of Orbax, which genuine Orbax loads."""
