@@ -79,6 +79,7 @@ _READS = (
     Way("ring", True, _MIB, depth=16),
     Way("ring", True, _MIB, workers=2, depth=8),
     Way("ring", True, 4 * _MIB, depth=8),
+    Way("ring", True, 2 * _MIB, depth=64),
     Way("ring", False, _MIB, workers=2, depth=8),
 )
 _COPIES = {"1 thread": 1, "2 threads": 2, "4 threads": 4}

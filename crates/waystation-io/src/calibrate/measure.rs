@@ -47,10 +47,11 @@ const WRITE_WAYS: [Way; 5] = [
     way(Mode::Buffered, MIB, 1, 1),
 ];
 /// In the order of preference: fewer threads first.
-const READ_WAYS: [Way; 5] = [
+const READ_WAYS: [Way; 6] = [
     way(Mode::DirectRing, MIB, 16, 1),
     way(Mode::DirectRing, 2 * MIB, 8, 1),
     way(Mode::DirectRing, 4 * MIB, 8, 2),
+    way(Mode::DirectRing, 2 * MIB, 64, 1),
     way(Mode::Buffered, MIB, 1, 2),
     way(Mode::Buffered, MIB, 1, 4),
 ];
