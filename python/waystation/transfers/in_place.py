@@ -41,7 +41,7 @@ def fill(reading: Reading, batches: Sequence[tuple[Codec, Sequence[Incoming]]]) 
         addresses = np.array([memory.ctypes.data for memory in memories], np.int64)
         return [(memory, 0) for memory in memories], addresses
 
-    # What is mapped stays in its file.
+    # Mapping would make arrays of the file instead of filling these.
     fill_buffers(replace(reading, mappings=None), [incoming for incoming, _ in chosen], allocate)
 
 
