@@ -4,10 +4,13 @@ The variables are read when a process starts or JAX is first imported, so they a
 module is. A machine with a GPU runs the tests on it with `JAX_PLATFORMS=cuda make test`.
 """
 
+import atexit
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,10 @@ for directory in (str(ROOT), str(ROOT / "python")):
 
 # A shell that runs this in the background has let it ignore Ctrl-C, as would all programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What was once measured of this machine's disks decides how large requests are, and tests count these.
+os.environ["WAYSTATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="waystation-tests-cache-")
+atexit.register(shutil.rmtree, os.environ["WAYSTATION_CACHE_DIR"], ignore_errors=True)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):

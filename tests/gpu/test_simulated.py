@@ -62,7 +62,8 @@ with driver.device_memory(nbytes) as address:
     words = np.array([0, 0, nbytes, 0, address])
     regions = [(0, address, nbytes)]
     for attempt in range(2):
-        job = _native.start_read([(path, nbytes, None)], words, None, device_memory=regions, threads=2)
+        size = {"block_bytes": 1 << 20, "threads": 2}
+        job = _native.start_read([(path, nbytes, None)], words, None, device_memory=regions, **size)
         try:
             job.result()
             found = np.empty(nbytes, np.uint8)
