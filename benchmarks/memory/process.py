@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from benchmarks.systems.base import TorchSystem
 from benchmarks.systems.limit import fresh_memory, in_parallel
 from benchmarks.systems.waystation import in_place
 from benchmarks.worker import check, version_of, warm_up
+
+if TYPE_CHECKING:
+    from waystation.training import Checkpointer
 
 Facts = dict[str, Any]
 SPARE_BYTES = 256 << 20
@@ -134,6 +137,24 @@ def _save_to_memory(
 def recover_from_memory(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
     """Loads as a program that was started again: `opened` is a part of it."""
     template = system.template(leaves)
+    return _recover(system, leaves, request, meter, lambda saved: _ready(saved.load(None, template)))
+
+
+def recover_from_memory_into(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
+    """The same into the tensors that a program has that was started again."""
+    own = _torch(system).zeros(leaves)
+
+    def load(saved: Checkpointer) -> Any:
+        saved.load(None, own)
+        return own
+
+    with in_place():
+        return _recover(system, leaves, request, meter, load)
+
+
+def _recover(
+    system: System, leaves: list[Leaf], request: Request, meter: Meter, load: Callable[[Checkpointer], Any]
+) -> Facts:
     warm_up(system, Path(request.scratch), "load-warm")
     agent = _agent(request)
     measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES, quick=request.quick)
@@ -141,7 +162,7 @@ def recover_from_memory(system: System, leaves: list[Leaf], request: Request, me
     with meter.running():
         checkpointer = checkpointer_of(request.path, str(agent.directory))
         meter.mark("opened")
-        loaded = _ready(checkpointer.load(None, template))
+        loaded = load(checkpointer)
         meter.mark("loaded")
     agent_cpu_s = agent.cpu_seconds() - agent_cpu_s
     statistics = checkpointer.tier_statistics
@@ -149,27 +170,6 @@ def recover_from_memory(system: System, leaves: list[Leaf], request: Request, me
     if statistics is None or statistics.loads != 1:
         raise RuntimeError(f"the state did not come from memory: {statistics}")
     _check(system, leaves, loaded, request)
-    return {"agent_cpu_s": agent_cpu_s, "seconds": meter.seconds["loaded"]}
-
-
-def recover_from_memory_into(system: System, leaves: list[Leaf], request: Request, meter: Meter) -> Facts:
-    """The same into the tensors that a program has that was started again."""
-    own = _torch(system).zeros(leaves)
-    warm_up(system, Path(request.scratch), "load-warm")
-    agent = _agent(request)
-    measure.back_free_memory(2 * states.total_bytes(leaves) + SPARE_BYTES, quick=request.quick)
-    agent_cpu_s = agent.cpu_seconds()
-    with in_place(), meter.running():
-        checkpointer = checkpointer_of(request.path, str(agent.directory))
-        meter.mark("opened")
-        checkpointer.load(None, own)
-        meter.mark("loaded")
-    agent_cpu_s = agent.cpu_seconds() - agent_cpu_s
-    statistics = checkpointer.tier_statistics
-    checkpointer.close()
-    if statistics is None or statistics.loads != 1:
-        raise RuntimeError(f"the state did not come from memory: {statistics}")
-    _check(system, leaves, own, request)
     return {"agent_cpu_s": agent_cpu_s, "seconds": meter.seconds["loaded"]}
 
 
