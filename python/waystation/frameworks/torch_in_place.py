@@ -41,7 +41,9 @@ def _with(target: Target, tensor: torch.Tensor) -> Target:
     if own.device.type == "meta":
         return target
     if own.layout is not torch.strided or own.is_nested:
-        raise InvalidInput(f"a tensor with the layout {own.layout} cannot be loaded into; leave it out")
+        raise InvalidInput(
+            f"a tensor with the layout {own.layout} cannot be loaded into; give a dense one (to_dense)"
+        )
     if any(stride == 0 and extent > 1 for stride, extent in zip(own.stride(), own.shape, strict=True)):
         raise InvalidInput(
             "a tensor of which several elements are the same memory, as expand makes it, cannot be loaded "
