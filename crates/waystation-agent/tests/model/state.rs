@@ -114,6 +114,7 @@ impl State {
             (0..agents).for_each(|agent| state.speak(1, agent, Answers::Heard));
         }
         (0..agents).for_each(|agent| state.speak(1, agent, Answers::Heard));
+        state.look();
         state.done = Done::default();
         state
     }
@@ -126,6 +127,7 @@ impl State {
             let processes = self.program().map_or(0, |program| program.owners.len());
             (0..processes as u32).for_each(|shard| self.act(Action::Seal { token, epoch, shard }));
         }
+        assert!(!self.history.sealed.is_empty(), "no trainer has saved anything: {:?}", self.history);
         (0..self.agents.len() as u16).for_each(|agent| self.act(Action::Tick { agent }));
         self.done = Done::default();
     }
