@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource, Block, StoredArray, Target
+from waystation.frameworks.carried import CarriedArray
 from waystation.frameworks.kinds import targets_by_kind
 from waystation.frameworks.storage import Storage, StorageMetadata
 from waystation.tree import register_leaf
@@ -74,8 +75,8 @@ class NumpyCodec:
     name = "numpy"
 
     def is_leaf(self, value: Any) -> bool:
-        """Whether `value` is a NumPy array or scalar, or stands for one."""
-        return isinstance(value, np.ndarray | np.generic | AbstractNumpy | AnyNumpy)
+        """Whether `value` is a NumPy array or scalar, stands for one, or holds the bytes of another array."""
+        return isinstance(value, np.ndarray | np.generic | AbstractNumpy | AnyNumpy | CarriedArray)
 
     def sources(self, leaves: Sequence[Any]) -> list[ArraySource]:
         """Describes arrays and scalars, without copying."""
@@ -180,6 +181,8 @@ def host_block(array: np.ndarray[Any, Any], logical: dtypes.LogicalDtype, offset
 
 
 def _source(leaf: Any) -> ArraySource:
+    if isinstance(leaf, CarriedArray):
+        return leaf.source()
     scalar = isinstance(leaf, np.generic)
     if not scalar and not isinstance(leaf, np.ndarray):
         raise InvalidInput(f"{leaf!r} is an abstract leaf; save the array itself")

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import torch
 from jax.sharding import PartitionSpec as P
 
 import waystation
@@ -57,6 +58,10 @@ class Stage:
 def training_of(stages: list[Stage], step: int) -> Training:
     kept = {"name": "adamw", "rates": [1e-2, None, ()], 7: np.arange(5), "seed": np.uint32(3), "raw": b"\0"}
     kept["count"] = jnp.int32(7)
+    kept["key"] = jax.random.key(3)
+    kept["keys"] = jax.random.split(jax.random.key(4, impl="rbg"), 2)
+    kept["dropout"] = torch.get_rng_state()
+    kept["scales"] = [torch.ones(2, 3).T.bfloat16(), torch.nn.Parameter(torch.arange(3.0)), torch.tensor(2.0)]
     return Training(step, tuple(stage.state for stage in stages), kept)
 
 
@@ -72,7 +77,15 @@ def require_same(found: Any, expected: Any) -> None:
     expected_leaves, expected_structure = flatten(expected)
     assert structure == expected_structure
     for leaf, other in zip(leaves, expected_leaves, strict=True):
-        np.testing.assert_array_equal(leaf, other)
+        np.testing.assert_array_equal(numbers(leaf), numbers(other))
+
+
+def numbers(leaf: Any) -> Any:
+    """What NumPy can compare."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().double()
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
 
 
 def loaded_here(path: str) -> Any:
@@ -116,6 +129,9 @@ def check_a_state(client: pw.Client, stages: list[Stage], directory: str) -> Non
             assert type(loaded) is Training
             assert isinstance(loaded.stages[0][0]["embed"], pw.Array)
             require_same(read(loaded), expected)
+            assert [type(leaf) for leaf in loaded.kept["scales"]] == [torch.Tensor] * 3
+            assert [leaf.requires_grad for leaf in loaded.kept["scales"]] == [False, True, False]
+            assert loaded.kept["keys"].dtype == newer.kept["keys"].dtype
         assert not waystation.verify(path).damages
     for stage, loaded_state in zip(stages, loaded.stages, strict=True):
         before, stage.state = stage.state, loaded_state
@@ -144,5 +160,9 @@ def check_refusals(state: Training, directory: str) -> None:
         fewer.result()
     with pytest.raises(InvalidInput, match="cannot be loaded as int"):
         waystation.load(path, dataclasses.replace(state, kept={**state.kept, "rates": [int, None, ()]}))
+    with pytest.raises(InvalidInput, match="PRNG keys keep their implementation"):
+        waystation.load(
+            path, dataclasses.replace(state, kept={**state.kept, "key": jax.random.key(3, impl="rbg")})
+        )
     with pytest.raises(UnsupportedLeaf, match=r"builtins\.object"):
         waystation.save(f"{path} too", dataclasses.replace(state, kept=object()))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from waystation._errors import InvalidInput, Unsupported, UnsupportedLeaf, WaystationError
@@ -22,6 +21,7 @@ from waystation.checkpoint import PLACEHOLDER, elsewhere
 from waystation.checkpoint.prepare import SCALARS
 from waystation.checkpoint.wanted import is_scalar, scalar_type
 from waystation.frameworks.registry import AbstractNumpy, codec_for
+from waystation.runtime.client.carrying import asked_of, carry, check_carried, is_carried, making
 from waystation.runtime.ir import Sharding, Value
 from waystation.runtime.messages import EXACT, Tolerance
 from waystation.runtime.state_trees import StateTree, require_small
@@ -32,10 +32,6 @@ from waystation.tree import Structure, flatten, format_key_path, iterate_leaves,
 if TYPE_CHECKING:
     from waystation.runtime.client.backend import Backend
     from waystation.runtime.client.client import Client
-
-
-# Of leaves that may stand beside arrays of hosts.
-_FRAMEWORKS = frozenset({"numpy", "jax"})
 
 
 class Saves(Protocol):
@@ -146,7 +142,9 @@ def begin_save(client: Client, path: str, state: Any, *, overwrite: bool) -> Cal
     arrays, values = dict(apart.arrays), dict[int, Any]()
     first = next(iter(arrays.values()))
     for number, leaf in apart.values.items():
-        if isinstance(leaf, jax.Array):  # is saved as one, which only hosts that hold it together can do
+        if is_carried(leaf):
+            values[number] = carry(leaf)
+        elif isinstance(leaf, jax.Array):  # is saved as one, which only hosts that hold it together can do
             arrays[number] = client.put_laid(leaf, Sharding(first.kind.sharding.axes), first.slice)
         elif isinstance(leaf, np.ndarray):
             values[number] = np.array(leaf)  # may change, or be of a class that others do not have
@@ -171,6 +169,7 @@ def begin_load(client: Client, path: str, abstract_state: Any) -> Callable[[floa
     """
     apart = Apart.of(abstract_state, _check_wanted)
     backend = saves_of(client.backend)
+    makers = {number: making(leaf) for number, leaf in apart.values.items() if is_carried(leaf)}
     client.flush()
     made: dict[int, Any] = {}
     wanted: dict[int, tuple[int, Value]] = {}
@@ -190,6 +189,8 @@ def begin_load(client: Client, path: str, abstract_state: Any) -> Callable[[floa
 
     def finish(timeout_s: float | None) -> Any:
         leaves = made | (dict(zip(asked, wait(timeout_s), strict=True)) if asked else {})
+        for number, make in makers.items():
+            leaves[number] = make(leaves[number])
         for number, sharding in shardings.items():
             leaves[number] = jax.device_put(leaves[number], sharding)
         return unflatten(
@@ -215,45 +216,41 @@ def _check_saved(leaf: Any) -> None:
     if type(leaf) in SCALARS:
         return
     codec = codec_for(leaf)
-    if codec is not None and codec.name in _FRAMEWORKS and not _is_key(leaf):
-        codec.sources([leaf])
-        return
-    hint = "put it on a slice (client.put), or give a NumPy array"
     if codec is None:
-        hint = "save arrays, numbers, strings, bytes, or containers of them"
-    raise UnsupportedLeaf(f"hosts cannot save {_named(leaf)}; {hint}")
+        raise UnsupportedLeaf(
+            f"hosts cannot save {_named(leaf)}; save arrays, numbers, strings, bytes, or containers of them"
+        )
+    if is_carried(leaf):
+        check_carried(leaf)
+    else:
+        codec.sources([leaf])
 
 
 def _check_wanted(leaf: Any) -> None:
     """Refuses what cannot be loaded beside arrays of hosts."""
     if leaf is PLACEHOLDER or is_scalar(leaf):
         return
-    codec = codec_for(leaf)
-    if codec is None or codec.name not in _FRAMEWORKS or _is_key(leaf):
+    if codec_for(leaf) is None:
         raise InvalidInput(
-            f"hosts cannot load {_named(leaf)}; give an array of the runtime, a NumPy or JAX array, or a "
+            f"hosts cannot load {_named(leaf)}; give an array of the runtime, of NumPy, JAX or torch, or a "
             "scalar or its type"
         )
+    if is_carried(leaf):
+        making(leaf)
 
 
 def _asked(leaf: Any) -> Any:
     """What hosts are told of an abstract leaf."""
     if is_scalar(leaf):
         return scalar_type(leaf)
+    if is_carried(leaf):
+        return asked_of(leaf)
     if isinstance(leaf, np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct):
         return AbstractNumpy(leaf.shape, leaf.dtype, isinstance(leaf, np.generic))
     return leaf
 
 
-def _is_key(leaf: Any) -> bool:
-    """Whether a leaf is a PRNG key, which is no array of numbers; `jax.random.key_data` makes one of it."""
-    dtype = getattr(leaf, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended)
-
-
 def _named(leaf: Any) -> str:
-    if _is_key(leaf):
-        return "a PRNG key of this process"
     return f"a {type(leaf).__module__}.{type(leaf).__qualname__}"
 
 

@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from waystation import checkpoint
 from waystation._errors import Conflict, Unavailable
 from waystation.checkpoint.joining import Joining
 from waystation.checkpoint.matching import require_match
+from waystation.frameworks.carried import AbstractKeys
+from waystation.frameworks.jax_dtypes import jax_dtype
 from waystation.runtime.messages import BeginJoining, EndJoining, Identify, Load, Save, Tolerance
-from waystation.runtime.state_trees import require_small
+from waystation.runtime.state_trees import StateTree, require_small
 from waystation.tree import flatten, format_key_path
 
 _RECORD = "checkpoint.json"  # other layouts have none, and are not told apart
@@ -74,7 +77,7 @@ class Checkpoints:
             InvalidInput: The values are too large to travel through the controller.
             WaystationError: There is no such checkpoint, or it has other arrays.
         """
-        wanted = dict(instruction.tree.values)
+        wanted = _wanted(instruction.tree)
         for leaf, _, value, _ in instruction.arrays:
             wanted[leaf] = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=shardings[leaf])
         context = _context(instruction.processes)
@@ -87,7 +90,7 @@ class Checkpoints:
             places = structure.key_paths()
             require_small({format_key_path(places[number]): leaves[number] for number in values})
         arrays = {leaf: leaves[leaf] for leaf, _, _, _ in instruction.arrays}
-        return arrays, tuple(leaves[number] for number in values)
+        return arrays, tuple(_told(leaves[number]) for number in values)
 
     def identify(self, instruction: Identify) -> str:
         """What tells a checkpoint from any other.
@@ -97,7 +100,7 @@ class Checkpoints:
             WaystationError: There is none.
         """
         identity = _identity(instruction.path)
-        wanted = dict(instruction.tree.values)
+        wanted = _wanted(instruction.tree)
         wanted |= {leaf: jax.ShapeDtypeStruct(shape, dtype) for leaf, shape, dtype in instruction.arrays}
         with _tolerating(checkpoint.Context(), instruction.tolerance):
             require_match(instruction.path, instruction.tree.build(wanted, checkpoint.PLACEHOLDER))
@@ -132,6 +135,21 @@ class Checkpoints:
                 joining.discard()
             else:
                 joining.commit(instruction.parts, instruction.owners)
+
+
+def _wanted(tree: StateTree) -> dict[int, Any]:
+    """The values that are wanted, by the numbers of their leaves."""
+    return {
+        number: jax.ShapeDtypeStruct(value.shape, jax_dtype(value.dtype))
+        if isinstance(value, AbstractKeys)
+        else value
+        for number, value in tree.values
+    }
+
+
+def _told(value: Any) -> Any:
+    """A value as it travels: of PRNG keys their data."""
+    return np.asarray(jax.random.key_data(value)) if isinstance(value, jax.Array) else value
 
 
 def _context(processes: tuple[int, ...]) -> checkpoint.Context:
