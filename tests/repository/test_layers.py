@@ -46,6 +46,7 @@ PURE_RUNTIME_LAYERS = [
     "controller",
     "messages",
     "state_trees",
+    "host_options",
     "exchange",
     "objects",
     "scheduling",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 from waystation._errors import ContextInUse, InvalidInput
@@ -118,6 +118,15 @@ class OptionGroup:
         if isinstance(present, OptionGroup) and not isinstance(value, type(present)):
             return f"of the type {type(present).__name__}"
         return None
+
+    def walk(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
+        """Names and values of all options, also those of groups in it (`group.name`)."""
+        for name in sorted(_names(type(self)).options):
+            value = getattr(self, name)
+            if isinstance(value, OptionGroup):
+                yield from value.walk(f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", value
 
     def frozen(self) -> Self:
         """A deep copy that refuses changes."""

@@ -19,11 +19,13 @@ class Keeper(Protocol):
         """Whether a leaf stands for an array of its own."""
         ...
 
-    def save(self, path: str, state: Any, *, overwrite: bool) -> None:
+    def save(self, path: str, state: Any, *, overwrite: bool, custom_metadata: Any) -> None:
         """Saves a state that has such leaves; returns when that is committed."""
         ...
 
-    def save_async(self, path: str, state: Any, *, overwrite: bool) -> AsyncResponse[None]:
+    def save_async(
+        self, path: str, state: Any, *, overwrite: bool, custom_metadata: Any
+    ) -> AsyncResponse[None]:
         """Saves a state as it is now; returns when nothing that is done to it later can reach that."""
         ...
 

@@ -117,8 +117,10 @@ def write_whole(
     digest, unsynced = assemble(directory, [opened for _, opened in parts], owners)
     custom_metadata: Any = None
     for record, _ in parts:
-        if record.custom_metadata is not None:
-            custom_metadata = {**(custom_metadata or {}), **record.custom_metadata}
+        if custom_metadata is None:
+            custom_metadata = record.custom_metadata
+        elif record.custom_metadata is not None:
+            custom_metadata = {**custom_metadata, **record.custom_metadata}
     record = CheckpointRecord(1, {STATE: (STATE, digest)}, time.time_ns(), custom_metadata, begun_ns=begun_ns)
     path = os.path.join(attempt.path, names.RECORD)
     _native.write_small_files([(path, record.encode())], sync=False)

@@ -63,8 +63,8 @@ def save(
     if keeper is None:
         write(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
         return
-    _require_plain(path, checkpointable_name, custom_metadata)
-    keeper.save(resolve(path), state, overwrite=overwrite)
+    _require_state(path, checkpointable_name)
+    keeper.save(resolve(path), state, overwrite=overwrite, custom_metadata=custom_metadata)
 
 
 def save_async(
@@ -92,8 +92,8 @@ def save_async(
     keeper = elsewhere.keeper_of(state)
     if keeper is None:
         return write_async(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
-    _require_plain(path, checkpointable_name, custom_metadata)
-    return keeper.save_async(resolve(path), state, overwrite=overwrite)
+    _require_state(path, checkpointable_name)
+    return keeper.save_async(resolve(path), state, overwrite=overwrite, custom_metadata=custom_metadata)
 
 
 def save_checkpointables(
@@ -218,13 +218,7 @@ def in_background(
             copied_out.set()
         on_committed()
         if callback is not None:
-            try:
-                callback()
-            except Exception as error:
-                error.add_note(
-                    f"raised by asynchronous.post_finalization_callback; '{saving.target}' is whole"
-                )
-                raise
+            called_back(callback, saving.target)
 
     response = respond(f"saving '{saving.target}'", work)
     if not drained:
@@ -236,11 +230,20 @@ def in_background(
     return response
 
 
-def _require_plain(path: PathLike, checkpointable_name: str, custom_metadata: Any) -> None:
-    """Refuses what hosts do not save with their arrays."""
-    if checkpointable_name != STATE or custom_metadata is not None:
+def called_back(callback: Callable[[], object], path: str) -> None:
+    """Calls what the program wants to be called once a checkpoint is committed; what it raises says so."""
+    try:
+        callback()
+    except Exception as error:
+        error.add_note(f"raised by asynchronous.post_finalization_callback; '{path}' is whole")
+        raise
+
+
+def _require_state(path: PathLike, checkpointable_name: str) -> None:
+    """Refuses other names than the one under which hosts save."""
+    if checkpointable_name != STATE:
         raise Unsupported(
-            f"arrays of hosts are saved under the name '{STATE}' and without custom metadata: '{path}'"
+            f"arrays of hosts are saved under the name '{STATE}', not '{checkpointable_name}': '{path}'"
         )
 
 

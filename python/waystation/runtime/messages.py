@@ -16,6 +16,7 @@ import numpy as np
 
 from waystation._errors import WaystationError
 from waystation.grid import Shape
+from waystation.runtime.host_options import DEFAULT_OPTIONS, HostOptions, SaveManner
 from waystation.runtime.ir import LowProgram, Value
 from waystation.runtime.resources import Placement
 from waystation.runtime.state_trees import StateTree
@@ -113,30 +114,14 @@ class Save:
         tree: The state that they are in. Leaves that are neither here nor there are of other hosts.
         arrays: Number of the leaf, and buffer, of each array.
         processes: The numbers of these hosts in their island.
-        overwrite: Whether it may take the place of another.
+        manner: How it is saved.
     """
 
     path: str
     tree: StateTree
     arrays: tuple[tuple[int, int], ...]
     processes: tuple[int, ...]
-    overwrite: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """What of a checkpoint may be other than what is wanted.
-
-    Attributes:
-        is_partial: Whether it may have more.
-        extents_may_differ: Whether arrays are padded or truncated.
-    """
-
-    is_partial: bool = False
-    extents_may_differ: bool = False
-
-
-EXACT = Tolerance()
+    manner: SaveManner
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +136,7 @@ class Load:
         processes: The numbers of these hosts in their island.
         identity: What `Identify` has answered, if others load too: no other checkpoint may have taken the
             place of that one.
-        tolerance: What of the checkpoint may be other than the abstract state.
+        options: How it is loaded.
     """
 
     path: str
@@ -159,7 +144,7 @@ class Load:
     arrays: tuple[tuple[int, int, Value, Placement], ...]
     processes: tuple[int, ...]
     identity: str | None = None
-    tolerance: Tolerance = EXACT
+    options: HostOptions = DEFAULT_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +153,11 @@ class BeginJoining:
 
     Attributes:
         path: Where the checkpoint goes.
-        overwrite: Whether it may take the place of another.
+        manner: How it is saved.
     """
 
     path: str
-    overwrite: bool
+    manner: SaveManner
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +183,13 @@ class Identify:
         path: Where the checkpoint is.
         tree: The abstract state.
         arrays: Number of the leaf, shape and dtype of each array.
-        tolerance: What of the checkpoint may be other than that.
+        options: How it will be loaded.
     """
 
     path: str
     tree: StateTree
     arrays: tuple[tuple[int, Shape, str], ...]
-    tolerance: Tolerance = EXACT
+    options: HostOptions = DEFAULT_OPTIONS
 
 
 Instruction: TypeAlias = (

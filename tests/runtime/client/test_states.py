@@ -20,8 +20,8 @@ from waystation import runtime
 from waystation.errors import InvalidInput, Unsupported
 from waystation.frameworks import AbstractNumpy
 from waystation.frameworks.carried import AbstractKeys
+from waystation.runtime.host_options import DEFAULT_OPTIONS, HostOptions, SaveManner
 from waystation.runtime.ir import Value
-from waystation.runtime.messages import EXACT, Tolerance
 from waystation.runtime.state_trees import StateTree
 from waystation.tree import flatten
 
@@ -40,16 +40,17 @@ class Backend:
         self.values: tuple[Any, ...] = ()
 
     def begin_save(
-        self, path: str, tree: StateTree, arrays: dict[int, int], *, overwrite: bool = False
+        self, path: str, tree: StateTree, arrays: dict[int, int], manner: SaveManner
     ) -> Callable[[float | None], None]:
+        self.manner = manner
         self.asked.append((path, tree, arrays))
         return lambda timeout_s: None
 
     def begin_load(
-        self, path: str, tree: StateTree, arrays: dict[int, tuple[int, Value]], *, tolerance: Tolerance
+        self, path: str, tree: StateTree, arrays: dict[int, tuple[int, Value]], *, options: HostOptions
     ) -> Callable[[float | None], tuple[Any, ...]]:
         self.asked.append((path, tree, arrays))
-        self.tolerance = tolerance
+        self.options = options
         return lambda timeout_s: self.values
 
 
@@ -158,15 +159,97 @@ def test_leaves_that_cannot_be_saved_are_named(
     assert not hosts.asked
 
 
-def test_options_that_let_a_checkpoint_differ_count(array: runtime.Array, hosts: Backend) -> None:
+def test_options_reach_hosts(array: runtime.Array, hosts: Backend) -> None:
     waystation.load("here", array)
-    assert hosts.tolerance == EXACT
+    assert hosts.options == DEFAULT_OPTIONS
+    waystation.save("here", array, overwrite=True, custom_metadata={"step": (1, 2)})
+    assert hosts.manner == SaveManner(True, {"step": [1, 2]})
     context = waystation.Context()
     context.pytree.loading.partial_load = True
     context.array.loading.enable_padding_and_truncation = True
+    context.array.saving.storage_options.dtype = "bfloat16"
+    context.engine.threads = 3
+    context.memory.write_concurrent_bytes = 8 << 20
+    context.memory.transfer_concurrent_bytes = 4 << 20
+    context.memory.caller_keeps = True
     with context:
         waystation.load("here", array)
-    assert hosts.tolerance == Tolerance(True, True)
+        waystation.save_async("here", array).result()
+    assert hosts.options == hosts.manner.options
+    assert dict(hosts.options.values) == {
+        "pytree.loading.partial_load": True,
+        "array.loading.enable_padding_and_truncation": True,
+        "array.saving.storage_options.dtype": "bfloat16",
+        "engine.threads": 3,
+        "memory.write_concurrent_bytes": 4 << 20,
+    }
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+def test_how_single_arrays_are_stored_is_asked_here(
+    array: runtime.Array, hosts: Backend, by_path: bool
+) -> None:
+    asked: list[Any] = []
+
+    def by_name(label: str, described: Any) -> waystation.StorageOptions | None:
+        asked.append((label, described.shape, described.dtype))
+        return waystation.StorageOptions(dtype="bfloat16") if label == "b.w" else None
+
+    def by_key(key: Any, value: Any) -> waystation.StorageOptions | None:
+        asked.append((key, value))
+        return waystation.StorageOptions(dtype="bfloat16") if key[0] == jax.tree_util.DictKey("b") else None
+
+    state = {"a": array, "b": {"w": np.ones(3)}, "step": 3}
+    context = waystation.Context()
+    if by_path:
+        context.array.saving.scoped_storage_options_creator = by_key
+    else:
+        context.array.saving.storage_options_for = by_name
+    with context:
+        waystation.save("here", state)
+    assert hosts.manner.options.storage == ((1, ("bfloat16", None, None)),)
+    if by_path:
+        assert [value for _, value in asked] == [array, state["b"]["w"]]
+    else:
+        assert asked == [("a", (4,), "int32"), ("b.w", (3,), "float64")]
+    leaves = {0: np.zeros(4), 1: np.ones(3)}
+    creator = hosts.manner.options.context(leaves).array.saving.scoped_storage_options_creator
+    assert creator is not None
+    assert [creator((), leaf) for leaf in leaves.values()] == [
+        None,
+        waystation.StorageOptions(dtype="bfloat16"),
+    ]
+
+
+def test_options_that_hosts_cannot_heed_are_refused(array: runtime.Array, hosts: Backend) -> None:
+    for group, name, value in (
+        ("array", "in_place", True),
+        ("array", "sharding_for", lambda *_: None),
+        ("pytree", "select", "w"),
+    ):
+        context = waystation.Context()
+        setattr(getattr(context, group).loading, name, value)
+        with context, pytest.raises(Unsupported, match=rf"cannot heed the option {group}\.loading\.{name}"):
+            waystation.load("here", array)
+    context = waystation.Context()
+    context.array.saving.storage_options_for = lambda *_: 3  # type: ignore[assignment, return-value]
+    with context, pytest.raises(InvalidInput, match="must return StorageOptions or None, not 3") as raised:
+        waystation.save("here", {"x": array})
+    assert raised.value.context["array"] == "['x']"
+    with pytest.raises(InvalidInput, match="custom_metadata must be a JSON value"):
+        waystation.save("here", {"x": array}, custom_metadata=object())
+    assert not hosts.asked
+
+
+def test_what_is_to_be_called_once_it_is_committed_is(array: runtime.Array, hosts: Backend) -> None:
+    called: list[str] = []
+    context = waystation.Context()
+    context.asynchronous.post_finalization_callback = lambda: called.append("now")
+    with context:
+        saving = waystation.save_async("here", array)
+    saving.result()
+    assert called == ["now"]
+    assert hosts.manner.options == DEFAULT_OPTIONS
 
 
 def test_tensors_and_keys_travel_as_they_are_stored(array: runtime.Array, hosts: Backend) -> None:
@@ -268,10 +351,9 @@ def test_arrays_of_this_process_are_saved_by_reading_them(array: runtime.Array, 
 
 def test_hosts_save_no_more_than_arrays(array: runtime.Array, tmp_path: Path) -> None:
     path = str(tmp_path / "saved")
-    for options in ({"custom_metadata": {"step": 1}}, {"checkpointable_name": "other"}):
-        for save in (waystation.save, waystation.save_async):
-            with pytest.raises(Unsupported, match="under the name 'state' and without custom metadata"):
-                save(path, {"x": array}, **options)
+    for save in (waystation.save, waystation.save_async):
+        with pytest.raises(Unsupported, match="under the name 'state', not 'other'"):
+            save(path, {"x": array}, checkpointable_name="other")
     for load in (waystation.load, waystation.load_async):
         with pytest.raises(Unsupported, match="hosts load what was saved as 'state', not 'other'"):
             load(path, {"x": array}, checkpointable_name="other")

@@ -65,6 +65,19 @@ def training_of(stages: list[Stage], step: int) -> Training:
     return Training(step, tuple(stage.state for stage in stages), kept)
 
 
+def stored_wide() -> waystation.Context:
+    """Arrays of bfloat16 are stored as float32, in small chunks."""
+
+    def storage_for(label: str, described: Any) -> waystation.StorageOptions | None:
+        if described.dtype != "bfloat16":
+            return None
+        return waystation.StorageOptions(dtype="float32", chunk_bytes=128)
+
+    context = waystation.Context()
+    context.array.saving.storage_options_for = storage_for
+    return context
+
+
 def read(state: Any) -> Any:
     """The same state as it is now, with NumPy arrays in the place of arrays of hosts."""
     leaves, structure = flatten(state)
@@ -113,9 +126,10 @@ def check_a_state(client: pw.Client, stages: list[Stage], directory: str) -> Non
     paths = {name: os.path.join(directory, name) for name in ("here", "hosts", "later")}
     state = training_of(stages, 3)
     expected = read(state)
-    waystation.save(paths["here"], expected)
-    waystation.save(paths["hosts"], state)
-    saving = waystation.save_async(paths["later"], state)
+    with stored_wide():
+        waystation.save(paths["here"], expected, custom_metadata={"run": [1]})
+        waystation.save(paths["hosts"], state, custom_metadata={"run": [1]})
+        saving = waystation.save_async(paths["later"], state, custom_metadata={"run": [1]})
     state.kept[7] += 1
     for stage in stages:
         stage.step()  # which donates what is saved
@@ -123,6 +137,8 @@ def check_a_state(client: pw.Client, stages: list[Stage], directory: str) -> Non
     newer = training_of(stages, 4)
     for path in paths.values():
         assert not compare(paths["here"], path).differences
+        assert waystation.metadata(path).custom_metadata == {"run": [1]}
+        assert loaded_here(path).stages[0][0]["layers"][0].dtype == np.float32
         assert flatten(waystation.metadata(path).metadata)[1] == flatten(expected)[1]
         require_same(loaded_here(path), expected)
         for loaded in (waystation.load(path, newer), waystation.load_async(path, newer).result()):

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import pytest
 from tests.runtime.controller.world import ROWS, World, error_of, step
 
-from waystation.errors import InvalidInput, Unavailable, WaystationError
+from waystation.errors import InvalidInput, Unavailable, Unsupported, WaystationError
 from waystation.runtime.errors import NoSuchSlice
+from waystation.runtime.host_options import LAYOUT, HostOptions, SaveManner
 from waystation.runtime.ir import Sharding, Value
 from waystation.runtime.messages import BeginJoining, EndJoining, Identify, Load, Run, Save
 from waystation.runtime.resources import SliceRequest
@@ -18,6 +19,7 @@ from waystation.runtime.state_trees import StateTree
 
 T = TypeVar("T")
 BIG = 1 << 20
+MANNER = SaveManner(True, {"step": 1}, HostOptions((("engine.threads", 2),)))
 
 
 class Scene:
@@ -47,7 +49,7 @@ class Scene:
     def save(self) -> None:
         arrays = list(zip((0, 2), self.arrays.values(), strict=True))
         self.controller.checkpoints.save(
-            self.client, "here", self.tree("saved"), arrays, True, self.ended.append
+            self.client, "here", self.tree("saved"), arrays, MANNER, self.ended.append
         )
 
     def hear(self, error: WaystationError | None, values: tuple[Any, ...]) -> None:
@@ -78,13 +80,25 @@ class Scene:
             assert self.world.step()
 
 
+def test_parts_are_of_the_native_layout() -> None:
+    scene = Scene()
+    arrays = list(zip((0, 2), scene.arrays.values(), strict=True))
+    manner = SaveManner(options=HostOptions(((LAYOUT, True),)))
+    save = scene.controller.checkpoints.save
+    with pytest.raises(Unsupported, match="in the native layout; leave the option"):
+        save(scene.client, "here", scene.tree(0), arrays, manner, scene.ended.append)
+    save(scene.client, "here", scene.tree(0), arrays[:1], manner, scene.ended.append)
+    scene.world.run()
+    assert scene.ended == [None]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_each_island_saves_a_part_and_one_host_makes_them_a_checkpoint(seed: int) -> None:
     scene = Scene(seed)
     scene.save()
     scene.world.run()
     assert scene.ended == [None]
-    assert scene.told(BeginJoining) == [("a/0", BeginJoining("here", True))]
+    assert scene.told(BeginJoining) == [("a/0", BeginJoining("here", MANNER))]
     parts = scene.told(Save)
     assert sorted(host for host, _ in parts) == ["a/0", "a/1", "b/0", "b/1"]
     for host, save in parts:
@@ -92,7 +106,8 @@ def test_each_island_saves_a_part_and_one_host_makes_them_a_checkpoint(seed: int
         assert save.path == f"here.parts/00000{number}"
         assert [leaf for leaf, _ in save.arrays] == [2 * number]
         assert save.tree == (scene.tree("saved") if number == 0 else scene.tree(None))
-        assert (save.processes, save.overwrite) == ((0, 1), False)
+        assert save.processes == (0, 1)
+        assert save.manner == SaveManner(False, {"step": 1} if number == 0 else None, MANNER.options)
     assert scene.told(EndJoining) == [("a/0", EndJoining("here.parts", 2, (0, 0, 1)))]
     kinds = [type(message.instructions[0]) for _, message in scene.world.told]
     assert kinds == [BeginJoining, *[Save] * 4, EndJoining]
@@ -238,7 +253,7 @@ def test_arrays_on_different_hosts_of_an_island_are_parts_too() -> None:
     world.run()
     ended: list[WaystationError | None] = []
     saved = [(leaf, handle) for leaf, handle, _ in wanted]
-    world.controller.checkpoints.save(client, "here", tree, saved, False, ended.append)
+    world.controller.checkpoints.save(client, "here", tree, saved, SaveManner(), ended.append)
     world.run()
     assert ended == [None]
     told = [(host, each) for host, message in world.told for each in message.instructions]
@@ -278,6 +293,6 @@ def test_without_arrays_nothing_is_saved_or_loaded() -> None:
     scene = Scene()
     tree = scene.tree("saved")
     with pytest.raises(InvalidInput, match="no arrays"):
-        scene.controller.checkpoints.save(scene.client, "here", tree, [], False, scene.ended.append)
+        scene.controller.checkpoints.save(scene.client, "here", tree, [], SaveManner(), scene.ended.append)
     with pytest.raises(InvalidInput, match="no arrays"):
         scene.controller.checkpoints.load(scene.client, "here", tree, [])

@@ -17,6 +17,7 @@ from waystation.runtime.controller import (
     Work,
 )
 from waystation.runtime.errors import DeviceMemoryExceeded, ObjectNotFound
+from waystation.runtime.host_options import SaveManner
 from waystation.runtime.ir import Arg, Compute, Program, Result, SliceShape, Value, prepare
 from waystation.runtime.messages import Done, Message, Run, Save, Spill
 from waystation.runtime.resources import SliceRequest
@@ -232,7 +233,9 @@ def test_no_element_of_a_saved_array_is_in_a_message() -> None:
     world.controller.checkpoints.load(client, "there", StateTree.of_names("w"), [(0, 1, big)])
     ended: list[WaystationError | None] = []
     world.run()
-    world.controller.checkpoints.save(client, "here", StateTree.of_names("w"), [(0, 1)], False, ended.append)
+    world.controller.checkpoints.save(
+        client, "here", StateTree.of_names("w"), [(0, 1)], SaveManner(), ended.append
+    )
     world.carry_out()
     messages = [message for line in world.lines.values() for _, _, message in line]
     assert [type(each) for message in messages for each in message.instructions] == [Save, Save]
@@ -291,7 +294,9 @@ class Story:
         there = self.world.put(client, slices[1])
         tree, both = StateTree.of_names(["here", "there"]), [(0, arrays[-1]), (1, there)]
         with contextlib.suppress(WaystationError):
-            self.world.controller.checkpoints.save(client, "saved", tree, both, True, self.answer)
+            self.world.controller.checkpoints.save(
+                client, "saved", tree, both, SaveManner(overwrite=True), self.answer
+            )
             self.asked += 1
         self.world.controller.free(client, [there])
 

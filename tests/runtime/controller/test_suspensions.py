@@ -12,6 +12,7 @@ from waystation.runtime.controller import MemoryLimits
 from waystation.runtime.controller.suspensions import StashPlaces
 from waystation.runtime.devices import Host, Island
 from waystation.runtime.errors import NotEnoughDevices, SliceNotPlaced
+from waystation.runtime.host_options import PARTIAL_LOAD, SaveManner
 from waystation.runtime.messages import Load, Save
 from waystation.runtime.resources import SliceRequest
 from waystation.runtime.state_trees import StateTree
@@ -119,7 +120,7 @@ def test_what_was_asked_for_before_is_waited_for() -> None:
         scene.controller.works.get(scene.client, made, lambda work: None)
     with pytest.raises(SliceNotPlaced):
         scene.controller.checkpoints.save(
-            scene.client, "p", StateTree.of_names("x"), [(0, made)], False, scene.ended.append
+            scene.client, "p", StateTree.of_names("x"), [(0, made)], SaveManner(), scene.ended.append
         )
     later = scene.world.call(scene.client, step(), [scene.slice], made)
     assert isinstance(error_of(scene.world, scene.client, later), SliceNotPlaced)
@@ -218,7 +219,7 @@ def test_arrays_that_are_freed_meanwhile_are_gone() -> None:
     (_, load), _ = scene.told(Load)
     assert load.tree.build({}, 0).node.keys == (str(scene.arrays[1]),)
     assert [leaf for leaf, *_ in load.arrays] == [0]
-    assert load.tolerance.is_partial
+    assert load.options.has(PARTIAL_LOAD)
     scene.suspend()
     scene.world.run()
     scene.controller.free(scene.client, scene.arrays)

@@ -8,6 +8,7 @@ hosts, which are small, travel through here and the controller; containers need 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -15,18 +16,29 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import jax
 import numpy as np
 
-from waystation._errors import InvalidInput, Unsupported, UnsupportedLeaf, WaystationError
+from waystation._errors import InvalidInput, Unsupported, UnsupportedLeaf, WaystationError, not_json
+from waystation._options import StorageOptions
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import PLACEHOLDER, elsewhere
 from waystation.checkpoint.prepare import SCALARS
+from waystation.checkpoint.save import called_back
 from waystation.checkpoint.wanted import is_scalar, scalar_type
+from waystation.frameworks import dtypes
+from waystation.frameworks.base import StoredArray
 from waystation.frameworks.registry import AbstractNumpy, codec_for
+from waystation.layouts.native.records import dump_json
 from waystation.runtime.client.carrying import asked_of, carry, check_carried, is_carried, making
+from waystation.runtime.host_options import (
+    DEFAULT_OPTIONS,
+    HostOptions,
+    SaveManner,
+    options_for_hosts,
+    storage_of,
+)
 from waystation.runtime.ir import Sharding, Value
-from waystation.runtime.messages import EXACT, Tolerance
 from waystation.runtime.state_trees import StateTree, require_small
 from waystation.runtime.tracing import Array
-from waystation.transfers.handle import AsyncResponse
+from waystation.transfers.handle import AsyncResponse, Progress
 from waystation.tree import Structure, flatten, format_key_path, iterate_leaves, unflatten
 
 if TYPE_CHECKING:
@@ -38,7 +50,7 @@ class Saves(Protocol):
     """What a backend has whose hosts save arrays; see `ClusterBackend`."""
 
     def begin_save(
-        self, path: str, tree: StateTree, arrays: Mapping[int, int], *, overwrite: bool = False
+        self, path: str, tree: StateTree, arrays: Mapping[int, int], manner: SaveManner
     ) -> Callable[[float | None], None]:
         """Has a state saved, in the order of calls.
 
@@ -46,7 +58,7 @@ class Saves(Protocol):
             path: Where the checkpoint goes.
             tree: The state without its arrays.
             arrays: The handle of each array, by the number of its leaf.
-            overwrite: Whether it may take the place of another.
+            manner: How it is saved.
 
         Returns:
             What waits, for so many seconds, until that is committed, and raises what it has failed with.
@@ -59,7 +71,7 @@ class Saves(Protocol):
         tree: StateTree,
         arrays: Mapping[int, tuple[int, Value]],
         *,
-        tolerance: Tolerance = EXACT,
+        options: HostOptions = DEFAULT_OPTIONS,
     ) -> Callable[[float | None], tuple[Any, ...]]:
         """Has a state loaded.
 
@@ -67,7 +79,7 @@ class Saves(Protocol):
             path: Where the checkpoint is.
             tree: The abstract state without its arrays.
             arrays: For the leaf of each array, by its number, a new handle, and how it is to lie.
-            tolerance: What of the checkpoint may be other than that.
+            options: How it is loaded.
 
         Returns:
             What waits for the values that are wanted.
@@ -130,15 +142,20 @@ class Apart:
         return cls(structure, arrays, values)
 
 
-def begin_save(client: Client, path: str, state: Any, *, overwrite: bool) -> Callable[[float | None], None]:
-    """Has a state saved as it is now; returns what waits until it is committed.
+def begin_save(
+    client: Client, path: str, state: Any, *, overwrite: bool, custom_metadata: Any = None
+) -> Callable[[float | None], None]:
+    """Has a state saved as it is now, with the options in effect; returns what waits until it is committed.
 
     Raises:
-        Unsupported: The client runs in this process alone.
-        UnsupportedLeaf, InvalidInput: A leaf cannot be saved; names its key path.
+        Unsupported: The client runs in this process alone, or hosts cannot heed an option.
+        UnsupportedLeaf, InvalidInput: A leaf cannot be saved; names its key path. Or the custom metadata are
+            no JSON value.
     """
+    custom_metadata = _plain_json(custom_metadata)
     apart = Apart.of(state, _check_saved)
     backend = saves_of(client.backend)
+    options = options_for_hosts(current_options(), _storage_of(apart))
     arrays, values = dict(apart.arrays), dict[int, Any]()
     first = next(iter(arrays.values()))
     for number, leaf in apart.values.items():
@@ -156,19 +173,32 @@ def begin_save(client: Client, path: str, state: Any, *, overwrite: bool) -> Cal
             handles[number] = array.usable("saved").handle
         except WaystationError as error:  # which the array keeps
             raise copy.copy(error).where(array=_key_path(apart.structure, number)) from None
-    return backend.begin_save(path, StateTree.of(apart.structure, values), handles, overwrite=overwrite)
+    manner = SaveManner(overwrite, custom_metadata, options)
+    return backend.begin_save(path, StateTree.of(apart.structure, values), handles, manner)
+
+
+def in_background(wait: Callable[[float | None], None], path: str) -> Callable[[Progress], None]:
+    """What a thread does for a save that has begun: it waits, and calls what options say, as they are now."""
+    callback = current_options().asynchronous.post_finalization_callback
+
+    def work(progress: Progress) -> None:
+        wait(None)
+        if callback is not None:
+            called_back(callback, path)
+
+    return work
 
 
 def begin_load(client: Client, path: str, abstract_state: Any) -> Callable[[float | None], Any]:
-    """Has a state loaded; returns what waits for its values, and gives the state. Of the options in effect
-    those count that let the checkpoint differ from what is wanted.
+    """Has a state loaded with the options in effect; returns what waits for its values, and gives the state.
 
     Raises:
-        Unsupported: The client runs in this process alone.
+        Unsupported: The client runs in this process alone, or hosts cannot heed an option.
         InvalidInput: An abstract leaf is nothing that hosts load; names its key path.
     """
     apart = Apart.of(abstract_state, _check_wanted)
     backend = saves_of(client.backend)
+    options = options_for_hosts(current_options())
     makers = {number: making(leaf) for number, leaf in apart.values.items() if is_carried(leaf)}
     client.flush()
     made: dict[int, Any] = {}
@@ -179,7 +209,7 @@ def begin_load(client: Client, path: str, abstract_state: Any) -> Callable[[floa
             wanted[number] = handle, value_like(array, handle)
         asked = {number: _asked(leaf) for number, leaf in apart.values.items()}
         tree = StateTree.of(apart.structure, asked)
-        wait = backend.begin_load(path, tree, wanted, tolerance=_tolerance())
+        wait = backend.begin_load(path, tree, wanted, options=options)
     structure = apart.structure
     shardings = {
         number: leaf.sharding
@@ -206,9 +236,42 @@ def value_like(array: Array, number: int) -> Value:
     return Value(number, kind.shape, kind.dtype, array.slice.number, kind.sharding)
 
 
-def _tolerance() -> Tolerance:
-    options = current_options()
-    return Tolerance(options.pytree.loading.partial_load, options.array.loading.enable_padding_and_truncation)
+def _plain_json(value: Any) -> Any:
+    """A JSON value, of classes that others have."""
+    try:
+        return json.loads(dump_json(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise not_json("custom_metadata", error) from error
+
+
+def _storage_of(apart: Apart) -> dict[int, StorageOptions]:
+    """How single arrays are to be stored, by the numbers of their leaves, as far as options say so."""
+    ask = storage_of(current_options())
+    if ask is None:
+        return {}
+    found: dict[int, StorageOptions] = {}
+    paths, labels = apart.structure.key_paths(), apart.structure.labels()
+    for number, leaf in {**apart.arrays, **apart.values}.items():
+        if is_scalar(leaf):
+            continue
+        try:
+            answer = ask(paths[number], labels[number], _described(leaf), leaf)
+        except WaystationError as error:
+            raise error.where(array=_key_path(apart.structure, number))
+        if answer is not None:
+            found[number] = answer
+    return found
+
+
+def _described(leaf: Any) -> StoredArray:
+    """What a checkpoint would say of an array."""
+    if not isinstance(leaf, Array):
+        codec = codec_for(leaf)
+        assert codec is not None, "other leaves are refused before"
+        return codec.sources([leaf])[0]
+    logical = dtypes.of_name(leaf.kind.dtype)
+    shape = leaf.kind.shape
+    return StoredArray(shape, logical.name, "jax", logical.storage, logical.storage_shape(shape), None, {})
 
 
 def _check_saved(leaf: Any) -> None:
@@ -265,13 +328,15 @@ class _Keeper:
         """See `Keeper`."""
         return isinstance(leaf, Array)
 
-    def save(self, path: str, state: Any, *, overwrite: bool) -> None:
+    def save(self, path: str, state: Any, *, overwrite: bool, custom_metadata: Any) -> None:
         """See `Keeper`."""
-        _client(state).save(path, state, overwrite=overwrite)
+        _client(state).save(path, state, overwrite=overwrite, custom_metadata=custom_metadata)
 
-    def save_async(self, path: str, state: Any, *, overwrite: bool) -> AsyncResponse[None]:
+    def save_async(
+        self, path: str, state: Any, *, overwrite: bool, custom_metadata: Any
+    ) -> AsyncResponse[None]:
         """See `Keeper`."""
-        return _client(state).save_async(path, state, overwrite=overwrite)
+        return _client(state).save_async(path, state, overwrite=overwrite, custom_metadata=custom_metadata)
 
     def load(self, path: str, abstract_state: Any) -> Any:
         """See `Keeper`."""

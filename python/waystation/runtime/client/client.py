@@ -24,7 +24,7 @@ import numpy as np
 
 from waystation._errors import WaystationError
 from waystation.runtime.client.backend import Backend
-from waystation.runtime.client.checkpoints import begin_load, begin_save
+from waystation.runtime.client.checkpoints import begin_load, begin_save, in_background
 from waystation.runtime.client.functions import PlacedFunction, host_array
 from waystation.runtime.client.joining import Installed, Joining
 from waystation.runtime.client.layouts import default_axes, layout
@@ -145,7 +145,7 @@ class Client:
             on = Slice(self, value.slice, shape, names)
             return Array(self, kind, on, reference=Reference(handle, self._freed))
 
-    def save(self, path: str, state: Any, *, overwrite: bool = False) -> None:
+    def save(self, path: str, state: Any, *, overwrite: bool = False, custom_metadata: Any = None) -> None:
         """Saves a state as one checkpoint; returns when it is committed. Its arrays may be on several
         islands: hosts write their own shards, no element of them comes through here, and one act makes all
         of it visible.
@@ -155,6 +155,7 @@ class Client:
             state: What is saved, as it is now: a tree of containers, as `waystation.save` takes it, with
                 arrays of this client. What else is in it is to be small.
             overwrite: Whether it may take the place of another checkpoint.
+            custom_metadata: A JSON value to keep with it.
 
         Raises:
             Unsupported: The client runs in this process alone.
@@ -162,16 +163,18 @@ class Client:
             InvalidInput: There is no array of hosts in it, or what is none is too large.
             WaystationError: An array could not be made, or not be saved.
         """
-        begin_save(self, path, state, overwrite=overwrite)(None)
+        begin_save(self, path, state, overwrite=overwrite, custom_metadata=custom_metadata)(None)
 
-    def save_async(self, path: str, state: Any, *, overwrite: bool = False) -> AsyncResponse[None]:
+    def save_async(
+        self, path: str, state: Any, *, overwrite: bool = False, custom_metadata: Any = None
+    ) -> AsyncResponse[None]:
         """Saves a state as it is now, and returns once hosts will do so before whatever is called later.
 
         Takes and raises what `save` does. The handle's `result()` returns when it is committed, and raises
         what has failed meanwhile. It cannot be cancelled: hosts go on, and commit.
         """
-        wait = begin_save(self, path, state, overwrite=overwrite)
-        saving = AsyncResponse(f"saving '{path}'", lambda progress: wait(None))
+        wait = begin_save(self, path, state, overwrite=overwrite, custom_metadata=custom_metadata)
+        saving = AsyncResponse(f"saving '{path}'", in_background(wait, path))
         ended = threading.Event()
         self._saving.add(ended)
 

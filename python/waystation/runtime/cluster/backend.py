@@ -19,8 +19,9 @@ from waystation._errors import Unavailable
 from waystation.grid import Box, slices_of_box
 from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.controller import Dispatch
+from waystation.runtime.host_options import DEFAULT_OPTIONS, HostOptions, SaveManner
 from waystation.runtime.ir import Program, Sharding, Value, encode
-from waystation.runtime.messages import EXACT, Fetched, Tolerance, key_of
+from waystation.runtime.messages import Fetched, key_of
 from waystation.runtime.resources import Placement, SliceRequest
 from waystation.runtime.state_trees import StateTree
 
@@ -189,10 +190,10 @@ class ClusterBackend:
     # ---- checkpoints ---------------------------------------------------------------------------
 
     def begin_save(
-        self, path: str, tree: StateTree, arrays: Mapping[int, int], *, overwrite: bool = False
+        self, path: str, tree: StateTree, arrays: Mapping[int, int], manner: SaveManner
     ) -> Callable[[float | None], None]:
         """See `waystation.runtime.client.checkpoints.Saves`."""
-        return self._connection.begin("save", path, tree, tuple(arrays.items()), overwrite)
+        return self._connection.begin("save", path, tree, tuple(arrays.items()), manner)
 
     def begin_load(
         self,
@@ -200,11 +201,11 @@ class ClusterBackend:
         tree: StateTree,
         arrays: Mapping[int, tuple[int, Value]],
         *,
-        tolerance: Tolerance = EXACT,
+        options: HostOptions = DEFAULT_OPTIONS,
     ) -> Callable[[float | None], tuple[Any, ...]]:
         """See `waystation.runtime.client.checkpoints.Saves`."""
         wanted = tuple((leaf, handle, value) for leaf, (handle, value) in arrays.items())
-        return self._connection.begin("load", path, tree, wanted, tolerance)
+        return self._connection.begin("load", path, tree, wanted, options)
 
     def save(
         self,
@@ -231,7 +232,7 @@ class ClusterBackend:
             WaystationError: An array is not there, or it cannot be saved.
         """
         tree = StateTree.of_names(list(arrays))
-        self.begin_save(path, tree, dict(enumerate(arrays.values())), overwrite=overwrite)(timeout_s)
+        self.begin_save(path, tree, dict(enumerate(arrays.values())), SaveManner(overwrite))(timeout_s)
 
     def load(self, path: str, arrays: Mapping[str, tuple[int, Value]]) -> None:
         """Loads a dict of arrays, to one island or several; returns at once.

@@ -21,10 +21,10 @@ from waystation.runtime.control.listener import End
 from waystation.runtime.control.program_words import NO_ANSWER, Call, pack_answer, unpack_calls
 from waystation.runtime.control.words import Packer, Unpacker
 from waystation.runtime.controller import Controller, Dispatch, Work
+from waystation.runtime.host_options import HostOptions, SaveManner
 from waystation.runtime.hosts.answers import Failure, failure
 from waystation.runtime.hosts.answers import Value as Answer
 from waystation.runtime.ir import Sharding, Value, decode
-from waystation.runtime.messages import Tolerance
 from waystation.runtime.resources import Placement, SliceRequest
 from waystation.runtime.state_trees import StateTree
 
@@ -316,11 +316,11 @@ class ClientCalls:
     # ---- checkpoints ---------------------------------------------------------------------------
 
     def save(
-        self, path: str, tree: StateTree, arrays: Sequence[tuple[int, int]], overwrite: bool
+        self, path: str, tree: StateTree, arrays: Sequence[tuple[int, int]], manner: SaveManner
     ) -> asyncio.Future[None]:
         """Has hosts save a state."""
         answer, end = _answer_of_end()
-        self._controller.checkpoints.save(self._client, path, tree, arrays, overwrite, end)
+        self._controller.checkpoints.save(self._client, path, tree, arrays, manner, end)
         return answer
 
     def load(
@@ -328,11 +328,11 @@ class ClientCalls:
         path: str,
         tree: StateTree,
         arrays: Sequence[tuple[int, int, Value]],
-        tolerance: Tolerance,
+        options: HostOptions,
     ) -> asyncio.Future[tuple[Any, ...]]:
         """Has hosts make arrays of a checkpoint; answers with the values that are wanted."""
         answer, end = _answer_of_end()
-        self._controller.checkpoints.load(self._client, path, tree, arrays, tolerance, end)
+        self._controller.checkpoints.load(self._client, path, tree, arrays, options, end)
         return answer
 
 

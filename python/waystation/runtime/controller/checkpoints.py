@@ -20,20 +20,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from waystation._errors import InvalidInput, Unavailable, WaystationError
+from waystation._errors import InvalidInput, Unavailable, Unsupported, WaystationError
 from waystation.checkpoint.joining import part_path
 from waystation.runtime.controller.arrays import StoredArray, require_placed
 from waystation.runtime.controller.works import Work
+from waystation.runtime.host_options import DEFAULT_OPTIONS, LAYOUT, HostOptions, SaveManner
 from waystation.runtime.ir import Value
 from waystation.runtime.messages import (
-    EXACT,
     BeginJoining,
     EndJoining,
     Identify,
     Instruction,
     Load,
     Save,
-    Tolerance,
 )
 from waystation.runtime.resources import Placement
 from waystation.runtime.scheduling import RunKey
@@ -65,7 +64,7 @@ class Checkpoints:
         path: str,
         tree: StateTree,
         arrays: Sequence[tuple[int, int]],
-        overwrite: bool,
+        manner: SaveManner,
         on_end: OnEnd,
     ) -> None:
         """Has hosts save a state.
@@ -75,7 +74,7 @@ class Checkpoints:
             path: Where the checkpoint goes.
             tree: The state without these.
             arrays: The number of the leaf and the client's handle of each; these and the values are all.
-            overwrite: Whether it may take the place of another.
+            manner: How it is saved.
             on_end: Is told how it has ended.
 
         Raises:
@@ -87,6 +86,12 @@ class Checkpoints:
         placed = [
             (leaf, require_placed(controller.arrays.get(client, own), own, client)) for leaf, own in arrays
         ]
+        parts = _by_gang(placed)
+        if len(parts) > 1 and manner.options.has(LAYOUT):
+            raise Unsupported(
+                f"the arrays of '{path}' are on several sets of hosts, which save them together only in the "
+                f"native layout; leave the option {LAYOUT} alone, or put them on one slice"
+            )
         key = controller.new_key(client)
         controller.arrays.table.use([stored.handle for _, stored in placed], key)
 
@@ -94,12 +99,11 @@ class Checkpoints:
             controller.collect(controller.arrays.finish_run(key))
             on_end(error)
 
-        parts = _by_gang(placed)
         if len(parts) > 1:
-            _SpanningSave(controller, client, path, tree, parts, overwrite, end).start()
+            _SpanningSave(controller, client, path, tree, parts, manner, end).start()
             return
         stored = [each for _, each in placed]
-        save = save_of(path, tree, placed, processes_of(controller, stored), overwrite)
+        save = save_of(path, tree, placed, processes_of(controller, stored), manner)
         controller.works.using(
             stored,
             controller.new_key(client),
@@ -115,7 +119,7 @@ class Checkpoints:
         path: str,
         tree: StateTree,
         arrays: Sequence[Wanted],
-        tolerance: Tolerance = EXACT,
+        options: HostOptions = DEFAULT_OPTIONS,
         on_end: OnLoaded = lambda error, values: None,
     ) -> None:
         """Has hosts make arrays of a checkpoint. What keeps an array from being there is in its handle.
@@ -126,7 +130,7 @@ class Checkpoints:
             tree: The abstract state without these.
             arrays: The number of the leaf and the client's handle of each, and how it is to lie, with the
                 number of a slice.
-            tolerance: What of the checkpoint may be other than that.
+            options: How it is loaded.
             on_end: Is told what was loaded in the places of the tree's values, or why it was not.
 
         Raises:
@@ -148,9 +152,9 @@ class Checkpoints:
             for gang in dict.fromkeys(gangs)
         }
         if len(parts) > 1:
-            _SpanningLoad(controller, client, path, tree, parts, tolerance, on_end).start()
+            _SpanningLoad(controller, client, path, tree, parts, options, on_end).start()
             return
-        _Loading(controller, client, path, tree, arrays, tolerance, on_end).submission(lambda: None)()
+        _Loading(controller, client, path, tree, arrays, options, on_end).submission(lambda: None)()
 
     def _fail(self, client: str, owns: Iterable[int], error: WaystationError) -> None:
         for own in owns:
@@ -168,7 +172,7 @@ class _SpanningSave:
         path: str,
         tree: StateTree,
         parts: dict[Gang, list[Placed]],
-        overwrite: bool,
+        manner: SaveManner,
         on_end: OnEnd,
     ) -> None:
         self._controller = controller
@@ -176,7 +180,7 @@ class _SpanningSave:
         self._path = path
         self._tree = tree
         self._parts = parts
-        self._overwrite = overwrite
+        self._manner = manner
         self._on_end = on_end
         self._directory = ""
         self._error: WaystationError | None = None
@@ -188,7 +192,7 @@ class _SpanningSave:
 
     def start(self) -> None:
         """Begins it, and gives each part its place."""
-        begin = self._at_host(lambda: (BeginJoining(self._path, self._overwrite),), self._begun)
+        begin = self._at_host(lambda: (BeginJoining(self._path, self._manner),), self._begun)
         for number, placed in enumerate(self._parts.values()):
             self._submit_parts.append(self._part(number, placed))
         begin()
@@ -196,10 +200,13 @@ class _SpanningSave:
     def _part(self, number: int, placed: list[Placed]) -> Callable[..., None]:
         stored = [each for _, each in placed]
         processes = processes_of(self._controller, stored)  # while the island is there
-        tree = self._tree if number == 0 else replace(self._tree, values=())
+        manner = replace(self._manner, overwrite=False)
+        tree = self._tree
+        if number > 0:  # what is of no array is in the first part
+            manner, tree = replace(manner, custom_metadata=None), replace(tree, values=())
 
         def tell() -> tuple[Instruction, ...]:
-            return (save_of(part_path(self._directory, number), tree, placed, processes),)
+            return (save_of(part_path(self._directory, number), tree, placed, processes, manner),)
 
         key = self._controller.new_key(self._client)
         return self._controller.works.using(stored, key, self._name, "save", tell, self._part_ended)
@@ -262,13 +269,13 @@ class _Loading:
         path: str,
         tree: StateTree,
         arrays: Sequence[Wanted],
-        tolerance: Tolerance,
+        options: HostOptions,
         on_end: OnLoaded = lambda error, values: None,
     ) -> None:
         self._controller = controller
         self._path = path
         self._tree = tree
-        self._tolerance = tolerance
+        self._options = options
         self._on_end = on_end
         self._key = controller.new_key(client)
         self._name = f"load '{path}'"
@@ -292,7 +299,7 @@ class _Loading:
         arrays, processes = arrays_of(self._placed), processes_of(self._controller, stored)
 
         def tell() -> tuple[Instruction, ...]:
-            return (Load(self._path, self._tree, arrays, processes, identity(), self._tolerance),)
+            return (Load(self._path, self._tree, arrays, processes, identity(), self._options),)
 
         return self._controller.works.making(stored, self._key, self._name, tell, self._ended)
 
@@ -318,19 +325,19 @@ class _SpanningLoad:
         path: str,
         tree: StateTree,
         parts: dict[Gang, list[Wanted]],
-        tolerance: Tolerance,
+        options: HostOptions,
         on_end: OnLoaded,
     ) -> None:
         self._controller = controller
         self._client = client
         wanted = tuple((leaf, value.shape, value.dtype) for part in parts.values() for leaf, _, value in part)
-        self._identify = Identify(path, tree, wanted, tolerance)
+        self._identify = Identify(path, tree, wanted, options)
         self._island, (self._host, *_) = next(iter(parts))
         first, *others = parts.values()
         less = replace(tree, values=())
         self._loadings = [
-            _Loading(controller, client, path, tree, first, tolerance, on_end),
-            *(_Loading(controller, client, path, less, part, tolerance) for part in others),
+            _Loading(controller, client, path, tree, first, options, on_end),
+            *(_Loading(controller, client, path, less, part, options) for part in others),
         ]
         self._identity = ""
         self._submit_parts: list[Callable[..., None]] = []
@@ -358,11 +365,11 @@ def save_of(
     tree: StateTree,
     placed: Sequence[Placed],
     processes: tuple[int, ...],
-    overwrite: bool = False,
+    manner: SaveManner,
 ) -> Save:
     """What the hosts of one gang are told, that save arrays."""
     arrays = tuple((leaf, int(each.handle)) for leaf, each in placed)
-    return Save(path, tree, arrays, processes, overwrite)
+    return Save(path, tree, arrays, processes, manner)
 
 
 def arrays_of(placed: Sequence[Placed]) -> tuple[tuple[int, int, Value, Placement], ...]:

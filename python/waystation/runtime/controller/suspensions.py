@@ -24,15 +24,17 @@ from waystation._errors import Conflict, WaystationError
 from waystation.runtime.controller.arrays import StoredArray
 from waystation.runtime.controller.checkpoints import Gang, arrays_of, gang_of, processes_of, save_of
 from waystation.runtime.controller.works import Work
+from waystation.runtime.host_options import PARTIAL_LOAD, HostOptions, SaveManner
 from waystation.runtime.ir import Value
 from waystation.runtime.ir.program import item_bytes
-from waystation.runtime.messages import Instruction, Load, Tolerance
+from waystation.runtime.messages import Instruction, Load
 from waystation.runtime.state_trees import StateTree
 
 if TYPE_CHECKING:
     from waystation.runtime.controller.controller import Controller
 
 OnEnd: TypeAlias = Callable[[WaystationError | None], None]
+_MAY_HAVE_MORE = HostOptions(((PARTIAL_LOAD, True),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class Suspensions:
         key = controller.new_key(client)
         controller.arrays.table.use([each.handle for each in stored], key)
         placed = list(enumerate(stored))
-        save = save_of(stash.path, _tree_of(group), placed, processes_of(controller, stored))
+        save = save_of(stash.path, _tree_of(group), placed, processes_of(controller, stored), SaveManner())
 
         def end(work: Work) -> None:
             if work.error is None:
@@ -222,7 +224,7 @@ class Suspensions:
         processes = processes_of(controller, made_arrays)
         arrays = arrays_of(list(enumerate(made_arrays)))
         # Some of what was saved may have been freed meanwhile; nobody else writes there.
-        load = Load(stash.path, _tree_of(group), arrays, processes, tolerance=Tolerance(is_partial=True))
+        load = Load(stash.path, _tree_of(group), arrays, processes, options=_MAY_HAVE_MORE)
 
         def tell() -> tuple[Instruction, ...]:
             return (load,)

@@ -25,7 +25,7 @@ from waystation.checkpoint.joining import Joining
 from waystation.checkpoint.matching import require_match
 from waystation.frameworks.carried import AbstractKeys
 from waystation.frameworks.jax_dtypes import jax_dtype
-from waystation.runtime.messages import BeginJoining, EndJoining, Identify, Load, Save, Tolerance
+from waystation.runtime.messages import BeginJoining, EndJoining, Identify, Load, Save
 from waystation.runtime.state_trees import StateTree, require_small
 from waystation.tree import flatten, format_key_path
 
@@ -51,9 +51,16 @@ class Checkpoints:
         Raises:
             WaystationError: It cannot be saved.
         """
-        state = instruction.tree.build({**dict(instruction.tree.values), **arrays}, _OF_OTHERS)
-        with _context(instruction.processes):
-            saving = checkpoint.save_async(instruction.path, state, overwrite=instruction.overwrite)
+        manner = instruction.manner
+        leaves = {**dict(instruction.tree.values), **arrays}
+        state = instruction.tree.build(leaves, _OF_OTHERS)
+        with _together(manner.options.context(leaves), instruction.processes):
+            saving = checkpoint.save_async(
+                instruction.path,
+                state,
+                overwrite=manner.overwrite,
+                custom_metadata=manner.custom_metadata,
+            )
 
         def finish() -> None:
             saving.result()
@@ -80,8 +87,7 @@ class Checkpoints:
         wanted = _wanted(instruction.tree)
         for leaf, _, value, _ in instruction.arrays:
             wanted[leaf] = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=shardings[leaf])
-        context = _context(instruction.processes)
-        with _tolerating(context, instruction.tolerance):
+        with _together(instruction.options.context(), instruction.processes):
             loaded = checkpoint.load(instruction.path, instruction.tree.build(wanted, checkpoint.PLACEHOLDER))
         _check_identity(instruction)
         leaves, structure = flatten(loaded)
@@ -102,7 +108,7 @@ class Checkpoints:
         identity = _identity(instruction.path)
         wanted = _wanted(instruction.tree)
         wanted |= {leaf: jax.ShapeDtypeStruct(shape, dtype) for leaf, shape, dtype in instruction.arrays}
-        with _tolerating(checkpoint.Context(), instruction.tolerance):
+        with instruction.options.context():
             require_match(instruction.path, instruction.tree.build(wanted, checkpoint.PLACEHOLDER))
         return identity
 
@@ -112,8 +118,8 @@ class Checkpoints:
         Raises:
             WaystationError: It cannot be saved there.
         """
-        with checkpoint.Context():
-            joining = Joining(instruction.path, overwrite=instruction.overwrite)
+        with instruction.manner.options.context():
+            joining = Joining(instruction.path, overwrite=instruction.manner.overwrite)
         self._joinings[joining.directory] = joining
         return joining.directory
 
@@ -152,19 +158,13 @@ def _told(value: Any) -> Any:
     return np.asarray(jax.random.key_data(value)) if isinstance(value, jax.Array) else value
 
 
-def _context(processes: tuple[int, ...]) -> checkpoint.Context:
-    context = checkpoint.Context()
+def _together(context: checkpoint.Context, processes: tuple[int, ...]) -> checkpoint.Context:
+    """The context, for these processes as a program of their own."""
     if jax.process_count() > 1:
         context.multiprocessing.active_processes = frozenset(processes)
         context.multiprocessing.primary_host = processes[0]
         # Hosts of several slices may save at the same time, each set of them in an order of its own.
         context.multiprocessing.barrier_sync_key_prefix = "runtime-" + "-".join(map(str, processes))
-    return context
-
-
-def _tolerating(context: checkpoint.Context, tolerance: Tolerance) -> checkpoint.Context:
-    context.pytree.loading.partial_load = tolerance.is_partial
-    context.array.loading.enable_padding_and_truncation = tolerance.extents_may_differ
     return context
 
 
