@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,20 @@ def check_refusals(client: pw.Client, state: dict[str, Any], path: str) -> None:
             array.numpy()
 
 
+def check_that_resuming_waits_for_an_island(cluster: pw.Cluster, client: pw.Client) -> None:
+    """The island of a suspended program is lost, and it is resumed before that is there again."""
+    on = client.make_virtual_device_set().add_slice(devices=2, island="upper")
+    array = filled(client, on, 5)
+    client.suspend()
+    island = cluster.islands["upper"]
+    os.kill(island.status().hosts[0].process_id, signal.SIGKILL)
+    wait_until(lambda: bool(island.status().last_loss))
+    client.resume()
+    np.testing.assert_array_equal(array, VALUES + 5)
+    assert on.placement.island == "upper"
+    on.release()
+
+
 def check_suspension(cluster: pw.Cluster, client: pw.Client, directory: str) -> None:
     """The state outlives the island that it was on, in memory and on disk; the program goes on with it."""
     on = client.make_virtual_device_set().add_slice(devices=2)
@@ -156,6 +171,7 @@ def main() -> None:
         saved.mkdir()
         check_saves_over_both_islands(client, str(saved))
         check_training_states(client, os.path.join(directory, "training"))
+        check_that_resuming_waits_for_an_island(cluster, client)
         check_suspension(cluster, client, directory)
         check_state_larger_than_memory(client, directory)
 

@@ -365,23 +365,3 @@ def test_a_program_can_be_compiled_before_it_runs() -> None:
     world.lose("a")
     with pytest.raises(WaystationError):
         world.controller.prepare(client, fingerprint, slices, told.append)
-
-
-def test_a_slice_is_waited_for_only_while_an_island_that_may_have_it_is_rebuilt() -> None:
-    world = World()
-    controller = world.controller
-    on_a, anywhere = SliceRequest.of(4, island="a"), SliceRequest.of(4)
-    too_many = SliceRequest.of(5, island="a")
-    client = controller.add_client("x")
-    assert not any(map(controller.is_to_wait, (on_a, anywhere, too_many)))
-    world.lose("a")
-    assert controller.is_to_wait(on_a)
-    assert not controller.is_to_wait(anywhere)  # the other island has it
-    assert not controller.is_to_wait(too_many)
-    controller.grant(client, anywhere)
-    assert controller.is_to_wait(anywhere)
-    controller.rebuilt("a")
-    assert not any(map(controller.is_to_wait, (on_a, anywhere, too_many)))
-    world.lose("a")
-    controller.failures["a"] = Unavailable("it could not be built again")
-    assert not controller.is_to_wait(on_a)

@@ -72,7 +72,8 @@ class Backend(Protocol):
             without_hosts: Hosts that they are not to have devices of.
 
         Raises:
-            NotEnoughDevices: They do not all fit; they stay suspended.
+            NotEnoughDevices: They do not all fit, and no island that has them is being rebuilt; they stay
+                suspended.
         """
         ...
 

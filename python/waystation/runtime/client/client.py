@@ -244,7 +244,8 @@ class Client:
             without_hosts: Hosts that are not to be used.
 
         Raises:
-            NotEnoughDevices: They do not all fit; it stays suspended.
+            NotEnoughDevices: They do not all fit; it stays suspended. An island that is being rebuilt is
+                waited for.
         """
         self.backend.resume(without_hosts)
 

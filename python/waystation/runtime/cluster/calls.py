@@ -154,6 +154,9 @@ class ClientCalls:
         """What a call has to wait for: an island that it needs and that is being built."""
         if call.method == "grant":
             return self._settled() if self._controller.is_to_wait(call.arguments[0]) else None
+        if call.method == "resume":
+            is_missing = self._controller.is_to_wait_for_resuming(self._client, call.arguments[0])
+            return self._settled() if is_missing else None
         slices: Sequence[int] = ()
         if call.method == "run":
             slices = call.arguments[1]

@@ -129,12 +129,23 @@ class Controller:
 
     def is_to_wait(self, request: SliceRequest) -> bool:
         """Whether devices for a slice are missing that an island may have which is being rebuilt."""
-        if self.resources.can_grant(request):
-            return False
+        return not self.resources.can_grant(request) and self._is_rebuilding_for(request)
+
+    def is_to_wait_for_resuming(self, client: str, without_hosts: Collection[str]) -> bool:
+        """Whether devices for the suspended slices of a client are missing in that way."""
+        lacking = self.resources.lacking(client, without_hosts)
+        return lacking is not None and self._is_rebuilding_for(lacking, without_hosts)
+
+    def _is_rebuilding_for(self, request: SliceRequest, without_hosts: Collection[str] = ()) -> bool:
         there = {island.name for island in self.resources.islands}
         lost = [island for name, island in self._islands.items() if name not in there | self.failures.keys()]
         return any(
-            sum(host.device_count for host in island.hosts if request.accepts(host)) >= request.devices
+            sum(
+                host.device_count
+                for host in island.hosts
+                if host.name not in without_hosts and request.accepts(host)
+            )
+            >= request.devices
             for island in lost
         )
 

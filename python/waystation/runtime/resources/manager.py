@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import TypeAlias
 
 from waystation._errors import InvalidInput, NotFound
 from waystation.runtime.devices import DeviceId, Host, Island
@@ -28,6 +29,8 @@ from waystation.runtime.resources.requests import (
     SliceRequest,
     SliceState,
 )
+
+_Chosen: TypeAlias = tuple[Slice, str, tuple[DeviceId, ...]]  # with its island
 
 
 class ResourceManager:
@@ -173,18 +176,18 @@ class ResourceManager:
         Raises:
             NotEnoughDevices: They do not all fit; the client stays suspended.
         """
-        suspended = [found for found in self._of_client(client) if found.state is SliceState.SUSPENDED]
-        chosen: list[tuple[Slice, str, tuple[DeviceId, ...]]] = []
-        for found in suspended:
-            choice = self._pool.choose(found.request, without_hosts=without_hosts)
-            if choice is None:
-                error = self._not_enough(found.request, without_hosts)
-                for taken, _, devices in chosen:
-                    self._pool.give_back(taken.number, devices)
-                raise error
-            self._pool.take(found.number, choice[1], found.request.assignment)
-            chosen.append((found, *choice))
+        chosen, lacking = self._take_for_suspended(client, without_hosts)
+        if lacking is not None:
+            error = self._not_enough(lacking, without_hosts)
+            self._give_back(chosen)
+            raise error
         return [self._placed(*entry) for entry in chosen]
+
+    def lacking(self, client: str, without_hosts: Collection[str] = ()) -> SliceRequest | None:
+        """What keeps a client from being resumed: the first slice that finds no devices; None if all do."""
+        chosen, lacking = self._take_for_suspended(client, without_hosts)
+        self._give_back(chosen)
+        return lacking
 
     # ---- what happens to the cluster -----------------------------------------------------------
 
@@ -235,6 +238,25 @@ class ResourceManager:
         return self._remove(hosts)
 
     # ---- how ------------------------------------------------------------------------------------
+
+    def _take_for_suspended(
+        self, client: str, without_hosts: Collection[str]
+    ) -> tuple[list[_Chosen], SliceRequest | None]:
+        """Takes devices for the suspended slices of a client, up to the first that finds none."""
+        chosen: list[_Chosen] = []
+        for found in self._of_client(client):
+            if found.state is not SliceState.SUSPENDED:
+                continue
+            choice = self._pool.choose(found.request, without_hosts=without_hosts)
+            if choice is None:
+                return chosen, found.request
+            self._pool.take(found.number, choice[1], found.request.assignment)
+            chosen.append((found, *choice))
+        return chosen, None
+
+    def _give_back(self, chosen: Iterable[_Chosen]) -> None:
+        for found, _, devices in chosen:
+            self._pool.give_back(found.number, devices)
 
     def _remove(self, hosts: Iterable[str]) -> list[SliceChanged]:
         lost = sorted({number for name in hosts for number in self._pool.remove(name)})
