@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from benchmarks.analysis import Results, Series, is_mapped
 from benchmarks.systems import SYSTEMS
-from benchmarks.targets import EVEN, MIB, Line, Standard, below, compare
+from benchmarks.targets import EVEN, MIB, Line, Standard, below, beside, compare
 
 JAX, TORCH = "waystation-safetensors-jax", "waystation-safetensors-torch"
 JAX_PEER, TORCH_PEERS = "safetensors-jax", ("safetensors-torch", "fastsafetensors", "runai", "instanttensor")
@@ -74,17 +74,10 @@ def _torch(results: Results) -> Iterator[Line]:
             yield compare(text, ours, first, EVEN)
             text = f"{beginning}: faster than the median of those that copy"
             middle = _middle(ranked)
-            yield _beside_limit(compare(text, ours, middle, 1.5), results, state, operation, middle)
+            limit = results.best(state, "limit", operation) if operation == "load-cold" else None
+            yield beside(compare(text, ours, middle, 1.5), "raw reads", limit, middle)
             text = f"{beginning}: no slower than the one that maps (safetensors), touched"
             yield compare(text, mapped, mapping, EVEN)
-
-
-def _beside_limit(line: Line, results: Results, state: str, operation: str, peer: Series) -> Line:
-    """Adds what raw reads would measure: no load from the disk can be asked for more."""
-    limit = results.best(state, "limit", operation) if operation == "load-cold" else None
-    if limit is None or line.reached is None:
-        return line
-    return replace(line, measured=f"{line.measured} (raw reads: {compare('', limit, peer, 1.0).measured})")
 
 
 def _memory(results: Results) -> Iterator[Line]:

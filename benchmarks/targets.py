@@ -8,7 +8,7 @@ favourable round is shown beside it. "As fast as" and "no slower" allow 5 %.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.analysis import Ratio, Results, Series, is_mapped
@@ -185,6 +185,13 @@ def compare(
     ratio = Ratio.of(ours, theirs)
     reached = ratio.median > factor if strict else ratio.median >= factor
     return Line(text, needed, f"{ratio.median:.2f}x", f"{ratio.worst:.2f}x", reached)
+
+
+def beside(line: Line, what: str, limit: Series | None, theirs: Series | None) -> Line:
+    """The line with what a limit of the hardware would measure in the place of ours: no more can be asked."""
+    if limit is None or theirs is None or line.reached is None:
+        return line
+    return replace(line, measured=f"{line.measured} ({what}: {Ratio.of(limit, theirs).median:.2f}x)")
 
 
 def below(text: str, worst: float | None, limit: float | None) -> Line:

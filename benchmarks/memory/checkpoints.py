@@ -34,6 +34,7 @@ ON_DISK = {
 MEMORY, STORE = "own memory", "store of 0.3 GB/s"
 FIRST = "own memory, first of a process"
 LIMIT = "limit"
+TOUCHED, UNTOUCHED = "copy to touched memory", "copy to untouched memory"
 SAVE, RECOVER, RECOVER_WARM = "save", "recover", "recover, files cached"
 INTO, INTO_WARM = "recover into tensors", "recover into tensors, files cached"
 """Into those that the program has, not new ones: what `load_state_dict` of a module needs."""
@@ -199,10 +200,10 @@ def _copies(bench: Bench, repetition: int) -> None:
     """Plain copies: to memory that was touched, as slots are, and to memory that was not, as arrays are."""
     path = bench.session.directory / "copies"
     for threads in _COPY_THREADS:
-        case = Case(NAME, LIMIT, f"{threads} threads", "copy to touched memory")
+        case = Case(NAME, LIMIT, f"{threads} threads", TOUCHED)
         run_process(bench, case, repetition, "copy", path, threads=threads)
     for way in Limit.copy_ways:
-        case = Case(NAME, LIMIT, way, "copy to untouched memory")
+        case = Case(NAME, LIMIT, way, UNTOUCHED)
         _work(bench, case, repetition, "copy", path=path, way=way)
 
 

@@ -11,13 +11,25 @@ from dataclasses import replace
 
 from benchmarks.analysis import Series
 from benchmarks.memory import checkpoints, replication, training, training_process
-from benchmarks.memory.checkpoints import FIRST, INTO, INTO_WARM, MEMORY, RECOVER, RECOVER_WARM, SAVE, STORE
+from benchmarks.memory.checkpoints import (
+    FIRST,
+    INTO,
+    INTO_WARM,
+    MEMORY,
+    RECOVER,
+    RECOVER_WARM,
+    SAVE,
+    STORE,
+    TOUCHED,
+    UNTOUCHED,
+)
 from benchmarks.rounds import Case, Results
-from benchmarks.targets import Line, compare
+from benchmarks.targets import Line, beside, compare
 
 BASELINE = Case(checkpoints.NAME, "torch", "torch-save", SAVE)
 LONG_STEP_S = 1.0
 BLOCKED_SHARE = 0.03
+COPIES = "plain copies"
 
 
 def evaluate(results: Results) -> list[Line]:
@@ -48,13 +60,16 @@ def _checkpoints(results: Results, framework: str) -> Iterator[Line]:
     }
     beginning = f"{framework}, own memory"
     against = f"{BASELINE.system} to the local disk"
-    yield compare(f"{beginning}: save, sealed, against {against}", ours[SAVE], baseline[SAVE], 10.0)
+    text = f"{beginning}: save, sealed, against {against}"
+    copies = _copies(results, TOUCHED)
+    yield beside(compare(text, ours[SAVE], baseline[SAVE], 10.0), COPIES, copies, baseline[SAVE])
     first = results.series(Case(checkpoints.NAME, framework, FIRST, SAVE))
     text = f"{framework}, {FIRST}: save, sealed, against {against}"
     yield compare(text, first, baseline[SAVE], 10.0)
     for operation, how in ((RECOVER, "its file not cached"), (RECOVER_WARM, "its file in the page cache")):
         text = f"{beginning}: recovery against {BASELINE.system}, {how}"
-        yield compare(text, ours[RECOVER], baseline[operation], 6.0)
+        line = compare(text, ours[RECOVER], baseline[operation], 6.0)
+        yield beside(line, COPIES, _copies(results, UNTOUCHED), baseline[operation])
     yield compare(f"{beginning}: save against a {STORE}", ours[SAVE], store[SAVE], 13.7)
     text = f"{beginning}: recovery against a {STORE}"
     yield compare(text, ours[RECOVER], store[RECOVER], 13.0, strict=True)
@@ -71,8 +86,20 @@ def _into(results: Results, beginning: str) -> Iterator[Line]:
     ours, beginning = series(MEMORY, INTO), f"{beginning}: recovery into the program's tensors"
     for operation, how in ((INTO, "its file not cached"), (INTO_WARM, "its file in the page cache")):
         text = f"{beginning} against {BASELINE.system}, {how}"
-        yield compare(text, ours, series(BASELINE.system, operation), 6.0)
+        theirs = series(BASELINE.system, operation)
+        yield beside(compare(text, ours, theirs, 6.0), COPIES, _copies(results, TOUCHED), theirs)
     yield compare(f"{beginning} against a {STORE}", ours, series(STORE, INTO), 13.0, strict=True)
+
+
+def _copies(results: Results, operation: str) -> Series | None:
+    """The fastest plain copies of as many bytes."""
+    cases = [
+        case
+        for case in results.cases(checkpoints.NAME)
+        if (case.subject, case.operation) == (checkpoints.LIMIT, operation)
+    ]
+    found = [series for series in map(results.series, cases) if series is not None]
+    return min(found, key=lambda series: series.median, default=None)
 
 
 def _replication(results: Results, subject: str) -> Iterator[Line]:

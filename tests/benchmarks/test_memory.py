@@ -263,6 +263,24 @@ def test_targets_compare_what_is_sealed_with_torch_save() -> None:
     assert found == [*saves, *recoveries, ("13.00x", False), ("26.00x", True), *into]
 
 
+def test_what_memory_itself_allows_is_shown_beside() -> None:
+    copied = [
+        run(
+            Case(checkpoints.NAME, checkpoints.LIMIT, f"{threads} threads", checkpoints.TOUCHED),
+            0,
+            1 / threads,
+        )
+        for threads in (1, 2)
+    ]
+    lines = lines_of([*MEASURED, *copied])
+    shown = [line.measured for line in lines.values() if "plain copies" in line.measured]
+    assert shown == [
+        "12.00x (plain copies: 12.00x)",
+        "10.00x (plain copies: 4.00x)",
+        "5.00x (plain copies: 2.00x)",
+    ]
+
+
 def test_what_was_not_measured_is_not_judged() -> None:
     lines = lines_of([entry for entry in MEASURED if entry["system"] != STORE])
     against_torch_save, against_store = [True, False], [None]
