@@ -11,18 +11,7 @@ from dataclasses import replace
 
 from benchmarks.analysis import Series
 from benchmarks.memory import checkpoints, replication, training, training_process
-from benchmarks.memory.checkpoints import (
-    FIRST,
-    INTO,
-    INTO_WARM,
-    MEMORY,
-    RECOVER,
-    RECOVER_WARM,
-    SAVE,
-    STORE,
-    TOUCHED,
-    UNTOUCHED,
-)
+from benchmarks.memory.checkpoints import FIRST, INTO, INTO_WARM, MEMORY, RECOVER, RECOVER_WARM, SAVE, STORE
 from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line, beside, compare
 
@@ -61,7 +50,7 @@ def _checkpoints(results: Results, framework: str) -> Iterator[Line]:
     beginning = f"{framework}, own memory"
     against = f"{BASELINE.system} to the local disk"
     text = f"{beginning}: save, sealed, against {against}"
-    copies = _copies(results, TOUCHED)
+    copies = _copies(results, checkpoints.TOUCHED)
     yield beside(compare(text, ours[SAVE], baseline[SAVE], 10.0), COPIES, copies, baseline[SAVE])
     first = results.series(Case(checkpoints.NAME, framework, FIRST, SAVE))
     text = f"{framework}, {FIRST}: save, sealed, against {against}"
@@ -69,7 +58,7 @@ def _checkpoints(results: Results, framework: str) -> Iterator[Line]:
     for operation, how in ((RECOVER, "its file not cached"), (RECOVER_WARM, "its file in the page cache")):
         text = f"{beginning}: recovery against {BASELINE.system}, {how}"
         line = compare(text, ours[RECOVER], baseline[operation], 6.0)
-        yield beside(line, COPIES, _copies(results, UNTOUCHED), baseline[operation])
+        yield beside(line, COPIES, _copies(results, checkpoints.UNTOUCHED), baseline[operation])
     yield compare(f"{beginning}: save against a {STORE}", ours[SAVE], store[SAVE], 13.7)
     text = f"{beginning}: recovery against a {STORE}"
     yield compare(text, ours[RECOVER], store[RECOVER], 13.0, strict=True)
@@ -87,7 +76,7 @@ def _into(results: Results, beginning: str) -> Iterator[Line]:
     for operation, how in ((INTO, "its file not cached"), (INTO_WARM, "its file in the page cache")):
         text = f"{beginning} against {BASELINE.system}, {how}"
         theirs = series(BASELINE.system, operation)
-        yield beside(compare(text, ours, theirs, 6.0), COPIES, _copies(results, TOUCHED), theirs)
+        yield beside(compare(text, ours, theirs, 6.0), COPIES, _copies(results, checkpoints.TOUCHED), theirs)
     yield compare(f"{beginning} against a {STORE}", ours, series(STORE, INTO), 13.0, strict=True)
 
 
