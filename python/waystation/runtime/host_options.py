@@ -7,7 +7,7 @@ say nothing to hosts, and stay here; those that hosts cannot heed are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeAlias
@@ -78,19 +78,20 @@ class HostOptions:
         """Whether an option differs from its default."""
         return any(name == each for each, _ in self.values)
 
-    def context(self, leaves: Mapping[int, Any] | None = None) -> Context:
+    def context(self, paths: Sequence[KeyPath] = ()) -> Context:
         """A context with these options.
 
         Args:
-            leaves: What is to be saved, by the numbers of the leaves.
+            paths: The key paths of all leaves of what is to be saved. An array may be there several times,
+                and be stored in several ways.
         """
         context = Context()
         for name, value in self.values:
             *groups, last = name.split(".")
             setattr(reduce(getattr, groups, context), last, value)
-        if self.storage and leaves is not None:
-            found = {id(leaves[number]): _options_of(own) for number, own in self.storage if number in leaves}
-            context.array.saving.scoped_storage_options_creator = lambda key, value: found.get(id(value))
+        if self.storage and paths:
+            found = {keys_of_program(paths[number]): _options_of(own) for number, own in self.storage}
+            context.array.saving.scoped_storage_options_creator = lambda key, value: found.get(key)
         return context
 
 

@@ -20,6 +20,7 @@ from waystation import runtime
 from waystation.errors import InvalidInput, Unsupported
 from waystation.frameworks import AbstractNumpy
 from waystation.frameworks.carried import AbstractKeys
+from waystation.frameworks.registry import keys_of_program
 from waystation.runtime.host_options import DEFAULT_OPTIONS, HostOptions, SaveManner
 from waystation.runtime.ir import Value
 from waystation.runtime.state_trees import StateTree
@@ -212,13 +213,11 @@ def test_how_single_arrays_are_stored_is_asked_here(
         assert [value for _, value in asked] == [array, state["b"]["w"]]
     else:
         assert asked == [("a", (4,), "int32"), ("b.w", (3,), "float64")]
-    leaves = {0: np.zeros(4), 1: np.ones(3)}
-    creator = hosts.manner.options.context(leaves).array.saving.scoped_storage_options_creator
+    paths = flatten(state)[1].key_paths()
+    creator = hosts.manner.options.context(paths).array.saving.scoped_storage_options_creator
     assert creator is not None
-    assert [creator((), leaf) for leaf in leaves.values()] == [
-        None,
-        waystation.StorageOptions(dtype="bfloat16"),
-    ]
+    found = [creator(keys_of_program(path), None) for path in paths]
+    assert found == [None, waystation.StorageOptions(dtype="bfloat16"), None]
 
 
 def test_options_that_hosts_cannot_heed_are_refused(array: runtime.Array, hosts: Backend) -> None:

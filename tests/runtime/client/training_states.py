@@ -117,6 +117,7 @@ def check_training_states(client: pw.Client, directory: str) -> None:
         ]
         own = os.path.join(directory, "-".join(names))
         check_a_state(client, stages, own)
+        check_tied_arrays(stages[0], own)
         if len(names) > 1:
             check_refusals(training_of(stages, 3), own)
         devices.release()
@@ -154,6 +155,21 @@ def check_a_state(client: pw.Client, stages: list[Stage], directory: str) -> Non
         stage.step()  # from what was loaded it goes on as it went on then
         require_same(read(stage.state), read(before))
     assert sorted(os.listdir(directory)) == sorted(paths)
+
+
+def check_tied_arrays(stage: Stage, directory: str) -> None:
+    """One array in two places, each of which is stored in its own way."""
+    weights = stage.state[0]["embed"]
+    context = waystation.Context()
+    context.array.saving.storage_options_for = lambda label, _: (
+        waystation.StorageOptions(dtype="bfloat16") if label == "head" else None
+    )
+    path = os.path.join(directory, "tied")
+    with context:
+        waystation.save(path, {"embed": weights, "head": weights})
+    found = loaded_here(path)
+    assert (found["embed"].dtype, found["head"].dtype) == (np.float32, jnp.bfloat16)
+    np.testing.assert_array_equal(found["embed"], weights)
 
 
 def check_refusals(state: Training, directory: str) -> None:

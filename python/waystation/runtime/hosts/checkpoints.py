@@ -54,7 +54,8 @@ class Checkpoints:
         manner = instruction.manner
         leaves = {**dict(instruction.tree.values), **arrays}
         state = instruction.tree.build(leaves, _OF_OTHERS)
-        with _together(manner.options.context(leaves), instruction.processes):
+        paths = flatten(state)[1].key_paths() if manner.options.storage else ()
+        with _together(manner.options.context(paths), instruction.processes):
             saving = checkpoint.save_async(
                 instruction.path,
                 state,
