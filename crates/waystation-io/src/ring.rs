@@ -4,8 +4,13 @@
 //! the ring is dropped, so the kernel never touches memory after its owner had the chance to free it.
 //! Short transfers and errors are reported as they are; what to do about them is the caller's affair.
 //! Creating a ring runs one operation through it, because containers refuse io_uring in several ways.
+//! A thread that had a ring keeps one open until it ends. Linux sends a thread's idle helpers home with the
+//! last of its rings, and some kernels (6.18.44 among them) forget a transfer that the next ring hands to a
+//! helper on its way out: nobody ever answers it, whatever signal or further call may come.
 
+use std::cell::Cell;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
@@ -20,9 +25,14 @@ pub struct Completion {
     pub result: io::Result<usize>,
 }
 
+thread_local! {
+    /// The ring that this thread dropped last, with nothing in flight.
+    static KEPT: Cell<Option<IoUring>> = const { Cell::new(None) };
+}
+
 /// One io_uring with up to `depth` operations in flight.
 pub struct Ring {
-    uring: IoUring,
+    uring: ManuallyDrop<IoUring>,
     depth: usize,
     in_flight: usize,
 }
@@ -37,7 +47,7 @@ impl Ring {
         if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::Write::CODE) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let mut ring = Self { uring, depth: depth as usize, in_flight: 0 };
+        let mut ring = Self { uring: ManuallyDrop::new(uring), depth: depth as usize, in_flight: 0 };
         // SAFETY: a no-op refers to no memory.
         unsafe { ring.push(opcode::Nop::new().build(), 0)? };
         ring.wait(1)?;
@@ -164,6 +174,10 @@ impl Drop for Ring {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+        // SAFETY: the ring is being dropped, so nobody uses the field again.
+        let uring = unsafe { ManuallyDrop::take(&mut self.uring) };
+        // The one before it is closed once this one is kept. A thread that is ending keeps none.
+        let _ = KEPT.try_with(|kept| drop(kept.replace(Some(uring))));
     }
 }
 
@@ -220,6 +234,26 @@ mod tests {
         ring.wait(1).unwrap();
         let error = ring.next_completion().unwrap().result.unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    }
+
+    #[test]
+    fn a_thread_is_never_without_a_ring_after_its_first() {
+        let is_ring = |descriptor: RawFd| {
+            let target = std::fs::read_link(format!("/proc/self/fd/{descriptor}"));
+            target.is_ok_and(|target| target.to_string_lossy().contains("io_uring"))
+        };
+        let thread = std::thread::spawn(move || {
+            let mut kept = None;
+            for _ in 0..3 {
+                let next = ring(1)?;
+                assert!(kept.is_none_or(is_ring));
+                kept = Some(next.uring.as_raw_fd());
+                drop(next);
+            }
+            kept.filter(|kept| is_ring(*kept))
+        });
+        let kept = thread.join().unwrap();
+        assert!(kept.is_some() || ring(1).is_none());
     }
 
     #[test]
