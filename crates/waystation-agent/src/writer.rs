@@ -15,7 +15,7 @@ use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use waystation_format::checksum::{BLOCK_BYTES, crc64};
+use waystation_format::checksum::{BLOCK_BYTES, Crc64, crc64};
 use waystation_format::page::PAGE_BYTES;
 use waystation_format::slot::{COPIES, Header, PROGRESS_OFFSET, Regions, State, newest};
 use waystation_format::{Error, Kind, Result};
@@ -254,9 +254,9 @@ impl SlotWriter {
         // SAFETY: the block lies in the mapping, and this thread has it alone.
         let bytes = unsafe { slice::from_raw_parts_mut(self.mapping.at(offset), nbytes as usize) };
         // SAFETY: the caller vouches for the sources.
-        unsafe { gather(parts, block.start, bytes) };
+        let sum = unsafe { gather(parts, block.start, bytes) };
         // SAFETY: as the caller promises.
-        unsafe { self.complete(index, crc64(bytes)) };
+        unsafe { self.complete(index, sum) };
         Ok(())
     }
 
@@ -278,23 +278,30 @@ impl SlotWriter {
     }
 }
 
-/// Fills `bytes` with what parts have from `begin` of the data on, and zeros where there is none.
+/// Fills `bytes` with what parts have from `begin` of the data on, and zeros where there is none. Returns the
+/// checksum of that.
 ///
 /// # Safety
 /// The memory of all parts must be readable and not overlap `bytes`.
-unsafe fn gather(parts: &[Placed], begin: u64, bytes: &mut [u8]) {
+unsafe fn gather(parts: &[Placed], begin: u64, bytes: &mut [u8]) -> u64 {
     let end = begin + bytes.len() as u64;
+    let mut sum = Crc64::new();
+    let clear = |sum: &mut Crc64, gap: &mut [u8]| {
+        gap.fill(0);
+        sum.update(gap);
+    };
     let mut position = begin;
     let first = parts.partition_point(|part| part.offset + part.segment.nbytes() <= begin);
     for part in parts[first..].iter().take_while(|part| part.offset < end) {
         let (from, to) = (part.offset.max(begin), (part.offset + part.segment.nbytes()).min(end));
-        bytes[(position - begin) as usize..(from - begin) as usize].fill(0);
+        clear(&mut sum, &mut bytes[(position - begin) as usize..(from - begin) as usize]);
         let target = &mut bytes[(from - begin) as usize..(to - begin) as usize];
         // SAFETY: as the caller promises.
-        unsafe { part.segment.gather(from - part.offset, target) };
+        unsafe { part.segment.gather_summed(from - part.offset, target, &mut sum) };
         position = to;
     }
-    bytes[(position - begin) as usize..].fill(0);
+    clear(&mut sum, &mut bytes[(position - begin) as usize..]);
+    sum.finish()
 }
 
 fn map(file: &File, slot_bytes: u64, path: &Path) -> Result<Mapping> {

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use waystation_format::checksum::Crc64;
+
 use crate::copy::BoxCopy;
 
 /// An array of `nbytes` linear bytes that its blocks make up, as a file stores it.
@@ -50,6 +52,21 @@ impl Segment {
             // SAFETY: the caller vouches for every block.
             unsafe { block.gather(start, linear) };
         }
+    }
+
+    /// The same, and appends the bytes to `sum`: in one pass where they lie one after another in memory.
+    ///
+    /// # Safety
+    /// As for [`Segment::gather`]; the range must lie in the array.
+    pub unsafe fn gather_summed(&self, start: u64, linear: &mut [u8], sum: &mut Crc64) {
+        if let Some(address) = self.contiguous() {
+            let source = (address as *const u8).wrapping_add(start as usize);
+            // SAFETY: the array's bytes are there, from the first to the last.
+            return unsafe { sum.copy(source, linear) };
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.gather(start, linear) };
+        sum.update(linear);
     }
 }
 
