@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use waystation_format::checksum::Crc64;
 use waystation_format::{Error, Kind, Result};
 
 use crate::copy::{BoxCopy, array_bytes};
@@ -128,21 +129,32 @@ impl FilePlan {
         self.position + offset.saturating_sub(self.header.len() as u64)
     }
 
-    /// Fills `bytes` with what the file has from `offset` on and host memory holds.
+    /// Fills `bytes` with what the file has from `offset` on and host memory holds. Returns the checksum of
+    /// them, and so of what was copied there from devices before.
     ///
     /// # Safety
     /// The host blocks of the plan must be readable and not overlap `bytes`.
-    pub unsafe fn gather(&self, offset: u64, bytes: &mut [u8]) {
+    pub unsafe fn gather(&self, offset: u64, bytes: &mut [u8], past_caches: bool) -> u64 {
+        let mut sum = Crc64::new();
         if let Some(header) = self.header.get(offset as usize..) {
-            let shared = header.len().min(bytes.len());
-            bytes[..shared].copy_from_slice(&header[..shared]);
+            let shared = &header[..header.len().min(bytes.len())];
+            bytes[..shared.len()].copy_from_slice(shared);
+            sum.update(shared);
         }
-        let range = offset..offset + bytes.len() as u64;
-        for (segment, part) in self.segments_in(range.clone()) {
+        // One after another, without gaps: `parse` has seen to that.
+        for (segment, part) in self.segments_in(offset..offset + bytes.len() as u64) {
             let target = &mut bytes[(part.start - offset) as usize..(part.end - offset) as usize];
-            // SAFETY: the caller vouches for the sources.
-            unsafe { segment.host.gather(part.start - segment.file_offset, target) };
+            let start = part.start - segment.file_offset;
+            if past_caches {
+                // SAFETY: the caller vouches for the sources.
+                unsafe { segment.host.gather_summed(start, target, &mut sum) };
+            } else {
+                // SAFETY: as above.
+                unsafe { segment.host.gather(start, target) };
+                sum.update(target);
+            }
         }
+        sum.finish()
     }
 
     /// Visits the device blocks that have bytes in a range of the file: device, block, and the part of

@@ -133,7 +133,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Gathers host memory into `bytes` and checksums each block of the file while it is in the cache.
+    /// Gathers host memory into `bytes`, and checksums each block of the file on the way: past the caches where
+    /// no processor but the disk's looks at it next.
     ///
     /// # Safety
     /// The plan's host blocks must be readable, and `bytes`, which are as long as the piece, not among
@@ -144,8 +145,8 @@ impl<'a> Work<'a> {
         for (index, block) in bytes.chunks_mut(BLOCK_BYTES).enumerate() {
             let offset = piece.offset + (index * BLOCK_BYTES) as u64;
             // SAFETY: the caller vouches for the sources.
-            unsafe { self.plan.files[piece.file].gather(offset, block) };
-            let checksum = waystation_format::checksum::crc64(block);
+            let checksum =
+                unsafe { self.plan.files[piece.file].gather(offset, block, self.way.mode.is_direct()) };
             self.checksums[piece.file][first_block + index].store(checksum, Ordering::Relaxed);
         }
         self.gather_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
