@@ -1,5 +1,6 @@
 """Rules for every file under version control."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -22,10 +23,8 @@ REGISTRY_HOSTS = [
 # How Cargo writes 'the default registry' in its lock; it goes to whatever replaces it all the same.
 CARGO_DEFAULT_REGISTRY = "registry+https://github.com/rust-lang/crates.io-index"
 
-# Files over 400 lines, each with the most that it may have. Lower a number when its file shrinks; a file
-# that is not here may not pass the limit at all.
-LINES_LIMIT = 400
-LONGER_FILES: dict[str, int] = {}
+# A body that no longer fits on a screen does more than its name says. The docstring does not count.
+FUNCTION_LINES_LIMIT = 50
 
 
 def tracked_files() -> list[Path]:
@@ -57,23 +56,22 @@ def test_no_file_names_the_host_of_a_package_registry() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_source_files_stay_short() -> None:
-    lengths = {
-        str(path.relative_to(ROOT)): len(text_of(path).splitlines())
-        for path in tracked_files()
-        if path.suffix in {".py", ".rs"}
-    }
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = function.body[0]
+    has_docstring = ast.get_docstring(function, clean=False) is not None
+    begin = (first.end_lineno or first.lineno) + 1 if has_docstring else first.lineno
+    return (function.end_lineno or begin) - begin + 1
+
+
+def test_functions_of_the_package_stay_short() -> None:
     wrong = [
-        f"{name} has {lines} lines, allowed are {allowed}: what second idea lives there?"
-        for name, lines in lengths.items()
-        if lines > (allowed := LONGER_FILES.get(name, LINES_LIMIT))
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {lines} lines, limit {FUNCTION_LINES_LIMIT}"
+        for path in sorted((ROOT / "python").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := body_lines(node)) > FUNCTION_LINES_LIMIT
     ]
-    shrunk = [
-        f"{name} has {lengths.get(name, 0)} lines now: lower its {allowed} in LONGER_FILES"
-        for name, allowed in LONGER_FILES.items()
-        if lengths.get(name, 0) < allowed
-    ]
-    assert not wrong + shrunk, "\n".join(wrong + shrunk)
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_dependency_of_the_package_is_locked() -> None:
