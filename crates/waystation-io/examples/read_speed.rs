@@ -135,7 +135,7 @@ fn raw_ring(input: &Input, memory: &AlignedBlock) {
         while ring.in_flight() < 16 && next < input.nbytes {
             let target = memory.address().as_ptr().wrapping_add(next);
             // SAFETY: memory and file outlive the ring, and every offset lies in both.
-            unsafe { ring.push_read(file.as_raw_fd(), target, MIB as u32, next as u64, 0) }.unwrap();
+            unsafe { ring.push_read(file.as_raw_fd(), target, MIB, next as u64, 0) }.unwrap();
             next += MIB;
         }
         if ring.in_flight() == 0 {

@@ -31,7 +31,7 @@ fn write_raw(path: &Path, source: &Slab) {
         }
         let address = source.address().as_ptr().wrapping_add(offset);
         // SAFETY: source and file outlive the ring.
-        unsafe { ring.push_write(file.as_raw_fd(), address, MIB as u32, offset as u64, 0) }.unwrap();
+        unsafe { ring.push_write(file.as_raw_fd(), address, MIB, offset as u64, 0) }.unwrap();
         ring.submit().unwrap();
     }
     drop(ring);

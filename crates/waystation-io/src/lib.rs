@@ -14,6 +14,8 @@ pub mod job;
 pub mod mode;
 pub mod probe;
 pub mod read;
+#[cfg(test)]
+mod refusals;
 pub mod ring;
 pub mod segment;
 pub mod staging;

@@ -1,7 +1,12 @@
 //! A small owner of one io_uring: reads and writes at file offsets, many in flight, one thread.
 //!
-//! Invariants: every operation that was pushed is either handed out as a completion or waited for when
-//! the ring is dropped, so the kernel never touches memory after its owner had the chance to free it.
+//! Invariants: every operation that the kernel has taken is either handed out as a completion or waited for
+//! when the ring is dropped, so the kernel never touches memory after its owner had the chance to free it.
+//! Memory of a transfer that has begun can be neither freed nor lent again, and nothing ends a transfer to a
+//! file early. So dropping has no time limit; its end is as certain as that of a read(2) or write(2) of the
+//! same bytes. It does not depend on io_uring_enter, which a sandbox may refuse at any moment: the kernel
+//! writes completions to shared memory whenever the thread leaves a system call, whichever that was, and
+//! operations that it has not taken by then it never sees.
 //! Short transfers and errors are reported as they are; what to do about them is the caller's affair.
 //! Creating a ring runs one operation through it, because containers refuse io_uring in several ways.
 //! A thread that had a ring keeps one open until it ends. Linux sends a thread's idle helpers home with the
@@ -15,6 +20,13 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
+
+/// Operations in flight of any ring.
+const MOST_DEPTH: usize = 4096;
+/// Milliseconds for which the kernel may be short of memory before that counts as a refusal.
+const MOST_REFUSALS: usize = 5000;
+/// IORING_ENTER_GETEVENTS: waits for completions.
+const ENTER_GETEVENTS: u32 = 1;
 
 /// The result of one operation.
 #[derive(Debug)]
@@ -39,15 +51,15 @@ pub struct Ring {
 
 impl Ring {
     /// Creates a ring and proves that it works; an error means that io_uring is not to be had here.
-    pub fn new(depth: u32) -> io::Result<Self> {
-        let depth = depth.clamp(1, 4096);
-        let uring = IoUring::new(depth)?;
+    pub fn new(depth: usize) -> io::Result<Self> {
+        let depth = depth.clamp(1, MOST_DEPTH);
+        let uring = IoUring::new(depth as u32)?;
         let mut probe = Probe::new();
         uring.submitter().register_probe(&mut probe)?;
         if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::Write::CODE) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let mut ring = Self { uring: ManuallyDrop::new(uring), depth: depth as usize, in_flight: 0 };
+        let mut ring = Self { uring: ManuallyDrop::new(uring), depth, in_flight: 0 };
         // SAFETY: a no-op refers to no memory.
         unsafe { ring.push(opcode::Nop::new().build(), 0)? };
         ring.wait(1)?;
@@ -58,9 +70,14 @@ impl Ring {
         }
     }
 
-    /// How many operations may be in flight.
+    /// How many operations may be in flight: what was asked for, within the ring's bounds.
     pub fn depth(&self) -> usize {
         self.depth
+    }
+
+    /// How many operations can be pushed before a completion must be taken.
+    pub fn room(&self) -> usize {
+        self.depth - self.in_flight
     }
 
     /// Operations that were pushed and whose completion was not handed out yet.
@@ -77,11 +94,11 @@ impl Ring {
         &mut self,
         file: RawFd,
         address: *mut u8,
-        bytes: u32,
+        bytes: usize,
         offset: u64,
         token: u64,
     ) -> io::Result<()> {
-        let entry = opcode::Read::new(types::Fd(file), address, bytes).offset(offset).build();
+        let entry = opcode::Read::new(types::Fd(file), address, length(bytes)?).offset(offset).build();
         // SAFETY: the caller keeps memory and file alive.
         unsafe { self.push(entry, token) }
     }
@@ -95,11 +112,11 @@ impl Ring {
         &mut self,
         file: RawFd,
         address: *const u8,
-        bytes: u32,
+        bytes: usize,
         offset: u64,
         token: u64,
     ) -> io::Result<()> {
-        let entry = opcode::Write::new(types::Fd(file), address, bytes).offset(offset).build();
+        let entry = opcode::Write::new(types::Fd(file), address, length(bytes)?).offset(offset).build();
         // SAFETY: the caller keeps memory and file alive.
         unsafe { self.push(entry, token) }
     }
@@ -140,6 +157,7 @@ impl Ring {
     }
 
     fn enter(&mut self, wanted: usize) -> io::Result<()> {
+        let mut refusals = 0;
         loop {
             match self.uring.submit_and_wait(wanted) {
                 Ok(_) => return Ok(()),
@@ -149,6 +167,10 @@ impl Ring {
                     if !self.uring.completion().is_empty() {
                         return Ok(());
                     }
+                    if refusals == MOST_REFUSALS {
+                        return Err(error);
+                    }
+                    refusals += 1;
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 Err(error) => return Err(error),
@@ -166,11 +188,26 @@ impl Ring {
     }
 }
 
+/// A length as the kernel takes it.
+fn length(bytes: usize) -> io::Result<u32> {
+    u32::try_from(bytes)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "too long for one operation"))
+}
+
 impl Drop for Ring {
     fn drop(&mut self) {
-        while self.in_flight > 0 {
-            if self.next_completion().is_none() && self.wait(1).is_err() {
-                // Completions appear in shared memory even if the system call is refused by now.
+        // The kernel looks at the queue only when it is entered to submit, which nobody does any more.
+        let mut taken = self.in_flight - self.uring.submission().len();
+        while taken > 0 {
+            if self.uring.completion().next().is_some() {
+                taken -= 1;
+                continue;
+            }
+            // SAFETY: nothing is submitted, and there is no argument.
+            let waited =
+                unsafe { self.uring.submitter().enter::<libc::sigset_t>(0, 1, ENTER_GETEVENTS, None) };
+            if waited.is_err() {
+                // Refused by now, or interrupted: leaving any system call brings completions.
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -185,10 +222,11 @@ impl Drop for Ring {
 #[allow(clippy::unwrap_used, clippy::expect_used)]
 mod tests {
     use super::*;
+    use crate::refusals::{in_a_thread, refuse};
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
 
-    fn ring(depth: u32) -> Option<Ring> {
+    fn ring(depth: usize) -> Option<Ring> {
         Ring::new(depth).inspect_err(|error| eprintln!("skipped: io_uring refused: {error}")).ok()
     }
 
@@ -272,5 +310,36 @@ mod tests {
         drop(ring);
         assert_eq!(&back, b"x");
         feeder.join().unwrap();
+    }
+
+    /// Without the call that submits and waits there is no ring, and what was begun before ends all the same.
+    #[test]
+    fn a_refused_system_call_is_an_error_and_dropping_ends() {
+        if ring(1).is_none() {
+            return;
+        }
+        for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register] {
+            in_a_thread(|| {
+                refuse(&[call], libc::EPERM);
+                let error = Ring::new(4).map(drop).unwrap_err();
+                assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+            });
+        }
+        in_a_thread(|| {
+            let mut ring = Ring::new(4).unwrap();
+            let file = tempfile::tempfile().unwrap();
+            file.write_all_at(&[7; 4096], 0).unwrap();
+            let mut back = [0u8; 8192];
+            let (taken, queued) = back.split_at_mut(4096);
+            // SAFETY: the ring is dropped before `back` and `file`; its drop waits.
+            unsafe { ring.push_read(file.as_raw_fd(), taken.as_mut_ptr(), 4096, 0, 1) }.unwrap();
+            ring.submit().unwrap();
+            refuse(&[libc::SYS_io_uring_enter], libc::EPERM);
+            // SAFETY: as above.
+            unsafe { ring.push_read(file.as_raw_fd(), queued.as_mut_ptr(), 4096, 0, 2) }.unwrap();
+            assert_eq!(ring.submit().unwrap_err().raw_os_error(), Some(libc::EPERM));
+            drop(ring);
+            assert_eq!((taken[0], taken[4095], queued[0]), (7, 7, 0));
+        });
     }
 }

@@ -170,7 +170,7 @@ fn write_durably(file: &File, data: &[u8], way: &Way) -> io::Result<()> {
 }
 
 fn write_by_ring(file: &File, data: &[u8], way: &Way) -> io::Result<()> {
-    let mut ring = Ring::new(way.depth as u32)?;
+    let mut ring = Ring::new(way.depth)?;
     let mut blocks = data.chunks(way.block_bytes).enumerate();
     loop {
         while ring.in_flight() < ring.depth().min(way.depth)
@@ -178,9 +178,7 @@ fn write_by_ring(file: &File, data: &[u8], way: &Way) -> io::Result<()> {
         {
             let offset = (index * way.block_bytes) as u64;
             // SAFETY: data and file outlive the ring, whose drop waits; nobody changes the data.
-            unsafe {
-                ring.push_write(file.as_raw_fd(), block.as_ptr(), block.len() as u32, offset, index as u64)
-            }?;
+            unsafe { ring.push_write(file.as_raw_fd(), block.as_ptr(), block.len(), offset, index as u64) }?;
         }
         if ring.in_flight() == 0 {
             return Ok(());

@@ -3,25 +3,47 @@
 //! Invariants: a unit's memory and file stay until the kernel has answered every request of it, also
 //! when the worker gives up (dropping the ring waits), and until its bytes have been copied to devices;
 //! units are concluded one at a time, in the order in which they arrive. Where there are devices, half of
-//! the slots are for reads and half for copies, so that neither waits for the other.
+//! the slots are for reads and half for copies, so that neither waits for the other. A unit is divided into no
+//! more requests than the ring has room for. A ring that the system refuses in the middle of a job is given up:
+//! this thread reads again what was in flight, and the worker reads the rest without a ring.
 
 use std::collections::VecDeque;
 use std::io;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use waystation_format::{Error, Kind, Result};
+use waystation_format::Result;
 
 use super::device::{Delivery, Landing, Scratch};
 use super::layout::Layout;
 use super::plan::FilePlan;
-use super::portion::{conclude, repeat};
+use super::portion::{conclude, read_parts, repeat};
 use super::source::{DIRECT_MOST_PARTS, Source};
 use crate::ring::Ring;
 
-/// Tokens are a slot's index and, in the low bits, a part's.
-const PART_BITS: u32 = 8;
+/// What the kernel gives back of a request: its slot, and the number of its part.
+#[derive(Clone, Copy)]
+struct Token {
+    slot: u32,
+    part: u32,
+}
+
+impl Token {
+    /// None where a number is too large to come back as it was.
+    fn new(slot: usize, part: usize) -> Option<Self> {
+        Some(Self { slot: u32::try_from(slot).ok()?, part: u32::try_from(part).ok()? })
+    }
+
+    fn pack(self) -> u64 {
+        u64::from(self.slot) << u32::BITS | u64::from(self.part)
+    }
+
+    fn unpack(word: u64) -> Self {
+        Self { slot: (word >> u32::BITS) as u32, part: word as u32 }
+    }
+}
 
 /// A unit on its way.
 struct Slot<'a> {
@@ -34,8 +56,8 @@ struct Slot<'a> {
 
 /// One ring and the units in flight on it.
 pub struct Flight<'a> {
-    // Dropped first: waits for requests that use slots and scratch.
-    ring: Ring,
+    // Dropped first: waits for requests that use slots and scratch. None once it was given up.
+    ring: Option<Ring>,
     // Dropped before scratch: waits for copies out of it.
     landing: VecDeque<(usize, Landing<'a>)>,
     slots: Vec<Slot<'a>>,
@@ -53,9 +75,9 @@ impl<'a> Flight<'a> {
     pub fn new(depth: usize, unit_bytes: usize, delivery: Delivery<'a>) -> Result<Option<Self>> {
         let depth = depth.clamp(1, 256);
         let most_slots = if delivery.devices.is_some() { 2 * depth } else { depth };
-        let Ok(ring) = Ring::new((depth * DIRECT_MOST_PARTS) as u32) else { return Ok(None) };
+        let Ok(ring) = Ring::new(depth * DIRECT_MOST_PARTS.get()) else { return Ok(None) };
         Ok(Some(Self {
-            ring,
+            ring: Some(ring),
             landing: VecDeque::new(),
             slots: Vec::new(),
             scratch: Scratch::new(most_slots, unit_bytes, delivery.devices)?,
@@ -75,20 +97,68 @@ impl<'a> Flight<'a> {
     /// writable and used by nobody else.
     pub unsafe fn send(&mut self, plan: &'a FilePlan, source: &Arc<Source>, unit: Range<u64>) -> Result<()> {
         let index = self.free_slot()?;
+        let room = self.room()?;
         let scratch = self.scratch.address(index);
         let slot = &mut self.slots[index];
-        let (file, rules) = source.access();
-        slot.layout.divide(plan, unit, rules, scratch);
+        slot.layout.divide(plan, unit, source.access().1, room, scratch);
         slot.from = Some((plan, Arc::clone(source)));
+        // SAFETY: as the caller promises; the slot's layout and file stay until the answer.
+        if unsafe { self.queue(index) }.is_err() {
+            self.give_up()?;
+        }
+        Ok(())
+    }
+
+    /// Hands the parts of a slot to the kernel.
+    ///
+    /// # Safety
+    /// As for [`Flight::send`].
+    unsafe fn queue(&mut self, index: usize) -> io::Result<()> {
+        let slot = &mut self.slots[index];
+        let (Some(ring), Some((_, source))) = (&mut self.ring, &slot.from) else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let descriptor = source.access().0.as_raw_fd();
         for (number, part) in slot.layout.parts().iter().enumerate() {
-            let token = (index as u64) << PART_BITS | number as u64;
-            let (descriptor, nbytes) = (file.as_raw_fd(), part.nbytes as u32);
+            let token = Token::new(index, number).ok_or(io::ErrorKind::InvalidInput)?.pack();
             // SAFETY: the slot keeps scratch and file, the caller destinations, until the answer.
-            unsafe { self.ring.push_read(descriptor, part.address, nbytes, part.begin, token) }
-                .map_err(|error| Error::from_io(error, "queue a read of the file", &plan.file.path))?;
+            unsafe { ring.push_read(descriptor, part.address, part.nbytes, part.begin, token) }?;
             slot.pending += 1;
         }
-        self.ring.submit().map_err(|error| Error::from_io(error, "read the file", &plan.file.path))
+        ring.submit()
+    }
+
+    /// Whether the system has taken the ring away: what else there is to read must be read without one.
+    pub fn has_given_up(&self) -> bool {
+        self.ring.is_none()
+    }
+
+    /// Does without the ring from now on. Reads again what was in flight.
+    fn give_up(&mut self) -> Result<()> {
+        self.ring = None; // waits until the kernel has let go of all memory
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            let Some((plan, source)) = slot.from.take() else { continue };
+            (slot.pending, slot.failure) = (0, None);
+            // SAFETY: no request of the unit is in flight; `send`'s caller vouches for destinations.
+            if let Err(error) = unsafe { read_parts(source.access().0, &slot.layout, &mut self.vector) } {
+                // SAFETY: as above.
+                unsafe { repeat(error, true, plan, &source, &slot.layout, &mut self.vector) }?;
+            }
+            self.conclude(index, plan)?;
+        }
+        Ok(())
+    }
+
+    /// Requests that the ring takes now, after waiting for at least one.
+    fn room(&mut self) -> Result<NonZeroUsize> {
+        while let Some(ring) = &self.ring {
+            if let Some(room) = NonZeroUsize::new(ring.room()) {
+                return Ok(room);
+            }
+            self.receive()?;
+        }
+        Ok(NonZeroUsize::MAX)
     }
 
     /// Waits for all units. Returns the bytes delivered since the last call of this or
@@ -140,18 +210,19 @@ impl<'a> Flight<'a> {
 
     /// Takes one answer, and concludes its unit if it was the last of it.
     fn receive(&mut self) -> Result<()> {
+        let Some(ring) = &mut self.ring else { return self.give_up() };
         let completion = loop {
-            if let Some(completion) = self.ring.next_completion() {
+            if let Some(completion) = ring.next_completion() {
                 break completion;
             }
-            self.ring
-                .wait(1)
-                .map_err(|error| Error::new(Kind::Unavailable, format!("io_uring failed: {error}")))?;
+            if ring.wait(1).is_err() {
+                return self.give_up();
+            }
         };
-        let index = (completion.token >> PART_BITS) as usize;
-        let number = (completion.token & ((1 << PART_BITS) - 1)) as usize;
+        let token = Token::unpack(completion.token);
+        let index = token.slot as usize;
         let slot = &mut self.slots[index];
-        let part = slot.layout.parts()[number];
+        let part = slot.layout.parts()[token.part as usize];
         let expected = (slot.layout.unit().end - part.begin).min(part.nbytes as u64);
         slot.pending -= 1;
         match completion.result {
@@ -167,9 +238,14 @@ impl<'a> Flight<'a> {
             // SAFETY: all requests of the unit have been answered; its memory is as it was.
             unsafe { repeat(error, true, plan, &source, &slot.layout, &mut self.vector) }?;
         }
+        self.conclude(index, plan)
+    }
+
+    /// Verifies and delivers a slot's unit, all parts of which are filled.
+    fn conclude(&mut self, index: usize, plan: &FilePlan) -> Result<()> {
         // SAFETY: all parts are filled; `send`'s caller vouches for destinations, and the slot keeps its
         // scratch as it is until the unit has landed.
-        let landing = unsafe { conclude(plan, &slot.layout, self.delivery) }?;
+        let landing = unsafe { conclude(plan, &self.slots[index].layout, self.delivery) }?;
         self.landing.push_back((index, landing));
         if self.delivery.devices.is_none() {
             return self.await_copies();

@@ -8,6 +8,7 @@
 
 use std::fmt::Debug;
 use std::fs::File;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -255,7 +256,7 @@ impl<'a> DirectReader<'a> {
             return Ok(None);
         }
         let start = self.block.address() + (slot * UNIT_BYTES) as u64;
-        self.layout.divide(plan, unit, &RULES, start as usize as *mut u8);
+        self.layout.divide(plan, unit, &RULES, NonZeroUsize::MIN, start as usize as *mut u8);
         let mut rows = Vec::new();
         self.layout.device_rows(plan, &mut rows);
         // SAFETY: the slot is filled, and left alone until its copies have landed; the caller vouches for
@@ -294,5 +295,5 @@ const RULES: Rules = Rules {
     offset_alignment: PAGE_GRANULE_BYTES,
     memory_alignment: PAGE_GRANULE_BYTES as usize,
     least_bytes: u64::MAX,
-    most_parts: 1,
+    most_parts: NonZeroUsize::MIN,
 };

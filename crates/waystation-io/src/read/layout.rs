@@ -5,8 +5,9 @@
 //! memory, from which needed bytes are copied on. What goes to devices always goes through scratch.
 //! Invariants: the parts cover the unit without hole or overlap, in file order; a destination part belongs
 //! to exactly one piece and no other piece needs its bytes (otherwise all of the unit goes through scratch),
-//! so copies never overlap.
+//! so copies never overlap; there are never more parts, gaps included, than the caller has room for.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use waystation_format::checksum::{BLOCK_BYTES, Crc64, crc64};
@@ -25,7 +26,7 @@ pub struct Rules {
     /// Shorter runs are cheaper to copy than to ask for.
     pub least_bytes: u64,
     /// More parts than this are cheaper to read as one.
-    pub most_parts: usize,
+    pub most_parts: NonZeroUsize,
 }
 
 /// A run of file bytes and the memory that receives it.
@@ -67,9 +68,16 @@ impl Layout {
         Self { unit: 0..0, parts: Vec::new(), needed_bytes: 0 }
     }
 
-    /// Divides `unit` of a file. Scratch memory begins at `scratch`, is at least as long as the unit
-    /// rounded up to the offset alignment, and is aligned as the rules say.
-    pub fn divide(&mut self, plan: &FilePlan, unit: Range<u64>, rules: &Rules, scratch: *mut u8) {
+    /// Divides `unit` of a file into at most `room` parts. Scratch memory begins at `scratch`, is at least as
+    /// long as the unit rounded up to the offset alignment, and is aligned as the rules say.
+    pub fn divide(
+        &mut self,
+        plan: &FilePlan,
+        unit: Range<u64>,
+        rules: &Rules,
+        room: NonZeroUsize,
+        scratch: *mut u8,
+    ) {
         self.parts.clear();
         self.needed_bytes = 0;
         for piece in plan.pieces_in(&unit) {
@@ -77,10 +85,16 @@ impl Layout {
         }
         self.unit = unit;
         self.parts.sort_unstable_by_key(|part| part.begin);
-        if self.parts.len() * 2 > rules.most_parts || self.has_rivals(plan) {
+        let most_parts = rules.most_parts.min(room).get();
+        if self.parts.len() > most_parts || self.has_rivals(plan) {
             self.parts.clear();
         }
         self.fill_gaps(rules, scratch);
+        if self.parts.len() > most_parts {
+            // The gaps were one too many: a single part always fits.
+            self.parts.clear();
+            self.fill_gaps(rules, scratch);
+        }
     }
 
     /// Takes the long runs of a piece as parts.

@@ -274,6 +274,7 @@ impl<'a> Worker<'a> {
         }
         if let Some(flight) = &mut self.flight {
             self.work.shared.add_done(flight.land()?);
+            self.work.no_ring.fetch_or(flight.has_given_up(), Ordering::Relaxed);
         }
         if let Some(reader) = &mut self.reader {
             self.work.shared.add_done(reader.land()?);
@@ -379,6 +380,10 @@ impl<'a> Worker<'a> {
 
     /// This worker's ring, unless the system refuses one.
     fn flight(&mut self) -> Result<Option<&mut Flight<'a>>> {
+        if self.flight.as_ref().is_some_and(Flight::has_given_up) {
+            self.work.no_ring.store(true, Ordering::Relaxed);
+            return Ok(None);
+        }
         if self.flight.is_none() && !self.work.no_ring.load(Ordering::Relaxed) {
             let Work { ring_depth, way, delivery, .. } = self.work;
             self.flight = Flight::new(*ring_depth, way.block_bytes, *delivery)?;

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -74,7 +75,8 @@ impl<'a> Reader<'a> {
         let slot = self.next;
         let mut delivered = self.landing[slot].take().map_or(Ok(0), Landing::land)?;
         delivered += self.land_expected()?;
-        self.layout.divide(plan, unit, rules, self.scratch.address(slot));
+        // One request fills any number of parts.
+        self.layout.divide(plan, unit, rules, NonZeroUsize::MAX, self.scratch.address(slot));
         // SAFETY: parts are scratch of this reader or destinations.
         let outcome = unsafe { read_parts(file, &self.layout, &mut self.vector) };
         if let Err(error) = outcome {

@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSliceMut};
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -37,9 +38,10 @@ const PAGE_ALIGNMENT: u32 = 4096;
 const DIRECT_LEAST_BYTES: u64 = 128 << 10;
 /// The same where a further run is one more entry of a request's vector.
 const BUFFERED_LEAST_BYTES: u64 = 16 << 10;
-/// Parts of one unit, each a request.
-pub const DIRECT_MOST_PARTS: usize = 8;
-const BUFFERED_MOST_PARTS: usize = 256;
+/// Parts of one unit, each a request: four runs, and the gaps around them.
+pub const DIRECT_MOST_PARTS: NonZeroUsize = NonZeroUsize::new(9).unwrap();
+/// The same where a part is an entry of a vector: 128 runs, and the gaps around them.
+const BUFFERED_MOST_PARTS: NonZeroUsize = NonZeroUsize::new(257).unwrap();
 
 /// An open file.
 #[derive(Debug)]

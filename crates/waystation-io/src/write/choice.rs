@@ -98,8 +98,8 @@ fn worthwhile_threads(total_bytes: u64, file_count: usize) -> usize {
 }
 
 /// Requests in flight of each worker's ring.
-pub(super) fn ring_depth(way: &Way) -> u32 {
-    way.depth.div_ceil(way.threads) as u32
+pub(super) fn ring_depth(way: &Way) -> usize {
+    way.depth.div_ceil(way.threads)
 }
 
 /// The first worker's ring, if the way has one; the way without one where the system refuses it.

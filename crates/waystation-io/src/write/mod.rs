@@ -123,10 +123,9 @@ unsafe fn run(plan: &Plan, options: &Options, shared: &Shared<Statistics>) -> Re
         work.remove_files();
     }
     outcome?;
-    let fell_back = work.outputs.iter().any(|output| !output.is_direct());
     Ok(Statistics {
         checksums: work.take_checksums(),
-        mode: if fell_back { Mode::Buffered } else { way.mode },
+        mode: work.effective_mode(),
         bytes_written: plan.total_bytes,
         gather_time: work.gather_time(),
         write_time,

@@ -4,12 +4,13 @@
 //! passes a block that a worker still copies from; few files are open at a time, however many there are.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use waystation_format::Result;
 use waystation_format::checksum::BLOCK_BYTES;
+use waystation_format::{Error, Kind, Result};
 
 use super::choice::staging_bytes;
 use super::order::Order;
@@ -17,7 +18,7 @@ use super::output::{Manner, Output};
 use super::plan::{FilePlan, Plan};
 use super::{Options, Statistics};
 use crate::job::{Shared, in_parallel};
-use crate::mode::Way;
+use crate::mode::{Mode, Way};
 use crate::throttle::Throttle;
 
 /// Staging memory of all workers together.
@@ -53,6 +54,9 @@ pub(super) struct Work<'a> {
     unfinished: Mutex<Vec<usize>>,
     finish_threads: usize,
     gather_ns: AtomicU64,
+    /// Whether the caller insists on the mode.
+    is_demanded: bool,
+    rings_refused: AtomicBool,
 }
 
 /// Pieces before `next` have been gathered, and those in `beyond`.
@@ -99,6 +103,8 @@ impl<'a> Work<'a> {
             ),
             finish_threads: if manner.sync { SYNC_THREADS } else { 1 },
             gather_ns: AtomicU64::new(0),
+            is_demanded: manner.demanded,
+            rings_refused: AtomicBool::new(false),
         }
     }
 
@@ -199,6 +205,27 @@ impl<'a> Work<'a> {
             Ok(())
         };
         in_parallel(files.len().min(self.finish_threads), "waystation-sync", &finish)
+    }
+
+    /// Remembers that the system refused a ring that it had granted; an error if no other mode will do.
+    pub fn refuse_rings(&self, error: io::Error) -> Result<()> {
+        self.rings_refused.store(true, Ordering::Relaxed);
+        if self.is_demanded {
+            let message = format!("io_uring failed: {error}; use mode 'direct-threads'");
+            return Err(Error::new(Kind::Unavailable, message));
+        }
+        Ok(())
+    }
+
+    /// How the files were written in the end.
+    pub fn effective_mode(&self) -> Mode {
+        if self.outputs.iter().any(|output| !output.is_direct()) {
+            return Mode::Buffered;
+        }
+        match self.way.mode {
+            Mode::DirectRing if self.rings_refused.load(Ordering::Relaxed) => Mode::DirectThreads,
+            mode => mode,
+        }
     }
 
     /// Removes every file that was created.

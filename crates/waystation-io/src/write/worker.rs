@@ -3,7 +3,9 @@
 //! A staging slot goes through: free, *filling* (copies from devices under way), gathered and
 //! checksummed, *writing* (in flight in the ring), free. Without a ring a write is done before the next
 //! piece is gathered. Invariants: a slot's bytes stay unchanged while in flight; whatever way the worker
-//! ends, the ring and the device copies have let go of the staging memory before it is given back.
+//! ends, the ring and the device copies have let go of the staging memory before it is given back. A ring that
+//! the system refuses in the middle of a job is given up: this thread writes again what was in flight, and the
+//! rest without a ring, unless the caller insists on one.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,7 +13,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use waystation_format::{Error, Kind, Result};
+use waystation_format::Result;
 
 use super::device::{DeviceCopy, DeviceRows, UnderWay};
 use super::work::{Piece, Work};
@@ -164,62 +166,73 @@ impl<'a> Worker<'a> {
         let length = output.length_to_write(piece.nbytes);
         self.work.wait_for_store(length);
         if self.ring.is_none() || !was_direct {
-            return self.write_here(slot, &Writing { piece, file, length, was_direct });
+            return self.write_rest(slot, Writing { piece, file, length, was_direct }, 0);
         }
         if self.ring.as_ref().is_some_and(|ring| ring.in_flight() >= ring.depth()) {
             self.reap(1)?;
         }
-        let Some(ring) = &mut self.ring else { return Ok(()) };
+        let Some(ring) = &mut self.ring else {
+            return self.write_rest(slot, Writing { piece, file, length, was_direct }, 0);
+        };
         let address = self.staging.address(slot);
         // SAFETY: the slot is not touched, and the file kept open in `writing`, until completion; both
         // outlive the ring.
-        let pushed =
-            unsafe { ring.push_write(file.as_raw_fd(), address, length as u32, piece.offset, slot as u64) };
+        let pushed = unsafe { ring.push_write(file.as_raw_fd(), address, length, piece.offset, slot as u64) };
         self.writing[slot] = Some(Writing { piece, file, length, was_direct });
-        pushed.and_then(|()| ring.submit()).map_err(ring_failed)?;
-        self.reap(0)
+        match pushed.and_then(|()| ring.submit()) {
+            Ok(()) => self.reap(0),
+            Err(error) => self.give_up(error),
+        }
+    }
+
+    /// Does without the ring from now on. Writes again what was in flight.
+    fn give_up(&mut self, error: io::Error) -> Result<()> {
+        self.work.refuse_rings(error)?;
+        self.ring = None; // waits until the kernel has let go of all memory
+        for slot in 0..self.writing.len() {
+            if let Some(writing) = self.writing[slot].take() {
+                self.write_rest(slot, writing, 0)?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes completions, of which at least `at_least` are waited for.
     fn reap(&mut self, at_least: usize) -> Result<()> {
         let Some(ring) = &mut self.ring else { return Ok(()) };
-        if at_least > 0 {
-            ring.wait(at_least).map_err(ring_failed)?;
+        if at_least > 0
+            && let Err(error) = ring.wait(at_least)
+        {
+            return self.give_up(error);
         }
         while let Some(Completion { token, result }) = self.ring.as_mut().and_then(Ring::next_completion) {
             let slot = token as usize;
             let Some(writing) = self.writing.get_mut(slot).and_then(Option::take) else { continue };
             match result {
-                Ok(written) if written >= writing.length => self.written(slot, &writing.piece)?,
-                Ok(written) => self.write_rest(slot, &writing, written)?,
+                Ok(written) => self.write_rest(slot, writing, written)?,
                 Err(error) => {
                     let output = &self.work.outputs[writing.piece.file];
                     output.recover(&writing.file, error, writing.was_direct, writing.piece.offset)?;
-                    self.write_here(slot, &writing)?;
+                    self.write_rest(slot, writing, 0)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn write_here(&mut self, slot: usize, writing: &Writing) -> Result<()> {
-        self.write_rest(slot, writing, 0)
-    }
-
-    /// Writes in this thread what is missing after the first `written` bytes of a slot.
-    fn write_rest(&mut self, slot: usize, writing: &Writing, written: usize) -> Result<()> {
-        let piece = &writing.piece;
-        let output = &self.work.outputs[piece.file];
-        // SAFETY: the slot is lent, and its write is not in flight (any more).
-        let bytes = unsafe { self.staging.bytes(slot) };
-        output.write_at(&writing.file, &bytes[written..writing.length], piece.offset + written as u64)?;
-        output.begin_write_back(&writing.file, piece.offset, piece.nbytes);
-        self.written(slot, piece)
-    }
-
-    fn written(&mut self, slot: usize, piece: &Piece) -> Result<()> {
+    /// Writes in this thread what is missing after the first `written` bytes of a slot, which is free then.
+    fn write_rest(&mut self, slot: usize, writing: Writing, written: usize) -> Result<()> {
+        let Writing { piece, file, length, .. } = writing;
+        if written < length {
+            let output = &self.work.outputs[piece.file];
+            // SAFETY: the slot is lent, and its write is not in flight (any more).
+            let bytes = unsafe { self.staging.bytes(slot) };
+            output.write_at(&file, &bytes[written..length], piece.offset + written as u64)?;
+            output.begin_write_back(&file, piece.offset, piece.nbytes);
+        }
         self.staging.put_back(slot);
-        self.work.mark_written(piece)
+        drop(file); // whoever writes the last piece closes it
+        self.work.mark_written(&piece)
     }
 }
 
@@ -229,6 +242,76 @@ fn prepare(devices: Arc<dyn DeviceCopy>, staging: &Staging) -> Result<Prepared> 
     Ok(Prepared { devices, address: range.start, nbytes: range.len() })
 }
 
-fn ring_failed(error: io::Error) -> Error {
-    Error::new(Kind::Unavailable, format!("io_uring failed: {error}; use mode 'direct-threads'"))
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs;
+
+    use super::super::output::Manner;
+    use super::super::plan::{FileInput, Plan};
+    use super::super::{Options, choice};
+    use super::*;
+    use crate::job::Shared;
+    use crate::mode::Mode;
+    use crate::refusals::{in_a_thread, refuse};
+    use waystation_format::Kind;
+
+    const OPTIONS: Options = Options {
+        sync: true,
+        mode: None,
+        block_bytes: None,
+        depth: None,
+        threads: None,
+        staging_bytes: None,
+        first: Vec::new(),
+        throttle: None,
+    };
+
+    /// Writes a file by a ring that is taken away before anything is sent, or once something is in flight.
+    fn write_without_ring(content: &[u8], demanded: bool, pieces_before: usize) -> Result<(Vec<u8>, Mode)> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let words = vec![0, content.len() as i64, 0, 1, -1, content.as_ptr() as i64];
+        let file =
+            FileInput { path: path.clone(), header: Vec::new(), file_bytes: content.len() as u64, words };
+        let plan = Plan::parse(vec![file])?;
+        let mode = demanded.then_some(Mode::DirectRing);
+        let options = Options { mode, block_bytes: Some(1 << 20), depth: Some(2), ..OPTIONS };
+        let way = choice::choose_way(&plan, &Options { mode: Some(Mode::DirectRing), ..options.clone() });
+        let manner = Manner { direct: true, demanded, sync: true };
+        let shared = Shared::new(plan.total_bytes);
+        let work = Work::new(&plan, &shared, way, manner, &options);
+        let Ok(ring) = Ring::new(2) else { return Ok((content.to_vec(), Mode::DirectThreads)) };
+        let mut worker = Worker::new(&work, Some(ring), None)?;
+        for _ in 0..pieces_before {
+            // SAFETY: the content outlives the worker.
+            unsafe {
+                worker.begin_filling()?;
+                let filling = worker.filling.pop_front().unwrap();
+                worker.complete_filling(filling)?;
+            }
+        }
+        refuse(&[libc::SYS_io_uring_enter], libc::EPERM);
+        // SAFETY: as above.
+        unsafe { worker.run() }?;
+        drop(worker);
+        work.finish_rest()?;
+        Ok((fs::read(path).unwrap(), work.effective_mode()))
+    }
+
+    #[test]
+    fn a_ring_that_is_taken_away_in_the_middle_of_a_file_is_done_without() {
+        let content: Vec<u8> = (0..(5 << 20) + 77).map(|index: usize| (index * 11 / 3) as u8).collect();
+        for pieces_before in 0..3 {
+            in_a_thread(|| {
+                let (written, mode) = write_without_ring(&content, false, pieces_before).unwrap();
+                assert!(written == content);
+                assert_ne!(mode, Mode::DirectRing);
+            });
+            in_a_thread(|| match write_without_ring(&content, true, pieces_before) {
+                Err(error) => assert!(matches!(error.kind(), Kind::Unavailable | Kind::Unsupported)),
+                Ok((_, mode)) => assert_eq!(mode, Mode::DirectThreads), // no ring was ever granted here
+            });
+        }
+    }
 }
