@@ -2,11 +2,12 @@
 //!
 //! Invariants: nothing that existed before is overwritten; a failed batch removes what it created; when
 //! a call with `sync` returns, its bytes are on stable storage (the *names* are once the directory has
-//! been synced too). Syncs run in parallel, because a journal commits what waits together at once.
+//! been synced too). Syncs run in parallel, because a journal commits what waits together at once. Files that
+//! were written are closed by [`close`]: some file systems tell only then that they did not take the bytes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,11 +35,12 @@ pub fn write_small_files<P: AsRef<Path> + Sync>(files: &[(P, &[u8])], sync: bool
         (0..batches).try_for_each(|batch| {
             let first = batch * MOST_OPEN_FILES;
             let open = in_parallel(MOST_OPEN_FILES.min(files.len() - first), |index| write(first + index))?;
-            in_parallel(open.len(), |index| sync_file(&open[index], files[first + index].0.as_ref()))
-                .map(drop)
+            in_parallel(open.len(), |index| sync_file(&open[index], files[first + index].0.as_ref()))?;
+            let paths = files[first..].iter().map(|(path, _)| path.as_ref());
+            open.into_iter().zip(paths).try_for_each(|(file, path)| close_written(file, path))
         })
     } else {
-        in_parallel(files.len(), |index| write(index).map(drop)).map(drop)
+        in_parallel(files.len(), |index| close_written(write(index)?, files[index].0.as_ref())).map(drop)
     };
     if outcome.is_err() {
         for (path, _) in
@@ -61,6 +63,20 @@ fn create(path: &Path, bytes: &[u8], created: &AtomicBool) -> Result<File> {
     created.store(true, Ordering::Relaxed);
     file.write_all(bytes).map_err(|error| Error::from_io(error, "write the file", path))?;
     Ok(file)
+}
+
+/// Closes a file that was written. Unlike a drop it tells what the file system says: FUSE and network file
+/// systems may give bytes to their server only now. The descriptor is gone also after an error.
+pub fn close(file: File) -> io::Result<()> {
+    // SAFETY: the descriptor is owned, and given up here.
+    match unsafe { libc::close(file.into_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn close_written(file: File, path: &Path) -> Result<()> {
+    close(file).map_err(|error| Error::from_io(error, "close the file", path))
 }
 
 fn sync_file(file: &File, path: &Path) -> Result<()> {
@@ -215,4 +231,28 @@ pub(crate) fn in_parallel<T: Send>(count: usize, call: impl Fn(usize) -> Result<
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     results.sort_unstable_by_key(|(index, _)| *index);
     results.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::refusals::{in_a_thread, refuse};
+
+    /// Some file systems tell only when a file is closed that they have not taken its bytes.
+    #[test]
+    fn an_error_of_closing_fails_the_batch_and_leaves_nothing() {
+        for sync in [false, true] {
+            let directory = tempfile::tempdir().unwrap();
+            let paths: Vec<_> = (0..3).map(|index| directory.path().join(format!("{index}"))).collect();
+            let files: Vec<_> = paths.iter().map(|path| (path, &b"abc"[..])).collect();
+            in_a_thread(|| {
+                refuse(&[libc::SYS_close], libc::EIO);
+                let error = write_small_files(&files, sync).unwrap_err();
+                assert!(error.message().contains("close the file"), "{error}");
+                assert!(error.context("path").is_some());
+            });
+            assert!(paths.iter().all(|path| !path.exists()));
+        }
+    }
 }

@@ -17,6 +17,8 @@ use std::time::Duration;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use waystation_format::{Error, Kind, Result};
 
+use crate::files::close;
+
 /// What may be used at once after a pause.
 pub const BURST: Duration = Duration::from_millis(10);
 /// Nobody waits for so long: a time further ahead is from before the machine was started.
@@ -77,7 +79,7 @@ pub fn create(path: &Path, limits: Limits) -> Result<()> {
     let words = [MAGIC, limits.bytes_per_s.unwrap_or(0), limits.requests_per_s.unwrap_or(0), 0, 0, 0, 0];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let mut file = OpenOptions::new().write(true).create_new(true).open(path).map_err(failed)?;
-    file.write_all(&bytes).map_err(failed)
+    file.write_all(&bytes).and_then(|()| close(file)).map_err(failed)
 }
 
 impl Throttle {

@@ -1,7 +1,7 @@
 //! One file that a job creates.
 //!
 //! What can fail, in order: creation (exists, no permission), direct I/O (refused when asked for or at
-//! the first write), writing (no space), the exact size, durability. Invariants: an output never touches
+//! the first write), writing (no space), the exact size, durability, closing. Invariants: an output never touches
 //! a file that it did not create; unless direct I/O was demanded, its refusal turns this file to the
 //! page cache and nothing is lost; a file is closed once it is finished.
 
@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use waystation_format::{Error, Kind, Result};
 
 use crate::aligned::PAGE_BYTES;
+use crate::files::close;
 use crate::filesystem::set_direct;
 
 /// Smaller blocks are written back with all others of their kind, in fewer requests.
@@ -159,7 +160,8 @@ impl Output {
         self.blocks_left.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Cuts the padding off, makes the file durable and closes it. All blocks have been written.
+    /// Cuts the padding off, makes the file durable and closes it. All blocks have been written, and whoever
+    /// wrote them has let go of the file: it is closed here, where an error of that is still one of the job.
     pub fn finish(&self) -> Result<()> {
         let file = self.open()?;
         if self.manner.direct && !self.file_bytes.is_multiple_of(PAGE_BYTES as u64) {
@@ -169,7 +171,11 @@ impl Output {
             file.sync_all().map_err(self.failed("make the file durable"))?;
         }
         self.lock().file = None;
-        Ok(())
+        let file = Arc::into_inner(file).ok_or_else(|| {
+            Error::new(Kind::Internal, "a file is finished while it is written; please report this")
+                .with("path", self.path.display().to_string())
+        })?;
+        close(file).map_err(self.failed("close the file"))
     }
 
     /// Removes the file if this output created it.

@@ -314,4 +314,28 @@ mod tests {
             });
         }
     }
+
+    #[test]
+    fn an_error_of_closing_fails_the_job_and_leaves_nothing() {
+        let content = vec![7; (3 << 20) + 5];
+        for (mode, sync) in Mode::ALL.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("file");
+            let words = vec![0, content.len() as i64, 0, 1, -1, content.as_ptr() as i64];
+            let file =
+                FileInput { path: path.clone(), header: Vec::new(), file_bytes: content.len() as u64, words };
+            in_a_thread(|| {
+                refuse(&[libc::SYS_close], libc::EIO);
+                // SAFETY: the content outlives the job, which is joined here.
+                let job =
+                    unsafe { super::super::start(vec![file], Options { mode: Some(mode), sync, ..OPTIONS }) }
+                        .unwrap();
+                job.join();
+                let error = job.shared().take_outcome().unwrap().unwrap_err();
+                assert!(error.message().contains("close the file"), "{mode}: {error}");
+                assert_eq!(error.context("path"), path.to_str());
+            });
+            assert!(!path.exists());
+        }
+    }
 }
