@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use waystation_io::mode::Mode;
 use waystation_io::read::Options;
 
-use crate::read_support::{BLOCK, Case, FileSpec, PieceSpec, SPACES, directory_in, run};
+use crate::read_support::{BLOCK, Case, FileSpec, PieceSpec, SPACES, directory_in, read_columns, run};
 
 fn options() -> impl Strategy<Value = Options> {
     let modes = prop::option::of(prop::sample::select(Mode::ALL.to_vec()));
@@ -121,4 +121,30 @@ fn nothing_to_do_is_done() {
     let case = Case { files: vec![], pieces: vec![] };
     let read = run(&case, &Options::default(), directory.path(), |_| {});
     assert_eq!(read.outcome.unwrap().modes, []);
+}
+
+/// Columns of large arrays, as loads with another sharding read them: runs that are long enough to be read in
+/// place, with gaps before and after them in every unit.
+#[test]
+fn columns_of_large_rows_are_read_in_every_mode() {
+    const KIB: usize = 1 << 10;
+    let shapes = [
+        (64, 256 * KIB, 128 * KIB..256 * KIB),
+        (64, 256 * KIB, 0..128 * KIB),
+        (64, 256 * KIB, 4 * KIB..204 * KIB),
+        (40, 256 * KIB + 4 * KIB, 4 * KIB..140 * KIB),
+        (20, 512 * KIB - 2 * KIB, 1000..300 * KIB),
+    ];
+    for (rows, row_bytes, columns) in shapes {
+        for mode in Mode::ALL.map(Some).into_iter().chain([None]) {
+            for options in [
+                Options { mode, ..Options::default() },
+                Options { mode, depth: Some(16), threads: Some(1), ..Options::default() },
+            ] {
+                let read = read_columns(rows, row_bytes, columns.clone(), &options);
+                assert_eq!(read.outcome.unwrap().bytes_needed, read.needed_bytes);
+                assert!(read.memory == read.expected, "{rows} rows of {row_bytes}, {columns:?}, {mode:?}");
+            }
+        }
+    }
 }

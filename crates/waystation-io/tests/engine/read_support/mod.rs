@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test program uses its part
 
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
 use proptest::sample::Index;
@@ -299,4 +300,33 @@ pub fn read_two_ends(directory: &Path, verified: bool) -> Statistics {
     assert_eq!(memory.bytes()[..100], content[..100]);
     assert_eq!(memory.bytes()[100..], content[end as usize..]);
     outcome.unwrap()
+}
+
+/// Reads the columns `first..first + count`, in bytes, of a verified array of rows. Nothing of the file is in the
+/// page cache where its file system allows that.
+pub fn read_columns(rows: usize, row_bytes: usize, columns: Range<usize>, options: &Options) -> Read {
+    let directory = directory_in(SPACES[0]).unwrap();
+    let content = bytes_of(rows * row_bytes, 9);
+    let path = directory.path().join("file");
+    fs::write(&path, &content).unwrap();
+    let file = fs::File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let width = columns.len();
+    let memory = Memory::new(rows * width);
+    let expected: Vec<u8> =
+        content.chunks(row_bytes).flat_map(|row| &row[columns.clone()]).copied().collect();
+    let numbers = [0, 0, 1, 2, rows, row_bytes, 0, columns.start, rows, width, memory.address(), width, 1];
+    let words = numbers.map(|number| number as i64);
+    let file = ReadFile { path, file_bytes: content.len() as u64, checksums: Some(checksums_of(&content)) };
+    let (outcome, progress) = finish(vec![file], &words, options);
+    let needed_bytes = (rows * width) as u64;
+    Read {
+        outcome,
+        memory: memory.bytes().to_vec(),
+        expected,
+        needed_bytes,
+        files_needed: vec![true],
+        progress,
+    }
 }
