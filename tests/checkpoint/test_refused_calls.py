@@ -1,0 +1,103 @@
+"""Saves and loads where the system refuses calls, as sandboxes and old kernels do: they take another way.
+
+Each case runs in a process of its own, since a filter of system calls cannot be taken off again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support import failing_calls
+
+if not failing_calls.SUPPORTED:
+    pytest.skip("system calls are made to fail on Linux on x86-64 and Arm only", allow_module_level=True)
+
+DEADLINE_S = 120.0
+
+PROGRAM = """
+import errno, os, resource, sys
+import numpy as np
+import waystation
+from tests.support import failing_calls
+
+target, case = sys.argv[1:]
+state = {"large": np.arange(600_000, dtype=np.float64), "small": np.ones(7)}
+
+def cold():
+    for directory, _, files in os.walk(target):
+        for file in files:
+            descriptor = os.open(os.path.join(directory, file), os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+def check():
+    cold()
+    loaded = waystation.load(target)
+    assert all(np.array_equal(loaded[name], state[name]) for name in state)
+
+if case.startswith("late "):
+    waystation.save(target, state)
+    check()
+    case = case.removeprefix("late ")
+name, _, code = case.partition(" ")
+if name == "memlock":
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+elif name == "nofile":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+elif name != "nothing":
+    for call in name.split(","):
+        failing_calls.fail(call, getattr(errno, code))
+waystation.save(target, state, overwrite=True)
+check()
+state["large"] = state["large"][::-1].copy()
+waystation.save(target, state, overwrite=True)
+check()
+assert [entry for entry in os.listdir(os.path.dirname(target)) if "waystation" in entry] == []
+print("right")
+"""
+
+
+def run(case: str, target: Path) -> subprocess.CompletedProcess[str]:
+    # A call that hangs is the defect that is looked for; the deadline ends it.
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(target), case],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "nothing",
+        "io_uring_setup EPERM",
+        "io_uring_setup ENOSYS",
+        "io_uring_enter EPERM",
+        "io_uring_register EPERM",
+        "late io_uring_setup EPERM",
+        "late io_uring_enter EPERM",
+        "renameat2 ENOSYS",
+        "syncfs EPERM",
+        "statx EPERM",
+        "statx ENOSYS",
+        "madvise EINVAL",
+        "memlock",
+        "nofile",
+    ],
+)
+def test_a_refused_call_costs_no_save_and_no_load(case: str, tmp_path: Path) -> None:
+    done = run(case, tmp_path / "checkpoint")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_without_new_threads_a_save_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    done = run("late clone,clone3 EAGAIN", tmp_path / "checkpoint")
+    assert done.returncode != 0
+    assert "Unavailable: could not start a thread" in done.stderr, done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
