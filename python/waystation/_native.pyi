@@ -235,8 +235,9 @@ def throttle_usage(path: str, /) -> dict[str, int]:
 def write_small_files(files: Sequence[tuple[str, Buffer]], /, *, sync: bool = True) -> None:
     """Creates each file, writes it and makes it durable, all in parallel. Conflict if one exists."""
 
-def read_small_files(paths: Sequence[str], /, *, limit_bytes: int) -> list[bytes]:
-    """Reads whole files in parallel; a larger one than the limit is Corrupt."""
+def read_small_files(paths: Sequence[str], /, *, limit_bytes: int | Sequence[int]) -> list[bytes]:
+    """Reads whole files in parallel; one that is larger than the limit, of all or its own, is Corrupt before
+    memory is taken for it."""
 
 def table_counts(path: str, kind: str, file_bytes: int, /) -> list[int]:
     """The number of entries of each section of a table of `file_bytes`; reads its header page."""

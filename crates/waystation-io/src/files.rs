@@ -83,9 +83,10 @@ fn sync_file(file: &File, path: &Path) -> Result<()> {
     file.sync_all().map_err(|error| Error::from_io(error, "make the file durable", path))
 }
 
-/// Reads whole files, none larger than `limit_bytes`.
-pub fn read_small_files<P: AsRef<Path> + Sync>(paths: &[P], limit_bytes: u64) -> Result<Vec<Vec<u8>>> {
-    in_parallel(paths.len(), |index| read_small_file(paths[index].as_ref(), limit_bytes))
+/// Reads whole files, each with the most bytes that it may have. A larger one is Corrupt before memory is taken
+/// for it.
+pub fn read_small_files<P: AsRef<Path> + Sync>(files: &[(P, u64)]) -> Result<Vec<Vec<u8>>> {
+    in_parallel(files.len(), |index| read_small_file(files[index].0.as_ref(), files[index].1))
 }
 
 fn read_small_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>> {
@@ -103,18 +104,23 @@ fn read_small_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>> {
     if !metadata.is_file() {
         return Err(named(Kind::Corrupt, "a regular file was expected here".to_owned()));
     }
+    let too_large = |nbytes: u64| {
+        named(Kind::Corrupt, format!("the file has {nbytes} bytes, but may have no more than {limit_bytes}"))
+    };
+    if metadata.len() > limit_bytes {
+        return Err(too_large(metadata.len()));
+    }
     let mut bytes = Vec::new();
-    let capacity = usize::try_from(metadata.len().min(limit_bytes)).unwrap_or(usize::MAX);
+    let capacity = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
     bytes.try_reserve_exact(capacity.saturating_add(1)).map_err(|_| {
         named(Kind::Unavailable, format!("there is no memory for the {capacity} bytes of this file"))
     })?;
-    // One byte more than allowed tells a file that is too large, even while it grows.
+    // One byte more than allowed tells a file that grows meanwhile.
     file.take(limit_bytes.saturating_add(1))
         .read_to_end(&mut bytes)
         .map_err(|error| Error::from_io(error, "read the file", path))?;
     if bytes.len() as u64 > limit_bytes {
-        let message = format!("the file is larger than the {limit_bytes} bytes that it may have");
-        return Err(named(Kind::Corrupt, message));
+        return Err(too_large(bytes.len() as u64));
     }
     Ok(bytes)
 }

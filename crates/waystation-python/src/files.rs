@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use waystation_io::calibrate::{calibrate as measure, calibration as remembered};
-use waystation_io::{files, probe as probing, sync_point};
+use waystation_io::{Error, Kind, files, probe as probing, sync_point};
 
 use crate::error::guarded;
 use crate::format::Bytes;
@@ -53,14 +53,33 @@ fn write_small_files(py: Python<'_>, files: Vec<(PathBuf, Bound<'_, PyAny>)>, sy
     })
 }
 
+/// The most bytes of every file, or of each.
+#[derive(FromPyObject)]
+enum Limits {
+    Common(u64),
+    Own(Vec<u64>),
+}
+
 #[pyfunction]
 #[pyo3(signature = (paths, /, *, limit_bytes))]
 fn read_small_files<'py>(
     py: Python<'py>,
     paths: Vec<PathBuf>,
-    limit_bytes: u64,
+    limit_bytes: Limits,
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-    let contents = py.detach(|| guarded(|| files::read_small_files(&paths, limit_bytes)))?;
+    let limits = match limit_bytes {
+        Limits::Common(limit) => vec![limit; paths.len()],
+        Limits::Own(limits) => limits,
+    };
+    let contents = py.detach(|| {
+        guarded(|| {
+            if limits.len() != paths.len() {
+                let message = format!("{} limits for {} files", limits.len(), paths.len());
+                return Err(Error::new(Kind::InvalidInput, message));
+            }
+            files::read_small_files(&paths.into_iter().zip(limits).collect::<Vec<_>>())
+        })
+    })?;
     Ok(contents.iter().map(|content| PyBytes::new(py, content)).collect())
 }
 

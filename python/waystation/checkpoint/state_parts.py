@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from waystation import _native
-from waystation.layouts.native.records import Digest, dump_json
-
-_PART_LIMIT_BYTES = 16 << 30
+from waystation.layouts.native.records import Digest, dump_json, read_vouched
 
 _Decoded = TypeVar("_Decoded")
 
@@ -43,12 +41,11 @@ def collect(
     collected = []
     for number, name in enumerate(names):
         paths = [_path(path, name, process) for process in range(len(told))]
-        contents = _native.read_small_files(paths, limit_bytes=_PART_LIMIT_BYTES)
-        parts = []
-        for process, content in enumerate(contents):
-            digest = Digest.from_json(dump_json(digests[process][number]), paths[process])
-            digest.check(content, paths[process])
-            parts.append(decode(content))
+        vouched = {
+            own: Digest.from_json(dump_json(digests[process][number]), own)
+            for process, own in enumerate(paths)
+        }
+        parts = [decode(content) for content in read_vouched(vouched)]
         for part_path in paths:
             os.unlink(part_path)
         collected.append(parts)

@@ -18,7 +18,7 @@ from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.paths import is_checkpoint
 from waystation.layouts.native import commit
 from waystation.layouts.native import names as native_names
-from waystation.layouts.native.records import RECORD_LIMIT_BYTES
+from waystation.layouts.native.records import read_vouched
 from waystation.tree import parse_json
 
 _METRICS_LIMIT_BYTES = 64 << 20
@@ -94,9 +94,7 @@ def check(path: Path) -> None:
         os.path.join(path, directory, native_names.CHECKPOINTABLE_RECORD): digest
         for directory, digest in record.checkpointables.values()
     }
-    contents = _native.read_small_files(list(digests), limit_bytes=RECORD_LIMIT_BYTES)
-    for (name, digest), content in zip(digests.items(), contents, strict=True):
-        digest.check(content, name)
+    read_vouched(digests)
 
 
 def is_damage(error: WaystationError, path: Path) -> bool:

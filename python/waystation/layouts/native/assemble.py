@@ -18,11 +18,9 @@ from waystation import _native, grid
 from waystation._errors import Conflict, from_os_error
 from waystation.layouts.native import names, tables
 from waystation.layouts.native.read import OpenCheckpointable
-from waystation.layouts.native.records import CheckpointableRecord, Digest, dump_json, load_json
+from waystation.layouts.native.records import CheckpointableRecord, Digest, dump_json, load_json, read_vouched
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
 from waystation.tree import Structure, union
-
-_INDEX_LIMIT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +158,7 @@ def _join_indices(parts: Sequence[OpenCheckpointable], first_processes: Sequence
         if names.INDEX not in part.record.tables:
             return None
         path = os.path.join(part.directory, names.INDEX)
-        (data,) = _native.read_small_files([path], limit_bytes=_INDEX_LIMIT_BYTES)
-        part.record.tables[names.INDEX].check(data, path)
+        (data,) = read_vouched({path: part.record.tables[names.INDEX]})
         content = load_json(data, path)
         total += content["metadata"]["total_size"]
         renamed = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,13 @@ from waystation.frameworks.storage import StorageMetadata
 from waystation.layouts.native import boxes, commit, memory, names, places, read_job, storage, tables
 from waystation.layouts.native.destinations import Destinations
 from waystation.layouts.native.read_job import ReadFile, ReadStatistics
-from waystation.layouts.native.records import PYTREE, CheckpointableRecord, CheckpointRecord, Digest
+from waystation.layouts.native.records import (
+    PYTREE,
+    CheckpointableRecord,
+    CheckpointRecord,
+    Digest,
+    read_vouched,
+)
 from waystation.layouts.native.strings import join_strings, split_strings
 from waystation.layouts.native.tree_file import TreeFile
 
@@ -35,7 +41,6 @@ Allocate = Callable[[Sequence[int]], Places]  # what `memory.allocate` does
 # Makes something of each box over its memory: a slab (None where it has no elements) and where in that.
 Over = Callable[[Sequence[_native.Slab | None], Sequence[int]], list[Any]]
 
-_TABLE_LIMIT_BYTES = 64 << 30
 _TABLES = (names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)
 LOADED_FILES = (names.TREE, *_TABLES)
 
@@ -200,8 +205,7 @@ def read_files(
         Corrupt: A file is missing, damaged or not the one that was committed.
     """
     record_path = os.path.join(directory, names.CHECKPOINTABLE_RECORD)
-    (data,) = _read_committed([record_path])
-    digest.check(data, record_path)
+    (data,) = _read_committed({record_path: digest})
     own = CheckpointableRecord.decode(data, record_path)
     if own.kind != PYTREE or record_only:
         return MetadataFiles(directory, data, [])
@@ -210,15 +214,10 @@ def read_files(
         raise Corrupt(f"'{record_path}' does not vouch for {', '.join(sorted(absent))}", path=record_path)
     if paged_from_bytes is not None and sum(own.tables[name].nbytes for name in _TABLES) > paged_from_bytes:
         tree_path = os.path.join(directory, names.TREE)
-        (content,) = _read_committed([tree_path])
-        own.tables[names.TREE].check(content, tree_path)
-        return MetadataFiles(directory, data, [content])
+        return MetadataFiles(directory, data, _read_committed({tree_path: own.tables[names.TREE]}))
     # Those that are needed first, then whatever else the record vouches for (the index for other tools).
     listed = [*LOADED_FILES, *sorted(own.tables.keys() - set(LOADED_FILES))]
-    paths = [os.path.join(directory, table) for table in listed]
-    contents = _read_committed(paths)
-    for name, path, content in zip(listed, paths, contents, strict=True):
-        own.tables[name].check(content, path)
+    contents = _read_committed({os.path.join(directory, table): own.tables[table] for table in listed})
     return MetadataFiles(directory, data, contents[: len(LOADED_FILES)])
 
 
@@ -245,10 +244,10 @@ def decode_checkpointable(files: MetadataFiles) -> OpenCheckpointable:
     return OpenCheckpointable(files.directory, record, tree, decoded)
 
 
-def _read_committed(paths: Sequence[str]) -> list[bytes]:
+def _read_committed(digests: Mapping[str, Digest]) -> list[bytes]:
     """Files that a committed record names: their absence is damage."""
     try:
-        return _native.read_small_files(list(paths), limit_bytes=_TABLE_LIMIT_BYTES)
+        return read_vouched(digests)
     except NotFound as error:
         raise Corrupt(f"a committed file is missing: {error.message}", **error.context) from error
 
