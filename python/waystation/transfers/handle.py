@@ -11,7 +11,9 @@ import asyncio
 import atexit
 import contextlib
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -57,6 +59,10 @@ class Progress:
             for job in self._jobs:
                 job.cancel()
 
+    def renew_lock(self) -> None:
+        """Gives a forked child a lock that no thread of its parent holds."""
+        self._lock = threading.Lock()
+
     def fraction(self) -> tuple[int, int]:
         """`(done, total)` bytes of all jobs so far."""
         with self._lock:
@@ -82,6 +88,8 @@ class _Failure:
 
 
 _unread: list[_Failure] = []
+# Those whose locks a forked child has to make anew.
+_responses: weakref.WeakSet[AsyncResponse[Any]] = weakref.WeakSet()
 
 
 def _settle(finished: asyncio.Future[None]) -> None:
@@ -93,16 +101,21 @@ class AsyncResponse(Generic[T]):
     """The result of an operation that runs in the background.
 
     Also awaitable: `await response` gives what `result()` returns.
+
+    It belongs to the process that started the operation. In a child that was forked while the operation ran,
+    every method raises InvalidInput: the thread that does the work is in the parent only.
     """
 
     def __init__(self, what: str, work: Callable[[Progress], T], progress: Progress | None = None) -> None:
         self._what = what
+        self._process_id = os.getpid()
         self._progress = Progress() if progress is None else progress
         self._finished = threading.Event()
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], Any]] = []
         self._value: T | None = None
         self._failure: _Failure | None = None
+        _responses.add(self)
         self._thread = threading.Thread(
             target=self._run, args=(work,), name=f"waystation: {what}", daemon=False
         )
@@ -136,8 +149,11 @@ class AsyncResponse(Generic[T]):
         Raises:
             TimeoutError: The operation still runs after `timeout` seconds; it goes on.
             WaystationError: What the operation failed with.
+            InvalidInput: The operation runs in the parent of this process.
         """
-        if not self._finished.wait(timeout):
+        self._require_owner()
+        # The event's lock is asked for only where this process can release it.
+        if not self._finished.is_set() and not self._finished.wait(timeout):
             raise TimeoutError(f"{self._what} still runs after {timeout} s")
         error = self.exception()
         if error is not None:
@@ -148,8 +164,9 @@ class AsyncResponse(Generic[T]):
         """What a finished operation failed with, None if it succeeded.
 
         Raises:
-            InvalidInput: The operation still runs.
+            InvalidInput: The operation still runs, here or in the parent of this process.
         """
+        self._require_owner()
         if not self._finished.is_set():
             raise InvalidInput(f"{self._what} still runs; call result() to wait for it")
         if self._failure is None:
@@ -160,10 +177,25 @@ class AsyncResponse(Generic[T]):
 
     def done(self) -> bool:
         """Whether the operation has ended, well or not."""
+        self._require_owner()
         return self._finished.is_set()
+
+    def renew_locks(self) -> None:
+        """Gives a forked child locks that no thread of its parent holds."""
+        self._lock = threading.Lock()
+        self._progress.renew_lock()
+
+    def _require_owner(self) -> None:
+        """Refuses an operation that still ran in the parent when this process was forked."""
+        if os.getpid() != self._process_id and not self._finished.is_set():
+            raise InvalidInput(
+                f"{self._what} runs in process {self._process_id}, the parent of this one, and its handle "
+                "belongs to that process; ask for the result there"
+            )
 
     def progress(self) -> tuple[int, int]:
         """`(done, total)` bytes moved so far."""
+        self._require_owner()
         return self._progress.fraction()
 
     def cancel(self) -> None:
@@ -171,6 +203,7 @@ class AsyncResponse(Generic[T]):
 
         A cancelled save leaves nothing behind.
         """
+        self._require_owner()
         self._progress.cancel()
 
     def on_complete(self, callback: Callable[[T], Any]) -> None:
@@ -191,6 +224,7 @@ class AsyncResponse(Generic[T]):
         self._when_ended(lambda: callback(self))
 
     def _when_ended(self, callback: Callable[[], Any]) -> None:
+        self._require_owner()
         with self._lock:
             if not self._finished.is_set():
                 self._callbacks.append(callback)
@@ -215,3 +249,13 @@ class AsyncResponse(Generic[T]):
 def _log_unread() -> None:
     for failure in _unread:
         _log.error("%s failed, and nobody asked for its result: %s", failure.what, failure.error)
+
+
+def _renew_after_fork() -> None:
+    """Leaves a forked child no lock that a thread of its parent may hold, and no failure to report twice."""
+    _unread.clear()
+    for response in list(_responses):
+        response.renew_locks()
+
+
+os.register_at_fork(after_in_child=_renew_after_fork)
