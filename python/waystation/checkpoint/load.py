@@ -18,6 +18,7 @@ from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import CheckpointMetadata
 from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.replaced import load_what_is_there
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.stored import AUTO
 from waystation.transfers.handle import AsyncResponse, Progress
@@ -48,14 +49,19 @@ def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str
             wanted.
         StructureMismatch: The checkpoint and the abstract state differ; the message shows how.
         Corrupt: Bytes are not what was written; names file and array.
+        Unavailable: The checkpoint was replaced each time that the load began.
         Unsupported: The checkpoint is of a newer format version.
     """
     keeper = elsewhere.keeper_of(abstract_state)
     if keeper is not None:
         _require_plain(checkpointable_name)
         return keeper.load(resolve(path), abstract_state)
-    loading = Loading(resolve(path), [checkpointable_name or AUTO], current_options())
-    return loading.run(abstract_state, Progress())
+    target, options = resolve(path), current_options()
+
+    def attempt() -> Any:
+        return Loading(target, [checkpointable_name or AUTO], options).run(abstract_state, Progress())
+
+    return load_what_is_there(target, options, attempt)
 
 
 def load_async(
@@ -104,9 +110,13 @@ def load_checkpointables(path: PathLike, abstract_checkpointables: Any = None) -
         HandlerFailed: The handler of one of them did.
         InvalidInput, StructureMismatch, Corrupt, Unsupported: As `load` does.
     """
-    loading, abstracts = _opened(path, abstract_checkpointables, is_in_background=False)
-    loading.begin(abstracts, Progress())
-    return loading.end()
+
+    def attempt() -> dict[str, Any]:
+        loading, abstracts = _opened(path, abstract_checkpointables, is_in_background=False)
+        loading.begin(abstracts, Progress())
+        return loading.end()
+
+    return load_what_is_there(resolve(path), current_options(), attempt)
 
 
 def load_checkpointables_async(
