@@ -50,6 +50,7 @@ def test_no_load_beside_overwrites_is_refused_or_mixed(tmp_path: Path) -> None:
     try:
         while any(writer.poll() is None for writer in writers):
             _check(ws.load(path))
+            assert ws.metadata(path).metadata["large"].shape == (200_000,)
             _check(ws.load_checkpointables(path)["state"])
         assert [writer.returncode for writer in writers] == [0, 0]
     finally:

@@ -10,6 +10,7 @@ from waystation._options import Options
 from waystation.checkpoint.handlers.choice import METRICS, STATE, STATE_HANDLER
 from waystation.checkpoint.orbax_reading import OrbaxReader
 from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
+from waystation.checkpoint.replaced import read_what_is_there
 from waystation.checkpoint.stored import AUTO, LayoutReader, OpenCheckpoint, Stored
 from waystation.layouts.native import commit, names
 from waystation.layouts.native.read import (
@@ -98,7 +99,7 @@ def decode(target: str, data: bytes, options: Options) -> OpenCheckpoint:
 
 def open_checkpoint(target: str, wanted: Sequence[str] | None, options: Options) -> OpenCheckpoint:
     """Opens a checkpoint in one process."""
-    return decode(target, read(target, wanted, options), options)
+    return read_what_is_there(target, lambda: decode(target, read(target, wanted, options), options))
 
 
 def choose(

@@ -22,13 +22,16 @@ _MOST_ATTEMPTS = 50
 
 
 def load_what_is_there(target: str, options: Options, load: Callable[[], T]) -> T:
-    """Calls `load` until the checkpoint was not replaced while that failed.
+    """`read_what_is_there` where the load is of one process; in a program of several, one attempt."""
+    return load() if process_count(options) > 1 else read_what_is_there(target, load)
+
+
+def read_what_is_there(target: str, load: Callable[[], T]) -> T:
+    """Calls `load` until it succeeds, or the checkpoint was not replaced while it failed.
 
     Raises:
         Unavailable: The checkpoint was replaced during every attempt.
     """
-    if process_count(options) > 1:
-        return load()
     for _ in range(_MOST_ATTEMPTS):
         before = _identity(target)
         try:
