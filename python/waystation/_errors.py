@@ -159,6 +159,10 @@ class WrongType(InvalidInput, TypeError):
     """An argument is of a type that it cannot be of."""
 
 
+class LossyCast(InvalidInput):
+    """A value would be lost by a cast, by more than rounding; the context has `array`."""
+
+
 class CheckpointNotFound(NotFound, ValueError):
     """There is no checkpoint at a path."""
 

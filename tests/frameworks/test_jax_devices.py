@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from waystation.frameworks import registry
+from waystation.frameworks import casts, registry
 from waystation.frameworks.base import StoredArray, Target
 
 HOST = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
@@ -35,7 +35,7 @@ def test_what_is_written_to_the_places_is_the_array(number: int) -> None:
     sharding = shardings()[number]
     codec: Any = registry.codec_by_name("jax")
     target = target_of(sharding)
-    made = codec.on_devices([target, target], ["float32", "float32"])
+    made = codec.on_devices([target, target], ["float32", "float32"], casts.Rule(may_lose=False, option=""))
     for factor, places in enumerate(made.places, 1):
         assert len(places) == len(target.placement.devices)
         for box_number, address in places:

@@ -94,9 +94,8 @@ def test_packed_torch_values_become_bytes_in_numpy() -> None:
 @pytest.mark.parametrize("loader", ["jax", "torch"])
 def test_complex_values_do_not_lose_their_imaginary_part(loader: str) -> None:
     entry = dtypes.TABLE["float32"]
-    with pytest.raises(InvalidInput, match="imaginary") as raised:
+    with pytest.raises(InvalidInput, match="imaginary"):
         load(save(np.ones((8, 3), np.complex64)), abstract(loader, (8, 3), entry))
-    assert raised.value.context["index"] == 0
 
 
 @pytest.mark.parametrize("loader", FRAMEWORKS)

@@ -47,7 +47,7 @@ class DeviceCodec:
         """All do that are wanted as they are stored."""
         return target.dtype == stored_dtype
 
-    def on_devices(self, targets: Sequence[Target], stored_dtypes: Sequence[str]) -> _DeviceArrays:
+    def on_devices(self, targets: Sequence[Target], stored_dtypes: Sequence[str], rule: Any) -> _DeviceArrays:
         """Memory for them, one after another, with bytes between that nobody may touch."""
         made = _DeviceArrays(self._driver, self._stack, targets)
         self._made.append(made)

@@ -59,6 +59,10 @@ class ArrayLoadingOptions(OptionGroup):
             as `torch.distributed.checkpoint.load` does: no memory for a second copy of them is needed. Other
             arrays, such as those of JAX and tensors on the meta device, are made anew. A load that fails
             may have changed a part of them.
+        allow_lossy_casts: Load values that the wanted dtype does not hold as it has them: floats as integers
+            (truncated, kept within their range, NaN as 0), numbers as bools (whether they are not 0), the
+            real part of complex numbers, integers modulo the range, floats that overflow as infinity.
+            Otherwise each of these raises `LossyCast`. Rounding to the nearest value is always allowed.
         restore_on_host: Without an abstract state, load every array as a NumPy array, whatever it was.
         sharding_for: Called without an abstract state for every JAX array, with its key path
             (`params.w`) and what `metadata` shows of it (`shape`, `dtype`, and as `sharding` the saved one
@@ -84,6 +88,7 @@ class ArrayLoadingOptions(OptionGroup):
     enable_padding_and_truncation: bool = False
     raise_array_data_missing_error: bool = True
     in_place: bool = False
+    allow_lossy_casts: bool = False
     restore_on_host: bool = False
     sharding_for: Callable[[str, Any], Any] | None = None
     load_and_broadcast: bool | None = None
@@ -100,6 +105,7 @@ class ArrayLoadingOptions(OptionGroup):
         "enable_padding_and_truncation": checks.boolean,
         "raise_array_data_missing_error": checks.boolean,
         "in_place": checks.boolean,
+        "allow_lossy_casts": checks.boolean,
         "restore_on_host": checks.boolean,
         "sharding_for": checks.callable_or_none,
         "load_and_broadcast": checks.boolean_or_none,

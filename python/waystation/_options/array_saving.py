@@ -96,6 +96,8 @@ class ArraySavingOptions(OptionGroup):
             `storage_options` has it. It must return the same in every process.
         scoped_storage_options_creator: The same, in Orbax's manner: called with the key path as a tuple of
             keys and the leaf itself. Set one of the two.
+        allow_lossy_casts: Store values that the dtype of `storage_options` does not hold as it has them, as
+            `array.loading.allow_lossy_casts` says. Otherwise the save raises `LossyCast`.
         use_ocdbt: Which layout is written. None: the native one. True: Orbax's OCDBT. False: Orbax's files
             of zarr.
         use_zarr3: Of Orbax's layouts: write zarr's version 3, else 2.
@@ -124,6 +126,7 @@ class ArraySavingOptions(OptionGroup):
     storage_options: _Storage = field(default_factory=_Storage)
     storage_options_for: Callable[[str, Any], _Storage | None] | None = None
     scoped_storage_options_creator: _ScopedCreator | None = None
+    allow_lossy_casts: bool = False
     use_ocdbt: bool | None = None
     use_zarr3: bool = True
     use_compression: bool = True
@@ -139,6 +142,7 @@ class ArraySavingOptions(OptionGroup):
     _checks: ClassVar = {
         "storage_options_for": checks.callable_or_none,
         "scoped_storage_options_creator": checks.callable_or_none,
+        "allow_lossy_casts": checks.boolean,
         "use_ocdbt": checks.boolean_or_none,
         "use_zarr3": checks.boolean,
         "use_compression": checks.boolean,

@@ -4,7 +4,7 @@ Only what this process writes is cast, so a cast costs each process memory for i
 dtype. Chunks that have been cast are this save's own: nothing the caller does changes them.
 
 Invariants: the dtype of an array is decided from its options and its own dtype alone, so every process
-decides the same; no integer becomes another number.
+decides the same; casts round, and lose more only where the options allow it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ import numpy as np
 from waystation import _native, grid
 from waystation._errors import WaystationError
 from waystation._options import ArraySavingOptions
-from waystation.frameworks import dtypes
+from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import ArraySource, Block
 from waystation.layouts.native import memory
 from waystation.layouts.native.block_views import view_of
 from waystation.layouts.native.chunks import Chunk, options_by_name
 from waystation.layouts.native.device_copies import copied_to_host
+
+
+def rule_of(saving: ArraySavingOptions) -> casts.Rule:
+    """The rule of what is saved."""
+    return casts.Rule(saving.allow_lossy_casts, "array.saving.allow_lossy_casts")
 
 
 def wanted_dtypes(
@@ -36,11 +41,13 @@ def wanted_dtypes(
 
     Raises:
         InvalidInput: An array cannot be cast to what was asked of it.
+        LossyCast: Such a cast loses values.
         Corrupt, Unsupported: There is no such dtype.
     """
     if saving.storage_options_for is None and saving.storage_options.dtype is None:
         return {}
     found = {}
+    rule = rule_of(saving)
     for number, (source, label) in enumerate(zip(sources, labels, strict=True)):
         try:
             by_name = options_by_name(saving, label, source).dtype
@@ -49,7 +56,7 @@ def wanted_dtypes(
                 continue
             if by_name is None and not _same_category(source.dtype, dtype):
                 continue
-            dtypes.check_cast(source.dtype, dtype)
+            casts.check(source.dtype, dtype, rule)
         except WaystationError as error:
             raise error.where(array=label)
         found[number] = dtype
@@ -63,12 +70,16 @@ def _same_category(present: str, wanted: str) -> bool:
 
 
 def apply(
-    chunks: Sequence[Chunk], sources: Sequence[ArraySource], labels: Sequence[str], wanted: dict[int, str]
+    chunks: Sequence[Chunk],
+    sources: Sequence[ArraySource],
+    labels: Sequence[str],
+    wanted: dict[int, str],
+    rule: casts.Rule,
 ) -> None:
     """Casts chunks, and makes the descriptions of their arrays say so.
 
     Raises:
-        InvalidInput: An integer does not fit the dtype that was asked for.
+        LossyCast: The dtype that was asked for does not hold a value.
     """
     own = [chunk for chunk in chunks if chunk.array in wanted]
     targets = {number: dtypes.of_name(name) for number, name in wanted.items()}
@@ -83,7 +94,7 @@ def apply(
         if slab is not None:
             place = np.ndarray(chunk.shape[:rank], target.host, slab, offset)
             try:
-                _cast_chunk(chunk, source, rank, place)
+                _cast_chunk(chunk, source, rank, place, rule)
             except WaystationError as error:
                 raise error.where(array=labels[chunk.array])
         _replace(chunk, target, rank, slab, address)
@@ -94,7 +105,9 @@ def apply(
         source.storage_item_bytes = target.storage_item_bytes
 
 
-def _cast_chunk(chunk: Chunk, source: ArraySource, rank: int, place: np.ndarray[Any, Any]) -> None:
+def _cast_chunk(
+    chunk: Chunk, source: ArraySource, rank: int, place: np.ndarray[Any, Any], rule: casts.Rule
+) -> None:
     host = dtypes.of_stored(source).host
     for part in chunk.blocks:
         block = part if part.device < 0 else copied_to_host(part, source.storage_item_bytes)
@@ -103,7 +116,7 @@ def _cast_chunk(chunk: Chunk, source: ArraySource, rank: int, place: np.ndarray[
             slice(begin, begin + extent)
             for begin, extent in zip(block.offset[:rank], block.shape[:rank], strict=True)
         )
-        dtypes.copy_cast(place[box] if box else place, values)
+        casts.copy(place[box] if box else place, values, rule)
 
 
 def _replace(

@@ -22,7 +22,9 @@ from waystation.checkpoint.export_files import ExportedArray, open_writer
 from waystation.checkpoint.opening import open_checkpoint, require_state
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.stored import AUTO
+from waystation.frameworks import casts as conversions
 from waystation.frameworks import dtypes
+from waystation.frameworks.casts import Rule
 from waystation.layouts.native.tree_file import ArrayLeaf
 from waystation.layouts.opened import Opened
 from waystation.safetensors.destination import Destination, Format, PlannedFile
@@ -59,6 +61,7 @@ def export(
     checkpointable_name: str = AUTO,
     select: str | None = None,
     casts: Mapping[str, str] | None = None,
+    allow_lossy_casts: bool = False,
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Exported:
@@ -74,12 +77,15 @@ def export(
         select: A regular expression; only leaves are exported whose dotted name it is found in.
         casts: Dtypes to convert, from one to another: `{"float32": "bfloat16"}`. That of PRNG keys may be
             cast to `uint32`, which gives their words.
+        allow_lossy_casts: Convert values that the new dtype does not hold, as the option
+            `array.loading.allow_lossy_casts` says, instead of raising `LossyCast`.
         overwrite: Replace an earlier export of this name.
         on_progress: Called with `(bytes written, bytes to write)` as it goes.
 
     Raises:
         NotFound: There is no checkpoint, or no such checkpointable.
         InvalidInput: There is nothing to export, or a cast is impossible.
+        LossyCast: A cast would lose more than rounding does.
         Unsupported: The format has no dtype for an array; the error names it.
         Conflict: A file is there already.
         Corrupt: The checkpoint is damaged; what was at `output` stays.
@@ -91,13 +97,14 @@ def export(
     opened = require_state(stored, source)
     destination = Destination(os.fspath(output), file_format, overwrite=overwrite)
     arrays, left_out = _select(opened, select)
-    planned = _plan(opened, arrays, destination.format, dict(casts or {}))
+    rule = Rule(allow_lossy_casts, "allow_lossy_casts (--allow-lossy-casts on the command line)")
+    planned = _plan(opened, arrays, destination.format, dict(casts or {}), rule)
     files = destination.plan(planned, max_shard_bytes)
     total = sum(entry.nbytes for entry in planned)
     progress = _Progress(total, on_progress)
     with destination.staged() as stage:
         for file in files:
-            _write_file(opened, file, os.path.join(stage, file.name), destination.format, progress)
+            _write_file(opened, file, os.path.join(stage, file.name), destination.format, rule, progress)
         paths = destination.publish(stage, files)
     return Exported(tuple(paths), len(planned), total, tuple(left_out))
 
@@ -144,7 +151,7 @@ def _why_nothing(labels: Sequence[str], select: str | None) -> str:
 
 
 def _plan(
-    opened: Opened, arrays: Sequence[int], file_format: Format, casts: dict[str, str]
+    opened: Opened, arrays: Sequence[int], file_format: Format, casts: dict[str, str], rule: Rule
 ) -> list[ExportedArray]:
     """How each array is written; refuses what the format cannot hold."""
     present = {opened.tree.arrays[array].dtype for array in arrays}
@@ -157,7 +164,7 @@ def _plan(
     for array in arrays:
         stored = opened.tree.arrays[array]
         try:
-            logical = _cast(dtypes.of_stored(stored), casts.get(stored.dtype))
+            logical = _cast(dtypes.of_stored(stored), casts.get(stored.dtype), rule)
             _require_held(file_format, logical)
         except WaystationError as error:
             raise error.where(array=opened.tree.labels[array])
@@ -166,11 +173,11 @@ def _plan(
     return planned
 
 
-def _cast(stored: dtypes.LogicalDtype, wanted: str | None) -> dtypes.LogicalDtype:
+def _cast(stored: dtypes.LogicalDtype, wanted: str | None, rule: Rule) -> dtypes.LogicalDtype:
     if wanted is None:
         return stored
     if stored.category != "key" or wanted != "uint32":
-        dtypes.check_cast(stored.name, wanted)
+        conversions.check(stored.name, wanted, rule)
     return dtypes.of_name(wanted)
 
 
@@ -209,7 +216,12 @@ def _native_name(logical: dtypes.LogicalDtype) -> str:
 
 
 def _write_file(
-    opened: Opened, file: PlannedFile[ExportedArray], path: str, file_format: Format, progress: _Progress
+    opened: Opened,
+    file: PlannedFile[ExportedArray],
+    path: str,
+    file_format: Format,
+    rule: Rule,
+    progress: _Progress,
 ) -> None:
     arrays = [entry.array for entry in file.arrays]
     shapes = [tuple(opened.tree.arrays[array].shape) for array in arrays]
@@ -223,7 +235,10 @@ def _write_file(
         for parts, found in read_ahead(groups, lambda group: read_parts(opened, arrays, group, options)):
             written = 0
             for part, values in zip(parts, found, strict=True):
-                converted = _converted(values, file.arrays[part.index].dtype)
+                try:
+                    converted = _converted(values, file.arrays[part.index].dtype, rule)
+                except WaystationError as error:
+                    raise error.where(array=file.arrays[part.index].label)
                 writer.write(file.arrays[part.index], converted)
                 written += converted.nbytes
             progress.add(written)
@@ -232,9 +247,9 @@ def _write_file(
                 writer.write(entry, np.empty(entry.shape, entry.dtype))
 
 
-def _converted(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _converted(values: np.ndarray[Any, Any], dtype: np.dtype[Any], rule: Rule) -> np.ndarray[Any, Any]:
     if values.dtype == dtype:
         return values
     converted = np.empty(values.shape, dtype)
-    dtypes.copy_cast(converted, values)
+    conversions.copy(converted, values, rule)
     return converted

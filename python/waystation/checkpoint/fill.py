@@ -20,7 +20,7 @@ from waystation._errors import WaystationError
 from waystation._options import ArrayLoadingOptions, Options
 from waystation.checkpoint import wanted
 from waystation.checkpoint.wanted import Decided, convert, is_scalar, scalar_type
-from waystation.frameworks import dtypes, registry
+from waystation.frameworks import casts, registry
 from waystation.frameworks.base import Codec, InPlace, StoredArray, Target
 from waystation.layouts.native.mapped import Mappings
 from waystation.layouts.native.read import OpenCheckpointable
@@ -50,7 +50,7 @@ class Filling:
         mappings = None
         if loading.mmap and not loading.verify and isinstance(opened, OpenCheckpointable):
             mappings = Mappings(opened)
-        arrays = [(batch.codec, _incoming(batch, decided, loading)) for batch in batches]
+        arrays = [(batch.codec, _incoming(batch, decided, options)) for batch in batches]
         self._filling = filling.Filling(opened, options, progress, mappings, arrays)
         self.resident, self.reading = self._filling.resident, self._filling.reading
 
@@ -63,6 +63,9 @@ class Filling:
         try:
             self._filling.finish(self._leaves)
         except WaystationError as error:
+            leaf = error.context.pop("leaf", None)
+            if isinstance(leaf, int):
+                error.where(array=self._leaves.key_path(leaf))
             if self.reading.options.array.loading.in_place:
                 error.add_note("arrays that were to be loaded in place may hold a part of what was loaded")
             raise
@@ -139,13 +142,14 @@ def _codec(opened: Opened, leaf: Any, abstract: Any, loading: ArrayLoadingOption
 
 
 @paused_collection()
-def _incoming(batch: _Batch, decided: Decided, loading: ArrayLoadingOptions) -> list[Incoming]:
+def _incoming(batch: _Batch, decided: Decided, options: Options) -> list[Incoming]:
     """The arrays of a batch with the places where they go."""
     with _naming_leaves(decided, batch.numbers):
-        targets = _targets(batch, decided, loading)
+        targets = _targets(batch, decided, options.array.loading)
+        rule = casts.rule_of_loads(options)
         for index, (stored, target) in enumerate(zip(batch.stored, targets, strict=True)):
             if stored.dtype != target.dtype:
-                _check_cast(stored.dtype, target.dtype, index)
+                _check_cast(stored.dtype, target.dtype, rule, index)
     return [
         Incoming(*columns)
         for columns in zip(batch.numbers, batch.stored, batch.arrays, batch.values, targets, strict=True)
@@ -194,9 +198,9 @@ def _abstract(decided: Decided, number: int) -> Any:
     return registry.ANY_NUMPY if is_scalar(abstract) else abstract
 
 
-def _check_cast(stored: str, wanted_dtype: str, index: int) -> None:
+def _check_cast(stored: str, wanted_dtype: str, rule: casts.Rule, index: int) -> None:
     try:
-        dtypes.check_cast(stored, wanted_dtype)
+        casts.check(stored, wanted_dtype, rule)
     except WaystationError as error:
         raise error.where(index=index)
 
@@ -235,6 +239,10 @@ class _Leaves:
         for incoming, leaf in zip(arrays, in_place.put(codec, arrays, made), strict=True):
             is_no_array = incoming.stored.framework in filling.NO_ARRAYS and codec.name == "numpy"
             self.made[incoming.leaf] = self._as_saved(leaf, incoming.stored) if is_no_array else leaf
+
+    def key_path(self, leaf: int) -> str:
+        """Key path of a leaf, for messages."""
+        return self._decided.key_path(leaf)
 
     def keep(self, arrays: Sequence[Incoming], leaves: Sequence[Any]) -> None:
         """Takes leaves that are made already."""

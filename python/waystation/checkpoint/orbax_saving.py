@@ -116,7 +116,7 @@ class OrbaxSaving(Saving):
             chunks = [value.chunk for value in arrays.values]
             for source in leaves.arrays:
                 source.blocks = []  # what others write may be changed or freed at once
-            cast.apply(chunks, leaves.arrays, leaves.names, wanted)
+            cast.apply(chunks, leaves.arrays, leaves.names, wanted, cast.rule_of(saving))
             arrays.describe()
             write_plan.check_paths(arrays)
         return Taken(leaves, arrays, chunks, leaves.arrays, wanted)

@@ -165,7 +165,7 @@ def take(described: Described, options: Options, writer: Writer = ALONE) -> Take
     for source in described.sources:
         source.blocks = []
     if wanted:
-        cast.apply(chunks, described.sources, described.labels, wanted)
+        cast.apply(chunks, described.sources, described.labels, wanted, cast.rule_of(saving))
     return Taken(described.structure, described.leaves, described.sources, labels, chunks, wanted)
 
 

@@ -157,7 +157,7 @@ def convert(value: Scalar, wanted: type[Scalar]) -> Scalar:
             converted: Scalar = wanted(value)  # type: ignore[arg-type]
         except (TypeError, OverflowError, ValueError) as error:
             raise InvalidInput(f"{value!r} cannot be loaded as {wanted.__name__}: {error}") from error
-        if converted == value or value != value:
+        if converted == value or (value != value and converted != converted):  # NaN stays NaN
             return converted
     raise InvalidInput(f"a stored {kind.__name__} ({value!r:.60}) cannot be loaded as {wanted.__name__}")
 

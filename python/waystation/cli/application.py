@@ -190,6 +190,9 @@ def _export(
         list[str] | None,
         typer.Option("--cast", metavar="FROM=TO", help="Convert one dtype to another; may be repeated."),
     ] = None,
+    allow_lossy_casts: Annotated[
+        bool, typer.Option("--allow-lossy-casts", help="Let --cast lose more than rounding does.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
@@ -199,7 +202,15 @@ def _export(
         from waystation.cli.commands import export
 
         request = export.Request(
-            path, output_path, file_format, max_shard_bytes, checkpointable, select, cast or [], overwrite
+            path,
+            output_path,
+            file_format,
+            max_shard_bytes,
+            checkpointable,
+            select,
+            cast or [],
+            allow_lossy_casts,
+            overwrite,
         )
         export.run(output, request)
 

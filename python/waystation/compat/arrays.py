@@ -1,7 +1,7 @@
 """Host arrays as arrays of a framework, in the way of the safetensors package.
 
 Invariants: host arrays that are given are given away, since what is made may alias them. Where JAX has no
-64-bit floats, 32-bit ones take their place, as that package has it; integers that would not fit are refused.
+64-bit floats, 32-bit ones take their place, as that package has it; values that would not fit are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation.frameworks import dtypes
+from waystation._options.in_effect import current_options
+from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import Codec, StoredArray
 
 
@@ -60,5 +61,5 @@ def made(
 
 def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     found = np.empty(array.shape, dtype)
-    dtypes.copy_cast(found, array)
+    casts.copy(found, array, casts.rule_of_loads(current_options()))
     return found

@@ -10,7 +10,6 @@ then `host_trailing` (only PRNG keys have one). Names read from files are valida
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from waystation._errors import Corrupt, InvalidInput, Unsupported, WaystationError
+from waystation._errors import Corrupt, Unsupported
 from waystation.frameworks.base import StoredArray
 
 Category = Literal["bool", "integer", "float", "complex", "packed", "key", "other"]
@@ -81,7 +80,7 @@ class LogicalDtype:
         storage: The safetensors dtype.
         trailing: The axes that storage appends to the logical shape.
         host_trailing: The axes that host arrays append to the logical shape.
-        category: What it may be cast to, see `check_cast`.
+        category: What it may be cast to, see `casts`.
     """
 
     name: str
@@ -226,96 +225,6 @@ def storage_numpy_dtype(storage_dtype: str) -> np.dtype[Any]:
     if name is None or name not in TABLE:
         raise Unsupported(f"unknown safetensors dtype {storage_dtype!r}; update waystation")
     return TABLE[name].host
-
-
-# ---- casts -------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1024)
-def check_cast(stored: str, wanted: str) -> None:
-    """Raises InvalidInput unless values of `stored` can become `wanted` by `numpy.ndarray.astype`.
-
-    Numbers become any numbers, except that complex ones stay complex. Everything else stays what it is;
-    packed bytes may be had as `uint8`.
-    """
-    if stored == wanted:
-        return
-    source, target = of_name(stored), of_name(wanted)
-    refusal = f"the saved dtype {stored} cannot be loaded as {wanted}"
-    if "key" in (source.category, target.category):
-        raise InvalidInput(
-            f"{refusal}: PRNG keys keep their implementation; ask for {stored}, or save and load "
-            "jax.random.key_data(key) to have them as numbers"
-        )
-    if "packed" in (source.category, target.category):
-        if wanted != "uint8" or source.category != "packed":
-            raise InvalidInput(f"{refusal}: packed 4-bit values load only as themselves or as uint8")
-    elif "other" in (source.category, target.category):
-        raise InvalidInput(f"{refusal}: only numbers can be cast; ask for {stored}")
-    elif source.category == "complex" and target.category != "complex":
-        raise InvalidInput(f"{refusal}: the imaginary part would be lost; load it as complex, take .real")
-
-
-def copy_cast(destination: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
-    """Copies `source` into `destination` of the same shape, casting.
-
-    Floats become what the narrower type has for them, infinity included. Narrow floats that ml_dtypes cannot
-    cast into one another directly go through a wider type, which holds all of their values exactly.
-
-    Raises:
-        InvalidInput: An integer does not fit the wanted integer type: another number would come out.
-    """
-    _check_integers(destination.dtype, source)
-    between = _dtype_between(source.dtype, destination.dtype)
-    if between is not None:
-        source = source.astype(between)
-    with np.errstate(all="ignore"):
-        np.copyto(destination, source, casting="unsafe")
-
-
-def cast_item_bytes(stored: str, wanted: str) -> int:
-    """Host bytes of one element that a cast needs beside its destination; none of the two is a PRNG key."""
-    source, between = of_name(stored).host, _dtype_between(of_name(stored).host, of_name(wanted).host)
-    return source.itemsize + (0 if between is None else between.itemsize)
-
-
-def _check_integers(wanted: np.dtype[Any], source: np.ndarray[Any, Any]) -> None:
-    categories = {of_numpy(wanted).category, of_numpy(source.dtype).category}
-    if categories != {"integer"} or not source.size:
-        return
-    present, limits = ml_dtypes.iinfo(source.dtype), ml_dtypes.iinfo(wanted)
-    if limits.min <= present.min and present.max <= limits.max:
-        return
-    least, most = int(source.min()), int(source.max())
-    if least < limits.min or most > limits.max:
-        raise InvalidInput(
-            f"values from {least} to {most} were saved as {source.dtype}, "
-            f"and {wanted} holds only {limits.min} to "
-            f"{limits.max}; ask for a wider dtype"
-        )
-
-
-@lru_cache(maxsize=1024)
-def _dtype_between(source: np.dtype[Any], destination: np.dtype[Any]) -> np.dtype[Any] | None:
-    """What values go through on their way between dtypes that do not cast into one another directly."""
-    if source == destination or np.can_cast(source, destination, casting="unsafe"):
-        return None
-    return np.dtype(np.complex64 if of_numpy(source).category == "complex" else np.float32)
-
-
-def check_request(shape: Sequence[int], dtype: str, stored: StoredArray, index: int) -> None:
-    """Raises InvalidInput if an abstract leaf asks for what the stored array cannot give."""
-    if tuple(shape) != tuple(stored.shape):
-        raise InvalidInput(
-            f"an array of shape {tuple(stored.shape)} was saved, the abstract state asks for {tuple(shape)}; "
-            "give the saved shape and reshape after loading",
-            index=index,
-        )
-    if dtype != stored.dtype:
-        try:
-            check_cast(stored.dtype, dtype)
-        except WaystationError as error:
-            raise type(error)(error.message, **(error.context | {"index": index})) from None
 
 
 # ---- NumPy dtypes without a name of their own --------------------------------------------------

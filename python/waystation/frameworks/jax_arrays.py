@@ -91,7 +91,7 @@ class JaxCodec:
         """Whether the engine can bring the array to its devices itself."""
         return jax_devices.goes_to_devices(target, stored_dtype)
 
-    def on_devices(self, targets: Sequence[Target], stored_dtypes: Sequence[str]) -> DeviceArrays:
+    def on_devices(self, targets: Sequence[Target], stored_dtypes: Sequence[str], _rule: Any) -> DeviceArrays:
         """The arrays there, to be filled; they are wanted as they are stored."""
         return jax_devices.DeviceArrays(targets)
 

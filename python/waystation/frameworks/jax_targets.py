@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceShar
 
 from waystation._errors import Corrupt, InvalidInput, Unsupported, WaystationError
 from waystation.coordination import jax_private
-from waystation.frameworks import dtypes
+from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import StoredArray, Target
 from waystation.frameworks.jax_dtypes import WIDE, jax_dtype, logical_of, wide_enabled
 from waystation.frameworks.jax_shardings import boxes_by_device, sharding_from_description
@@ -174,7 +174,7 @@ def _placed(
     chooser: _Chooser, stored: StoredArray, dtype: str, sharding: Sharding | None, index: int
 ) -> Target:
     if dtype != stored.dtype:
-        dtypes.check_request(stored.shape, dtype, stored, index)
+        casts.check_request(stored.shape, dtype, stored, index)
     return chooser.target(stored.shape, dtype, sharding, committed=True)
 
 
@@ -189,7 +189,7 @@ def _indexed(index: int, choose: Any, *arguments: Any) -> Target:
 def _asked(chooser: _Chooser, abstract: Any, stored: StoredArray, index: int) -> Target:
     dtypes.of_stored(stored)
     dtype = logical_of(abstract.dtype).name
-    dtypes.check_request(abstract.shape, dtype, stored, index)
+    casts.check_request(abstract.shape, dtype, stored, index)
     if isinstance(abstract, jax.Array):
         sharding = abstract.sharding if abstract.committed else None
         return chooser.target(abstract.shape, dtype, sharding, committed=True)

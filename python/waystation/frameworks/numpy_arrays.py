@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waystation._errors import InvalidInput, Unsupported, WaystationError
-from waystation.frameworks import dtypes
+from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import ArraySource, Block, StoredArray, Target
 from waystation.frameworks.carried import CarriedArray
 from waystation.frameworks.kinds import targets_by_kind
@@ -211,13 +211,13 @@ def _target(abstract: Any, stored: StoredArray, index: int) -> Target:
     dtype = stored.dtype if abstract.dtype is None else dtypes.of_numpy(abstract.dtype).name
     if dtype != stored.dtype and dtypes.numpy_dtype(stored.dtype) == abstract.dtype:
         dtype = stored.dtype  # packed values are held as the bytes that they are
-    dtypes.check_request(abstract.shape, dtype, stored, index)
+    casts.check_request(abstract.shape, dtype, stored, index)
     return _whole(stored, dtype, scalar)
 
 
 def _placed(stored: StoredArray, dtype: str, _place: Any, index: int) -> Target:
     if dtype != stored.dtype:
-        dtypes.check_request(stored.shape, dtype, stored, index)
+        casts.check_request(stored.shape, dtype, stored, index)
     return _whole(stored, dtype, scalar=False)
 
 

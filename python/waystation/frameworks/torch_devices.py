@@ -4,7 +4,7 @@ Small tensors share pieces of memory of at most 64 MiB, so that one survivor can
 larger ones have their own. Invariants: every tensor begins at a multiple of 256 bytes; memory is handed to
 the engine only once no kernel uses it any more, since torch hands out again what kernels may still be
 reading; nobody sees a tensor before all of it is there. Casts are those that any device rounds in the same
-way.
+way, once; a number that overflows is an error, as on the host.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from waystation._errors import Unavailable
+from waystation._errors import LossyCast, Unavailable
 from waystation.frameworks import torch_memory
 from waystation.frameworks.base import Target
+from waystation.frameworks.casts import Rule
 from waystation.grid import volume
 
 ALIGN_BYTES = 256
 OWN_BYTES = 1 << 20
 SHARED_BYTES = 64 << 20
+_CHECKED = 1 << 22  # elements that are compared at a time
 
 # What each dtype is cast to on devices. Torch rounds 64 bits to 32 on the way to 16, the host does not.
 _HALVES = frozenset({"float16", "bfloat16"})
@@ -49,8 +51,9 @@ class DeviceArrays:
         Unavailable: A device has not enough memory.
     """
 
-    def __init__(self, targets: Sequence[Target], stored_dtypes: Sequence[str]) -> None:
+    def __init__(self, targets: Sequence[Target], stored_dtypes: Sequence[str], rule: Rule) -> None:
         self._targets = targets
+        self._rule = rule
         self._dtypes = [torch_memory.torch_dtype(name) for name in stored_dtypes]
         self._bytes: list[torch.Tensor | None] = [None] * len(targets)
         self.regions: list[tuple[int, int, int]] = []
@@ -91,8 +94,39 @@ class DeviceArrays:
         target, dtype = self._targets[number], self._dtypes[number]
         tensor = as_tensor(own, dtype, target.boxes[0][1])
         wanted = torch_memory.torch_dtype(target.dtype)
-        found: torch.Tensor = target.placement.finished(tensor if dtype == wanted else tensor.to(wanted))
+        found: torch.Tensor = target.placement.finished(
+            tensor if dtype == wanted else cast(tensor, wanted, self._rule)
+        )
         return found
+
+
+def cast(tensor: torch.Tensor, wanted: torch.dtype, rule: Rule) -> torch.Tensor:
+    """A tensor of floats as one of other floats.
+
+    Raises:
+        LossyCast: A number has become infinity, and the rule forbids it.
+    """
+    found = tensor.to(wanted)
+    most = torch.finfo(wanted).max
+    if rule.may_lose or torch.finfo(tensor.dtype).max <= most or not tensor.numel():
+        return found
+    least, greatest = torch.aminmax(found)
+    if bool(torch.isfinite(least)) and bool(torch.isfinite(greatest)):
+        return found
+    parts = torch.split(tensor.flatten(), _CHECKED), torch.split(found.flatten(), _CHECKED)
+    for before, after in zip(*parts, strict=True):
+        is_lost = torch.isinf(after) & torch.isfinite(before)
+        if bool(is_lost.any()):
+            first, stored, held = before[is_lost][0].item(), _name(tensor.dtype), _name(wanted)
+            raise LossyCast(
+                f"the value {first} was saved as {stored}, and {held} holds numbers from {-most:.8g} to "
+                f"{most:.8g}; ask for a wider dtype, or set {rule.option}"
+            )
+    return found
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def carve(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from waystation import _native
 from waystation._errors import InvalidInput, WaystationError
-from waystation.frameworks import dtypes, torch_devices, torch_in_place, torch_memory, torch_pieces
+from waystation.frameworks import casts, dtypes, torch_devices, torch_in_place, torch_memory, torch_pieces
 from waystation.frameworks.base import (
     ArraySource,
     Broadcaster,
@@ -92,7 +92,7 @@ class TorchCodec:
         for index, (abstract, array) in enumerate(zip(abstracts, stored, strict=True)):
             try:
                 dtype = torch_memory.logical_of(abstract).name
-                dtypes.check_request(abstract.shape, dtype, array, index)
+                casts.check_request(abstract.shape, dtype, array, index)
                 found.append(_target(array, dtype, _asked(abstract)))
             except WaystationError as error:
                 raise error.where(index=index)
@@ -184,9 +184,11 @@ class TorchCodec:
         place = target.placement
         return place is not _ON_CPU[False] and torch_devices.goes_to_devices(target, stored_dtype)
 
-    def on_devices(self, targets: Sequence[Target], stored_dtypes: Sequence[str]) -> DeviceArrays:
+    def on_devices(
+        self, targets: Sequence[Target], stored_dtypes: Sequence[str], rule: casts.Rule
+    ) -> DeviceArrays:
         """The tensors there, to be filled; they may be stored in other dtypes."""
-        return torch_devices.DeviceArrays(targets, stored_dtypes)
+        return torch_devices.DeviceArrays(targets, stored_dtypes, rule)
 
     def replicas(
         self, targets: Sequence[Target], axis: str | int | None, first: int
@@ -285,7 +287,7 @@ def _target(stored: StoredArray, dtype: str, place: Placement) -> Target:
 
 def _placed(stored: StoredArray, dtype: str, place: Placement, index: int) -> Target:
     if dtype != stored.dtype:
-        dtypes.check_request(stored.shape, dtype, stored, index)
+        casts.check_request(stored.shape, dtype, stored, index)
     return _target(stored, dtype, place)
 
 

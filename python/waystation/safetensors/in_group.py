@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from waystation._options import Options
+from waystation.frameworks import casts
 from waystation.frameworks.base import Codec
 from waystation.grid import Box, intersect, relative_to, slices_of_box, volume
 from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser
@@ -174,7 +175,7 @@ class _Loading:
                 compositions[number] = composition
         composed = Composed(self.opened, list(compositions.values()), among)
         wanted = self.wanted(composed, list(compositions))
-        incoming = incoming_of(composed, self.codec, wanted)
+        incoming = incoming_of(composed, self.codec, wanted, casts.rule_of_loads(options))
         made = Made(composed, len(incoming))
         filling = Filling(composed, options, Progress(), None, [(self.codec, incoming)])
         with calling_arrays_tensors():
@@ -244,7 +245,7 @@ class _Sending:
             self._loading.opened, [part_of(self._plan.source_of(piece), piece.box) for piece in pieces]
         )
         wanted = self._loading.wanted(composed, [piece.result for piece in pieces])
-        incoming = incoming_of(composed, self._loading.codec, wanted)
+        incoming = incoming_of(composed, self._loading.codec, wanted, casts.rule_of_loads(self._options))
         return stream_arrays(composed, self._loading.codec, incoming, self._options)
 
     def _next(self, coming: Iterator[Any], run: Sequence[Piece]) -> list[Any]:

@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, WaystationError
-from waystation.frameworks import dtypes, registry
-from waystation.frameworks.base import Codec, StoredArray
+from waystation.frameworks import casts, dtypes, registry
+from waystation.frameworks.base import Codec, StoredArray, Target
 from waystation.layouts.opened import Opened
 from waystation.safetensors.description import PACKED
 from waystation.transfers import staging
@@ -97,10 +97,11 @@ class Wanted:
 
 
 @paused_collection()
-def incoming_of(opened: OpenedTensors, codec: Codec, wanted: Wanted) -> list[Incoming]:
+def incoming_of(opened: OpenedTensors, codec: Codec, wanted: Wanted, rule: casts.Rule) -> list[Incoming]:
     """The arrays with the places where they go, numbered as they are given."""
     with naming_tensors(opened, wanted.numbers):
         targets = codec.placed(wanted.stored, wanted.dtypes, wanted.places)
+        _check_casts(wanted, targets, rule)
     leaves = range(len(targets))
     values = itertools.repeat(None)
     return list(map(Incoming, leaves, wanted.stored, wanted.numbers, values, targets))
@@ -126,6 +127,15 @@ def calling_arrays_tensors() -> Iterator[None]:
     except WaystationError as error:
         name = error.context.pop("array", None)
         raise error.where(tensor=name)
+
+
+def _check_casts(wanted: Wanted, targets: Sequence[Target], rule: casts.Rule) -> None:
+    for index, (stored, target) in enumerate(zip(wanted.stored, targets, strict=True)):
+        if stored.dtype != target.dtype:
+            try:
+                casts.check(stored.dtype, target.dtype, rule)
+            except WaystationError as error:
+                raise error.where(index=index)
 
 
 class Made:

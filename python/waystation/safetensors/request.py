@@ -16,6 +16,7 @@ from waystation._collection import paused_collection
 from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation._options.in_effect import current_options
+from waystation.frameworks import casts
 from waystation.frameworks.base import Codec, StoredArray, Target
 from waystation.safetensors import by_rows, nesting
 from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser, renamed, selected
@@ -136,7 +137,7 @@ def decide(
     wanted = Wanted(numbers, new_names, stored, dtypes, places)
     is_mapped = mmap and not options.array.loading.verify
     mappings = Mappings(opened, _MAP_ALIGN_BYTES.get(codec.name)) if is_mapped else None
-    incoming = incoming_of(opened, codec, wanted)
+    incoming = incoming_of(opened, codec, wanted, casts.rule_of_loads(options))
     exchanged: dict[int, Target] = {}
     if may_exchange and mappings is None:
         exchanged = by_rows.prepare(opened, codec, incoming, options.array.loading.verify)

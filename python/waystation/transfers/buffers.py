@@ -23,7 +23,7 @@ from waystation import _native
 from waystation._collection import paused_collection
 from waystation._errors import Cancelled, WaystationError
 from waystation._options import Options
-from waystation.frameworks import dtypes
+from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import StoredArray, Target
 from waystation.grid import Box, relative_to, slices_of_box, volume
 from waystation.layouts.native import memory
@@ -243,9 +243,15 @@ def fill_buffers(reading: Reading, arrays: Iterable[Incoming], allocate: Allocat
     for (incoming, index), (buffer,) in zip(plan.parts, found, strict=True):
         incoming.buffers[index] = buffer
     if plan.made:
-        _allocate_made(plan.made, allocate)
+        _allocate_made(reading, plan.made, allocate)
         pieces = (piece for incoming, index in plan.made for piece in _pieces(reading, incoming, index))
         _fill_from_pieces(reading, pieces)
+
+
+def label_of(opened: Opened, number: int) -> str:
+    """What messages call an array; files of tensors have names of their own instead of a tree."""
+    names: Sequence[str] | None = getattr(opened, "labels", None)
+    return opened.tree.labels[number] if names is None else names[number]
 
 
 def _number(incoming: Incoming) -> int:
@@ -283,15 +289,23 @@ def allocate_boxes(wanted: Sequence[tuple[Incoming, int]], allocate: Allocate = 
         )
 
 
-def _allocate_made(made: Sequence[tuple[Incoming, int]], allocate: Allocate) -> None:
+def _allocate_made(reading: Reading, made: Sequence[tuple[Incoming, int]], allocate: Allocate) -> None:
     """Makes the buffers of boxes that are not simply read: scalars and zeros are there at once."""
     allocate_boxes(made, allocate)
     for incoming, index in made:
         buffer = incoming.buffers[index]
         if incoming.value is not None:
-            dtypes.copy_cast(buffer, incoming.value)
+            _cast_scalar(reading, incoming, buffer)
         elif fit.stored_part(incoming.stored, incoming.target.boxes[index]) != incoming.target.boxes[index]:
             fit.fill_with_zeros(buffer)
+
+
+def _cast_scalar(reading: Reading, incoming: Incoming, buffer: Buffer) -> None:
+    assert incoming.value is not None
+    try:
+        casts.copy(buffer, incoming.value, casts.rule_of_loads(reading.options))
+    except WaystationError as error:
+        raise error.where(leaf=incoming.leaf)
 
 
 @dataclass(slots=True)
@@ -309,7 +323,7 @@ def _pieces(reading: Reading, incoming: Incoming, index: int) -> Iterator[_Piece
     part = None if incoming.array is None else fit.stored_part(incoming.stored, box)
     if part is None or incoming.array is None:
         return
-    item_bytes = dtypes.cast_item_bytes(incoming.stored.dtype, incoming.target.dtype)
+    item_bytes = dtypes.of_name(incoming.stored.dtype).host.itemsize
     for offset, shape in cut(part[1], max(1, reading.cast_bytes // item_bytes)):
         start = tuple(at + begin for at, begin in zip(offset, part[0], strict=True))
         own = slices_of_box(relative_to((start, shape), box[0]))
@@ -324,13 +338,14 @@ def _fill_from_pieces(reading: Reading, pieces: Iterable[_Piece]) -> None:
 
     with contextlib.closing(read_ahead(runs(pieces, reading.cast_bytes), read)) as groups:
         for group, found in groups:
-            _cast(reading.opened, group, found)
+            _cast(reading, group, found)
             del found  # or it would live until the next group is here, and the one after is being read
 
 
-def _cast(opened: Opened, group: list[_Piece], found: list[list[Buffer]]) -> None:
+def _cast(reading: Reading, group: list[_Piece], found: list[list[Buffer]]) -> None:
+    rule = casts.rule_of_loads(reading.options)
     for piece, (values,) in zip(group, found, strict=True):
         try:
-            dtypes.copy_cast(piece.place, values)
+            casts.copy(piece.place, values, rule)
         except WaystationError as error:
-            raise error.where(array=opened.tree.labels[piece.request.array])
+            raise error.where(array=label_of(reading.opened, piece.request.array))

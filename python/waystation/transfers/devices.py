@@ -18,13 +18,13 @@ import numpy as np
 
 from waystation import _native
 from waystation._errors import WaystationError
-from waystation.frameworks import dtypes
+from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import Codec, DeviceArrays
 from waystation.grid import volume
 from waystation.layouts.native.destinations import Destinations
 from waystation.layouts.native.read import Request
 from waystation.layouts.opened import Opened
-from waystation.transfers.buffers import Incoming, Reading
+from waystation.transfers.buffers import Incoming, Reading, label_of
 
 CAST_GROUP_BYTES = 512 << 20
 
@@ -67,16 +67,28 @@ def load(
 
 def load_group(reading: Reading, codec: Codec, arrays: Sequence[Incoming]) -> list[Any]:
     """Loads arrays in one job."""
-    made, requests, destinations = _made(codec, arrays)
+    made, requests, destinations = _made(reading, codec, arrays)
     reading.read_to_devices(requests, destinations)
-    return [made.take(number) for number in range(len(arrays))]
+    return [_taken(reading, made, number, incoming) for number, incoming in enumerate(arrays)]
 
 
-def _made(codec: Codec, arrays: Sequence[Incoming]) -> tuple[DeviceArrays, list[Request], Destinations]:
+def _taken(reading: Reading, made: DeviceArrays, number: int, incoming: Incoming) -> Any:
+    try:
+        return made.take(number)
+    except WaystationError as error:
+        assert incoming.array is not None
+        raise error.where(array=label_of(reading.opened, incoming.array))
+
+
+def _made(
+    reading: Reading, codec: Codec, arrays: Sequence[Incoming]
+) -> tuple[DeviceArrays, list[Request], Destinations]:
     """Memory of devices for arrays, what is to be read for them, and where in that memory it goes."""
     make: Any = codec
     made: DeviceArrays = make.on_devices(
-        [incoming.target for incoming in arrays], [incoming.stored.dtype for incoming in arrays]
+        [incoming.target for incoming in arrays],
+        [incoming.stored.dtype for incoming in arrays],
+        casts.rule_of_loads(reading.options),
     )
     requests: list[Request] = []
     addresses: list[int] = []
@@ -100,7 +112,7 @@ class Bringing:
     def __init__(self, reading: Reading, codec: Codec, arrays: Sequence[Incoming]) -> None:
         self._opened: Any = reading.opened
         self._arrays = arrays
-        self._made, requests, destinations = _made(codec, arrays)
+        self._made, requests, destinations = _made(reading, codec, arrays)
         self._arriving = reading.start_to_devices(requests, destinations)
 
     def take(self, place: int) -> Any:

@@ -26,6 +26,7 @@ class Request:
     checkpointable: str | None
     select: str | None
     casts: list[str]
+    allow_lossy_casts: bool
     overwrite: bool
 
 
@@ -40,6 +41,7 @@ def run(output: Output, request: Request) -> None:
             checkpointable_name=request.checkpointable or "AUTO",
             select=request.select,
             casts=_casts(request.casts),
+            allow_lossy_casts=request.allow_lossy_casts,
             overwrite=request.overwrite,
             on_progress=on_progress,
         )
