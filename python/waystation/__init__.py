@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         arrays,
         errors,
         handlers,
+        memory,
         multihost,
         options,
         partial,
@@ -62,17 +63,33 @@ if TYPE_CHECKING:
 else:
     # Hidden from type checkers, which would otherwise let any attribute pass.
     _MODULES = (
-        *("arrays", "checkpoint", "errors", "handlers", "multihost"),
+        *("arrays", "checkpoint", "errors", "handlers", "memory", "multihost"),
         *("options", "partial", "path", "runtime", "safetensors", "training", "tree"),
     )
     _HOMES = {**dict.fromkeys(_MODULES), "register_node": "waystation.tree"}
+
+    # Names of Orbax's v0 interface, and what takes their place.
+    _REPLACED = {
+        "CheckpointManager": "waystation.training.Checkpointer",
+        "CheckpointManagerOptions": "the arguments of waystation.training.Checkpointer",
+        "PyTreeCheckpointer": "waystation.save and waystation.load",
+        "StandardCheckpointer": "waystation.save and waystation.load",
+        "Checkpointer": "waystation.training.Checkpointer, or waystation.save and waystation.load",
+        "AsyncCheckpointer": "waystation.save_async",
+        "PyTreeCheckpointHandler": "waystation.save and waystation.load",
+        "RestoreArgs": "an abstract state, see waystation.load",
+        "ArrayRestoreArgs": "an abstract state, see waystation.load",
+        "args": "waystation.save_checkpointables and waystation.load_checkpointables",
+    }
 
     def __getattr__(name):
         """Imports a public name from its home, `waystation.checkpoint` unless the table says otherwise."""
         import importlib
 
         if name not in __all__ and name not in _HOMES:
-            raise AttributeError(f"module 'waystation' has no attribute '{name}'")
+            other = _REPLACED.get(name)
+            advice = "" if other is None else f"; Waystation has Orbax's v1 interface: use {other}"
+            raise AttributeError(f"module 'waystation' has no attribute '{name}'{advice}")
         home = _HOMES.get(name, "waystation.checkpoint")
         if home is None:
             return importlib.import_module(f"waystation.{name}")
@@ -112,6 +129,7 @@ __all__ = [
     "load_checkpointables_async",
     "load_pytree",
     "load_pytree_async",
+    "memory",
     "metadata",
     "multihost",
     "options",

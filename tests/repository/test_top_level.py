@@ -87,3 +87,9 @@ finally:
     command = [sys.executable, "-c", program, "launch", "--", "true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_names_of_the_older_interface_say_what_to_use() -> None:
+    with pytest.raises(AttributeError, match=r"use waystation\.training\.Checkpointer"):
+        waystation.CheckpointManager  # type: ignore[attr-defined]  # noqa: B018
+    assert waystation.memory.MemoryTier

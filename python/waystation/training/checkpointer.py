@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from typing_extensions import deprecated
 
-from waystation._errors import InvalidInput
+from waystation._errors import InvalidInput, WrongType
 from waystation._options import Options
 from waystation.checkpoint.context import Context, copy_of_current
 from waystation.checkpoint.handlers.choice import STATE
@@ -39,6 +39,14 @@ from waystation.training.step_metadata import as_step
 from waystation.training.step_names import NameFormat, PathLike, standard_name_format
 from waystation.training.tiers import Tier
 from waystation.transfers.handle import AsyncResponse
+
+
+def _check_has(name: str, value: object, method: str, wanted: str) -> None:
+    """Refuses an argument that is no object with a method: a class would fail at the first save only."""
+    if value is None or (not isinstance(value, type) and callable(getattr(value, method, None))):
+        return
+    given = f"the class {value.__name__}; call it" if isinstance(value, type) else f"{value!r:.60}"
+    raise WrongType(f"{name} is an instance of {wanted} or None, not {given}")
 
 
 class Checkpointer(ReadingCheckpointer):
@@ -93,6 +101,8 @@ class Checkpointer(ReadingCheckpointer):
     ) -> None:
         if max_saves_in_flight < 1:
             raise InvalidInput(f"max_saves_in_flight is 1 or more, not {max_saves_in_flight}")
+        _check_has("save_decision_policy", save_decision_policy, "should_save", "a policy")
+        _check_has("memory", memory, "open", "waystation.memory.MemoryTier")
         own = copy_of_current() if context is None else Context(context)
         place = Place(root_of(directory), step_name_format or standard_name_format(), own)
         super().__init__(place, logger or StandardLogger())

@@ -71,7 +71,9 @@ class Request:
         check_checkpointables(checkpointables)
         for name in checkpointables:
             check_name(name)  # also where the policy says no, as in Orbax
-        return cls(as_step(step), checkpointables, overwrite, metrics, custom_metadata, time.time_ns())
+        return cls(
+            as_step(step), checkpointables, overwrite, _plain(metrics), custom_metadata, time.time_ns()
+        )
 
     def parts(self) -> dict[str, Any]:
         """All that the checkpoint is to hold."""
@@ -82,6 +84,16 @@ class Request:
         except (TypeError, ValueError, RecursionError) as error:
             raise not_json("metrics", error) from error
         return {**self.checkpointables, METRICS: self.metrics}
+
+
+def _plain(metrics: Any) -> Any:
+    """Metrics with Python numbers in the place of scalars of NumPy, JAX and torch."""
+    if isinstance(metrics, dict):
+        return {name: _plain(value) for name, value in metrics.items()}
+    if isinstance(metrics, list | tuple):
+        return [_plain(value) for value in metrics]
+    is_scalar = callable(getattr(metrics, "item", None)) and getattr(metrics, "shape", None) == ()
+    return metrics.item() if is_scalar else metrics
 
 
 class Saver:
