@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from orbax.checkpoint import pathways
 from orbax.checkpoint import v1 as oracle
 from tests.surface.walk import differences, public, same_default
 
@@ -79,6 +81,25 @@ def test_the_walk_sees_the_whole_api() -> None:
     assert {"save", "load_checkpointables_async", "Context", "training", "path", "PLACEHOLDER"} <= names
     assert {name for name, _ in public(oracle.training)} >= {"Checkpointer", "preservation_policies"}
     assert dict(public(oracle.training.save_decision_policies)).keys() >= {"FixedIntervalPolicy"}
+
+
+@pytest.mark.parametrize("member", [*pathways.CheckpointingImpl, None], ids=str)
+def test_what_orbax_takes_for_pathways_is_taken(member: Any, tmp_path: Path) -> None:
+    for number, library in enumerate((oracle, waystation)):
+        context: Any = library.Context()
+        context.pathways.checkpointing_impl = member
+        with context:
+            library.save(tmp_path / str(number), {"a": np.arange(3)})
+            assert library.load(tmp_path / str(number))["a"].tolist() == [0, 1, 2]
+        kept = context.pathways.checkpointing_impl
+        assert getattr(kept, "name", None) == getattr(member, "name", None)
+
+
+def test_what_is_no_choice_for_pathways_is_refused() -> None:
+    context = waystation.Context()
+    for value in ("dispatcher", 3, waystation.options.CheckpointLayout.AUTO):
+        with pytest.raises(waystation.errors.InvalidInput, match="CheckpointingImpl"):
+            context.pathways.checkpointing_impl = value  # type: ignore[assignment]
 
 
 def test_a_difference_has_a_name() -> None:

@@ -22,6 +22,7 @@ from waystation._options.files import EngineOptions, FileOptions
 from waystation._options.layouts import (
     AtomicityMode,
     AtomicityOptions,
+    CheckpointingImpl,
     CheckpointLayout,
     DeletionOptions,
     PathwaysOptions,
@@ -47,6 +48,7 @@ __all__ = [
     "AtomicityOptions",
     "CheckpointLayout",
     "CheckpointablesOptions",
+    "CheckpointingImpl",
     "DeletionOptions",
     "EngineOptions",
     "FileOptions",

@@ -128,15 +128,43 @@ class DeletionOptions(OptionGroup):
     gcs_deletion_options: _Gcs = field(default_factory=_Gcs)
 
 
+class CheckpointingImpl(enum.Enum):
+    """Who saves the arrays of a program on Pathways. In other programs it says nothing."""
+
+    COLOCATED_PYTHON = "colocated_python"
+    PERSISTENCE = "persistence"
+    NO_DISPATCHER = "no_dispatcher"
+
+    @classmethod
+    def from_options(
+        cls, *, use_colocated_python: bool = False, use_persistence_array_handler: bool = False
+    ) -> CheckpointingImpl:
+        """The member for two switches, of which the first counts where both are set."""
+        if use_colocated_python:
+            return cls.COLOCATED_PYTHON
+        return cls.PERSISTENCE if use_persistence_array_handler else cls.NO_DISPATCHER
+
+
+def _checkpointing_impl(value: Any) -> Any:
+    # The values of Orbax's members are numbers that it does not promise to keep; the names are public.
+    name = value.name if isinstance(value, enum.Enum) else value
+    known = isinstance(name, str) and name.upper() in CheckpointingImpl.__members__
+    return CheckpointingImpl[name.upper()] if known else value
+
+
+def _impl_or_none(value: Any) -> str | None:
+    return None if value is None else checks.member_of(CheckpointingImpl)(value)
+
+
 @dataclass(kw_only=True)
 class PathwaysOptions(OptionGroup):
     """How programs of one controller save.
 
     Attributes:
-        checkpointing_impl: Can only be None, which lets the program's own processes save.
+        checkpointing_impl: Taken for Orbax's sake: a `CheckpointingImpl` of Orbax's or of this package, or
+            its name. It is about programs on Pathways; in all others, the program's own processes save.
     """
 
-    checkpointing_impl: None = None
-    _checks: ClassVar = {
-        "checkpointing_impl": checks.only(None, because="programs on Pathways are not served by this version")
-    }
+    checkpointing_impl: CheckpointingImpl | None = None
+    _conversions: ClassVar = {"checkpointing_impl": _checkpointing_impl}
+    _checks: ClassVar = {"checkpointing_impl": _impl_or_none}
