@@ -31,7 +31,9 @@ def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str
         path: The checkpoint.
         abstract_state: What is wanted: the same tree with abstract leaves (`jax.ShapeDtypeStruct`
             with or without a sharding, tensors on any device, NumPy arrays, types or values of
-            scalars), or what `metadata` returned. Each leaf comes back as the kind of array that the
+            scalars; any object with a shape and a dtype asks for a NumPy array, with a sharding for one of
+            JAX), or what `metadata` returned. A sharding over an abstract mesh is over the mesh that the
+            calling thread has set (`jax.set_mesh`). Each leaf comes back as the kind of array that the
             abstract leaf is, with its dtype and sharding, in the given containers. Without it
             everything comes back as it was saved. For an array of the runtime there is a new one of its
             shape, dtype, sharding and slice, which its hosts load; other leaves of such a state can be
@@ -68,6 +70,8 @@ def load_async(
     path: PathLike, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO
 ) -> AsyncResponse[Any]:
     """Loads a state in the background; takes what `load` takes, and its handle raises what it raises.
+
+    Only shardings over an abstract mesh are refused: no mesh is in effect on the thread in the background.
 
     In a program of several processes, each reads what it needs: collectives from a thread in the background
     could come between those of the program. With the option `array.loading.load_and_broadcast = True` there

@@ -17,6 +17,7 @@ from waystation._options import PyTreeLoadingOptions
 from waystation.checkpoint.prepare import SCALARS
 from waystation.frameworks import dtypes, registry
 from waystation.frameworks.base import StoredArray
+from waystation.frameworks.described import is_described, standing_for
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, Scalar, TreeFile
 from waystation.tree import (
     Mismatch,
@@ -81,7 +82,7 @@ def as_asked(tree: TreeFile, abstract_state: Any, loading: PyTreeLoadingOptions)
         StructureMismatch: It has other leaves than the checkpoint.
         InvalidInput: An abstract leaf is nothing that a stored leaf could become.
     """
-    abstracts, structure = flatten(abstract_state)
+    abstracts, structure = flatten(abstract_state, is_described)
     if loading.select is not None:
         pairs = zip(abstracts, structure.labels(), strict=True)
         abstracts = [leaf if loading.selected(label) else PLACEHOLDER for leaf, label in pairs]
@@ -93,6 +94,7 @@ def as_asked(tree: TreeFile, abstract_state: Any, loading: PyTreeLoadingOptions)
     decided.stored = [
         PLACEHOLDER if number in absent else tree.leaves[place] for number, place in enumerate(found)
     ]
+    decided.abstracts = [_known(tree, decided, number, abstract) for number, abstract in enumerate(abstracts)]
     _check_kinds(decided)
     decided.extents = _other_extents(tree, decided)
     return decided
@@ -193,6 +195,18 @@ def _other_extents(tree: TreeFile, decided: Decided) -> dict[int, tuple[int, ...
         if len(wanted) == len(array.shape):
             found[number] = wanted
     return found
+
+
+def _known(tree: TreeFile, decided: Decided, number: int, abstract: Any) -> Any:
+    """An abstract leaf as one of a framework, if it only describes an array."""
+    if not is_described(abstract):
+        return abstract
+    leaf = decided.stored[number]
+    shape = tree.arrays[leaf.array].shape if type(leaf) is ArrayLeaf else ()
+    try:
+        return standing_for(abstract, tuple(shape))
+    except InvalidInput as error:
+        raise error.where(array=decided.key_path(number))
 
 
 def _check_kinds(decided: Decided) -> None:

@@ -108,7 +108,7 @@ class _Chooser:
         self, shape: tuple[int, ...], sharding: Sharding, committed: bool, layout: Any
     ) -> tuple[Placement, list[Box]]:
         if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
-            raise InvalidInput(f"{sharding} has an abstract mesh; give a sharding over a mesh of devices")
+            sharding = _over_mesh_in_effect(sharding)
         try:
             by_device = boxes_by_device(sharding, shape)
         except ValueError as error:
@@ -128,6 +128,20 @@ class _Chooser:
 
 
 # ---- targets -----------------------------------------------------------------------------------
+
+
+def _over_mesh_in_effect(sharding: NamedSharding) -> NamedSharding:
+    """A sharding over an abstract mesh, on the devices of the mesh that the calling thread has set."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        raise InvalidInput(
+            f"{sharding} has an abstract mesh, and no mesh is in effect; load within jax.set_mesh(mesh), or "
+            "give a sharding over a mesh of devices"
+        )
+    try:
+        return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+    except ValueError as error:
+        raise InvalidInput(f"{sharding} does not fit the mesh in effect ({mesh}): {error}") from error
 
 
 def targets(abstracts: Sequence[Any], stored: Sequence[StoredArray]) -> list[Target]:

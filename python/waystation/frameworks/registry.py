@@ -25,6 +25,7 @@ __all__ = [
     "available_codec",
     "codec_by_name",
     "codec_for",
+    "is_jax_node",
     "keys_of_program",
     "stored_scalar",
 ]
@@ -116,6 +117,11 @@ def _open_jax_node(value: Any) -> tuple[Children, Rebuild] | None:
     from waystation.frameworks import jax_nodes
 
     return jax_nodes.flatten_one_level(value)
+
+
+def is_jax_node(value: Any) -> bool:
+    """Whether the class of a value is registered with JAX as a node."""
+    return _open_jax_node(value) is not None
 
 
 register_fallback(_open_jax_node)

@@ -24,7 +24,7 @@ from waystation.tree._match import Mismatch, Tolerance, describe_difference, mat
 from waystation.tree._merge import merge
 from waystation.tree._named_node import NamedNode
 from waystation.tree._plain import plain
-from waystation.tree._registry import register_fallback, register_leaf, register_node
+from waystation.tree._registry import is_registered, register_fallback, register_leaf, register_node
 from waystation.tree._structure import Structure
 from waystation.tree._types import (
     AbstractLeaf,
@@ -60,6 +60,7 @@ __all__ = [
     "describe_difference",
     "flatten",
     "format_key_path",
+    "is_registered",
     "iterate_leaves",
     "label",
     "match",

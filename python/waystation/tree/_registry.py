@@ -128,6 +128,11 @@ def register_leaf(cls: type) -> None:
     openers[cls] = None
 
 
+def is_registered(cls: type) -> bool:
+    """Whether the program has registered a class as a node or a leaf."""
+    return cls in _leaf_classes or openers.get(cls) is not None
+
+
 def register_fallback(function: Fallback) -> Callable[[], None]:
     """Asks `function` about every value whose class is neither registered nor built in.
 

@@ -17,6 +17,7 @@ from waystation._errors import WaystationError
 from waystation.checkpoint import nested_state, prepare, wanted
 from waystation.checkpoint.handlers.types import PathAwaitingCreation, StatefulCheckpointable
 from waystation.frameworks import registry
+from waystation.frameworks.described import is_described
 from waystation.tree import flatten
 
 
@@ -60,10 +61,12 @@ class PyTreeHandler:
         if isinstance(abstract_checkpointable, StatefulCheckpointable):
             return False
         try:
-            return all(map(_is_abstract, flatten(abstract_checkpointable)[0]))
+            return all(map(_is_abstract, flatten(abstract_checkpointable, is_described)[0]))
         except WaystationError:
             return False
 
 
 def _is_abstract(leaf: Any) -> bool:
-    return leaf is ... or wanted.is_scalar(leaf) or registry.codec_for(leaf) is not None
+    if leaf is ... or wanted.is_scalar(leaf) or is_described(leaf):
+        return True
+    return registry.codec_for(leaf) is not None

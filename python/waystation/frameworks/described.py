@@ -1,0 +1,58 @@
+"""Leaves that only describe an array: they have a shape and a dtype, and are of no framework.
+
+Orbax's `AbstractArray` and `AbstractShardedArray` are protocols, which classes of users fulfil, often as
+dataclasses. Such a value asks for a NumPy array, or with a sharding for a JAX array.
+
+Invariant: a class that the program registered as a node, with this package or with JAX, is a node; so is
+every tuple.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from waystation._errors import InvalidInput
+from waystation.frameworks import registry
+from waystation.frameworks.numpy_arrays import AbstractNumpy
+from waystation.tree import is_registered
+
+
+def is_described(value: Any) -> bool:
+    """Whether a value describes an array, and no framework knows it."""
+    cls = type(value)
+    if cls in _NEVER or issubclass(cls, tuple | type) or is_registered(cls):
+        return False
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return False
+    return _is_shape(value.shape) and registry.codec_for(value) is None and not registry.is_jax_node(value)
+
+
+def standing_for(value: Any, stored_shape: tuple[int, ...]) -> Any:
+    """The abstract leaf of a framework for a value that describes an array.
+
+    Args:
+        value: One that `is_described`.
+        stored_shape: The shape where the value leaves it open.
+
+    Raises:
+        InvalidInput: Its shape or dtype is none, or it leaves open the dtype of an array with a sharding.
+    """
+    shape = stored_shape if value.shape is None else tuple(value.shape)
+    sharding = getattr(value, "sharding", None)
+    try:
+        if sharding is None:
+            return AbstractNumpy(shape, value.dtype)
+        import jax
+
+        return jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{value!r:.200} describes no array: {error}") from error
+
+
+_NEVER = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), dict, list})
+
+
+def _is_shape(shape: Any) -> bool:
+    if shape is None:
+        return True
+    return isinstance(shape, tuple | list) and all(hasattr(extent, "__index__") for extent in shape)
