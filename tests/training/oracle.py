@@ -35,4 +35,4 @@ def preserved(policy: Any, context: Any, steps: Sequence[Step]) -> list[bool]:
 
 def names_in(root: Path) -> list[str]:
     """The directories of steps, without what either library keeps beside them."""
-    return sorted(path.name for path in root.iterdir() if path.name not in ("metadata", ".waystation-leases"))
+    return sorted(path.name for path in root.iterdir() if path.name != "metadata")

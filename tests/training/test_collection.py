@@ -40,7 +40,8 @@ def steps_of(checkpointer: Checkpointer) -> list[int]:
 
 
 def lease_files(root: Path) -> list[str]:
-    return os.listdir(root / leases.DIRECTORY)
+    directory = root / leases.DIRECTORY
+    return os.listdir(directory) if directory.exists() else []
 
 
 def other_system() -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from waystation.training.leases import Leases
 
 
 def lease_files(root: Path) -> list[str]:
-    return os.listdir(root / leases.DIRECTORY)
+    directory = root / leases.DIRECTORY
+    return os.listdir(directory) if directory.exists() else []
 
 
 def test_a_reader_shows_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +89,29 @@ def test_a_lease_that_is_being_written_counts(tmp_path: Path) -> None:
     (tmp_path / leases.DIRECTORY).mkdir()
     (tmp_path / leases.DIRECTORY / f"3.lease-{new_attempt_id()}").touch()
     assert Leases(tmp_path).is_held("3")
+
+
+def test_a_listing_of_steps_meets_no_leases_once_nobody_reads(tmp_path: Path) -> None:
+    held = Leases(tmp_path)
+    with held.hold("3"), held.hold("4"):
+        pass
+    with held.condemned("3"):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+def test_leases_that_come_and_go_at_once_are_all_put(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work(name: str) -> list[bool]:
+        own, seen = Leases(tmp_path), []
+        for _ in range(200):
+            with own.hold(name) as may_read:
+                seen.append(may_read and own.is_held(name))
+        return seen
+
+    with ThreadPoolExecutor(4) as threads:
+        for seen in threads.map(work, "1234"):
+            assert all(seen)
+    assert caplog.records == []
+    assert os.listdir(tmp_path) == []

@@ -5,6 +5,10 @@ checkpoint. Each puts its own first and then looks for the other's. So of a read
 at the same time at least one sees the other, and gives way: a reader takes another checkpoint, a collector
 leaves this one to the next collection.
 
+The directory is there while a file is in it, so that programs which list steps do not meet it once nobody
+reads. Whoever removes the last file removes the directory; whoever loses it between making it and putting a
+file into it makes it again.
+
 Both files have the identity of their process in their name, as attempts have (`layouts/native/attempts`):
 whose process provably no longer runs counts for nothing, and is removed. Of a process on another machine that
 cannot be proved. It counts until it has shown no sign of life for `EXPIRES_S`; a reader shows one each
@@ -25,6 +29,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from waystation._errors import PermissionDenied, from_os_error
 from waystation.layouts.native.attempts import is_dead, is_of_this_system, new_attempt_id, owner_record
@@ -32,6 +37,9 @@ from waystation.layouts.native.attempts import is_dead, is_of_this_system, new_a
 DIRECTORY = ".waystation-leases"
 HEARTBEAT_S = 60.0
 EXPIRES_S = 600.0
+
+# How often a directory is made again that others remove before it is used.
+_MAX_TRIES = 1000
 
 _LEASE, _CONDEMNED = ".lease-", ".condemned-"
 
@@ -86,8 +94,7 @@ class Leases:
     def _put(self, name: str, kind: str) -> Path | None:
         path = self._directory / f"{name}{kind}{new_attempt_id()}"
         try:
-            self._directory.mkdir(exist_ok=True)
-            with path.open("x", encoding="utf-8") as file:
+            with self._create(path) as file:
                 json.dump(owner_record(), file)
         except OSError as error:
             typed = from_os_error(error, "write the lease", os.fspath(path))
@@ -95,6 +102,13 @@ class Leases:
                 _log.warning("checkpoint '%s' is used without a lease: %s", name, typed)
             return None
         return path
+
+    def _create(self, path: Path) -> IO[str]:
+        for _ in range(_MAX_TRIES):
+            self._directory.mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                return path.open("x", encoding="utf-8")
+        return path.open("x", encoding="utf-8")
 
     def _living(self, name: str, kind: str) -> bool:
         """Whether a process that may still run has put such a file; those of dead ones are removed."""
@@ -138,8 +152,11 @@ def _is_over(path: Path, identity: str) -> bool:
 
 
 def _remove(path: Path) -> None:
+    """Removes a file, and its directory if that is empty then."""
     with contextlib.suppress(OSError):
         path.unlink()
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
 
 
 class _Heartbeat:
