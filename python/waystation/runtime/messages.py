@@ -9,6 +9,7 @@ controller's, never given twice, and mean nothing to hosts.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -195,6 +196,13 @@ class Identify:
 Instruction: TypeAlias = (
     Run | Put | Get | Spill | Restore | Save | Load | BeginJoining | EndJoining | Identify
 )
+# What only moves bytes between devices and storage: other messages neither wait for it nor are waited for.
+TRANSFERS = (Save, Load, BeginJoining, EndJoining, Identify)
+
+
+def is_transfer(instructions: Sequence[Instruction]) -> bool:
+    """Whether instructions move bytes between devices and storage, beside what makes room for them."""
+    return any(isinstance(each, TRANSFERS) for each in instructions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from waystation.runtime.hosts.answers import answering
 from waystation.runtime.hosts.host import Host
-from waystation.runtime.hosts.world import free_address
-from waystation.runtime.messages import Message, Run
+from waystation.runtime.hosts.world import World, free_address
+from waystation.runtime.messages import Load, Message, Run, Save
 from waystation.runtime.scheduling import ReorderBuffer
+from waystation.transfers.handle import AsyncResponse, Progress
 
 
 class DeafHost(Host):
@@ -41,6 +45,33 @@ class CutHost(Host):
             assert self._control is not None
             self._control.close()
         super().begin(number, message)
+
+
+class SlowHost(Host):
+    """Ends a save or a load once the file beside its checkpoint is there whose name has `.go` at its end: as
+    hosts do whose storage is slow."""
+
+    def _join(self, world: World, address: str) -> tuple[tuple[str, ...], str]:
+        joined = super()._join(world, address)
+        checkpoints = self._work._checkpoints
+        checkpoints.begin_save = _slow(checkpoints.begin_save)
+        checkpoints.begin_load = _slow(checkpoints.begin_load)
+        return joined
+
+
+def _slow(begin: Callable[..., AsyncResponse[Any]]) -> Callable[..., AsyncResponse[Any]]:
+    def slowly(instruction: Save | Load, *arguments: Any) -> AsyncResponse[Any]:
+        began = begin(instruction, *arguments)
+
+        def wait(progress: Progress) -> Any:
+            del progress
+            while not Path(f"{instruction.path}.go").exists():
+                time.sleep(0.05)
+            return began.result()
+
+        return AsyncResponse(f"{began!r}, slowly", wait)
+
+    return slowly
 
 
 class HeldHost(Host):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from waystation.errors import InvalidInput
-from waystation.runtime.hosts.lane import Lane, Report
+from waystation.runtime.hosts.lane import Lane, Moving, Report
 
 WAIT_S = 60.0
 
@@ -203,3 +203,70 @@ def test_what_has_ended_is_told_before_the_next_is_waited_for() -> None:
     may_end.set()
     assert all_told.wait(WAIT_S)
     lane.close()
+
+
+class Transfer:
+    """A save or a load: what moves bytes until the test says that it ends."""
+
+    def __init__(self) -> None:
+        self.moved = 0
+        self.end = threading.Event()
+
+    def __call__(self) -> str:
+        assert self.end.wait(WAIT_S)
+        return "moved"
+
+    def progress(self) -> tuple[int, int]:
+        return self.moved, 10
+
+
+def transferring(devices: Devices, **options: Any) -> tuple[Lane[str], dict[str, Transfer]]:
+    transfers: dict[str, Transfer] = {}
+
+    def begin(message: str, note: Callable[[str], None]) -> Callable[[], Any]:
+        if not message.startswith("save"):
+            return devices.begin(message, note)
+        note(message)
+        devices.dispatched.release()
+        return transfers.setdefault(message, Transfer())
+
+    lane: Lane[str] = Lane(
+        begin, clock=devices.clock, is_transfer=lambda message: message.startswith("save"), **options
+    )
+    return lane, transfers
+
+
+def test_nothing_waits_for_a_transfer_and_its_bytes_are_seen(devices: Devices) -> None:
+    lane, transfers = transferring(devices, ahead=1)
+    devices.ends["after"] = threading.Event()
+    devices.ends["after"].set()
+    save, after = lane.submit(0, "save"), lane.submit(1, "after")
+    assert after.result(WAIT_S) == "result of after"
+    assert not save.done()
+    devices.now_s = 100.0
+    report = lane.report()
+    assert (report.begun, report.ended, report.stalled_s, report.doing) == (2, 1, 0.0, "")
+    assert report.moving == (Moving("save", 0, 10, unchanged_s=100.0),)
+    transfers["save"].moved = 7
+    assert lane.report().moving == (Moving("save", 7, 10, unchanged_s=0.0),)
+    devices.now_s = 103.0
+    assert lane.report().moving == (Moving("save", 7, 10, unchanged_s=3.0),)
+    transfers["save"].end.set()
+    assert save.result(WAIT_S) == "moved"
+    assert lane.report() == Report(begun=2, ended=2, waiting=0, doing="", stalled_s=0.0)
+    lane.close()
+
+
+def test_at_most_so_many_transfers_are_under_way(devices: Devices) -> None:
+    lane, transfers = transferring(devices, transfers=2)
+    futures = [lane.submit(number, f"save {number}") for number in range(3)]
+    devices.wait_for(2)
+    assert len(lane.report().moving) == 2
+    transfers["save 1"].end.set()
+    devices.wait_for(1)
+    assert futures[1].result(WAIT_S) == "moved"
+    assert not futures[0].done()
+    for transfer in transfers.values():
+        transfer.end.set()
+    lane.close()
+    assert [future.result(0) for future in futures] == ["moved"] * 3

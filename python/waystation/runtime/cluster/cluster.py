@@ -145,6 +145,7 @@ class Cluster:
         max_restarts: int = MAX_RESTARTS,
         device_memory_bytes: int | None = None,
         spill_bytes: int = 0,
+        computation_limit_s: float | None = None,
     ) -> Island:
         """Builds an island; returns when it is ready. Others go on meanwhile.
 
@@ -155,13 +156,15 @@ class Cluster:
             devices_per_host: How many devices each has.
             kind: `cpu`, where a host makes as many devices as it is told, or `gpu`.
             labels: What else is said of it.
-            deadline_s: How long a host may be silent, or have something to do without any of it ending,
-                before it counts as dead; in seconds. Longer than the longest computation.
+            deadline_s: How long a host may be silent, or do nothing of what it was told, before it counts as
+                dead; in seconds. Computations, saves and loads that go on may take longer.
             max_restarts: How often it is rebuilt after the loss of a host.
             device_memory_bytes: How much arrays may take on each device; None for no limit. Programs for
                 which there is no room now wait until there is, in their order.
             spill_bytes: How much of what there is no room for each host may keep in its own memory instead;
                 arrays that have not been used for longest go first, and come back when they are used.
+            computation_limit_s: How long a host may be at one computation, in seconds, before it counts as
+                dead even if it goes on; None for no limit.
 
         Raises:
             Conflict: There is an island of that name.
@@ -178,6 +181,7 @@ class Cluster:
             host_class=self._host_class,
             device_memory_bytes=device_memory_bytes,
             spill_bytes=spill_bytes,
+            computation_limit_s=computation_limit_s,
         )
         return Island(self._living, ask(self._living.manager.add_island.remote(request)))
 

@@ -8,16 +8,33 @@ or by itself a moment later, since every frame wakes a host. In the event loop o
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from waystation._errors import Corrupt
 from waystation.runtime.control.host_words import BeginMessage, ReleaseBuffers, Told, pack_told, unpack_done
 from waystation.runtime.control.listener import End
 from waystation.runtime.control.words import Packer, Unpacker
-from waystation.runtime.messages import Done, Message
+from waystation.runtime.messages import Done, Message, is_transfer
 
 _RELEASES_WAIT_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A message that a host was told and has not ended.
+
+    Attributes:
+        number: Its place among all that the host was told.
+        place: Its place in the order of the island.
+        hosts: The hosts of the island that take part in its work.
+        is_transfer: Whether it moves bytes between devices and storage: no other message waits for its end.
+    """
+
+    number: int
+    place: int
+    hosts: frozenset[str]
+    is_transfer: bool
 
 
 class HostLane:
@@ -39,7 +56,7 @@ class HostLane:
         self._end = end
         self._on_done = on_done
         self._count = 0
-        self._under_way: deque[tuple[int, int]] = deque()  # place in the order of the island, work
+        self._under_way: dict[int, UnderWay] = {}  # by work, in order
         self._waiting: list[Told] = []
         self._is_urgent = False
         self._later: asyncio.TimerHandle | None = None
@@ -50,20 +67,20 @@ class HostLane:
     @property
     def work(self) -> int:
         """The work that the host is at, as far as is known; -1 if there is none."""
-        return self._under_way[0][1] if self._under_way else -1
+        computing = (work for work, each in self._under_way.items() if not each.is_transfer)
+        return next(computing, next(iter(self._under_way), -1))
 
-    @property
-    def owes(self) -> bool:
-        """Whether it was told something that it has not said to have ended."""
-        return bool(self._under_way)
+    def first(self) -> UnderWay | None:
+        """The first message that the host has not ended, without transfers; None if there is none."""
+        return next((each for each in self._under_way.values() if not each.is_transfer), None)
 
-    def front(self, default: int) -> int:
-        """The place in the order of the island of the first message that it has not ended.
+    def owes(self, begun: int) -> bool:
+        """Whether it was told something that it has not said to have ended, other than transfers that go on.
 
         Args:
-            default: The place after all that there are.
+            begun: How many messages it has begun.
         """
-        return self._under_way[0][0] if self._under_way else default
+        return self.first() is not None or any(True for _ in self._unbegun(begun))
 
     def place(self, begun: int, default: int) -> int:
         """The place in the order of the island of the first message that a host has not begun.
@@ -72,12 +89,22 @@ class HostLane:
             begun: How many it has begun.
             default: The place after all that there are.
         """
-        ahead = begun - (self._count - len(self._under_way))
-        return self._under_way[ahead][0] if 0 <= ahead < len(self._under_way) else default
+        return next((each.place for each in self._unbegun(begun)), default)
 
-    def begin(self, place: int, message: Message) -> None:
-        """Tells it to begin a message, which has a place in the order of the island."""
-        self._under_way.append((place, message.work))
+    def _unbegun(self, begun: int) -> Iterator[UnderWay]:
+        return (each for each in self._under_way.values() if each.number >= begun)
+
+    def begin(self, place: int, message: Message, hosts: Collection[str]) -> None:
+        """Tells it to begin a message.
+
+        Args:
+            place: The place of the message in the order of the island.
+            message: The message.
+            hosts: The hosts of the island that take part in its work.
+        """
+        self._under_way[message.work] = UnderWay(
+            self._count, place, frozenset(hosts), is_transfer(message.instructions)
+        )
         self._waiting.append(BeginMessage(self._count, message))
         self._count += 1
         self._is_urgent = True
@@ -109,8 +136,9 @@ class HostLane:
 
     def _hear(self, body: bytes) -> None:
         done = unpack_done(self._unpacker.open(body))
-        if len(done) > len(self._under_way):
-            raise Corrupt(f"'{self._end.name}' says that it has done more than it was told to")
-        for _ in done:
-            self._under_way.popleft()
+        for each in done:
+            if self._under_way.pop(each.work, None) is None:
+                raise Corrupt(
+                    f"'{self._end.name}' says that it has done work {each.work}, which it was not told"
+                )
         self._on_done(done)

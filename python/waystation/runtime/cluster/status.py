@@ -40,12 +40,14 @@ class IslandRequest:
         devices_per_host: How many devices each host has.
         kind: What the devices are, `cpu` or `gpu`.
         labels: What else is said of it.
-        deadline_s: How long a host may be silent, or have something to do without any of it ending, before it
-            counts as dead; in seconds.
+        deadline_s: How long a host may be silent, or do nothing of what it was told, before it counts as
+            dead; in seconds.
         max_restarts: How often it is rebuilt.
         host_class: Module and name of the class of its hosts.
         device_memory_bytes: How much arrays may take on each device; None for no limit.
         spill_bytes: How much of what does not fit each host may keep in its own memory instead.
+        computation_limit_s: How long a computation may take before its host counts as dead; None for no
+            limit; in seconds.
     """
 
     name: str
@@ -58,6 +60,7 @@ class IslandRequest:
     host_class: str = HOST_CLASS
     device_memory_bytes: int | None = None
     spill_bytes: int = 0
+    computation_limit_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name or not self.name.isprintable():
@@ -71,6 +74,8 @@ class IslandRequest:
             raise InvalidInput(f"devices of island '{self.name}' cannot be '{self.kind}': use 'cpu' or 'gpu'")
         if self.deadline_s <= 0 or self.max_restarts < 0:
             raise InvalidInput(f"island '{self.name}' needs a deadline above 0 s, and 0 or more restarts")
+        if self.computation_limit_s is not None and self.computation_limit_s <= 0:
+            raise InvalidInput(f"island '{self.name}' needs a limit of computations above 0 s, or none")
         if (self.device_memory_bytes or 1) < 1 or self.spill_bytes < 0:
             raise InvalidInput(f"island '{self.name}' needs memory for arrays: 1 byte or more on each device")
 

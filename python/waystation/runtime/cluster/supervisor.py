@@ -28,7 +28,7 @@ from waystation.runtime.controller import Abandon, Begin, Prepare, Release
 from waystation.runtime.errors import HostLost, IslandFailed, NoSuchIsland
 from waystation.runtime.hosts.answers import unwrap
 from waystation.runtime.hosts.host import Health
-from waystation.runtime.hosts.lane import Report
+from waystation.runtime.hosts.lane import Moving, Report
 from waystation.runtime.messages import Done
 
 _DIED = "has died"
@@ -150,7 +150,7 @@ class Supervisor:
         if effect.epoch != self.epoch or self.state is not IslandState.READY:
             return
         for host, message in effect.messages.items():
-            self._lanes[host].begin(self._begun, message)
+            self._lanes[host].begin(self._begun, message, effect.messages)
         self._begun += 1
 
     def release(self, effect: Release) -> None:
@@ -234,7 +234,7 @@ class Supervisor:
             address="" if member.description is None else member.description.address,
             process_id=member.process_id,
             devices=member.devices,
-            doing=health.report.doing,
+            doing=health.report.doing or ", ".join(map(_moving, health.report.moving)),
             ended=health.report.ended,
             stalled_s=health.report.stalled_s,
             array_bytes=health.array_bytes,
@@ -282,7 +282,7 @@ class Supervisor:
     async def _watch(self, members: list[Member], epoch: int) -> None:
         """Asks hosts how far they are, for as long as the epoch lasts."""
         deadline_s = self.request.deadline_s
-        watchdog = Watchdog(deadline_s)
+        watchdog = Watchdog(deadline_s, self.request.computation_limit_s)
         while epoch == self.epoch and self.state is IslandState.READY:
             await asyncio.sleep(interval_s(deadline_s))
             answers = await asyncio.gather(*(self._ask(member) for member in members))
@@ -303,8 +303,12 @@ class Supervisor:
         lane = self._lanes[host]
         if health is None:
             return Seen(None)
-        place = lane.place(health.report.begun, self._begun)
-        return Seen(replace(health.report, begun=place), lane.front(self._begun), lane.owes)
+        begun = health.report.begun
+        report = replace(health.report, begun=lane.place(begun, self._begun))
+        first = lane.first()
+        if first is None:
+            return Seen(report, self._begun, owes=lane.owes(begun))
+        return Seen(report, first.place, owes=True, hosts=first.hosts)
 
     async def _ask(self, member: Member) -> Any:
         deadline_s = self.request.deadline_s
@@ -376,6 +380,10 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # the loop itself does not keep it
         task.add_done_callback(self._tasks.discard)
+
+
+def _moving(transfer: Moving) -> str:
+    return f"{transfer.doing} ({transfer.done_bytes:,} of {transfer.total_bytes:,} bytes)"
 
 
 async def _awaited(reference: Any) -> Any:

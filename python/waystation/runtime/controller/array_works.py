@@ -15,7 +15,7 @@ from waystation._errors import WaystationError
 from waystation.runtime.controller.arrays import StoredArray, require_placed
 from waystation.runtime.controller.works import HostPart, IslandPart, Work
 from waystation.runtime.ir import Value
-from waystation.runtime.messages import Block, Get, Instruction, Put
+from waystation.runtime.messages import Block, Get, Instruction, Put, is_transfer
 from waystation.runtime.objects import Reservation
 from waystation.runtime.scheduling import ClientNumbers, RunKey
 
@@ -45,6 +45,9 @@ class Submit:
         self._work.error = self._work.error or error
         if self._work.error is None:
             told = self._tell()
+            self._work.is_transfer = is_transfer(told)
+            if self._work.is_transfer:
+                self._work.cost_seconds = 0.0
             for part in self._work.parts.values():
                 for host in part.hosts.values():
                     host.instructions = told
@@ -102,8 +105,19 @@ class ArrayWorks:
         program: str,
         tell: Tell,
         on_end: OnEnd = lambda work: None,
+        *,
+        is_load: bool = False,
     ) -> Submit:
-        """A work that makes arrays of one island, which have been created for it."""
+        """A work that makes arrays of one island, which have been created for it.
+
+        Args:
+            stored: The arrays.
+            key: Of the work.
+            program: For people.
+            tell: What each of its hosts is told.
+            on_end: Called when it has ended.
+            is_load: Whether they are loaded: what uses them gets its place only when they are there.
+        """
 
         def end(work: Work) -> None:
             if work.error is None:
@@ -121,7 +135,10 @@ class ArrayWorks:
                     peak[device] = peak.get(device, 0) + taken
             return Reservation(key, peak, outputs=outputs)
 
-        return self._of_arrays(stored, key, program, program, tell, reserve, end)
+        submit = self._of_arrays(stored, key, program, program, tell, reserve, end)
+        if is_load:
+            self._controller.orders.loads.add(key)
+        return submit
 
     def using(
         self,

@@ -301,7 +301,7 @@ class _Loading:
         def tell() -> tuple[Instruction, ...]:
             return (Load(self._path, self._tree, arrays, processes, identity(), self._options),)
 
-        return self._controller.works.making(stored, self._key, self._name, tell, self._ended)
+        return self._controller.works.making(stored, self._key, self._name, tell, self._ended, is_load=True)
 
     def _ended(self, work: Work) -> None:
         values = next((said for said in work.said.values() if isinstance(said, tuple)), ())

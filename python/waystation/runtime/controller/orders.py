@@ -4,7 +4,9 @@ What drives it: `submit` and `drop_client`, `prepared` when hosts know lists, `d
 `lose` when a gang is lost, `give_up` at a deadline. What it emits is in `effects`, in the order in which it
 is to be carried out; a work that ends is told so (`Work.on_end`). Invariants: a work that was submitted ends,
 whatever fails; on each host works begin in the order of the island; a work that has failed before it began
-takes its place in the order and nothing else.
+takes its place in the order and nothing else; a work begins only when the loads of what it uses have ended,
+so that no host has to wait for a load before it goes on to the works of other clients. A transfer, a save or
+a load, takes no time of devices: once it has begun, schedulers no longer count it.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class Orders:
     Attributes:
         effects: What is to be carried out, in order; whoever carries it out empties it.
         observer: Is told how works go on.
+        loads: Works that load arrays and have not ended, from when they are made.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Orders:
     ) -> None:
         self.effects: list[Effect] = []
         self.observer = Observer()
+        self.loads: set[RunKey] = set()
         self._make_policy = make_policy
         self._failure_of = failure_of
         self._islands: dict[str, IslandOrder] = {}
@@ -126,7 +130,7 @@ class Orders:
             part.admitted, part.unadmitted, part.moves = set(), set(), {}
             if work.number in self._held:
                 self._line_up(self._held.pop(work.number))
-            elif work.key in placed:
+            elif work.key in placed or part.begun:
                 self._end_part(name, work)
         self._settle()
 
@@ -182,8 +186,7 @@ class Orders:
         for work in self._needing.pop(number):
             work.needs.discard(number)
             work.error = work.error or error
-            if not work.needs and work.number in self._held:
-                self._line_up(self._held.pop(work.number))
+            self._line_up_held(work)
         for then in self._told.pop(number, ()):
             then(error)
         self._settle()
@@ -197,7 +200,8 @@ class Orders:
             island = self._islands.get(name)
             if work.error is None and (island is None or island.epoch != part.epoch):
                 work.error = self._losses[name](work)  # while it waited for what comes before it
-        if work.needs and work.error is None:
+        work.awaits = self.loads.intersection(work.uses)
+        if (work.needs or work.awaits) and work.error is None:
             self._held[work.number] = work
         else:
             self._line_up(work)
@@ -258,6 +262,11 @@ class Orders:
         self._settle()
 
     # ---- how ------------------------------------------------------------------------------------
+
+    def _line_up_held(self, work: Work) -> None:
+        """Lines a work up that was held, if there is nothing more that it is held for."""
+        if work.number in self._held and (work.error is not None or not (work.needs or work.awaits)):
+            self._line_up(self._held.pop(work.number))
 
     def _line_up(self, work: Work) -> None:
         if work.order is None:
@@ -329,6 +338,8 @@ class Orders:
             }
             self.effects.append(Begin(name, island.epoch, work, messages))
             self.observer.dispatched(work, name)
+            if work.is_transfer:
+                self._dispatches.extend(island.scheduler.complete(work.key))
 
     def _failure(self, work: Work) -> WaystationError | None:
         """Why something that a work uses was not made."""
@@ -377,6 +388,12 @@ class Orders:
             seconds = max(part.device_seconds for part in work.parts.values())
             self._route(self._sequencer.complete(work.key, seconds if work.error is None else None))
         work.on_end(work)
+        if work.key in self.loads:
+            self.loads.discard(work.key)
+            for held in list(self._held.values()):
+                if work.key in held.awaits:
+                    held.awaits.discard(work.key)
+                    self._line_up_held(held)
 
 
 def _is_hearsay(error: WaystationError, other: WaystationError) -> bool:

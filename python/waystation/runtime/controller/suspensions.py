@@ -233,7 +233,7 @@ class Suspensions:
             stash.loading -= 1
             self._settle(stash)
 
-        controller.works.making(made_arrays, key, "resume", tell, loaded)()
+        controller.works.making(made_arrays, key, "resume", tell, loaded, is_load=True)()
 
     # ---- stashes -------------------------------------------------------------------------------
 

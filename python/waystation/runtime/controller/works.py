@@ -1,9 +1,10 @@
 """Works: what a client has asked for, as it waits, is dispatched, and ends; and what comes of that.
 
 A work is what gets one place in the order of each island that it touches: a subgraph of a program, an array
-to be put or fetched, a save. Its life: *held* until hosts know its lists and what comes before it in its
-program has ended; *in line* at a scheduler; *dispatched*, which is when it has its place; *begun* on an
-island as soon as its memory is there; *ended*, when every host has said so or was lost.
+to be put or fetched, a save. Its life: *held* until hosts know its lists, and the loads of what it uses and
+what comes before it in its program have ended; *in line* at a scheduler; *dispatched*, which is when it has
+its place; *begun* on an island as soon as its memory is there; *ended*, when every host has said so or was
+lost.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class Work:
         priority: Higher ones go first.
         uses: The runs that make what it uses: where one has failed, it fails alike, and does not begin.
         needs: Lists that hosts have to know first, by number; see `Prepare`.
+        awaits: Loads that make what it uses and have not ended: it takes its place when they have.
+        is_transfer: Whether it moves bytes between devices and storage, which takes no time of devices.
         fetched: The arrays that hosts have answered with, by host.
         said: What else hosts have answered, likewise.
         error: Why it has failed.
@@ -93,6 +96,8 @@ class Work:
     priority: int = 0
     uses: tuple[RunKey, ...] = ()
     needs: set[int] = field(default_factory=set)
+    awaits: set[RunKey] = field(default_factory=set)
+    is_transfer: bool = False
     fetched: dict[str, tuple[Fetched, ...]] = field(default_factory=dict)
     said: dict[str, Said] = field(default_factory=dict)
     error: WaystationError | None = None

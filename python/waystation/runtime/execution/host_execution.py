@@ -31,6 +31,9 @@ class HostExecution:
         host_functions: What host calls can call, by name.
         on_compiled: Called when a function has been waited for.
         recorder: Stamps what devices do; by default nobody does.
+
+    Attributes:
+        is_elsewhere: Whether what is begun now runs on no device: a function of Python, or storage.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class HostExecution:
         self.exchange = exchange
         self.host_functions: Mapping[str, HostFunction] = {} if host_functions is None else host_functions
         self.on_compiled = on_compiled
+        self.is_elsewhere = False
         self._find_device = find_device
         self._lists: dict[str, LoadedList] = {}
 

@@ -189,12 +189,15 @@ class RunningList:
             )
         self._observed.finish()  # which takes no longer: what the operands depend on is there
         began_ns = self._execution.recorder.now()
+        self._execution.is_elsewhere = True
         try:
             made = function(*operands)
         except WaystationError as error:
             raise error.where(**self._where(step, step.function))
         except Exception as error:
             raise self._failed(step, step.function, error) from error
+        finally:
+            self._execution.is_elsewhere = False
         self._observed.called_host(step, began_ns)
         pairs = zip(step.results, made, strict=True)
         return [self._loaded.lying(number).of_shards(list(blocks)) for number, blocks in pairs]

@@ -7,29 +7,41 @@ a part: the whole state, with something else in the places of what is not its ow
 whole and makes the parts one checkpoint. A load is one of some arrays for each then, all of the same
 checkpoint, which one host has compared with all that is wanted: each makes sure afterwards that it is still
 that one. A host has plain containers in the place of the program's classes, which it need not know.
+
+What hosts must do in one order, to open the sessions of their rounds and to take hold of the arrays of a
+save, is done when a transfer begins, in the order of the island; all else runs in a thread of the transfer.
+No collective runs there. A load with `array.loading.load_and_broadcast = True` has collectives, so it ends
+before the next message begins.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from waystation import checkpoint
 from waystation._errors import Conflict, Unavailable
+from waystation._options.in_effect import current_options
 from waystation.checkpoint.joining import Joining
+from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.matching import require_match
+from waystation.checkpoint.paths import resolve
+from waystation.checkpoint.stored import AUTO
 from waystation.frameworks.carried import AbstractKeys
 from waystation.frameworks.jax_dtypes import jax_dtype
 from waystation.runtime.messages import BeginJoining, EndJoining, Identify, Load, Save
 from waystation.runtime.state_trees import StateTree, require_small
+from waystation.transfers.handle import AsyncResponse
 from waystation.tree import flatten, format_key_path
 
 _RECORD = "checkpoint.json"  # other layouts have none, and are not told apart
+_BROADCAST = "array.loading.load_and_broadcast"
+Loaded: TypeAlias = tuple[dict[int, jax.Array], tuple[Any, ...]]
 _OF_OTHERS = False  # in the places of leaves that another part of a checkpoint has
 
 
@@ -39,8 +51,8 @@ class Checkpoints:
     def __init__(self) -> None:
         self._joinings: dict[str, Joining] = {}
 
-    def begin_save(self, instruction: Save, arrays: Mapping[int, jax.Array]) -> Callable[[], None]:
-        """Begins a save; what it returns waits until it is committed.
+    def begin_save(self, instruction: Save, arrays: Mapping[int, jax.Array]) -> AsyncResponse[None]:
+        """Begins a save, which ends when it is committed.
 
         From then on arrays may be donated: what is saved is what they are now.
 
@@ -56,29 +68,25 @@ class Checkpoints:
         state = instruction.tree.build(leaves, _OF_OTHERS)
         paths = flatten(state)[1].key_paths() if manner.options.storage else ()
         with _together(manner.options.context(paths), instruction.processes):
-            saving = checkpoint.save_async(
+            return checkpoint.save_async(
                 instruction.path,
                 state,
                 overwrite=manner.overwrite,
                 custom_metadata=manner.custom_metadata,
             )
 
-        def finish() -> None:
-            saving.result()
-
-        return finish
-
-    def load(
+    def begin_load(
         self, instruction: Load, shardings: Mapping[int, jax.sharding.Sharding]
-    ) -> tuple[dict[int, jax.Array], tuple[Any, ...]]:
-        """Loads arrays, and the values that are wanted.
+    ) -> AsyncResponse[Loaded]:
+        """Begins to load arrays, and the values that are wanted.
 
         Args:
             instruction: What is to be loaded.
             shardings: Of the arrays, by the numbers of their leaves.
 
         Returns:
-            The arrays, by these numbers, and the values in the order in which they are wanted.
+            What has, or raises, when it has ended: the arrays, by these numbers, and the values in the order
+            in which they are wanted.
 
         Raises:
             Conflict: Another checkpoint has taken the place of the one that was identified.
@@ -88,16 +96,18 @@ class Checkpoints:
         wanted = _wanted(instruction.tree)
         for leaf, _, value, _ in instruction.arrays:
             wanted[leaf] = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=shardings[leaf])
+        abstract = instruction.tree.build(wanted, checkpoint.PLACEHOLDER)
         with _together(instruction.options.context(), instruction.processes):
-            loaded = checkpoint.load(instruction.path, instruction.tree.build(wanted, checkpoint.PLACEHOLDER))
-        _check_identity(instruction)
-        leaves, structure = flatten(loaded)
-        values = [number for number, _ in instruction.tree.values]
-        if values:
-            places = structure.key_paths()
-            require_small({format_key_path(places[number]): leaves[number] for number in values})
-        arrays = {leaf: leaves[leaf] for leaf, _, _, _ in instruction.arrays}
-        return arrays, tuple(_told(leaves[number]) for number in values)
+            loading = Loading(
+                resolve(instruction.path),
+                [AUTO],
+                current_options(),
+                is_in_background=not may_broadcast(instruction),
+            )
+        return AsyncResponse(
+            f"loading '{instruction.path}'",
+            lambda progress: _loaded(instruction, loading.run(abstract, progress)),
+        )
 
     def identify(self, instruction: Identify) -> str:
         """What tells a checkpoint from any other.
@@ -142,6 +152,23 @@ class Checkpoints:
                 joining.discard()
             else:
                 joining.commit(instruction.parts, instruction.owners)
+
+
+def may_broadcast(instruction: Load) -> bool:
+    """Whether hosts may send each other what one of them has read, by collectives of their island."""
+    return dict(instruction.options.values).get(_BROADCAST) is True
+
+
+def _loaded(instruction: Load, state: Any) -> Loaded:
+    """What hosts keep, and tell, of a state that was loaded."""
+    _check_identity(instruction)
+    leaves, structure = flatten(state)
+    values = [number for number, _ in instruction.tree.values]
+    if values:
+        places = structure.key_paths()
+        require_small({format_key_path(places[number]): leaves[number] for number in values})
+    arrays = {leaf: leaves[leaf] for leaf, _, _, _ in instruction.arrays}
+    return arrays, tuple(_told(leaves[number]) for number in values)
 
 
 def _wanted(tree: StateTree) -> dict[int, Any]:

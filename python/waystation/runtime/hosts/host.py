@@ -3,7 +3,7 @@
 One process, one epoch: when its island is lost it is killed, and another takes its place in the next epoch.
 It has a connection to the controller (`waystation.runtime.control`), over which it is told what to do, and
 tells what is done, as much at a time as there is; the work is done by its lane, in order: what waits for
-nobody is begun by the thread that hears of it, and who waits for results tells of them. What
+nobody is begun by the thread that hears of it, and the threads that wait for results tell of them. What
 is rare, and its life and death, go by Ray: `health`, `stamps` and `attend` are called in the group
 `CONTROL`, which has a loop of its own, so they answer whatever the others do. Methods that answer give
 answers (`waystation.runtime.hosts.answers`).
@@ -31,9 +31,10 @@ from waystation.runtime.control.host_words import (
 )
 from waystation.runtime.control.words import Packer, Unpacker
 from waystation.runtime.hosts.answers import answering
+from waystation.runtime.hosts.idleness import Idleness
 from waystation.runtime.hosts.lane import Lane, Report, as_exception
 from waystation.runtime.hosts.world import Process, World, die_with_parent, free_address, join, name_in
-from waystation.runtime.messages import Done, HostList, Message
+from waystation.runtime.messages import Done, HostList, Message, is_transfer
 from waystation.runtime.scheduling import ReorderBuffer
 from waystation.runtime.timeline import HostRecorder, Stamps
 from waystation.runtime.transport import TcpTransport
@@ -93,7 +94,9 @@ class Host:
         self._transfers: Any = None
         self._recorder = HostRecorder()
         self._packer = Packer()
-        self._done: list[Done] = []  # what is to be told; of the thread that waits for results
+        self._telling = threading.Lock()  # what follows is of all threads that end messages
+        self._done: list[Done] = []  # what is to be told
+        self._idleness: Idleness | None = None
 
     def order(self) -> Any:
         """What orders its messages."""
@@ -131,8 +134,15 @@ class Host:
         self._work = work = HostWork(self.name, jax.devices(), self._transfers, self._recorder)
         self._control = control = Connector(world.controller, name_in(self._epoch, self.name), world.secret)
         tell = functools.partial(self._tell, control)
-        self._lane = Lane(work.begin, self.order(), is_quick=work.is_quick, on_pause=tell)
-        work.execution.on_compiled = self._lane.progress
+        self._lane = Lane(
+            work.begin,
+            self.order(),
+            is_quick=work.is_quick,
+            is_transfer=lambda message: is_transfer(message.instructions),
+            on_pause=tell,
+        )
+        work.execution.on_compiled = work.on_progress = self._lane.progress
+        self._idleness = Idleness() if world.kind == "cpu" else None
         threading.Thread(target=self._hear, args=(control,), name="waystation: orders", daemon=True).start()
         return tuple(map(str, jax.local_devices())), transport.address
 
@@ -158,13 +168,13 @@ class Host:
         self._lane.take(number, message, functools.partial(self._end, message))
 
     def _end(self, message: Message, done: Done, failed: BaseException | None) -> None:
-        if failed is None:
+        if failed is not None:
+            error = as_exception(failed)
+            if not isinstance(error, WaystationError):
+                error = Fenced(f"host '{self.name}' was stopped: {error}")
+            done = Done(message.work, 0.0, error)
+        with self._telling:
             self._done.append(done)
-            return
-        error = as_exception(failed)
-        if not isinstance(error, WaystationError):
-            error = Fenced(f"host '{self.name}' was stopped: {error}")
-        self._done.append(Done(message.work, 0.0, error))
 
     def _hear(self, control: Connector) -> None:
         """Does what the controller tells, until the connection ends; then the controller ends this host."""
@@ -184,12 +194,12 @@ class Host:
 
     def _tell(self, control: Connector) -> None:
         """Tells the controller what is done."""
-        if not self._done:
-            return
-        done, self._done = self._done, []
         is_told = False
         try:
-            control.send(pack_done(done, self._packer))
+            with self._telling:
+                done, self._done = self._done, []
+                if done:
+                    control.send(pack_done(done, self._packer))
             is_told = True
         except Unavailable:
             pass  # the connection has ended
@@ -203,8 +213,10 @@ class Host:
         if self._lane is None:
             return Health(Report(0, 0, 0, "", 0.0))
         report = self._lane.report()
-        if report.begun == report.ended + 1:
+        if report.begun == report.ended + len(report.moving) + 1:
             report = replace(report, awaits=self._transfers.awaited)
+        idle_s = None if self._idleness is None else self._idleness.idle_s()
+        report = replace(report, is_elsewhere=self._work.execution.is_elsewhere, idle_s=idle_s)
         return Health(report, self._work.buffers.held_bytes, self._transfers.sent_bytes)
 
     @answering

@@ -3,11 +3,14 @@
 To begin a message is to dispatch its computations, which does not wait for them; so a host runs ahead of its
 devices. A second thread waits for the results in order. A message that is *quick* to begin, since it waits
 for nobody, is begun by the thread that brings it, where the lane has nothing else to do: another thread would
-have to be woken. Knows neither Ray nor JAX: `begin` is given.
+have to be woken. A message that only moves bytes between devices and storage begins in its turn too, since
+hosts agree on that order, and then becomes a *transfer*: a thread of its own waits for its end, and nothing
+else does. Knows neither Ray nor JAX: `begin` is given.
 
 Invariants: messages of an epoch begin strictly by number, whatever the order of arrival, and one at a time;
-at most `ahead` messages have begun and not ended; every future that `submit` has returned ends, at the latest
-in `close`.
+at most `ahead` messages have begun and not ended, and beside them at most `transfers`; every future that
+`submit` has returned ends, at the latest in `close`. The limit on transfers cannot deadlock: hosts begin them
+in one order, so all earlier ones have ended wherever the first that has not ended is due, and it begins.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from waystation._errors import Cancelled
 from waystation.runtime.scheduling import ReorderBuffer
@@ -35,6 +38,36 @@ Begin = Callable[[T, Callable[[str], None]], Finish]
 Ended = Callable[[Any, BaseException | None], None]
 
 AHEAD = 32
+TRANSFERS = 8
+
+
+class TransferFinish(Protocol):
+    """A `Finish` for which nothing else waits; its `progress` tells it from others."""
+
+    def __call__(self) -> Any:
+        """Waits for the end."""
+        ...
+
+    def progress(self) -> tuple[int, int]:
+        """Bytes that have been moved, and bytes to move as far as they are known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A transfer that is under way.
+
+    Attributes:
+        doing: What it is, in the words of `begin`.
+        done_bytes: Bytes that it has moved.
+        total_bytes: Bytes that it has to move, as far as they are known.
+        unchanged_s: For how long no byte has moved, in seconds, as far as reports have seen.
+    """
+
+    doing: str
+    done_bytes: int
+    total_bytes: int
+    unchanged_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +79,13 @@ class Report:
         ended: Messages that have ended, well or not.
         waiting: Messages that have come too early.
         doing: What is done now, in the words of `begin`; empty when nothing is.
-        stalled_s: For how long there has been something to do and nothing has ended, in seconds.
+        stalled_s: For how long there has been something to do, other than transfers, and nothing has ended,
+            in seconds.
         awaits: The work, and the host, of a block that is waited for, if nothing else is under way.
+        moving: Transfers that are under way.
+        is_elsewhere: Whether what is done now runs on no device: a function of Python, or storage.
+        idle_s: For how long the process has used next to no processor time, in seconds; None where that says
+            nothing about its devices.
     """
 
     begun: int
@@ -56,6 +94,9 @@ class Report:
     doing: str
     stalled_s: float
     awaits: tuple[int, str] | None = None
+    moving: tuple[Moving, ...] = ()
+    is_elsewhere: bool = False
+    idle_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -64,16 +105,41 @@ class _Entry(Generic[T]):
     ended: Ended
 
 
+class _Transfer:
+    """A transfer that is under way.
+
+    Args:
+        doing: What it is.
+        finish: Waits for its end.
+        now_s: When it began.
+    """
+
+    def __init__(self, doing: str, finish: TransferFinish, now_s: float) -> None:
+        self.doing = doing
+        self.finish = finish
+        self._seen = finish.progress()
+        self._changed_s = now_s
+
+    def moving(self, now_s: float) -> Moving:
+        """How far it is."""
+        seen = self.finish.progress()
+        if seen != self._seen:
+            self._seen, self._changed_s = seen, now_s
+        return Moving(self.doing, *seen, unchanged_s=now_s - self._changed_s)
+
+
 class Lane(Generic[T]):
     """Begins and ends messages; see above.
 
     Args:
         begin: Begins one.
         order: Brings messages into their order.
-        ahead: The most messages that have begun and not ended.
+        ahead: The most messages that have begun and not ended, without transfers.
+        transfers: The most transfers that are under way.
         clock: Seconds that grow.
         is_quick: Whether a message waits for nobody before it has begun.
-        on_pause: Called by the thread that ends messages before it waits.
+        is_transfer: Whether a message is going to be a transfer once it has begun.
+        on_pause: Called by a thread that ends messages before it waits, or has nothing more to end.
     """
 
     def __init__(
@@ -82,20 +148,25 @@ class Lane(Generic[T]):
         order: ReorderBuffer[_Entry[T]] | None = None,
         *,
         ahead: int = AHEAD,
+        transfers: int = TRANSFERS,
         clock: Callable[[], float] = time.monotonic,
         is_quick: Callable[[T], bool] = lambda message: False,
+        is_transfer: Callable[[T], bool] = lambda message: False,
         on_pause: Callable[[], None] = lambda: None,
     ) -> None:
         self._begin = begin
         self._order: ReorderBuffer[_Entry[T]] = ReorderBuffer() if order is None else order
         self._ahead = ahead
+        self._most_transfers = transfers
         self._clock = clock
         self._is_quick = is_quick
+        self._is_transfer = is_transfer
         self._on_pause = on_pause
         self._lock = threading.Lock()
         self._has_room = threading.Condition(self._lock)
         self._begun = self._ended = self._accepted = 0
         self._doing: deque[str] = deque()  # of each message that has begun and not ended
+        self._transfers: dict[threading.Thread, _Transfer] = {}
         self._progress_s = clock()
         self._line: deque[_Entry[T]] = deque()  # whose turn has come
         self._is_beginning = False  # whether a thread is at that; it takes all of the line
@@ -120,11 +191,12 @@ class Lane(Generic[T]):
         Args:
             sequence: Its number.
             message: The message.
-            ended: Is told of its end, in the order of the numbers, by one thread; raises nothing.
+            ended: Is told of its end; raises nothing. One thread tells of messages in the order of their
+                numbers, the thread of a transfer of that transfer.
         """
         with self._lock:
             ready = self._order.add(self._order.epoch, sequence, _Entry(message, ended))
-            if ready and self._accepted == self._ended:
+            if ready and not self._is_busy():
                 self._progress_s = self._clock()  # it has had nothing to do until now
             self._accepted += len(ready)
             self._line.extend(ready)
@@ -137,13 +209,14 @@ class Lane(Generic[T]):
     def report(self) -> Report:
         """How far it is."""
         with self._lock:
-            busy = self._accepted > self._ended
+            now_s = self._clock()
             return Report(
                 begun=self._begun,
                 ended=self._ended,
                 waiting=self._order.waiting,
                 doing=self._doing[0] if self._doing else "",
-                stalled_s=self._clock() - self._progress_s if busy else 0.0,
+                stalled_s=now_s - self._progress_s if self._is_busy() else 0.0,
+                moving=tuple(each.moving(now_s) for each in self._transfers.values()),
             )
 
     def progress(self) -> None:
@@ -155,6 +228,19 @@ class Lane(Generic[T]):
         self._handed_over.put(False)
         for thread in self._threads:
             thread.join()
+        with self._lock:
+            transfers = list(self._transfers)
+        for thread in transfers:
+            thread.join()
+
+    def _is_room(self) -> bool:
+        """Whether the first in line may begin."""
+        if self._is_transfer(self._line[0].message) and len(self._transfers) >= self._most_transfers:
+            return False
+        return len(self._doing) < self._ahead
+
+    def _is_busy(self) -> bool:
+        return self._accepted - self._ended > len(self._transfers)
 
     def _begin_all(self) -> None:
         while self._handed_over.get():
@@ -170,7 +256,7 @@ class Lane(Generic[T]):
                     self._is_beginning = False
                     return True
                 if is_lane:
-                    while len(self._doing) >= self._ahead:
+                    while not self._is_room():
                         self._has_room.wait()
                 elif len(self._doing) >= self._ahead or not self._is_quick(self._line[0].message):
                     return False
@@ -181,7 +267,29 @@ class Lane(Generic[T]):
                 finish = self._begin(entry.message, self._note)
             except BaseException as error:
                 finish = _raising(error)
-            self._running.put((entry, finish))
+            if hasattr(finish, "progress"):
+                self._begin_transfer(entry, cast(TransferFinish, finish))
+            else:
+                self._running.put((entry, finish))
+
+    def _begin_transfer(self, entry: _Entry[T], finish: TransferFinish) -> None:
+        thread = threading.Thread(
+            target=self._end_transfer, args=(entry, finish), name="waystation: transfer", daemon=True
+        )
+        with self._lock:
+            self._transfers[thread] = _Transfer(self._doing.pop(), finish, self._clock())
+            self._progress_s = self._clock()
+            self._has_room.notify()
+        thread.start()
+
+    def _end_transfer(self, entry: _Entry[T], finish: TransferFinish) -> None:
+        result, failed = _outcome(finish)
+        with self._lock:
+            del self._transfers[threading.current_thread()]
+            self._ended += 1
+            self._has_room.notify()
+        entry.ended(result, failed)
+        self._on_pause()
 
     def _note(self, text: str) -> None:
         self._doing[-1] = text
@@ -189,12 +297,7 @@ class Lane(Generic[T]):
     def _end_all(self) -> None:
         while (running := self._next_running()) is not None:
             entry, finish = running
-            result: Any = None
-            failed: BaseException | None = None
-            try:
-                result = finish()
-            except BaseException as error:
-                failed = error
+            result, failed = _outcome(finish)
             with self._lock:
                 self._ended += 1
                 self._doing.popleft()
@@ -214,6 +317,14 @@ class Lane(Generic[T]):
             if is_ready is None or not is_ready():
                 self._on_pause()
         return running
+
+
+def _outcome(finish: Finish) -> tuple[Any, BaseException | None]:
+    """What a message has come to: its result, or what it has failed with."""
+    try:
+        return finish(), None
+    except BaseException as error:
+        return None, error
 
 
 def _resolve(future: Future[Any], result: Any, failed: BaseException | None) -> None:

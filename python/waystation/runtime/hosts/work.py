@@ -7,10 +7,13 @@ and the first error is what the message answers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,7 +25,7 @@ from waystation.runtime.devices import DeviceId
 from waystation.runtime.errors import FunctionNotFound
 from waystation.runtime.execution import Buffers, HostExecution
 from waystation.runtime.execution import Run as ListRun
-from waystation.runtime.hosts.checkpoints import Checkpoints
+from waystation.runtime.hosts.checkpoints import Checkpoints, Loaded, may_broadcast
 from waystation.runtime.hosts.transfers import Transfers
 from waystation.runtime.ir import Sharding
 from waystation.runtime.messages import (
@@ -42,12 +45,15 @@ from waystation.runtime.messages import (
     Said,
     Save,
     Spill,
+    is_transfer,
 )
 from waystation.runtime.resources import Placement
 from waystation.runtime.timeline import HostRecorder
+from waystation.transfers.handle import AsyncResponse
 
 Note = Callable[[str], None]
 Finish = Callable[[], Fetched | Said | None]
+_PROGRESS_S = 0.1
 
 
 class _Begun:
@@ -71,6 +77,29 @@ class _Begun:
         return all(probe is not None and probe() for probe in probes)
 
 
+class _BegunTransfer(_Begun):
+    """The same of a message that moves bytes between devices and storage.
+
+    Args:
+        finishes: Wait for the ends of its instructions.
+        end: Calls these, and makes of them what is told.
+        moved: Bytes that have been moved, and bytes to move.
+    """
+
+    def __init__(
+        self,
+        finishes: list[Finish],
+        end: Callable[[list[Finish]], Done],
+        moved: Callable[[], tuple[int, int]],
+    ) -> None:
+        super().__init__(finishes, end)
+        self._moved = moved
+
+    def progress(self) -> tuple[int, int]:
+        """See `waystation.runtime.hosts.lane.TransferFinish`."""
+        return self._moved()
+
+
 class HostWork:
     """See above.
 
@@ -79,6 +108,9 @@ class HostWork:
         devices: All devices of its island, by process and number.
         transfers: How blocks come from other hosts and go there.
         recorder: Stamps what is done.
+
+    Attributes:
+        on_progress: Called as a load goes on that later messages wait for.
     """
 
     def __init__(
@@ -92,6 +124,7 @@ class HostWork:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._checkpoints = Checkpoints()
         self._ended_s = 0.0
+        self.on_progress: Callable[[], None] = lambda: None
         self._recorder = recorder
         self.execution = HostExecution(name, self._device, transfers, self._functions, recorder=recorder)
 
@@ -131,17 +164,31 @@ class HostWork:
         began_s, began_ns = time.monotonic(), self._recorder.now()
         finishes: list[Finish] = []
         failed: list[WaystationError] = []
+        moves: list[Callable[[], tuple[int, int]]] = []
         for instruction in message.instructions:
             try:
-                finishes.append(self._begin(message.work, instruction, note))
+                finishes.append(self._begin(message.work, instruction, note, moves))
             except Exception as error:
                 told = _told(error)
                 self._poison(instruction, told)
                 failed.append(told)
         self._recorder.begun(message.work, began_ns)
-        return _Begun(finishes, functools.partial(self._end, message.work, began_s, failed))
+        if is_transfer(message.instructions):
+            end = functools.partial(self._end, message.work, failed)
+            return _BegunTransfer(finishes, end, functools.partial(_total, moves))
+        return _Begun(finishes, functools.partial(self._end_on_devices, message.work, began_s, failed))
 
-    def _end(self, work: int, began_s: float, failed: list[WaystationError], finishes: list[Finish]) -> Done:
+    def _end_on_devices(
+        self, work: int, began_s: float, failed: list[WaystationError], finishes: list[Finish]
+    ) -> Done:
+        done = self._end(work, failed, finishes)
+        now_s = time.monotonic()
+        # Devices do one message after the other.
+        taken_s = now_s - max(began_s, self._ended_s)
+        self._ended_s = now_s
+        return replace(done, device_seconds=taken_s)
+
+    def _end(self, work: int, failed: list[WaystationError], finishes: list[Finish]) -> Done:
         fetched: list[Fetched] = []
         said: Said = ""
         for each in finishes:
@@ -153,13 +200,15 @@ class HostWork:
                 fetched += [found] if isinstance(found, Fetched) else []
                 said = found if isinstance(found, str | tuple) else said
         self._recorder.ended(work)
-        now_s = time.monotonic()
-        # Devices do one message after the other.
-        taken_s = now_s - max(began_s, self._ended_s)
-        self._ended_s = now_s
-        return Done(work, taken_s, failed[0] if failed else None, tuple(fetched), said)
+        return Done(work, 0.0, failed[0] if failed else None, tuple(fetched), said)
 
-    def _begin(self, work: int, instruction: Instruction, note: Note) -> Finish:
+    def _begin(
+        self,
+        work: int,
+        instruction: Instruction,
+        note: Note,
+        moves: list[Callable[[], tuple[int, int]]],
+    ) -> Finish:
         match instruction:
             case Run():
                 return self._run(work, instruction, note)
@@ -175,10 +224,10 @@ class HostWork:
                 self.buffers.restore(instruction.handle)
             case Save():
                 note(f"save '{instruction.path}'")
-                return self._save(instruction)
+                return self._save(instruction, moves)
             case Load():
                 note(f"load '{instruction.path}'")
-                return self._load(instruction)
+                return self._load(instruction, moves)
             case BeginJoining() | EndJoining() | Identify():
                 note(f"{type(instruction).__name__} of a checkpoint")
                 return self._checkpoint(instruction)
@@ -219,14 +268,12 @@ class HostWork:
 
         return finish
 
-    def _save(self, save: Save) -> Finish:
+    def _save(self, save: Save, moves: list[Callable[[], tuple[int, int]]]) -> Finish:
         arrays = {leaf: self.buffers.get(handle) for leaf, handle in save.arrays}
-        wait = self._checkpoints.begin_save(save, arrays)
-
-        def finish() -> None:
-            wait()
-
-        return finish
+        with self._elsewhere():
+            saving = self._checkpoints.begin_save(save, arrays)
+        moves.append(saving.progress)
+        return saving.result
 
     def _checkpoint(self, instruction: BeginJoining | EndJoining | Identify) -> Finish:
         """What is done of storage alone, which no later message needs to wait for."""
@@ -243,17 +290,49 @@ class HostWork:
 
         return finish
 
-    def _load(self, instruction: Load) -> Finish:
+    def _load(self, instruction: Load, moves: list[Callable[[], tuple[int, int]]]) -> Finish:
         shardings = {
             leaf: self._sharding(placement, value.sharding)
             for leaf, _, value, placement in instruction.arrays
         }
-        arrays, values = self._checkpoints.load(instruction, shardings)
-        for leaf, handle, _, _ in instruction.arrays:
-            self.buffers.set(handle, arrays[leaf])
-        # One host answers for all.
-        said = values if jax.process_index() == instruction.processes[0] else None
-        return lambda: said
+        loading = self._checkpoints.begin_load(instruction, shardings)
+        moves.append(loading.progress)
+
+        def finish() -> Said | None:
+            try:
+                arrays, values = loading.result()
+            except Exception as error:
+                self._poison(instruction, _told(error))
+                raise
+            for leaf, handle, _, _ in instruction.arrays:
+                self.buffers.set(handle, arrays[leaf])
+            # One host answers for all.
+            return values if jax.process_index() == instruction.processes[0] else None
+
+        if may_broadcast(instruction):
+            with self._elsewhere():
+                self._await(loading)
+        return finish
+
+    def _await(self, loading: AsyncResponse[Loaded]) -> None:
+        """Waits for the end of a load, and tells of its progress."""
+        seen = loading.progress()
+        ended = threading.Event()
+        loading.on_end(lambda _: ended.set())
+        while not ended.wait(_PROGRESS_S):
+            now = loading.progress()
+            if now != seen:
+                seen = now
+                self.on_progress()
+
+    @contextlib.contextmanager
+    def _elsewhere(self) -> Iterator[None]:
+        """What is done now runs on no device."""
+        self.execution.is_elsewhere = True
+        try:
+            yield
+        finally:
+            self.execution.is_elsewhere = False
 
     def _poison(self, instruction: Instruction, error: WaystationError) -> None:
         made: Sequence[int] = ()
@@ -275,6 +354,11 @@ class HostWork:
         mesh = jax.sharding.Mesh(placed, tuple(name for name, _ in sharding.axes))
         parts = [part[0] if len(part) == 1 else (part or None) for part in sharding.spec]
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
+
+
+def _total(moves: Sequence[Callable[[], tuple[int, int]]]) -> tuple[int, int]:
+    moved = [each() for each in moves]
+    return sum(done for done, _ in moved), sum(total for _, total in moved)
 
 
 def _loaded(name: str, pickled: bytes) -> Callable[..., Any]:
