@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 from waystation._errors import Cancelled
 from waystation.runtime.scheduling import ReorderBuffer
@@ -268,7 +268,7 @@ class Lane(Generic[T]):
             except BaseException as error:
                 finish = _raising(error)
             if hasattr(finish, "progress"):
-                self._begin_transfer(entry, cast(TransferFinish, finish))
+                self._begin_transfer(entry, finish)
             else:
                 self._running.put((entry, finish))
 
