@@ -11,14 +11,18 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.runtime.cluster.driving import HANDLES, WAIT_S, Slice, program, wait_until
 
-from waystation.errors import Conflict, InvalidInput
+from waystation.errors import Conflict, InvalidInput, Unavailable
 from waystation.runtime.cluster import Cluster, Island, IslandState, connect
+from waystation.runtime.cluster.connection import ask
+from waystation.runtime.control.connector import Connector
+from waystation.runtime.control.handshake import Credential, Role
 from waystation.runtime.errors import (
     FunctionNotFound,
     HostLost,
@@ -113,7 +117,24 @@ def check_refusals(cluster: Cluster, on: Slice) -> None:
         backend.grant(SliceRequest.of(5, island="left", shared=True))
     with pytest.raises(Conflict, match="there is an island 'left' already"):
         cluster.add_island("left")
+    with pytest.raises(InvalidInput, match="programs cannot call '_controller' of the cluster's manager"):
+        cluster._connection.ask("_controller")
+    check_that_a_program_cannot_be_a_host(cluster)
     put_and_step(on)  # it is none the worse for that
+
+
+def check_that_a_program_cannot_be_a_host(cluster: Cluster) -> None:
+    """Not even with all that the manager has given to it."""
+    manager = cluster._connection.manager
+    attended = manager.attend.remote("impostor")
+    entrance = ask(manager.enter.remote("impostor", [attended]))
+    for name in ("left/0/e1", "left/0/e2"):
+        forged = Credential(Role.HOST, name, entrance.credential.key)
+        with pytest.raises(Unavailable, match="does not know the cluster's secret"):
+            Connector(entrance.controller, forged)
+    with pytest.raises(Unavailable, match="does not know the cluster's secret"):
+        Connector(entrance.controller, replace(entrance.credential, name=cluster.client))
+    ask(manager.leave.remote("impostor"))
 
 
 def check_that_a_killed_program_is_counted_out(cluster: Cluster) -> None:

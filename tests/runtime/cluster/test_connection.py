@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from waystation.errors import NotFound, Unavailable
+from waystation.errors import InvalidInput, NotFound, Unavailable
 from waystation.runtime.cluster import calls as calls_of_programs
-from waystation.runtime.cluster.calls import ClientCalls, Code
+from waystation.runtime.cluster.calls import METHODS, ClientCalls, Code
 from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.control.connector import Connector
+from waystation.runtime.control.handshake import Role, issue
 from waystation.runtime.control.listener import Listener
 from waystation.runtime.controller import Controller, MemoryLimits
 from waystation.runtime.devices import Host, Island
@@ -46,7 +47,7 @@ class Manager:
         calls = ClientCalls(
             controller.add_client("one"), controller, Code({}, {}), lambda: None, lambda: None
         )
-        self.listener.expect("program:one", lambda end: calls.connect(end, self.lost.set))
+        self.listener.expect("one", lambda end: calls.connect(end, self.lost.set))
         return calls
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -72,7 +73,9 @@ def manager() -> Iterator[Manager]:
 
 @pytest.fixture
 def connection(manager: Manager) -> Iterator[Connection]:
-    connection = Connection(None, "one", Connector(manager.listener.address, "program:one", SECRET))
+    connection = Connection(
+        None, "one", Connector(manager.listener.address, issue(SECRET, Role.PROGRAM, "one"))
+    )
     yield connection
     connection.close()
 
@@ -91,6 +94,24 @@ def test_calls_are_taken_in_order_and_answered(manager: Manager, connection: Con
     assert "In the manager" in raised.value.__notes__[0]
     with pytest.raises(TimeoutError, match="goes on"):
         connection.ask("wait", (2,), timeout_s=0.01)
+
+
+@pytest.mark.parametrize(
+    "method", ["close", "connect", "_take", "_controller", "__init__", "__class__", "no such thing"]
+)
+def test_a_program_can_call_what_is_listed_and_nothing_else(
+    manager: Manager, connection: Connection, method: str
+) -> None:
+    with pytest.raises(InvalidInput, match=f"programs cannot call '{method}'"):
+        connection.ask(method)
+    connection.tell(method)
+    assert connection.ask("grant", SliceRequest.of(1)) == 0  # and goes on
+
+
+def test_what_is_listed_is_there() -> None:
+    assert {
+        name for name in vars(ClientCalls) if not name.startswith("_") and name not in {"connect", "close"}
+    } == METHODS
 
 
 def test_many_calls_of_several_threads_all_arrive(

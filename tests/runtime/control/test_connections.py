@@ -16,11 +16,23 @@ from hypothesis import strategies as st
 from waystation.errors import Corrupt, InvalidInput, Unavailable
 from waystation.runtime.control.connector import Connector
 from waystation.runtime.control.frames import Opener, Sealer
-from waystation.runtime.control.handshake import HELLO_BYTES, Accepting, Connecting
-from waystation.runtime.control.listener import Listener
+from waystation.runtime.control.handshake import (
+    CHALLENGE_BYTES,
+    HELLO_BYTES,
+    PROOF_BYTES,
+    Accepting,
+    Connecting,
+    Credential,
+    Role,
+    issue,
+    key_between_hosts,
+)
+from waystation.runtime.control.listener import End, Listener
 
 WAIT_S = 120.0
 SECRET = b"s" * 32
+HOST = issue(SECRET, Role.HOST, "left/0/e1")
+PROGRAM = issue(SECRET, Role.PROGRAM, "one")
 T = TypeVar("T")
 
 
@@ -97,29 +109,70 @@ def test_a_frame_that_was_changed_or_repeated_is_refused(data: st.DataObject) ->
         list(Opener(SECRET).feed(bytes(frame)))
 
 
-def test_each_end_proves_that_it_knows_the_secret() -> None:
-    for mine, theirs in ((SECRET, SECRET), (SECRET, b"t" * 32)):
-        connecting, accepting = Connecting("left/0/e1", mine), Accepting(theirs)
-        assert len(connecting.hello) == HELLO_BYTES
-        challenge = accepting.challenge(connecting.hello)
-        if mine == theirs:
-            proof, keys = connecting.answer(challenge)
-            assert accepting.accept(proof) == keys
-            assert accepting.name == "left/0/e1"
-            with pytest.raises(Unavailable, match="'left/0/e1' does not know"):
-                accepting.accept(bytes(len(proof)))
-        else:
-            with pytest.raises(Unavailable, match="does not know the cluster's secret"):
-                connecting.answer(challenge)
-    for hello in (bytes(HELLO_BYTES), connecting.hello[:-1] + b"x"):
+def test_each_end_proves_that_it_knows_the_key_of_its_role_and_name() -> None:
+    connecting, accepting = Connecting(HOST), Accepting(SECRET)
+    assert len(connecting.hello) == HELLO_BYTES
+    proof, keys = connecting.answer(accepting.challenge(connecting.hello))
+    assert accepting.accept(proof) == keys
+    assert (accepting.role, accepting.name) == (Role.HOST, "left/0/e1")
+    with pytest.raises(Unavailable, match="'left/0/e1' has not proved"):
+        accepting.accept(bytes(len(proof)))
+    with pytest.raises(Unavailable, match="does not know the cluster's secret"):
+        connecting.answer(Accepting(b"t" * 32).challenge(connecting.hello))
+    for hello in (
+        bytes(HELLO_BYTES),
+        connecting.hello[:-1] + b"x",
+        connecting.hello.replace(b"CTL2", b"CTL1"),
+    ):
         with pytest.raises(Unavailable, match="does not speak"):
             Accepting(SECRET).challenge(hello)
     with pytest.raises(InvalidInput, match="1 to 255 bytes"):
-        Connecting("x" * 256, SECRET)
+        issue(SECRET, Role.HOST, "x" * 256)
+
+
+def test_keys_are_of_one_role_and_one_name_and_not_of_the_secret() -> None:
+    held = [
+        HOST.key,
+        PROGRAM.key,
+        issue(SECRET, Role.PROGRAM, HOST.name).key,
+        issue(SECRET, Role.HOST, PROGRAM.name).key,
+        issue(SECRET, Role.PROGRAM, "two").key,
+        key_between_hosts(SECRET),
+        SECRET,
+    ]
+    assert len(set(held)) == len(held)
+    assert HOST.key.hex() not in repr(HOST)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        Credential(Role.HOST, HOST.name, PROGRAM.key),
+        Credential(Role.PROGRAM, "two", PROGRAM.key),
+        issue(PROGRAM.key, Role.HOST, HOST.name),
+        issue(key_between_hosts(SECRET), Role.HOST, HOST.name),
+    ],
+)
+def test_a_program_cannot_be_a_host_or_another_program(
+    loop: Loop, listener: Listener, forged: Credential
+) -> None:
+    listener.expect("two", lambda end: None)
+    with pytest.raises(Unavailable, match="does not know the cluster's secret"):
+        Connector(listener.address, forged)
+    # Nor where it does not ask the listener for a proof.
+    connecting, (host, _, port) = Connecting(forged), listener.address.rpartition(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as opened:
+        opened.sendall(connecting.hello)
+        assert len(opened.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
+        opened.sendall(bytes(PROOF_BYTES))
+        with contextlib.suppress(ConnectionResetError):
+            assert opened.recv(1) == b""
+    with pytest.raises(Unavailable, match="has no connection"):
+        listener.end(HOST.name)
 
 
 def test_frames_go_both_ways_in_order_until_the_end(loop: Loop, listener: Listener) -> None:
-    connector = Connector(listener.address, "left/0/e1", SECRET)
+    connector = Connector(listener.address, HOST)
     connector.send(b"early")
     heard = Heard(loop, listener, "left/0/e1")
     large = bytes(range(256)) * 40_000
@@ -136,22 +189,42 @@ def test_frames_go_both_ways_in_order_until_the_end(loop: Loop, listener: Listen
         listener.end("left/0/e1")
 
 
-def test_who_comes_later_under_a_name_takes_its_place(loop: Loop, listener: Listener) -> None:
-    first = Connector(listener.address, "left/0/e1", SECRET)
-    heard = Heard(loop, listener, "left/0/e1")
-    second = Connector(listener.address, "left/0/e1", SECRET)
-    assert heard.next() is None
-    assert first.receive() is None
-    again = Heard(loop, listener, "left/0/e1")
-    second.send(b"here")
-    assert again.next() == b"here"
+def test_nobody_takes_a_name_whose_holder_lives(loop: Loop, listener: Listener) -> None:
+    first = Connector(listener.address, HOST)
+    heard = Heard(loop, listener, HOST.name)
+    with pytest.raises(Unavailable, match="has refused 'left/0/e1'"):
+        Connector(listener.address, HOST)
+    first.send(b"here")
+    assert heard.next() == b"here"
     first.close()
-    second.close()
+    assert heard.next() is None
+    Connector(listener.address, HOST).close()
+
+
+def test_a_program_is_let_in_once_and_when_it_is_expected(loop: Loop, listener: Listener) -> None:
+    ends: asyncio.Queue[End] = asyncio.Queue()
+    with pytest.raises(Unavailable, match="has refused 'one'"):
+        Connector(listener.address, PROGRAM)
+    listener.expect("one", ends.put_nowait)
+    first = Connector(listener.address, PROGRAM)
+    end = loop.run(asyncio.wait_for(ends.get(), WAIT_S))
+    with pytest.raises(Unavailable, match="has no connection"):
+        listener.end("one")  # it is no host
+    first.close()
+    lost = threading.Event()
+
+    async def attend() -> None:
+        end.attend(lambda body: None, lost.set)
+
+    loop.run(attend())
+    assert lost.wait(WAIT_S)
+    with pytest.raises(Unavailable, match="has refused 'one'"):
+        Connector(listener.address, PROGRAM)
 
 
 def test_strangers_are_not_listened_to(loop: Loop, listener: Listener) -> None:
     with pytest.raises(Unavailable):
-        Connector(listener.address, "left/0/e1", b"t" * 32)
+        Connector(listener.address, issue(b"t" * 32, Role.HOST, "left/0/e1"))
     host, _, port = listener.address.rpartition(":")
     with socket.create_connection((host, int(port)), WAIT_S) as stranger:
         stranger.sendall(b"x" * HELLO_BYTES)
@@ -160,4 +233,4 @@ def test_strangers_are_not_listened_to(loop: Loop, listener: Listener) -> None:
     with pytest.raises(Unavailable, match="has no connection"):
         listener.end("left/0/e1")
     with pytest.raises(Unavailable, match="cannot be reached"):
-        Connector("127.0.0.1:1", "left/0/e1", SECRET)
+        Connector("127.0.0.1:1", HOST)

@@ -4,7 +4,8 @@ Calls come over the program's connection, in the order in which they were made, 
 other, as they come. What takes long, such as to wait for an array, is begun in its turn and holds nobody up;
 but while the island of a slice is being rebuilt, the calls of the program that needs it wait, and keep their
 order. So do those of a program that has many at a time, while others have their turn. A program that has more
-calls waiting than `MOST_WAITING` is not read from until there are fewer.
+calls waiting than `MOST_WAITING` is not read from until there are fewer. A program can call what `METHODS`
+names, and nothing else of this object.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from waystation._errors import WaystationError
+from waystation._errors import InvalidInput, WaystationError
 from waystation.runtime.control.listener import End
 from waystation.runtime.control.program_words import NO_ANSWER, Call, pack_answer, unpack_calls
 from waystation.runtime.control.words import Packer, Unpacker
@@ -28,6 +29,15 @@ from waystation.runtime.ir import Sharding, Value, decode
 from waystation.runtime.resources import Placement, SliceRequest
 from waystation.runtime.state_trees import StateTree
 
+# What a program may call; all of it is of `ClientCalls`, for the program itself.
+METHODS = frozenset(
+    {
+        *("grant", "release", "remap", "suspend", "resume", "placement", "kind"),
+        *("register", "register_host_function", "install", "run", "prepare"),
+        *("put", "get", "wait", "is_done", "free", "share", "named", "withdraw", "end"),
+        *("save", "load"),
+    }
+)
 MOST_WAITING = 4096
 _PLACE = "the manager"
 _AT_ONCE = 64  # calls that are taken before it is the turn of others
@@ -123,6 +133,8 @@ class ClientCalls:
             self._loop.call_soon(self._end_turn)
         self._taken += 1
         try:
+            if call.method not in METHODS:
+                raise InvalidInput(f"programs cannot call '{call.method}' of the cluster's manager")
             given = getattr(self, call.method)(*call.arguments)
         except Exception as error:
             if call.answer != NO_ANSWER:

@@ -169,7 +169,7 @@ def _join(ray: Any, address: str | None, undo: contextlib.ExitStack) -> str:
 
 def _enter(ray: Any, name: str | None, undo: contextlib.ExitStack) -> Connection:
     """The manager, told that there is one more program."""
-    from waystation.runtime.cluster.manager import CALLS_AT_ONCE, NAME, Entrance, Manager, program_name
+    from waystation.runtime.cluster.manager import CALLS_AT_ONCE, NAME, Entrance, Manager
 
     name = name or f"program-{uuid.uuid4().hex[:8]}"
     for attempt in range(_JOIN_ATTEMPTS):
@@ -197,7 +197,7 @@ def _enter(ray: Any, name: str | None, undo: contextlib.ExitStack) -> Connection
         connected = undo.enter_context(contextlib.ExitStack())  # ends after the program has left
         undo.callback(_leave, manager, client, attended)
         break
-    connector = Connector(entrance.controller, program_name(client), entrance.secret)
+    connector = Connector(entrance.controller, entrance.credential)
     connected.callback(connector.close)
     return Connection(manager, client, connector)
 

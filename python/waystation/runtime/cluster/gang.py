@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from waystation._errors import Unavailable
 from waystation.runtime.cluster.status import PLACE, IslandRequest
+from waystation.runtime.control.handshake import Role, issue, key_between_hosts
 from waystation.runtime.control.listener import End
 from waystation.runtime.control.listener import Listener as Connections
 from waystation.runtime.errors import IslandFailed
@@ -103,7 +104,7 @@ async def build(
         epoch: The epoch.
         group: Places for the hosts.
         connections: Where they connect to.
-        secret: What hosts of the cluster know.
+        secret: Of the cluster.
 
     Raises:
         IslandFailed: They could not be built, however often it was tried.
@@ -186,8 +187,9 @@ async def _assemble(
                 len(members),
                 request.devices_per_host,
                 request.kind,
-                secret,
+                key_between_hosts(secret),
                 connections.address,
+                issue(secret, Role.HOST, name_in(epoch, member.name)),
             )
         )
         for index, member in enumerate(members)

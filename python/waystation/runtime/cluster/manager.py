@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -32,6 +32,7 @@ from waystation.runtime.cluster.status import (
 from waystation.runtime.cluster.supervisor import Supervisor
 from waystation.runtime.cluster.timelines import Timelines
 from waystation.runtime.cluster.watchdog import Awaited
+from waystation.runtime.control.handshake import Credential, Role, issue
 from waystation.runtime.control.listener import Listener as Connections
 from waystation.runtime.controller import (
     Abandon,
@@ -59,17 +60,12 @@ class Entrance:
     Attributes:
         client: What it is known by.
         controller: Where it connects to.
-        secret: What the ends of connections prove to each other.
+        credential: What it proves itself by there.
     """
 
     client: str
     controller: str
-    secret: bytes = field(repr=False)
-
-
-def program_name(client: str) -> str:
-    """What the connection of a program is known by."""
-    return f"program:{client}"
+    credential: Credential
 
 
 def _island_of(host: str) -> str:
@@ -82,7 +78,7 @@ class Manager:
     def __init__(self) -> None:
         self.name = NAME
         self._controller = Controller()
-        self._secret = secrets.token_bytes(32)  # of the hosts of this cluster
+        self._secret = secrets.token_bytes(32)  # which nobody else gets
         self._code = Code({}, {})
         self._islands: dict[str, Supervisor] = {}
         self._known: set[str] = set()  # islands that the controller knows
@@ -128,9 +124,9 @@ class Manager:
                 self._attending.pop(client).cancel()
                 self._drop(client)
 
-        connections.expect(program_name(client), lambda end: calls.connect(end, lost))
+        connections.expect(client, lambda end: calls.connect(end, lost))
         self._attending[client] = asyncio.create_task(self._await_death(client, attended[0]))
-        return Entrance(client, connections.address, self._secret)
+        return Entrance(client, connections.address, issue(self._secret, Role.PROGRAM, client))
 
     @answering
     async def leave(self, client: str) -> None:

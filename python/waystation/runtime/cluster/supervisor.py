@@ -73,7 +73,7 @@ class Supervisor:
         request: What is wanted.
         listener: Who is told of its gangs.
         connections: Where hosts connect to.
-        secret: What hosts of the cluster know.
+        secret: Of the cluster; hosts get keys that are derived from it.
         epochs_before: How many epochs islands of this name have had before.
     """
 

@@ -1,6 +1,6 @@
 """The end of a connection that a host or a program has: sockets and threads, no event loop.
 
-Failures: the controller cannot be reached, or does not know the secret (`Unavailable`, at once); the
+Failures: the controller cannot be reached, or does not know the key (`Unavailable`, at once); the
 connection is lost (whoever receives gets None, whoever sends an error); what comes is not what was sent,
 which counts as lost.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from waystation._errors import Corrupt, Unavailable
 from waystation.runtime.control.frames import Opener, Sealer
-from waystation.runtime.control.handshake import CHALLENGE_BYTES, Connecting, Keys
+from waystation.runtime.control.handshake import CHALLENGE_BYTES, Connecting, Credential, Keys
 
 _TIMEOUT_S = 60.0
 _RECEIVE_BYTES = 1 << 18
@@ -25,16 +25,15 @@ class Connector:
 
     Args:
         address: `IP:PORT` of the controller's listener.
-        name: What this end is known by.
-        secret: Of the cluster.
+        credential: What this end proves itself by.
 
     Raises:
         Unavailable: The controller cannot be reached, or has not proved itself.
     """
 
-    def __init__(self, address: str, name: str, secret: bytes) -> None:
+    def __init__(self, address: str, credential: Credential) -> None:
         host, _, port = address.rpartition(":")
-        connecting = Connecting(name, secret)
+        connecting = Connecting(credential)
         try:
             self._socket = socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S)
         except OSError as error:
@@ -49,7 +48,7 @@ class Connector:
         self._opener = Opener(keys.to_connector)
         self._received = self._receive()
         if self.receive() is None:  # an empty frame: the proof was right
-            raise Unavailable(f"the controller at {address} has refused '{name}'")
+            raise Unavailable(f"the controller at {address} has refused '{credential.name}'")
         self._socket.settimeout(None)
 
     def send(self, body: bytes) -> None:

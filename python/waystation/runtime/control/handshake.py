@@ -1,13 +1,17 @@
-"""How the two ends of a connection prove to each other that they know the cluster's secret. No I/O.
+"""How the two ends of a connection prove to each other who they are. No I/O.
 
-The secret is never sent. Each end proves that it knows it over what both have said, the listener first, so
-nobody who connects to a port that another has taken says anything to it. What has been said includes random
-numbers of both, so a recorded proof is worth nothing, and the keys of every connection are its own.
+The controller has the cluster's secret, and issues a *credential* to each host and each program: a key that
+is derived from the secret, a role and a name, and proves that role and that name alone. A program cannot
+derive the key of a host, of another program, or the secret. The key is never sent. Each end proves that it
+knows it over what both have said, the listener first, so nobody who connects to a port that another has taken
+says anything to it. What has been said includes random numbers of both, so a recorded proof is worth nothing,
+and the keys of every connection are its own.
 Failures: whatever is not as it should be ends the connection (`Unavailable`); a stranger is not told why.
 """
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import hmac
 import secrets
@@ -16,13 +20,62 @@ from dataclasses import dataclass, field
 
 from waystation._errors import InvalidInput, Unavailable
 
-MAGIC = b"WSTMCTL1"
+MAGIC = b"WSTMCTL2"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 NAME_BYTES = 255
-HELLO_BYTES = len(MAGIC) + NONCE_BYTES + 2 + NAME_BYTES
+_ROLE_AND_LENGTH = struct.Struct("<BH")
+HELLO_BYTES = len(MAGIC) + NONCE_BYTES + _ROLE_AND_LENGTH.size + NAME_BYTES
 CHALLENGE_BYTES = NONCE_BYTES + PROOF_BYTES
-_LENGTH = struct.Struct("<H")
+
+
+class Role(enum.IntEnum):
+    """What the end that connects is.
+
+    Attributes:
+        HOST: A host of one epoch of an island: is told what to do, and tells what it has done.
+        PROGRAM: A program: asks for what `waystation.runtime.cluster.calls` lists.
+    """
+
+    HOST = 1
+    PROGRAM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What proves who one end is.
+
+    Attributes:
+        role: Its role.
+        name: Its name among those of that role.
+        key: Of both.
+    """
+
+    role: Role
+    name: str
+    key: bytes = field(repr=False)
+
+
+def issue(secret: bytes, role: Role, name: str) -> Credential:
+    """The credential of a host or a program.
+
+    Args:
+        secret: Of the cluster; only the controller has it.
+        role: What it is for.
+        name: Likewise.
+
+    Raises:
+        InvalidInput: The name is too long, or empty.
+    """
+    encoded = name.encode()
+    if not 0 < len(encoded) <= NAME_BYTES:
+        raise InvalidInput(f"a name has 1 to {NAME_BYTES} bytes, not {len(encoded)}: '{name}'")
+    return Credential(role, name, _derived(secret, f"key of {role.name.lower()}", encoded))
+
+
+def key_between_hosts(secret: bytes) -> bytes:
+    """What all hosts know, by which they prove themselves to each other; no program gets it."""
+    return _derived(secret, "between hosts", b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +95,27 @@ class Connecting:
     """The end that connects.
 
     Args:
-        name: What it is known by.
-        secret: Of the cluster.
+        credential: What it proves itself by.
     """
 
-    def __init__(self, name: str, secret: bytes) -> None:
-        encoded = name.encode()
-        if not 0 < len(encoded) <= NAME_BYTES:
-            raise InvalidInput(f"a name has 1 to {NAME_BYTES} bytes, not {len(encoded)}: '{name}'")
-        self._secret = secret
-        padded = encoded.ljust(NAME_BYTES, b"\0")
-        self.hello = MAGIC + secrets.token_bytes(NONCE_BYTES) + _LENGTH.pack(len(encoded)) + padded
+    def __init__(self, credential: Credential) -> None:
+        encoded = credential.name.encode()
+        self._key = credential.key
+        said = _ROLE_AND_LENGTH.pack(credential.role, len(encoded)) + encoded.ljust(NAME_BYTES, b"\0")
+        self.hello = MAGIC + secrets.token_bytes(NONCE_BYTES) + said
 
     def answer(self, challenge: bytes) -> tuple[bytes, Keys]:
         """The proof for a challenge, and the keys.
 
         Raises:
-            Unavailable: Whoever listens does not know the secret.
+            Unavailable: Whoever listens does not know the key.
         """
         transcript = self.hello + challenge[:NONCE_BYTES]
-        if not hmac.compare_digest(challenge[NONCE_BYTES:], _derived(self._secret, "listener", transcript)):
+        if not hmac.compare_digest(challenge[NONCE_BYTES:], _derived(self._key, "listener", transcript)):
             raise Unavailable(
                 "whoever listens at the controller's address does not know the cluster's secret"
             )
-        return _derived(self._secret, "connector", transcript), _keys(self._secret, transcript)
+        return _derived(self._key, "connector", transcript), _keys(self._key, transcript)
 
 
 class Accepting:
@@ -78,7 +128,17 @@ class Accepting:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._transcript = b""
-        self.name = ""
+        self._claimed: Credential | None = None
+
+    @property
+    def name(self) -> str:
+        """The name that the other end says that it has."""
+        return "" if self._claimed is None else self._claimed.name
+
+    @property
+    def role(self) -> Role | None:
+        """The role that it says that it has."""
+        return None if self._claimed is None else self._claimed.role
 
     def challenge(self, hello: bytes) -> bytes:
         """What answers a hello.
@@ -87,17 +147,19 @@ class Accepting:
             Unavailable: It is none.
         """
         start = len(MAGIC) + NONCE_BYTES
-        (length,) = _LENGTH.unpack_from(hello, start)
-        field_ = hello[start + _LENGTH.size :]
-        if not hello.startswith(MAGIC) or not 0 < length <= NAME_BYTES or any(field_[length:]):
+        role, length = _ROLE_AND_LENGTH.unpack_from(hello, start)
+        padded = hello[start + _ROLE_AND_LENGTH.size :]
+        is_framed = hello.startswith(MAGIC) and 0 < length <= NAME_BYTES and not any(padded[length:])
+        if not is_framed or role not in set(Role):
             raise Unavailable("what has connected does not speak this protocol")
         try:
-            self.name = field_[:length].decode()
+            name = padded[:length].decode()
         except UnicodeDecodeError:
             raise Unavailable("what has connected has no name") from None
+        self._claimed = issue(self._secret, Role(role), name)
         nonce = secrets.token_bytes(NONCE_BYTES)
         self._transcript = hello + nonce
-        return nonce + _derived(self._secret, "listener", self._transcript)
+        return nonce + _derived(self._claimed.key, "listener", self._transcript)
 
     def accept(self, proof: bytes) -> Keys:
         """The keys.
@@ -105,14 +167,15 @@ class Accepting:
         Raises:
             Unavailable: The proof is wrong.
         """
-        if not hmac.compare_digest(proof, _derived(self._secret, "connector", self._transcript)):
-            raise Unavailable(f"'{self.name}' does not know the cluster's secret")
-        return _keys(self._secret, self._transcript)
+        key = b"" if self._claimed is None else self._claimed.key
+        if not key or not hmac.compare_digest(proof, _derived(key, "connector", self._transcript)):
+            raise Unavailable(f"'{self.name}' has not proved that it is that")
+        return _keys(key, self._transcript)
 
 
-def _keys(secret: bytes, transcript: bytes) -> Keys:
-    return Keys(_derived(secret, "to listener", transcript), _derived(secret, "to connector", transcript))
+def _keys(key: bytes, transcript: bytes) -> Keys:
+    return Keys(_derived(key, "to listener", transcript), _derived(key, "to connector", transcript))
 
 
-def _derived(secret: bytes, purpose: str, transcript: bytes) -> bytes:
-    return hmac.digest(secret, b"waystation control " + purpose.encode() + b"\0" + transcript, hashlib.sha256)
+def _derived(key: bytes, purpose: str, said: bytes) -> bytes:
+    return hmac.digest(key, b"waystation control " + purpose.encode() + b"\0" + said, hashlib.sha256)

@@ -1,9 +1,10 @@
 """The controller's end of all connections of control, in its event loop.
 
 Who connects has a short time to prove itself, and until then can have only a hello and a proof of fixed
-lengths read; nothing of what it says is unpickled. A name that connects again takes the place of the earlier
-connection. Failures: a connection that is lost, or on which something comes that was not sent, ends, and
-whoever has it is told; what it was told before may not have been read.
+lengths read; nothing of what it says is unpickled. While the connection of a name lives, nobody else gets
+that name, and a program is let in only when the controller expects it. Failures: a connection that is lost,
+or on which something comes that was not sent, ends, and whoever has it is told; what it was told before may
+not have been read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import cast
 
 from waystation._errors import Corrupt, Unavailable
 from waystation.runtime.control.frames import Opener, Sealer
-from waystation.runtime.control.handshake import HELLO_BYTES, PROOF_BYTES, Accepting
+from waystation.runtime.control.handshake import HELLO_BYTES, PROOF_BYTES, Accepting, Role
 
 _PROVE_S = 60.0
 _MOST_UNPROVEN = 1024
@@ -32,10 +33,10 @@ class Listener:
     def __init__(self, secret: bytes) -> None:
         self.address = ""
         self._secret = secret
-        self._ends: dict[str, End] = {}
+        self._ends: dict[tuple[Role, str], End] = {}
         self._unproven: set[End] = set()
         self._server: asyncio.Server | None = None
-        self._expected: dict[str, Callable[[End], None]] = {}
+        self._expected: dict[str, Callable[[End], None]] = {}  # programs
 
     @classmethod
     async def start(cls, host: str, secret: bytes) -> Listener:
@@ -43,7 +44,7 @@ class Listener:
 
         Args:
             host: The address of this machine at which others reach it.
-            secret: What they all know.
+            secret: Of the cluster, from which all credentials are derived.
         """
         found = cls(secret)
         loop = asyncio.get_running_loop()
@@ -61,18 +62,18 @@ class Listener:
             end.close()
 
     def end(self, name: str) -> End:
-        """The connection of somebody.
+        """The connection of a host.
 
         Raises:
             Unavailable: There is none.
         """
-        found = self._ends.get(name)
+        found = self._ends.get((Role.HOST, name))
         if found is None:
             raise Unavailable(f"'{name}' has no connection to the controller")
         return found
 
     def expect(self, name: str, then: Callable[[End], None]) -> None:
-        """Has `then` called when somebody has connected."""
+        """Lets a program in, once, and has `then` called with its connection."""
         self._expected[name] = then
 
     def made(self, end: End) -> None:
@@ -81,22 +82,27 @@ class Listener:
         if len(self._unproven) > _MOST_UNPROVEN:
             end.close()
 
-    def proven(self, end: End) -> None:
-        """It has proved itself."""
+    def proven(self, end: End, role: Role) -> None:
+        """It has proved itself.
+
+        Raises:
+            Unavailable: It is refused all the same.
+        """
+        place = role, end.name
+        if place in self._ends:
+            raise Unavailable(f"'{end.name}' is connected already")
+        if role is Role.PROGRAM and end.name not in self._expected:
+            raise Unavailable(f"nobody expects program '{end.name}'")
         self._unproven.discard(end)
-        before = self._ends.get(end.name)
-        self._ends[end.name] = end
-        if before is not None:
-            before.close()
-        then = self._expected.pop(end.name, None)
-        if then is not None:
-            then(end)
+        self._ends[place] = end
+        if role is Role.PROGRAM:
+            self._expected.pop(end.name)(end)
 
     def lost(self, end: End) -> None:
         """It has ended."""
         self._unproven.discard(end)
-        if self._ends.get(end.name) is end:
-            del self._ends[end.name]
+        for place in [place for place, known in self._ends.items() if known is end]:
+            del self._ends[place]
 
 
 class End(asyncio.Protocol):
@@ -104,7 +110,7 @@ class End(asyncio.Protocol):
 
     Args:
         listener: Whose it is.
-        secret: What the other end must know.
+        secret: Of the cluster.
 
     Attributes:
         name: What the other end is known by.
@@ -191,10 +197,12 @@ class End(asyncio.Protocol):
         if not self._challenged or len(self._buffer) < PROOF_BYTES:
             return b""
         proof, rest = self._buffer[:PROOF_BYTES], self._buffer[PROOF_BYTES:]
-        keys = self._accepting.accept(proof)
+        keys, role = self._accepting.accept(proof), self._accepting.role
+        assert role is not None, "it has been accepted"
         self.name, self._buffer, self._accepting = self._accepting.name, b"", None
-        self._sealer, self._opener = Sealer(keys.to_connector), Opener(keys.to_listener)
-        self._listener.proven(self)
+        self._sealer = Sealer(keys.to_connector)
+        self._listener.proven(self, role)
+        self._opener = Opener(keys.to_listener)
         self.send(b"")
         return rest
 

@@ -132,7 +132,7 @@ class Host:
         transport = TcpTransport(name_in(self._epoch, self.name), world.secret, address)
         self._transfers = Transfers(transport, self._recorder)
         self._work = work = HostWork(self.name, jax.devices(), self._transfers, self._recorder)
-        self._control = control = Connector(world.controller, name_in(self._epoch, self.name), world.secret)
+        self._control = control = Connector(world.controller, world.credential)
         tell = functools.partial(self._tell, control)
         self._lane = Lane(
             work.begin,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from waystation._errors import Unavailable
+from waystation.runtime.control.handshake import Credential
 
 _DEVICES_FLAG = re.compile(r"--xla_force_host_platform_device_count=\S*")
 _PR_SET_PDEATHSIG = 1
@@ -33,9 +34,9 @@ class World:
         count: How many hosts the island has.
         devices_per_host: How many devices each has.
         kind: `cpu`, whose devices share the memory of the host, or `gpu`.
-        secret: What all hosts of the cluster know, by which they prove themselves to each other, and to the
-            controller.
+        secret: What all hosts of the cluster know, by which they prove themselves to each other.
         controller: Where the controller listens.
+        credential: What this host proves itself by to the controller.
     """
 
     coordinator: str
@@ -45,6 +46,7 @@ class World:
     kind: str
     secret: bytes = field(repr=False)
     controller: str
+    credential: Credential
 
 
 @dataclass(frozen=True, slots=True)
