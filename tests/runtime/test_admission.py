@@ -95,6 +95,40 @@ def test_who_waits_for_clients_to_release_is_told_and_can_give_up() -> None:
     assert memory.give_up(key(0)) == []
 
 
+def test_what_can_never_fit_is_refused_at_once_wherever_it_is_in_line() -> None:
+    memory = HostMemory("h", {0: 100})
+    memory.put(handle(1), {0: 60})
+    assert memory.request(need(0, 60)) == [Stalled(key(0), (handle(1),))]
+    (refused,) = memory.request(need(1, 101))
+    assert isinstance(refused, Refuse)
+    assert "needs 101 bytes on device h:0 of 100" in str(refused.error)
+    assert memory.free(handle(1)) == [Admit(key(0))]
+
+
+def test_a_run_that_has_room_can_overtake_and_is_not_what_others_wait_for() -> None:
+    memory = HostMemory("h", {0: 100})
+    memory.put(handle(1), {0: 60})
+    memory.request(need(0, 20))
+    assert memory.request(need(1, 60)) == []  # what runs may make room
+    assert memory.waits_for_clients(key(1))
+    assert memory.request(need(2, 30)) == []
+    assert not memory.can_be_admitted(key(2))
+    assert memory.request(need(3, 10, o4=4)) == []
+    assert memory.can_be_admitted(key(3))
+    assert memory.overtake(key(3)) == [Admit(key(3))]
+    assert memory.finish(key(0)) == [Stalled(key(1), (handle(1),))]  # while that goes on
+    assert memory.free(handle(1)) == [Admit(key(1)), Admit(key(2))]
+    assert memory.used_bytes == {0: 100}
+
+
+def test_a_run_that_waits_for_another_does_not_wait_for_clients() -> None:
+    memory = HostMemory("h", {0: 100}, spill_budget=30)
+    memory.put(handle(1), {0: 30})
+    memory.request(need(0, 20, 1))
+    memory.request(need(1, 70))
+    assert not memory.waits_for_clients(key(1))
+
+
 def test_what_is_freed_while_it_is_used_ends_with_its_use() -> None:
     memory = HostMemory("h", {0: 100})
     memory.put(handle(1), {0: 60})

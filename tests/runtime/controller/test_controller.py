@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -224,6 +225,59 @@ def test_what_does_not_fit_is_spilled_or_waits_and_is_refused_in_the_end() -> No
     world.controller.free(client, arrays)
     world.run()
     assert error_of(world, client, world.put(client, *slices)) is None
+
+
+def test_a_request_that_waits_for_memory_holds_up_its_own_client_only() -> None:
+    """Each array takes 4 bytes on each device, of 12; the holder has 8, and a step of the other takes 8."""
+    world = World(limits=MemoryLimits(device_bytes=12))
+    holder, on = world.client("holder")
+    other, also = world.client("other")
+    held = [world.put(holder, *on) for _ in range(2)]
+    given = world.put(other, *also)
+    world.run()
+    waiting = [world.put(other, *also) for _ in range(20)]  # more than schedulers let be in flight
+    world.run()
+    assert {stall.island for stall in world.stalled} == {"a"}
+    arrays = world.controller.arrays
+
+    def is_made(client: str, handle: int) -> bool:
+        return arrays.is_made(arrays.handle(client, handle))
+
+    world.controller.free(holder, held[:1])
+    world.run()
+    assert [is_made(other, handle) for handle in waiting] == [True] + [False] * 19
+    # Donates its memory, so there is room for as many of these as the holder likes.
+    last = held[1]
+    for _ in range(200):
+        last = world.call(holder, step(donates=True), on, last)
+    world.run()
+    assert is_made(holder, last)
+    assert error_of(world, holder, last) is None
+    assert not is_made(other, waiting[1])
+    world.controller.free(other, [given, waiting[0]])
+    world.controller.free(holder, [last])
+    world.run()
+    assert [is_made(other, handle) for handle in waiting[1:5]] == [True, True, True, False]
+
+
+def test_what_can_never_fit_fails_at_once_behind_one_that_waits() -> None:
+    world = World(limits=MemoryLimits(device_bytes=8))
+    holder, on = world.client("holder")
+    other, also = world.client("other")
+    third, too = world.client("third")
+    for _ in range(2):
+        world.put(holder, *on)
+    world.run()
+    waiting = world.put(other, *also)
+    world.run()
+    world.next += 1
+    big = Value(world.next, (64,), "float32", too[0], ROWS)
+    world.controller.works.put(third, big.number, np.zeros(64, np.float32), big)
+    world.run()
+    error = error_of(world, third, big.number)
+    assert isinstance(error, DeviceMemoryExceeded)
+    assert "needs 64 bytes on device a/0:0 of 8" in error.message
+    assert error_of(world, other, waiting) is None
 
 
 def test_no_element_of_a_saved_array_is_in_a_message() -> None:

@@ -15,6 +15,7 @@ from waystation.runtime.objects import Spill as SpillDecision
 from waystation.runtime.scheduling import Dispatch, IslandScheduler, Policy, RunKey
 
 _LEAST_IN_FLIGHT = 2
+_MOST_OVERTAKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,61 @@ class IslandOrder:
         self.lists.clear()
         self._forget_memory()
         return dispatches
+
+    # ---- the line ------------------------------------------------------------------------------
+
+    def next_in_line(self, works: Mapping[RunKey, Work]) -> tuple[Work | None, list[Effect]]:
+        """The work that begins next, or ends since it has failed; it leaves the line.
+
+        A work that waits for memory can be overtaken by those of other clients that share no array with it
+        and have all their memory at once. A work that waits for others to end is overtaken 64 times at most;
+        one that waits for clients to release arrays as often as it takes: what overtakes it may be what
+        releases them. Works over several islands overtake nobody, since all islands keep one order of these.
+
+        Args:
+            works: All works.
+
+        Returns:
+            The work, if there is one, and what follows from that it has its memory now.
+        """
+        passed: list[Work] = []
+        for work in self.line:
+            if not passed or self._may_overtake(work, passed):
+                effects: list[Effect] = []
+                if work.error is None and passed and self._can_be_admitted(work):
+                    effects = self._overtake(work, works)
+                if work.error is not None or not work.parts[self.name].unadmitted:
+                    self.line.remove(work)
+                    for each in passed:
+                        each.parts[self.name].overtaken += 1
+                    return work, effects
+            passed.append(work)
+        return None, []
+
+    def _may_overtake(self, work: Work, passed: Iterable[Work]) -> bool:
+        if len(work.parts) > 1:
+            return False
+        handles = work.parts[self.name].handles
+        return all(
+            each.key.client != work.key.client
+            and handles.isdisjoint(each.parts[self.name].handles)
+            and (each.parts[self.name].overtaken < _MOST_OVERTAKEN or self._waits_for_clients(each))
+            for each in passed
+        )
+
+    def _waits_for_clients(self, work: Work) -> bool:
+        unadmitted = work.parts[self.name].unadmitted
+        return any(self._memories[host].waits_for_clients(work.key) for host in unadmitted)
+
+    def _can_be_admitted(self, work: Work) -> bool:
+        unadmitted = work.parts[self.name].unadmitted
+        return all(self._memories[host].can_be_admitted(work.key) for host in unadmitted)
+
+    def _overtake(self, work: Work, works: Mapping[RunKey, Work]) -> list[Effect]:
+        effects: list[Effect] = []
+        for host in sorted(work.parts[self.name].unadmitted):
+            effects += self._carry_out(host, self._memories[host].overtake(work.key), works)
+        return effects
 
     # ---- memory --------------------------------------------------------------------------------
 

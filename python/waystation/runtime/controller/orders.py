@@ -3,10 +3,11 @@
 What drives it: `submit` and `drop_client`, `prepared` when hosts know lists, `done` when a host is done,
 `lose` when a gang is lost, `give_up` at a deadline. What it emits is in `effects`, in the order in which it
 is to be carried out; a work that ends is told so (`Work.on_end`). Invariants: a work that was submitted ends,
-whatever fails; on each host works begin in the order of the island; a work that has failed before it began
-takes its place in the order and nothing else; a work begins only when the loads of what it uses have ended,
-so that no host has to wait for a load before it goes on to the works of other clients. A transfer, a save or
-a load, takes no time of devices: once it has begun, schedulers no longer count it.
+whatever fails; the hosts of an island begin works in one order, in which those that wait for memory can be
+overtaken (`IslandOrder.next_in_line`); a work that has failed before it began takes its place in the order
+and nothing else; a work begins only when the loads of what it uses have ended, so that no host has to wait
+for a load before it goes on to the works of other clients. A transfer, a save or a load, takes no time of
+devices: once it has begun, schedulers no longer count it. Nor do they count what waits for memory.
 """
 
 from __future__ import annotations
@@ -317,29 +318,35 @@ class Orders:
         self._looked_at.add(island.name)
 
     def _begin(self, name: str) -> None:
-        """Begins works that are first in line and have their memory."""
+        """Begins works that have their turn and their memory."""
         island = self._islands.get(name)
-        while island is not None and island.line:
-            work = island.line[0]
-            part = work.parts[name]
-            if work.error is None:
-                work.error = self._failure(work)
-            if work.error is None and part.unadmitted:
+        while island is not None:
+            for each in island.line:
+                each.error = each.error or self._failure(each)
+            work, effects = island.next_in_line(self._works)
+            self.effects += effects
+            if work is None:
+                for each in island.line:
+                    self._dispatches.extend(island.scheduler.park(each.key))
                 return
-            island.line.popleft()
+            island.scheduler.unpark(work.key)
             if work.error is not None:
                 self._end_part(name, work)
-                continue
-            self.observer.admitted(work, name)
-            part.begun, part.unfinished = True, set(part.hosts)
-            messages = {
-                host: Message(work.number, work.program, instructions_of(each, part.moves.get(host, ())))
-                for host, each in part.hosts.items()
-            }
-            self.effects.append(Begin(name, island.epoch, work, messages))
-            self.observer.dispatched(work, name)
-            if work.is_transfer:
-                self._dispatches.extend(island.scheduler.complete(work.key))
+            else:
+                self._begin_work(island, work)
+
+    def _begin_work(self, island: IslandOrder, work: Work) -> None:
+        name, part = island.name, work.parts[island.name]
+        self.observer.admitted(work, name)
+        part.begun, part.unfinished = True, set(part.hosts)
+        messages = {
+            host: Message(work.number, work.program, instructions_of(each, part.moves.get(host, ())))
+            for host, each in part.hosts.items()
+        }
+        self.effects.append(Begin(name, island.epoch, work, messages))
+        self.observer.dispatched(work, name)
+        if work.is_transfer:
+            self._dispatches.extend(island.scheduler.complete(work.key))
 
     def _failure(self, work: Work) -> WaystationError | None:
         """Why something that a work uses was not made."""

@@ -47,6 +47,7 @@ class IslandPart:
         begun: Whether hosts have been told.
         ended: Whether nothing of it is left here.
         device_seconds: The longest that a host was at it.
+        overtaken: How many later works have begun before it, while it waited for memory.
     """
 
     epoch: int
@@ -59,6 +60,13 @@ class IslandPart:
     begun: bool = False
     ended: bool = False
     device_seconds: float = 0.0
+    overtaken: int = 0
+
+    @property
+    def handles(self) -> set[Handle]:
+        """The objects that it uses and makes."""
+        reservations = [host.reservation for host in self.hosts.values()]
+        return {handle for each in reservations for handle in (*each.operands, *each.outputs)}
 
 
 @dataclass(slots=True, eq=False)

@@ -3,17 +3,19 @@
 A pure machine, one for each host. What drives it: a `Reservation` for each run, in the order of the island
 (`request`), what ends (`finish`, `free`), what is there from elsewhere (`put`), and who has waited too long
 (`give_up`). What it emits, to be carried out in this order: `Spill` and `Restore` of an object's shards on
-this host, `Admit` of a run. `Refuse` says that a run can never fit, `Stalled` that only clients who hold
-objects can make room: whoever drives this tells them, and gives up at a deadline, so that nothing waits in
-silence.
+this host, `Admit` of a run. `Refuse` says that a run can never fit, as soon as that is known, `Stalled` that
+only clients who hold objects can make room: whoever drives this tells them, and gives up at a deadline, so
+that nothing waits in silence.
 
 Invariants: on each device what is resident and what is reserved never exceeds the budget, nor what is spilled
-the host's; runs are admitted strictly in order; what an admitted run uses is resident until it ends.
+the host's; runs are admitted in order, unless `overtake` is called; what an admitted run uses is resident
+until it ends.
 
 Why this cannot deadlock. All hosts see one order. Of the runs that have not ended take the first: on every
 host all before it have ended, so nothing is reserved and nothing is pinned by another, and it is admitted
 wherever what objects hold, less what can be spilled, leaves room. Where it does not, it is refused or
-reported as stalled, and ends. An admitted run never waits for memory again.
+reported as stalled, and ends. An admitted run never waits for memory again. A run may overtake others only
+where it is admitted on all its hosts at once (`can_be_admitted`): so it holds nothing while it waits.
 """
 
 from __future__ import annotations
@@ -119,6 +121,7 @@ class HostMemory:
         self._waiting: deque[Reservation] = deque()
         self._doomed: set[Handle] = set()
         self._stalled: RunKey | None = None
+        self._overtakers: set[RunKey] = set()  # of those that are running
 
     @property
     def used_bytes(self) -> BytesByDevice:
@@ -137,12 +140,45 @@ class HostMemory:
 
     def request(self, reservation: Reservation) -> list[Decision]:
         """A run is the next in the order of the island."""
+        if self._never_fits(reservation):
+            return [self._refusal(reservation)]
         self._waiting.append(reservation)
         return list(self._admit())
+
+    def can_be_admitted(self, run: RunKey) -> bool:
+        """Whether there is memory for a run that waits, wherever it is in line."""
+        return self._victims(self._waiting_of(run)) is not None
+
+    def overtake(self, run: RunKey) -> list[Decision]:
+        """Admits a run before those ahead of it; it can be admitted."""
+        reservation = self._waiting_of(run)
+        victims = self._victims(reservation)
+        assert victims is not None, "it can be admitted"
+        self._waiting.remove(reservation)
+        self._overtakers.add(run)
+        return [*self._take(reservation, victims), *self._admit()]
+
+    def waits_for_clients(self, run: RunKey) -> bool:
+        """Whether a run that waits would lack memory even if nothing was running any more."""
+        reservation = self._waiting_of(run)
+        ending = {handle for each in self._running.values() for handle in each.consumed} | self._doomed
+        at_rest = Counter[int]()
+        for handle, held in self._resident.items():
+            if handle not in ending and handle not in reservation.operands:
+                at_rest.update(held)
+        for each in self._running.values():
+            for held in each.outputs.values():
+                at_rest.update(held)
+        need = self._need(reservation)
+        lack = sum(
+            max(0, need[device] + at_rest[device] - budget) for device, budget in self.device_budgets.items()
+        )
+        return lack > max(0, self.spill_budget - self.spilled_bytes)
 
     def finish(self, run: RunKey, *, failed: bool = False) -> list[Decision]:
         """An admitted run is over; if it failed, it leaves nothing."""
         reservation = self._running.pop(run)
+        self._overtakers.discard(run)
         self._used.subtract(reservation.peak)
         self._pins -= Counter(reservation.operands)
         self._doomed.update(reservation.consumed)
@@ -176,15 +212,24 @@ class HostMemory:
             if victims is not None:
                 self._waiting.popleft()
                 yield from self._take(head, victims)
-            elif any(need > self.device_budgets[device] for device, need in self._need(head).items()):
+            elif self._never_fits(head):
                 self._waiting.popleft()
                 self._sweep()
                 yield self._refusal(head)
             else:
-                if not self._running and self._stalled != head.run:
+                # What has overtaken it goes on for ever, maybe, and is not what it waits for.
+                is_alone = self._running.keys() <= self._overtakers
+                waits = not self._running or (is_alone and self.waits_for_clients(head.run))
+                if waits and self._stalled != head.run:
                     self._stalled = head.run
                     yield Stalled(head.run, self._holders(self._lack(head)))
                 return
+
+    def _waiting_of(self, run: RunKey) -> Reservation:
+        return next(each for each in self._waiting if each.run == run)
+
+    def _never_fits(self, head: Reservation) -> bool:
+        return any(need > self.device_budgets[device] for device, need in self._need(head).items())
 
     def _need(self, head: Reservation) -> Counter[int]:
         """Bytes on each device with nothing there but the run and its operands."""

@@ -1,9 +1,9 @@
 """The gang scheduler of one island: one order of all runs, which every host of the island follows.
 
 A pure machine. What drives it: `submit` (from clients, or from the `Sequencer` where a run spans islands),
-`complete` when the hosts report that a run is done, `drop_client` on a client's death, `restart` when the
-gang of hosts is rebuilt. What it emits: a `Dispatch` for each run that has its place in the order now; every
-host gets it, in any order of delivery (`ReorderBuffer`).
+`complete` when the hosts report that a run is done, `park` while a run waits for memory, `drop_client` on a
+client's death, `restart` when the gang of hosts is rebuilt. What it emits: a `Dispatch` for each run that has
+its place in the order now; every host gets it, in any order of delivery (`ReorderBuffer`).
 
 Runs are dispatched ahead of the devices, but only so far (`seconds_ahead` of device time or `least_in_flight`
 runs, `runs_per_client` of each client): what waits here can still be overtaken, what has been dispatched
@@ -59,6 +59,7 @@ class IslandScheduler:
         self._arrivals = count()
         self._queues: dict[str, ClientQueue[Submission]] = {}
         self._in_flight: dict[RunKey, tuple[Submission, float]] = {}
+        self._parked: dict[RunKey, tuple[Submission, float]] = {}
         self._client_counts: Counter[str] = Counter()
         self._ticket_holders: dict[int, str] = {}
         self._next_ticket = 0
@@ -66,8 +67,8 @@ class IslandScheduler:
 
     @property
     def in_flight(self) -> tuple[RunKey, ...]:
-        """The runs that have been dispatched and are not complete, in their order."""
-        return tuple(self._in_flight)
+        """The runs that have been dispatched and are not complete; those that are parked first."""
+        return (*self._parked, *self._in_flight)
 
     @property
     def waiting_count(self) -> int:
@@ -95,6 +96,7 @@ class IslandScheduler:
             key: The run; one of an epoch before counts no more.
             device_seconds: What it has taken on the devices of the island, if that is known.
         """
+        self.unpark(key)
         if key not in self._in_flight:
             return []
         submission, charged = self._in_flight.pop(key)
@@ -103,6 +105,23 @@ class IslandScheduler:
             self._costs.learn(submission.program, device_seconds)
             self._policy.charge(key.client, device_seconds - charged)
         return self._dispatch()
+
+    def park(self, key: RunKey) -> list[Dispatch]:
+        """A run that has its place waits for something else than devices: it takes no room of others. Its
+        client's next runs wait for it, unless they have tickets.
+
+        Returns:
+            What is dispatched now.
+        """
+        if key not in self._in_flight:
+            return []
+        self._parked[key] = self._in_flight.pop(key)
+        return self._dispatch()
+
+    def unpark(self, key: RunKey) -> None:
+        """It goes on."""
+        if key in self._parked:
+            self._in_flight[key] = self._parked.pop(key)
 
     def drop_client(self, client: str) -> tuple[list[Submission], list[Dispatch]]:
         """A client has died: what has no place in the order yet gets none.
@@ -123,7 +142,8 @@ class IslandScheduler:
         Returns:
             The runs that were in flight, which are lost, and what is dispatched in the new epoch.
         """
-        lost = [submission for submission, _ in self._in_flight.values()]
+        lost = [submission for submission, _ in (*self._parked.values(), *self._in_flight.values())]
+        self._parked.clear()
         self._in_flight.clear()
         self._client_counts.clear()
         self.epoch += 1
@@ -157,12 +177,15 @@ class IslandScheduler:
         """The clients of the highest priority whose next run could be dispatched."""
         able: dict[str, int] = {}
         lent = None  # the highest priority of those that wait for the next ticket
+        parked = {key.client for key in self._parked}
         for client, queue in self._queues.items():
             if not queue.line:
                 continue
             run = queue.line[0].run
             if run.ticket not in (None, self._next_ticket):
                 lent = run.priority if lent is None else max(lent, run.priority)
+            elif client in parked and run.ticket is None:
+                continue
             elif self._client_counts[client] < self._runs_per_client:
                 able[client] = run.priority
         if not able:
