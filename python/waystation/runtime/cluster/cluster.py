@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from waystation._errors import InvalidInput
 from waystation.runtime.cluster.backend import ClusterBackend
-from waystation.runtime.cluster.connection import Connection, ask
+from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.cluster.island import Island
 from waystation.runtime.cluster.stashes import MEMORY, MEMORY_BYTES, KeepSuspended
 from waystation.runtime.cluster.status import (
@@ -96,7 +96,7 @@ class Cluster:
         Raises:
             InvalidInput: A weight is below 1.
         """
-        ask(self._living.manager.share.remote(dict(shares)))
+        self._living.ask_by_ray("share", dict(shares))
 
     def keep_suspended(
         self, *, memory: str = MEMORY, memory_bytes: int = MEMORY_BYTES, directory: str | None = None
@@ -114,7 +114,7 @@ class Cluster:
         Raises:
             WaystationError: A directory cannot be made in one of these.
         """
-        ask(self._living.manager.keep_suspended.remote(KeepSuspended(memory, memory_bytes, directory)))
+        self._living.ask_by_ray("keep_suspended", KeepSuspended(memory, memory_bytes, directory))
 
     @property
     def islands(self) -> dict[str, Island]:
@@ -183,7 +183,7 @@ class Cluster:
             spill_bytes=spill_bytes,
             computation_limit_s=computation_limit_s,
         )
-        return Island(self._living, ask(self._living.manager.add_island.remote(request)))
+        return Island(self._living, self._living.ask_by_ray("add_island", request))
 
     def remove_island(self, name: str) -> None:
         """Ends an island; calls that have no answer fail.
@@ -191,11 +191,11 @@ class Cluster:
         Raises:
             NoSuchIsland: There is none of that name.
         """
-        ask(self._living.manager.remove_island.remote(name))
+        self._living.ask_by_ray("remove_island", name)
 
     def status(self) -> ClusterStatus:
         """How everything is now."""
-        found: ClusterStatus = ask(self._living.manager.status.remote())
+        found: ClusterStatus = self._living.ask_by_ray("status")
         return found
 
     def record_timeline(self, is_wanted: bool = True) -> None:
@@ -206,7 +206,7 @@ class Cluster:
         Args:
             is_wanted: Whether it is to be recorded from now on.
         """
-        ask(self._living.manager.record_timeline.remote(is_wanted))
+        self._living.ask_by_ray("record_timeline", is_wanted)
 
     def timeline(self, *, forget: bool = False) -> Timeline:
         """What was recorded until now, for all programs of the cluster.
@@ -214,7 +214,7 @@ class Cluster:
         Args:
             forget: Begin anew afterwards.
         """
-        return Timeline.of(ask(self._living.manager.timeline.remote(forget)))
+        return Timeline.of(self._living.ask_by_ray("timeline", forget))
 
     def write_timeline(self, path: str | Path) -> None:
         """Writes what was recorded until now as a file for https://ui.perfetto.dev or chrome://tracing."""

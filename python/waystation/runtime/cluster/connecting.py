@@ -199,7 +199,9 @@ def _enter(ray: Any, name: str | None, undo: contextlib.ExitStack) -> Connection
         break
     connector = Connector(entrance.controller, entrance.credential)
     connected.callback(connector.close)
-    return Connection(manager, client, connector)
+    connection = Connection(manager, client, connector, where=entrance.where, log_path=entrance.log_path)
+    undo.callback(connection.leave)
+    return connection
 
 
 def _leave(manager: Any, client: str, attended: Any) -> None:

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from waystation._errors import Unavailable
+from waystation.runtime.cluster.event_log import append
 from waystation.runtime.control.connector import Connector
 from waystation.runtime.control.program_words import Call, pack_calls, unpack_answers
 from waystation.runtime.control.words import Packer, Unpacker
@@ -47,11 +48,24 @@ class Connection:
         manager: The actor.
         client: What this program is known by there.
         connector: The connection.
+        where: The manager's process and machine, for people.
+        log_path: The log of the manager, on its machine; empty if it has none.
     """
 
-    def __init__(self, manager: Any, client: str, connector: Connector) -> None:
+    def __init__(
+        self,
+        manager: Any,
+        client: str,
+        connector: Connector,
+        *,
+        where: str = "",
+        log_path: str = "",
+    ) -> None:
         self.manager = manager
         self.client = client
+        self._where = where
+        self._log_path = log_path
+        self._is_leaving = False
         self._connector = connector
         self._packer = Packer()
         self._lock = threading.Lock()
@@ -61,6 +75,21 @@ class Connection:
         self._numbers = itertools.count()
         self._has_ended = False
         threading.Thread(target=self._hear, name="waystation: answers", daemon=True).start()
+
+    def ask_by_ray(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the manager's actor; returns the answer.
+
+        Raises:
+            Unavailable: The manager has died.
+            WaystationError: What the manager answers.
+        """
+        import ray
+
+        try:
+            answer = ray.get(getattr(self.manager, method).remote(*arguments))
+        except ray.exceptions.RayError:
+            raise self._gone() from None
+        return unwrap(answer)
 
     def ask(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Asks for something, after everything that was asked or told before; returns the answer.
@@ -102,14 +131,19 @@ class Connection:
         """
         self._send(Call(method, arguments))
 
+    def leave(self) -> None:
+        """The program is about to leave: that the connection ends is no loss."""
+        self._is_leaving = True
+
     def close(self) -> None:
         """Ends it."""
+        self.leave()
         self._connector.close()
 
     def _send(self, call: Call) -> None:
         with self._lock:
             if self._has_ended:
-                raise _gone()
+                raise self._gone()
             self._waiting.append(call)
             if self._is_sending:
                 return  # whoever sends takes it along
@@ -124,7 +158,7 @@ class Connection:
                 self._connector.send(pack_calls(calls, self._packer))
             except Unavailable:
                 self._end()
-                raise _gone() from None
+                raise self._gone() from None
 
     def _hear(self) -> None:
         """Takes answers until the connection ends."""
@@ -141,13 +175,19 @@ class Connection:
 
     def _end(self) -> None:
         with self._lock:
+            is_lost = not (self._has_ended or self._is_leaving)
             self._has_ended = True
             answers, self._answers = list(self._answers.values()), {}
+        if is_lost and self._log_path:
+            append(self._log_path, f"program '{self.client}' has lost its connection to the manager")
         for future in answers:
-            future.set_exception(_gone())
+            future.set_exception(self._gone())
 
-
-def _gone() -> Unavailable:
-    return Unavailable(
-        "the connection to the cluster's manager has ended, and the arrays of this program with it"
-    )
+    def _gone(self) -> Unavailable:
+        where = f" ({self._where})" if self._where else ""
+        log = f"; the manager's log is '{self._log_path}', on its machine" if self._log_path else ""
+        return Unavailable(
+            f"the connection to the cluster's manager{where} has ended: the arrays of this program are lost, "
+            "and where the manager has died, so are all islands. Connect again, add islands where there are "
+            f"none, and make the arrays again or load them{log}"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from waystation.runtime.cluster.connection import Connection, ask
+from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.cluster.status import IslandStatus
 from waystation.runtime.errors import NoSuchIsland
 
@@ -44,7 +44,7 @@ class Island:
         Raises:
             NoSuchIsland: It has been removed.
         """
-        for status in ask(self._connection.manager.status.remote()).islands:
+        for status in self._connection.ask_by_ray("status").islands:
             if status.name == self.name:
                 found: IslandStatus = status
                 return found

@@ -11,7 +11,9 @@ their own (`waystation.runtime.control`); by Ray comes what is rare.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import socket
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,7 @@ import ray
 
 from waystation._errors import Conflict, WaystationError
 from waystation.runtime.cluster.calls import ClientCalls, Code
+from waystation.runtime.cluster.event_log import EventLog
 from waystation.runtime.cluster.losses import Loss
 from waystation.runtime.cluster.stashes import KeepSuspended, StashDirectories
 from waystation.runtime.cluster.status import (
@@ -61,11 +64,15 @@ class Entrance:
         client: What it is known by.
         controller: Where it connects to.
         credential: What it proves itself by there.
+        where: The process and the machine of the manager, for people.
+        log_path: The manager's log, on that machine; empty if it has none.
     """
 
     client: str
     controller: str
     credential: Credential
+    where: str
+    log_path: str
 
 
 def _island_of(host: str) -> str:
@@ -77,6 +84,9 @@ class Manager:
 
     def __init__(self) -> None:
         self.name = NAME
+        self._log = EventLog()
+        self._where = f"process {os.getpid()} on {socket.gethostname()}"
+        self._log.write(f"the manager begins: {self._where}")
         self._controller = Controller()
         self._secret = secrets.token_bytes(32)  # which nobody else gets
         self._code = Code({}, {})
@@ -126,7 +136,9 @@ class Manager:
 
         connections.expect(client, lambda end: calls.connect(end, lost))
         self._attending[client] = asyncio.create_task(self._await_death(client, attended[0]))
-        return Entrance(client, connections.address, issue(self._secret, Role.PROGRAM, client))
+        self._log.write(f"program '{client}' is connected")
+        credential = issue(self._secret, Role.PROGRAM, client)
+        return Entrance(client, connections.address, credential, self._where, self._log.path)
 
     @answering
     async def leave(self, client: str) -> None:
@@ -175,6 +187,7 @@ class Manager:
         """Ends an island."""
         island = self._island(name)
         del self._islands[name]
+        self._log.write(f"island '{name}' is removed")
         island.remove()
         if name in self._known:
             self._known.discard(name)
@@ -218,6 +231,7 @@ class Manager:
     def built(self, island: Supervisor) -> None:
         """The gang of an island is there."""
         request = island.request
+        self._log.write(f"island '{request.name}' is ready, epoch {island.epoch}")
         self._controller.addresses.update(island.addresses)
         if request.name in self._known:
             self._controller.rebuilt(request.name)
@@ -248,6 +262,7 @@ class Manager:
 
     def lost(self, island: Supervisor, loss: Loss) -> None:
         """The gang of an island is lost."""
+        self._log.write(f"island '{loss.island}' is lost in epoch {loss.epoch}: {loss}")
         self._controller.lose(
             island.request.name,
             str(loss),
@@ -263,6 +278,7 @@ class Manager:
 
     def failed(self, island: Supervisor, error: WaystationError) -> None:
         """An island is lost for good."""
+        self._log.write(f"island '{island.request.name}' is lost for good: {error.message}")
         self._controller.failures[island.request.name] = error
         self._carry_out()
         self._change()
@@ -372,6 +388,7 @@ class Manager:
 
     def _drop(self, client: str) -> None:
         self._clients.pop(client).close()
+        self._log.write(f"program '{client}' has left or died")
         self._controller.drop_client(client)
         self._carry_out()
         if self._clients:
@@ -380,6 +397,8 @@ class Manager:
             island.remove()
         self._islands.clear()
         self._stashes.close()
+        self._log.write("the manager ends: no program is left")
+        self._log.close()
         ray.kill(ray.get_runtime_context().current_actor)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:

@@ -1,0 +1,67 @@
+"""The manager is killed: every program hears of it, and a log stays that says so."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.runtime.cluster.driving import WAIT_S, Slice, wait_until
+
+from waystation.errors import Unavailable
+from waystation.runtime.cluster import ClusterBackend, connect
+from waystation.runtime.cluster.event_log import EventLog, append
+from waystation.runtime.resources import SliceRequest
+
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime needs Python 3.12")
+
+
+@pytest.mark.timeout(600)
+def test_the_death_of_the_manager_is_told_and_stays_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # of the Ray of this program, too
+    with connect(name="first") as cluster, connect(cluster.address, name="second") as second:
+        backends = [each.backend() for each in (cluster, second)]
+        on = Slice(backends[0], "main", 1)
+        given = on.put(np.arange(8, dtype=np.float32))
+        backends[0].wait([given], WAIT_S)
+        (log,) = (tmp_path / "waystation" / "runtime").glob("manager-*.log")
+        process_id = int(re.findall(r"the manager begins: process (\d+)", log.read_text())[0])
+        os.kill(process_id, signal.SIGKILL)
+        wanted = f"process {process_id} on .* all islands.* Connect again.*{re.escape(str(log))}"
+        for backend in backends:
+            with pytest.raises(Unavailable, match=wanted):
+                use_until_it_fails(backend)
+        with pytest.raises(Unavailable, match=wanted):
+            cluster.status()
+        for name in ("first", "second"):
+            wait_until(lambda name=name: f"program '{name}' has lost its connection" in log.read_text())
+        assert "island 'main' is ready, epoch 1" in log.read_text()
+        assert "the manager ends" not in log.read_text()
+
+
+def use_until_it_fails(backend: ClusterBackend) -> None:
+    wait_until(lambda: not backend.grant(SliceRequest.of(1, shared=True)) >= 0)
+
+
+def test_the_newest_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    directory = tmp_path / "waystation" / "runtime"
+    directory.mkdir(parents=True)
+    for number in range(40):
+        (directory / f"manager-{number}.log").touch()
+        os.utime(directory / f"manager-{number}.log", (number, number))
+    log = EventLog()
+    log.write("something")
+    log.close()
+    append(log.path, "something else")
+    append(str(tmp_path / "of another machine.log"), "nothing")
+    assert len(list(directory.iterdir())) == 32
+    assert not (directory / "manager-8.log").exists()
+    first, second = Path(log.path).read_text().splitlines()
+    assert (first.endswith(" something"), second.endswith(" something else")) == (True, True)
