@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
+from waystation import _processes
 from waystation.coordination import liveness
 from waystation.coordination.liveness import Liveness, Registration
 
@@ -76,15 +78,16 @@ def rounds_of_looking(board: Board, count: int) -> None:
 def test_a_process_of_this_machine_is_seen_dead_at_once(board: Board, watching: Liveness) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        fields = liveness._stat(child.pid)
         own = Registration.of_this_process()
-        register(board, dataclasses.replace(own, process_id=child.pid, start=fields[19]))
+        register(
+            board, dataclasses.replace(own, process_id=child.pid, start=_processes.start_time(child.pid))
+        )
         wait_until(lambda: "pid" in watching.describe(1))
         assert watching.dead([1]) == {}
         child.kill()
         # Before it is reaped, too: nobody may ever do that.
         wait_until(lambda: watching.dead([1]))
-        assert liveness._stat(child.pid)[0] == "Z"
+        assert Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     finally:
         child.kill()
         child.wait()

@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
     {"tree", "grid"},
     {"_native"},
     {"_collection", "_distinct", "_options", "_paths", "errors"},
-    {"_errors"},
+    {"_errors", "_processes"},
 ]
 LEVELS = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
 

@@ -20,19 +20,17 @@ its beat has been read, so that a pause of this process looks like no pause of a
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import os
-import socket
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
+from waystation import _processes
 from waystation._errors import WaystationError
 
 BEAT_INTERVAL_S = 1.0
@@ -75,22 +73,13 @@ class Registration:
     def of_this_process(cls) -> Registration:
         """The registration of the process that asks."""
         process_id = os.getpid()
-        return cls(socket.gethostname(), _system(), process_id, _start(process_id))
+        return cls(_processes.host_name(), _system(), process_id, _start(process_id))
 
     def has_ended(self) -> bool:
         """Whether the process provably runs no longer; False for those of other systems."""
-        if not self.system or self.system != _system():
+        if not self.system or not self.start or self.system != _system():
             return False
-        try:
-            fields = _stat(self.process_id)
-            if fields[19] != self.start:
-                return True
-            # Of a zombie nothing runs, unless it has threads left.
-            return fields[0] == "Z" and len(os.listdir(f"/proc/{self.process_id}/task")) == 1
-        except (FileNotFoundError, ProcessLookupError):  # the second if it ends between opening and reading
-            return True
-        except (OSError, IndexError):
-            return False
+        return not _processes.may_run(self.process_id, self.start)
 
 
 class Liveness:
@@ -261,23 +250,15 @@ class Watching:
         return f"process {process}" if self._liveness is None else self._liveness.describe(process)
 
 
-@functools.cache
 def _system() -> str:
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # With the name of the machine, as copies of a virtual one may have booted together.
-        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+        return _processes.system()
     except OSError:
         return ""  # no /proc: processes of this machine are watched like those of others
 
 
 def _start(process_id: int) -> str:
     try:
-        return _stat(process_id)[19]
+        return _processes.start_time(process_id)
     except (OSError, IndexError):
         return ""
-
-
-def _stat(process_id: int) -> list[str]:
-    """What the process table says of a process, from its state on."""
-    return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()

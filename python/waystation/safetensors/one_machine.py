@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from waystation import _processes
 from waystation._options import Options
 from waystation.safetensors.headers import Header, Identity
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MEMORY = Path("/proc/meminfo")
 _AVAILABLE = "MemAvailable:"
 
@@ -65,7 +65,7 @@ def share_page_cache(views: Sequence[View], needed_bytes: int) -> bool:
 
 def _kernel() -> str:
     try:
-        return _BOOT_ID.read_text().strip()
+        return _processes.boot_id()
     except OSError:
         return ""
 

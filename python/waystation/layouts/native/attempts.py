@@ -1,9 +1,9 @@
 """Attempts: the temporary directories in which checkpoints are written, and whose they are.
 
 An attempt's name says which process of which machine makes it, so that a process that was killed
-leaves something that others can prove to be dead: same boot, same process-id namespace, and no
-process of that id and start time. A record inside adds what people want to know and, by its
-modification time, a heartbeat. Nothing here ever removes what is not proven dead.
+leaves something that others can prove to be dead (`_processes` has the rules). A record inside adds what
+people want to know and, by its modification time, a heartbeat. Nothing here ever removes what is not proven
+dead.
 
 What can go wrong, in order: killed after the directory was made (proof is in the name); killed while
 files are written; killed after an overwrite swapped names (the old checkpoint then stands under the
@@ -13,13 +13,11 @@ attempt's name and is as dead as its owner); killed while leftovers are removed 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import logging
 import os
 import secrets
-import socket
 import stat
 import time
 from collections.abc import Sequence
@@ -27,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from waystation import _processes
 from waystation._errors import InvalidInput, WaystationError, from_os_error
 from waystation.layouts.native import names, transactions
 
@@ -239,23 +238,11 @@ def is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
     if match is None:
         return False
     if match["scope"] == _scope():
-        return not _runs(int(match["process"]), match["start"])
-    # Another boot, or another namespace of process ids on this one: only the first can be decided.
+        return not _processes.may_run(int(match["process"]), match["start"])
+    # Another machine, boot or namespace of process ids: only an earlier boot of this machine can be decided.
     boot = owner.get("boot_id")
-    return isinstance(boot, str) and boot != _boot_id() and _file_system(path) in _LOCAL_FILE_SYSTEMS
-
-
-def _runs(process: int, start: str) -> bool:
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        if fields[19] != start:
-            return False
-        # A zombie's threads may still write; a zombie without other threads cannot.
-        return fields[0] != "Z" or len(os.listdir(f"/proc/{process}/task")) > 1
-    except (FileNotFoundError, ProcessLookupError):  # the second if it ends between opening and reading
-        return False
-    except (OSError, IndexError):
-        return True
+    is_other_boot = isinstance(boot, str) and boot != _processes.boot_id()
+    return is_other_boot and _file_system(path) in _LOCAL_FILE_SYSTEMS
 
 
 def new_attempt_id(transaction: str | None = None) -> str:
@@ -263,7 +250,9 @@ def new_attempt_id(transaction: str | None = None) -> str:
 
     A process makes one attempt in a transaction.
     """
-    return f"{_scope()}-{os.getpid()}-{_start_time(os.getpid())}-{transaction or secrets.token_hex(4)}"
+    return (
+        f"{_scope()}-{os.getpid()}-{_processes.start_time(os.getpid())}-{transaction or secrets.token_hex(4)}"
+    )
 
 
 def is_of_this_process(attempt_id: str) -> bool:
@@ -279,27 +268,17 @@ def is_of_this_system(attempt_id: str) -> bool:
 def owner_record() -> dict[str, Any]:
     """What this process says of itself, for people and for other systems."""
     return {
-        "host": socket.gethostname(),
-        "boot_id": _boot_id(),
+        "host": _processes.host_name(),
+        "boot_id": _processes.boot_id(),
         "process": os.getpid(),
-        "process_start": _start_time(os.getpid()),
+        "process_start": _processes.start_time(os.getpid()),
         "started_at": time.time(),
     }
 
 
-def _start_time(process: int) -> str:
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
-
-
-@functools.cache
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def _scope() -> str:
     """Identifies the set of processes among which a process id and start time mean one process."""
-    namespace = os.readlink("/proc/self/ns/pid")
-    return hashlib.sha256(f"{_boot_id()} {namespace}".encode()).hexdigest()[:12]
+    return hashlib.sha256(_processes.system().encode()).hexdigest()[:12]
 
 
 def _file_system(path: str) -> str | None:

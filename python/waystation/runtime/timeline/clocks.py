@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import os
 from collections import deque
-from pathlib import Path
+
+from waystation import _processes
 
 _SAMPLES = 64
 
@@ -20,7 +21,7 @@ _SAMPLES = 64
 def machine() -> str:
     """What is the same for all processes that have one monotonic clock: a boot, and a time namespace."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = _processes.boot_id()
         namespace = os.readlink("/proc/self/ns/time")
     except OSError:
         return f"process {os.getpid()}"  # it cannot be known, so nobody shares it

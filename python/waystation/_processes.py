@@ -1,0 +1,83 @@
+"""Who a process is, and whether it still runs: the one place where Python asks the kernel for that.
+
+A process is known by its *system* (the name of the machine, the boot of its kernel, the namespace of process
+ids), its id and its start time. What depends on the answer is the deletion of what a process was writing, so
+these rules hold:
+
+- Only a process of the same system can be called dead. Copies of a virtual machine have the boot id, and
+  often the namespace, of their original; their names tell them apart. A machine that has been renamed is
+  another system: nobody here calls dead what it left behind under its old name.
+- A process is dead if the kernel has no process of its id, if that began at another time, or if only a zombie
+  without other threads is left of it. A process that cannot be looked at (`hidepid`) counts as running.
+- Where the kernel does not tell (no /proc), nothing is dead.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from pathlib import Path
+
+_STATE_FIELD, _START_FIELD = 0, 19  # after the name of the program in /proc/ID/stat
+
+
+@functools.cache
+def host_name() -> str:
+    """The name of this machine, as it was when this process first asked."""
+    return socket.gethostname()
+
+
+@functools.cache
+def boot_id() -> str:
+    """The id of this boot of the kernel. Raises OSError where /proc does not tell."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def system() -> str:
+    """The set of processes among which an id and a start time name one process.
+
+    Raises OSError where /proc does not tell.
+    """
+    return f"{host_name()} {boot_id()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def start_time(process_id: int) -> str:
+    """When a process of this system began, in clock ticks since the boot.
+
+    Raises OSError or IndexError where that cannot be told.
+    """
+    return _stat(process_id)[_START_FIELD]
+
+
+def may_run(process_id: int, start: str) -> bool:
+    """Whether a process of this system that began at `start` may still run; False is proof of its death."""
+    try:
+        fields = _stat(process_id)
+        if fields[_START_FIELD] != start:
+            return False
+        # A zombie's threads may still write; a zombie without other threads cannot.
+        return fields[_STATE_FIELD] != "Z" or len(os.listdir(f"/proc/{process_id}/task")) > 1
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends between opening and reading
+        return _is_hidden(process_id)
+    except (OSError, IndexError):
+        return True
+
+
+def _is_hidden(process_id: int) -> bool:
+    """Whether the kernel has a process of this id, although /proc does not show it."""
+    if not os.path.exists("/proc/self/stat"):
+        return True
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    # It may be a process that began meanwhile; the next one who asks sees it, or not.
+    return True
+
+
+def _stat(process_id: int) -> list[str]:
+    """What the process table says of a process, from its state on."""
+    return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
