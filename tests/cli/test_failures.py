@@ -13,6 +13,8 @@ import waystation
 from waystation.cli.reporting import reporting
 from waystation.errors import Unavailable
 
+from .conftest import Outcome, normalised
+
 COMMANDS = [
     *("inspect", "ls", "sum", "verify", "diff", "export", "gc", "demo", "doctor", "launch", "placement"),
     *("agent", "top", "runtime", "program"),
@@ -23,6 +25,22 @@ GROUPS = {"runtime": ["status", "top"], "program": ["show"]}
 def test_version(script) -> None:
     outcome = script("--version")
     assert (outcome.out, outcome.err, outcome.code) == (f"waystation {waystation.__version__}\n", "", 0)
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path, script) -> None:
+    for arguments, code in ((["--version"], 0), (["inspect", "absent"], 2), (["frobnicate"], 2)):
+        done = subprocess.run(
+            [sys.executable, "-m", "waystation", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "100"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        expected = script(*arguments)
+        found = Outcome(done.returncode, done.stdout, normalised(done.stderr, tmp_path))
+        assert found == expected
+        assert found.code == code
 
 
 def test_help_lists_every_command(script) -> None:

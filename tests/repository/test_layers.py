@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "python" / "waystation"
 
 # From the top down; those in one line may not import each other.
 LAYERS: list[set[str]] = [
+    {"__main__"},
     {"cli"},
     {"demo"},
     {"arrays", "multihost", "options", "partial", "path"},  # public modules, which no layer imports
