@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.support.agents import RUN, memory_directory
 
 import waystation
@@ -41,6 +42,38 @@ def test_it_becomes_the_program() -> None:
         assert names == {"agent.sock", "lock", "slot-00000", "slot-00001", "store"}
         subprocess.run([SCRIPT, "agent", "discard", f"--directory={directory}"], check=True)
         assert [path.name for path in directory.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize(
+    "form", [["--directory", "{}"], ["--directory={}"], ["--allow-disk", "--directory={}"]]
+)
+def test_without_a_store_nothing_is_discarded_and_nothing_made(form: list[str], script) -> None:
+    with memory_directory() as parent:
+        (parent / "empty").mkdir(mode=0o700)
+        (parent / "discarded").mkdir(mode=0o700)
+        (parent / "discarded" / "lock").touch(mode=0o600)
+        before = sorted(parent.rglob("*"))
+        for name in ("typo", "typo/deeper", "empty", "discarded"):
+            directory = parent / name
+            outcome = script("agent", "discard", *(part.format(directory) for part in form))
+            expected = f"error: there is no store in '{directory}'; nothing was removed\n"
+            assert (outcome.code, outcome.out, outcome.err) == (1, "", expected)
+            assert sorted(parent.rglob("*")) == before
+
+
+def test_the_agent_says_what_is_wrong_with_another_call(script) -> None:
+    with memory_directory() as parent:
+        (parent / "file").touch()
+        for arguments, message in (
+            ([f"--directory={parent / 'file'}"], "name a directory itself"),
+            ([f"--directory={parent / 'typo'}", "--wings=2"], "'--wings=2' is not an option here"),
+            (["--directory"], "--directory wants a value"),
+            ([], "--directory is missing"),
+        ):
+            outcome = script("agent", "discard", *arguments)
+            assert (outcome.code, outcome.out) == (2, "")
+            assert message in outcome.err
+        assert [path.name for path in parent.iterdir()] == ["file"]
 
 
 def test_what_to_install_is_said(tmp_path: Path) -> None:

@@ -60,10 +60,10 @@ def _agent(
 
     It is a program of its own, which this command becomes; 'waystation agent --help' tells of its options.
     """
-    with reporting(as_json=False, show_traceback=False):
+    with reporting(as_json=False, show_traceback=False) as output:
         from waystation.cli.commands import agent
 
-        agent.run(arguments or [])
+        agent.run(output, arguments or [])
 
 
 @_COMMANDS.command("top")
