@@ -226,9 +226,19 @@ def test_a_disk_that_takes_no_more(name: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("name", ["run.v2", "there.pt"])
+def test_a_directory_may_have_a_suffix(name: str, saved: Path, tmp_path: Path, run) -> None:
+    (tmp_path / "there.pt").mkdir()
+    assert run("export", saved, tmp_path / name).code == 0
+    assert names_in(tmp_path / name) == ["model.safetensors"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["y.pt"], "y.pt' ends in .pt, which export does not write; name a directory for model.safetensors"),
+        (["y.PTH", "--format", "safetensors"], "or a file that ends in .safetensors or .npz"),
+        (["y.h5", "--overwrite"], "ends in .h5, which export does not write"),
         (["out.npz", "--format", "safetensors"], "ends in .npz, but safetensors is asked for"),
         (["out", "--format", "npz"], "does not end in .npz"),
         (["out", "--format", "hdf5"], "there is no format 'hdf5'"),

@@ -14,6 +14,15 @@ from waystation.safetensors.destination import Format
 
 _SHOWN = 5
 
+# Names that end so promise a file that export does not write; it would make a directory of that name.
+_OTHER_FORMATS = frozenset(
+    (
+        *(".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".npy", ".msgpack", ".gguf", ".ggml", ".onnx"),
+        *(".h5", ".hdf5", ".keras", ".tflite", ".pb", ".orbax", ".zarr", ".arrow", ".parquet", ".mat"),
+        *(".json", ".csv", ".zip", ".tar", ".gz", ".tgz"),
+    )
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -32,11 +41,13 @@ class Request:
 
 def run(output: Output, request: Request) -> None:
     """Exports, and prints the files."""
+    file_format = _format(request.file_format)
+    _require_name(request.output)
     with output.progress("exporting") as on_progress:
         done = export(
             request.path,
             request.output,
-            file_format=_format(request.file_format),
+            file_format=file_format,
             max_shard_bytes=formatting.parse_size(request.max_shard_bytes),
             checkpointable_name=request.checkpointable or "AUTO",
             select=request.select,
@@ -67,6 +78,14 @@ def _format(name: str | None) -> Format | None:
     if name not in (None, "safetensors", "npz"):
         raise InvalidInput(f"there is no format '{name}'; give safetensors or npz")
     return cast("Format | None", name)
+
+
+def _require_name(output: Path) -> None:
+    if output.suffix.lower() in _OTHER_FORMATS and not output.is_dir():
+        raise InvalidInput(
+            f"'{output}' ends in {output.suffix}, which export does not write; name a directory for "
+            "model.safetensors, or a file that ends in .safetensors or .npz"
+        )
 
 
 def _casts(texts: list[str]) -> dict[str, str]:
