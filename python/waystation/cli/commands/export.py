@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -9,7 +10,8 @@ from typing import cast
 from waystation.checkpoint.export import export
 from waystation.cli import formatting
 from waystation.cli.output import Output
-from waystation.errors import InvalidInput
+from waystation.errors import Corrupt, InvalidInput, Unsupported
+from waystation.frameworks import dtypes
 from waystation.safetensors.destination import Format
 
 _SHOWN = 5
@@ -94,6 +96,18 @@ def _casts(texts: list[str]) -> dict[str, str]:
         stored, equals, wanted = text.rpartition("=")
         if not (equals and stored and wanted):
             raise InvalidInput(f"--cast {text}: write it like --cast float32=bfloat16")
+        _require_dtype(text, wanted)
         if casts.setdefault(stored, wanted) != wanted:
             raise InvalidInput(f"--cast {text}: {stored} is cast to {casts[stored]} already")
     return casts
+
+
+def _require_dtype(text: str, wanted: str) -> None:
+    try:
+        dtypes.of_name(wanted)
+    except (Corrupt, Unsupported):  # as if a checkpoint had said so; here a person has typed it
+        close = difflib.get_close_matches(wanted, dtypes.TABLE) or ["float32", "bfloat16", "int8"]
+        raise InvalidInput(
+            f"--cast {text}: '{wanted}' is no dtype; write a name of NumPy or ml_dtypes, such as "
+            f"{', '.join(close)}"
+        ) from None
