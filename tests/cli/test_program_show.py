@@ -56,6 +56,56 @@ def test_what_is_not_there(script) -> None:
     assert "cannot be imported" in script("program", "show", "no_such_module_here:f").err
 
 
+FAULTY = """
+def raises():
+    raise ValueError("a reason")
+
+def needs_jax():
+    raise ModuleNotFoundError("No module named 'jax'", name="jax")
+
+class Odd:
+    programs = 3
+
+class Odder:
+    programs = (1,)
+
+odd, odder = Odd(), Odder()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("json:loads", "'json:loads' wants arguments (s); name a program that was traced, or a"),
+        ("faulty:raises", "'faulty:raises' was called and raised ValueError: a reason"),
+        ("faulty:needs_jax", "No module named 'jax'; pip install 'waystation[ray]'"),
+        ("faulty:odd", "'faulty:odd' is no program that was traced"),
+        ("faulty:odder", "'faulty:odder' is no program that was traced"),
+        ("failing:f", "module 'failing' cannot be imported: ZeroDivisionError: division by zero"),
+        ("unreadable:f", "module 'unreadable' cannot be imported: SyntaxError: "),
+        ("without_jax:f", "cannot be imported: no jax; pip install 'waystation[ray]'"),
+        (":f", "module '' cannot be imported"),
+        ("text", "'text' is no text of a program: "),
+    ],
+)
+def test_what_is_wrong_with_the_code_of_others_is_said(
+    source: str, message: str, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    (tmp_path / "failing.py").write_text("1 / 0")
+    (tmp_path / "unreadable.py").write_text("f = = 3")
+    (tmp_path / "without_jax.py").write_text("raise ModuleNotFoundError('no jax', name='jax.numpy')")
+    (tmp_path / "text").write_bytes(b"program \xff")
+    monkeypatch.chdir(tmp_path)
+    try:
+        outcome = run("program", "show", source)
+    finally:
+        sys.modules.pop("faulty", None)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert message in outcome.err
+    assert "report" not in outcome.err
+
+
 def test_a_picture_is_drawn(tmp_path: Path, script) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "program.png"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from waystation.cli.commands import program_picture
 from waystation.cli.output import Output
-from waystation.errors import InvalidInput, NotFound, Unavailable, Unsupported
+from waystation.errors import InvalidInput, NotFound, Unavailable, Unsupported, WaystationError
 from waystation.runtime.ir import Program, decode, fingerprint, parse, show
 
 
@@ -50,8 +52,12 @@ def find(source: str) -> tuple[Program, ...]:
     sys.path.insert(0, "")  # as for python -m: modules of the directory that the command runs in
     try:
         found: Any = importlib.import_module(module)
+    except WaystationError:
+        raise
     except ModuleNotFoundError as error:
-        raise NotFound(f"module '{module}' cannot be imported: {error}") from error
+        raise NotFound(f"module '{module}' cannot be imported: {error}{_remedy(error)}") from error
+    except Exception as error:  # the module's own code runs, and may raise anything
+        raise InvalidInput(f"module '{module}' cannot be imported: {_told(error)}") from error
     finally:
         sys.path.remove("")
     for part in name.split("."):
@@ -63,22 +69,61 @@ def find(source: str) -> tuple[Program, ...]:
 
 def _programs(found: Any, source: str) -> tuple[Program, ...]:
     if callable(found) and not hasattr(found, "programs"):
-        found = found()
+        found = _called(found, source)
     if isinstance(found, Program):
         return (found,)
-    traced: tuple[Program, ...] = tuple(getattr(found, "programs", ()))
-    if not traced:
+    traced = getattr(found, "programs", None)
+    if isinstance(traced, tuple) and traced and all(isinstance(each, Program) for each in traced):
+        return traced
+    raise InvalidInput(
+        f"'{source}' is no program that was traced; call it in its module, or name a function that "
+        "returns function.trace(…)"
+    )
+
+
+def _called(function: Callable[..., Any], source: str) -> Any:
+    """What a function without arguments returns; it is somebody else's, so its errors are not ours."""
+    needed = _needed_arguments(function)
+    if needed:
         raise InvalidInput(
-            f"'{source}' is no program that was traced; call it in its module, or name a function that "
-            "returns function.trace(…)"
+            f"'{source}' wants arguments ({', '.join(needed)}); name a program that was traced, or a "
+            "function without arguments that returns one"
         )
-    return traced
+    try:
+        return function()
+    except WaystationError:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"'{source}' was called and raised {_told(error)}{_remedy(error)}") from error
+
+
+def _needed_arguments(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some builtins do not tell
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _remedy(error: Exception) -> str:
+    """What to install, where a module of the runtime's extra is missing."""
+    missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
+    return "; pip install 'waystation[ray]'" if missing in ("jax", "jaxlib", "ray", "flatbuffers") else ""
 
 
 def _read(path: Path) -> Program:
     data = path.read_bytes()
     if data.startswith(b"program "):
-        return parse(data.decode())
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"'{path}' is no text of a program: {error}") from error
+        return parse(text)
     found = decode(data)
     if not isinstance(found, Program):
         raise Unsupported(f"'{path}' holds a {type(found).__name__}, which is not a program in the high form")
