@@ -1,5 +1,9 @@
 """`waystation runtime status`: what is shown of a cluster. That it finds one is tested with real hosts."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from waystation.cli.commands import runtime_status, runtime_top
@@ -99,6 +103,17 @@ def test_top_shows_rates_programs_and_losses(capsys: pytest.CaptureFixture[str])
     )
     runtime_top.show(Output(as_json=False), look(10.0, 12, 0), None)
     assert "left/0  4711     12    2.0 KiB  0 B   -        step\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["top", "--once"]])
+def test_without_ray_the_extra_is_named(arguments: list[str], tmp_path: Path) -> None:
+    # An import of what is None in sys.modules fails as that of a module which is not installed.
+    code = "import sys; sys.modules['ray'] = None\nfrom waystation.cli import main; main()"
+    command = [sys.executable, "-c", code, "runtime", *arguments, "127.0.0.1:1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: clusters need Ray and JAX 0.12 or later")
+    assert done.stderr.endswith("pip install 'waystation[ray]'\n")
 
 
 def test_what_is_no_address_is_refused() -> None:
