@@ -15,10 +15,13 @@ from waystation.errors import Unavailable
 
 from .conftest import Outcome, normalised
 
-COMMANDS = [
-    *("inspect", "ls", "sum", "verify", "diff", "export", "gc", "demo", "doctor", "launch", "placement"),
-    *("agent", "top", "runtime", "program"),
-]
+TOPICS = {
+    "Checkpoints": ["inspect", "ls", "sum", "verify", "diff", "export", "gc"],
+    "Getting started": ["demo", "doctor"],
+    "Programs and clusters": ["launch", "runtime", "program"],
+    "Memory tier": ["placement", "agent", "top"],
+}
+COMMANDS = [command for commands in TOPICS.values() for command in commands]
 GROUPS = {"runtime": ["status", "top"], "program": ["show"]}
 
 
@@ -43,11 +46,23 @@ def test_the_package_runs_as_a_module(tmp_path: Path, script) -> None:
         assert found.code == code
 
 
-def test_help_lists_every_command(script) -> None:
+def test_help_lists_every_command_by_topic(script) -> None:
     outcome = script("--help")
     assert outcome.code == 0
-    listed = outcome.out.partition("\nCommands:\n")[2]
-    assert re.findall(r"^  (\w+)  ", listed, re.MULTILINE) == COMMANDS
+    sections = re.findall(r"^(\S[^\n]*):\n((?:  [^\n]*\n)+)", outcome.out, re.MULTILINE)
+    listed = {topic: re.findall(r"^  (\w+)  ", rows, re.MULTILINE) for topic, rows in sections}
+    listed.pop("Options")
+    assert list(listed.items()) == list(TOPICS.items())
+
+
+@pytest.mark.parametrize("group", [[], *([group] for group in GROUPS)], ids=" ".join)
+def test_help_cuts_no_description(group: list[str], run) -> None:
+    outcome = run(*group, "--help")
+    assert "..." not in outcome.out.partition("Options:")[2]
+    listed = " ".join(outcome.out.split())
+    for command in GROUPS[group[0]] if group else [name for name in COMMANDS if name != "agent"]:
+        own = run(*group, command, "--help").out.split("\n\n")[1]
+        assert f" {command} {' '.join(own.split())}" in listed
 
 
 # The options of the agent are those of another program, which is asked for them.

@@ -13,12 +13,13 @@ from typing import Annotated
 
 import typer
 
-from waystation.cli import memory_application, program_application, runtime_application
+from waystation.cli import memory_application, program_application, runtime_application, topics
 from waystation.cli.arguments import AsJson, Traceback
 from waystation.cli.reporting import reporting
 
 application = typer.Typer(
     name="waystation",
+    cls=topics.GroupByTopic,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich takes longer to import than everything else that help needs
@@ -71,7 +72,7 @@ def _all(
     """
 
 
-@application.command("inspect")
+@application.command("inspect", rich_help_panel=topics.CHECKPOINTS)
 def _inspect(
     path: Checkpoint,
     checkpointable: Annotated[
@@ -90,7 +91,7 @@ def _inspect(
         inspect.run(output, path, checkpointable, depth)
 
 
-@application.command("ls")
+@application.command("ls", rich_help_panel=topics.CHECKPOINTS)
 def _ls(directory: Directory = Path("."), as_json: AsJson = False, traceback: Traceback = False) -> None:
     """List the checkpoints of a directory, and what did not end there. Damaged records exit with 1."""
     with reporting(as_json, traceback) as output:
@@ -99,7 +100,7 @@ def _ls(directory: Directory = Path("."), as_json: AsJson = False, traceback: Tr
         ls.run(output, directory)
 
 
-@application.command("sum")
+@application.command("sum", rich_help_panel=topics.CHECKPOINTS)
 def _sum(
     path: Annotated[
         Path,
@@ -117,7 +118,7 @@ def _sum(
         published.run_sum(output, path)
 
 
-@application.command("verify")
+@application.command("verify", rich_help_panel=topics.CHECKPOINTS)
 def _verify(
     path: Annotated[
         Path, typer.Argument(help="The checkpoint, or published model.", autocompletion=complete_path)
@@ -138,7 +139,7 @@ def _verify(
             verify.run(output, path, every=every)
 
 
-@application.command("diff")
+@application.command("diff", rich_help_panel=topics.CHECKPOINTS)
 def _diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint.", autocompletion=complete_path)],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another.", autocompletion=complete_path)],
@@ -163,7 +164,7 @@ def _diff(
         diff.run(output, first, second, atol, rtol, structure_only=structure_only)
 
 
-@application.command("export")
+@application.command("export", rich_help_panel=topics.CHECKPOINTS)
 def _export(
     path: Checkpoint,
     output_path: Annotated[
@@ -215,7 +216,7 @@ def _export(
         export.run(output, request)
 
 
-@application.command("gc")
+@application.command("gc", rich_help_panel=topics.CHECKPOINTS)
 def _gc(
     directory: Directory = Path("."),
     older_than: Annotated[
@@ -238,7 +239,7 @@ def _gc(
         gc.run(output, directory, older_than, dry_run=dry_run, yes=yes)
 
 
-@application.command("demo")
+@application.command("demo", rich_help_panel=topics.GETTING_STARTED)
 def _demo(
     output_path: Annotated[
         Path, typer.Option("--output", metavar="DIR", help="Where checkpoints, logs and the plot go.")
@@ -262,7 +263,7 @@ def _demo(
         demo.run(output, output_path, memory=memory, runtime=runtime, quick=quick)
 
 
-@application.command("doctor")
+@application.command("doctor", rich_help_panel=topics.GETTING_STARTED)
 def _doctor(
     path: Annotated[
         Path,
@@ -284,7 +285,9 @@ def _doctor(
         doctor.run(output, path, tune=tune)
 
 
-@application.command("launch", context_settings={"allow_interspersed_args": False})
+@application.command(
+    "launch", rich_help_panel=topics.PROGRAMS, context_settings={"allow_interspersed_args": False}
+)
 def _launch(
     command: Annotated[
         list[str], typer.Argument(metavar="COMMAND...", help="The program and its arguments.")

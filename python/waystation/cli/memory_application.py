@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from waystation.cli import topics
 from waystation.cli.arguments import AsJson, Traceback
 from waystation.cli.reporting import reporting
 
@@ -18,7 +19,7 @@ def declare(application: typer.Typer) -> None:
     application.registered_commands.extend(_COMMANDS.registered_commands)
 
 
-@_COMMANDS.command("placement")
+@_COMMANDS.command("placement", rich_help_panel=topics.MEMORY)
 def _placement(
     hosts: Annotated[int | None, typer.Option("--hosts", min=1, help="How many hosts there are.")] = None,
     copies: Annotated[
@@ -44,6 +45,7 @@ def _placement(
 
 @_COMMANDS.command(
     "agent",
+    rich_help_panel=topics.MEMORY,
     # The options are the agent's, its --help included.
     context_settings={
         "ignore_unknown_options": True,
@@ -66,7 +68,7 @@ def _agent(
         agent.run(output, arguments or [])
 
 
-@_COMMANDS.command("top")
+@_COMMANDS.command("top", rich_help_panel=topics.MEMORY)
 def _top(
     directory: Annotated[
         Path | None,

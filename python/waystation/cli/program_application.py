@@ -7,15 +7,18 @@ from typing import Annotated
 
 import typer
 
+from waystation.cli import topics
 from waystation.cli.arguments import AsJson, Traceback
 from waystation.cli.reporting import reporting
 
-_COMMANDS = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+_COMMANDS = typer.Typer(cls=topics.GroupByTopic, no_args_is_help=True, rich_markup_mode=None)
 
 
 def declare(application: typer.Typer) -> None:
     """Adds them, under a name of their own."""
-    application.add_typer(_COMMANDS, name="program", help="Look at programs of the runtime.")
+    application.add_typer(
+        _COMMANDS, name="program", help="Look at programs of the runtime.", rich_help_panel=topics.PROGRAMS
+    )
 
 
 @_COMMANDS.callback()
