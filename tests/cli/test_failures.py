@@ -128,7 +128,7 @@ def test_context_and_hint_follow_the_message(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == (
         "error: no room in 'x'\n"
         "  array: layers.w\\x1b\n"
-        "  hint: free the resource, or try again when it is there\n"
+        "  hint: fix the cause that the message names, then run the command again\n"
     )
 
 

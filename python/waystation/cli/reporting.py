@@ -22,7 +22,7 @@ INTERRUPTED = 130
 # What to try next, by kind, where the message of the error itself does not say.
 _HINTS = {
     "Corrupt": "restore another one; where there are checksums, 'waystation verify PATH' lists all damage",
-    "Unavailable": "free the resource, or try again when it is there",
+    "Unavailable": "fix the cause that the message names, then run the command again",
     "Internal": "please report this, with what --traceback shows",
 }
 
