@@ -1,7 +1,8 @@
 """Casts between logical dtypes: which lose values, and how elements are converted.
 
 Invariants: without `Rule.may_lose` an element that is cast is equal to what was stored, or that value
-rounded once to the nearest one of the new dtype (ties to even); any other element raises `LossyCast`.
+rounded once to the nearest one of the new dtype (ties go to even, in float8_e8m0fnu up); any other element
+raises `LossyCast`.
 Infinity stays infinity and NaN stays NaN, or they raise. ml_dtypes rounds 64-bit numbers twice, by way of
 float32; here they are rounded to odd first, after which the second rounding gives the nearest value.
 Elements are converted in blocks that fit a core's cache, so a cast takes next to no memory of its own.
