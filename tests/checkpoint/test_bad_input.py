@@ -51,6 +51,7 @@ def test_missing_path(tmp_path: Path, saved: Path) -> None:
 
 def test_not_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
+    (tmp_path / "directory" / "notes").write_text("text")
     (tmp_path / "file").write_text("text")
     before = tree(tmp_path)
     for name in ("directory", "file"):

@@ -183,6 +183,7 @@ def one_cannot_commit(place: Place) -> dict[str, Any]:
             while not list(disk(place).glob("checkpoint.waystation-tmp-*/checkpoint.json")):
                 time.sleep(0.01)
             path.mkdir()
+            (path / "notes").touch()
             place.report("in the way")
         else:
             place.receive()
@@ -190,6 +191,7 @@ def one_cannot_commit(place: Place) -> dict[str, Any]:
         seen["save"] = outcome(response.result)
         seen["in the way"] = outcome(lambda: waystation.load(path))
         if place.index == 1:
+            (path / "notes").unlink()
             path.rmdir()
         loaded = waystation.load(path)
         seen["rank"] = (loaded["rank"], int(loaded["data"].sum()))

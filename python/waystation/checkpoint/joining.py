@@ -19,7 +19,7 @@ from waystation import _native
 from waystation._errors import from_os_error
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.handlers.choice import STATE
-from waystation.checkpoint.paths import PathLike, check_destination, resolve
+from waystation.checkpoint.paths import PathLike, check_destination, is_checkpoint, resolve
 from waystation.layouts.native import commit, names, orphans
 from waystation.layouts.native.assemble import assemble
 from waystation.layouts.native.attempts import Attempt, remove_dead, remove_tree
@@ -73,7 +73,7 @@ class Joining:
         try:
             parts = [open_part(part_path(self.directory, number)) for number in range(count)]
             write_whole(self._attempt, parts, owners, begun_ns=self._begun_ns)
-            if self._overwrite and os.path.lexists(self._attempt.target):
+            if self._overwrite and is_checkpoint(self._attempt.target):
                 commit.publish_over(self._attempt)
                 commit.remove_replaced(self._attempt)
             else:

@@ -24,6 +24,7 @@ from waystation._errors import InvalidInput, Unsupported, from_os_error
 from waystation.checkpoint import cast, prepare, state_parts
 from waystation.checkpoint.handlers import registry as registries
 from waystation.checkpoint.handlers.types import type_name
+from waystation.checkpoint.paths import is_checkpoint
 from waystation.checkpoint.saving import Saving, naming
 from waystation.checkpoint.write_limits import divided_with_frames
 from waystation.frameworks import dtypes
@@ -247,7 +248,7 @@ class OrbaxSaving(Saving):
         return next((name for name in others if name.startswith("orbax.")), type_name(handler))
 
     def _publish(self) -> None:
-        if not self._overwrite or not os.path.lexists(self.target):
+        if not self._overwrite or not is_checkpoint(self.target):
             commit.publish_new(self._attempt)
             return
         try:

@@ -67,23 +67,48 @@ def is_orbax_layout(target: str) -> bool:
 
 
 def check_destination(target: str, *, overwrite: bool) -> None:
-    """Raises Conflict if a save to `target` must not go ahead, PermissionDenied if it cannot."""
+    """Raises Conflict if a save to `target` must not go ahead, PermissionDenied if it cannot.
+
+    A save replaces a checkpoint, if told to, and an empty directory; it replaces nothing else.
+    """
     if names.attempt_target(os.path.basename(target)) is not None:
         raise InvalidInput(f"'{target}' is the name of an unfinished attempt; choose another", path=target)
-    if not os.path.lexists(target):
-        _check_writable(os.path.dirname(target))
-        return
-    if not overwrite:
+    if not is_checkpoint(target):
+        _check_free(target)
+    elif not overwrite:
         raise Conflict(
             f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
         )
-    if not is_checkpoint(target):
-        raise Conflict(
-            f"'{target}' exists and is not a checkpoint, so overwrite=True leaves it alone; "
-            "remove it yourself, or give another path",
-            path=target,
-        )
     _check_writable(os.path.dirname(target))
+
+
+def _check_free(target: str) -> None:
+    """Raises Conflict unless a path is free or that of an empty directory, whose place a rename can take."""
+    try:
+        if not os.path.lexists(target):
+            return
+        is_directory = os.path.isdir(target) and not os.path.islink(target)
+        if not is_directory:
+            reason, advice = "not a checkpoint and no directory", "remove it"
+        elif os.listdir(target):
+            reason, advice = "not a checkpoint and not empty", "save to a path inside it"
+        elif os.path.ismount(target):
+            reason, advice = "a mount point", "save to a path inside it"
+        elif _is_working_directory(target):
+            reason, advice = "the working directory of this process", "save to a path inside it"
+        else:
+            return
+    except OSError as error:
+        raise from_os_error(error, "look at", target) from error
+    raise Conflict(
+        f"'{target}' is {reason}, so no save replaces it; {advice}, or choose another path", path=target
+    )
+
+
+def _is_working_directory(path: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # it has been removed
+        return os.path.samefile(path, os.curdir)
+    return False
 
 
 def _check_writable(directory: str) -> None:

@@ -53,7 +53,7 @@ def save(
         custom_metadata: A JSON value to keep with the checkpoint.
 
     Raises:
-        Conflict: Something is at `path` (and is no checkpoint, with `overwrite`).
+        Conflict: Something is at `path` that is no empty directory (and is no checkpoint, with `overwrite`).
         Unsupported: A leaf's type cannot be saved; the message has its key path.
         InvalidInput: A leaf, option or path is wrong.
         DiskFull, PermissionDenied, Unavailable: The disk refuses; nothing is left behind. Unavailable as

@@ -29,7 +29,7 @@ from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.handlers.created_path import CreatedPath
 from waystation.checkpoint.handlers.types import type_name
-from waystation.checkpoint.paths import check_destination
+from waystation.checkpoint.paths import check_destination, is_checkpoint
 from waystation.checkpoint.prepare import Described, Taken
 from waystation.checkpoint.scoped_options import with_scoped_options
 from waystation.checkpoint.sessions import are_all, open_session
@@ -368,7 +368,7 @@ class Saving:
     def _publish(self) -> None:
         """Commits, in the primary."""
         attempt = self._attempt
-        if self._overwrite and os.path.lexists(self.target):
+        if self._overwrite and is_checkpoint(self.target):
             commit.publish_over(attempt)
             commit.remove_replaced(attempt)
         else:

@@ -107,8 +107,9 @@ class Attempt:
 
     def _create(self, permission_mode: int | None) -> None:
         os.mkdir(self.path)
-        if permission_mode is not None:
-            os.chmod(self.path, permission_mode)
+        mode = _mode_of_empty(self.target) if permission_mode is None else permission_mode
+        if mode is not None:
+            os.chmod(self.path, mode)
         with open(os.path.join(self.path, names.OWNER), "x", encoding="utf-8") as file:
             json.dump(owner_record(), file)
 
@@ -292,6 +293,15 @@ def _file_system(path: str) -> str | None:
                 return right.split()[0]
     except (OSError, IndexError):
         pass
+    return None
+
+
+def _mode_of_empty(target: str) -> int | None:
+    """The permissions of an empty directory, which the checkpoint in its place keeps: it may be private."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = os.lstat(target).st_mode
+        if stat.S_ISDIR(mode) and not os.listdir(target):
+            return stat.S_IMODE(mode)
     return None
 
 

@@ -37,16 +37,14 @@ _log = logging.getLogger("waystation")
 
 
 def publish_new(attempt: Attempt) -> None:
-    """Makes the attempt the checkpoint, if the name is still free.
+    """Makes the attempt the checkpoint, if the name is still free or that of an empty directory.
 
     Raises:
         Conflict: Something took the name meanwhile.
     """
     try:
         _native.rename_new(attempt.path, attempt.target)
-    except Conflict as error:
-        raise _taken(attempt.target) from error
-    except Unsupported:
+    except (Conflict, Unsupported):
         _rename_directory(attempt.path, attempt.target)
     _native.sync_paths(attempt.directories_to_sync())
 
@@ -281,7 +279,7 @@ def read_record(directory: str) -> records.CheckpointRecord:
 
 
 def _rename_directory(source: str, target: str) -> None:
-    """rename(2) of a directory never replaces one that holds anything, nor a file."""
+    """rename(2) of a directory replaces an empty one in one act, but no file and none that holds anything."""
     try:
         os.rename(source, target)
     except (FileExistsError, NotADirectoryError) as error:
@@ -294,6 +292,7 @@ def _rename_directory(source: str, target: str) -> None:
 
 def _taken(target: str) -> Conflict:
     return Conflict(
-        f"'{target}' appeared while the checkpoint was written; it was left alone, and stands in the way",
+        f"what came to be at '{target}' while the checkpoint was written stands in the way, and was left "
+        "alone; remove it, or save to another path",
         path=target,
     )
