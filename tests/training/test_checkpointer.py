@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +119,29 @@ def test_metadata_and_metrics_outlive_the_program(tmp_path: Path) -> None:
         assert (again.latest.time, again.latest.metrics) == (before.time, before.metrics)
 
 
-def test_metrics_may_be_no_numbers(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(0, state(0), metrics={"loss": float("nan")})
-    with Checkpointer(tmp_path) as again:
-        assert again.latest is not None
-        assert again.latest.metrics["loss"] != again.latest.metrics["loss"]
+@pytest.mark.parametrize("use_ocdbt", [None, True], ids=["native", "orbax"])
+def test_metrics_and_json_may_hold_no_numbers(tmp_path: Path, use_ocdbt: bool | None) -> None:
+    """They come back as the floats they were; the files of the native layout are JSON all the same."""
+    values = {"loss": math.nan, "norms": (math.inf, -math.inf, 1.5), "name": "nan"}
+    registry = waystation.handlers.local_registry()
+    registry.add(waystation.handlers.JsonHandler, checkpointable_name="config")
+    context = waystation.Context()
+    context.array.saving.use_ocdbt = use_ocdbt
+    context.checkpointables.registry = registry
+    with context:
+        with Checkpointer(tmp_path) as checkpointer:
+            checkpointer.save_checkpointables(0, {"state": state(0), "config": values}, metrics=values)
+        with Checkpointer(tmp_path) as again:
+            assert again.latest is not None
+            found = [again.latest.metrics, again.load_checkpointables(0)["config"]]
+    for read in found:
+        assert math.isnan(read["loss"])
+        assert read["norms"] == [math.inf, -math.inf, 1.5]
+        assert read["name"] == "nan"
+    for name in ("metrics", "data.json"):
+        (file,) = (path for path in tmp_path.rglob(name) if path.is_file())
+        parsed = json.loads(file.read_text(), parse_constant=lambda name: f"not JSON: {name}")
+        assert parsed["loss"] == ({"waystation.float": "nan"} if use_ocdbt is None else "not JSON: NaN")
 
 
 def test_the_policy_decides_unless_forced(tmp_path: Path) -> None:

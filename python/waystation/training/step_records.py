@@ -15,6 +15,7 @@ from waystation._errors import Corrupt, NotFound, WaystationError, from_os_error
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import opening
 from waystation.checkpoint.handlers.choice import METRICS
+from waystation.checkpoint.handlers.simple import with_floats
 from waystation.checkpoint.paths import is_checkpoint
 from waystation.layouts.native import commit
 from waystation.layouts.native import names as native_names
@@ -75,7 +76,7 @@ def _metrics(path: Path, names: tuple[str, ...]) -> Any:
     (content,) = _native.read_small_files([os.fspath(file)], limit_bytes=_METRICS_LIMIT_BYTES)
     if digest is not None:
         digest.check(content, os.fspath(file))
-    return parse_json(content, os.fspath(file), allow_nan=True)
+    return with_floats(parse_json(content, os.fspath(file), allow_nan=True))
 
 
 def check(path: Path) -> None:

@@ -3,12 +3,16 @@
 What is one for all processes the primary writes, or with local storage every process. The text is made while
 the caller waits, so that what was given may change afterwards. Protocol buffers are not imported here:
 a program that has messages has imported them.
+
+JSON has no NaN and no infinity. In the native layout they are written as `{"waystation.float": "nan"}`; in
+Orbax's layouts as Orbax writes them, which is `NaN`. Both are read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Awaitable
 from pathlib import Path
@@ -22,10 +26,13 @@ from waystation.checkpoint.handlers.types import PathAwaitingCreation, StatefulC
 _JSON_NAME = "data.json"
 _METRICS_NAME = "metrics"
 _PROTO_NAME = "proto.pbtxt"
+_FLOAT = "waystation.float"  # the one name in the object that stands for a float which JSON lacks
+_FLOATS = {repr(value): value for value in (math.nan, math.inf, -math.inf)}
 
 
 class JsonHandler:
-    """Handles JSON values: what `json.dumps` takes. They come back as JSON has them: tuples as lists.
+    """Handles JSON values: what `json.dumps` takes. They come back as JSON has them: tuples as lists. NaN and
+    infinities come back as they were.
 
     Args:
         filename: Of the file; one of the default name is also found.
@@ -36,7 +43,7 @@ class JsonHandler:
 
     async def save(self, directory: PathAwaitingCreation, checkpointable: Any) -> Awaitable[None]:
         """Writes the value."""
-        return _write(directory, self._name, json.dumps(checkpointable))
+        return _write(directory, self._name, _text(checkpointable))
 
     async def load(self, directory: Path, abstract_checkpointable: None = None) -> Awaitable[Any]:
         """Reads the value."""
@@ -45,7 +52,7 @@ class JsonHandler:
         async def read() -> Any:
             for name in names:
                 if (directory / name).exists():
-                    return json.loads((directory / name).read_text("utf-8"))
+                    return with_floats(json.loads((directory / name).read_text("utf-8")))
             raise NotFound(f"'{directory}' has no JSON file; looked for: {', '.join(dict.fromkeys(names))}")
 
         return read()
@@ -161,6 +168,31 @@ def writes_here() -> bool:
     """Whether this process writes what is one for all processes."""
     primary = current_options().multiprocessing.primary_host
     return primary is None or coordination.current().process_index == primary
+
+
+def with_floats(value: Any) -> Any:
+    """A JSON value that was read, with floats where objects stand for them."""
+    if isinstance(value, dict):
+        text = value.get(_FLOAT) if len(value) == 1 else None
+        if isinstance(text, str) and text in _FLOATS:
+            return _FLOATS[text]
+        return {name: with_floats(member) for name, member in value.items()}
+    return [with_floats(element) for element in value] if isinstance(value, list) else value
+
+
+def _without_floats(value: Any) -> Any:
+    """A JSON value with objects in the place of floats that JSON lacks."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: repr(float(value))}
+    if isinstance(value, dict):
+        return {name: _without_floats(member) for name, member in value.items()}
+    return [_without_floats(element) for element in value] if isinstance(value, list | tuple) else value
+
+
+def _text(value: Any) -> str:
+    """A JSON value as the layout in effect has it."""
+    is_native = current_options().array.saving.use_ocdbt is None
+    return json.dumps(_without_floats(value), allow_nan=False) if is_native else json.dumps(value)
 
 
 async def _nothing() -> None:
