@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
+import jax
 import numpy as np
 import pytest
+import torch
+from flax import nnx
 
 import waystation
 from waystation import _native, errors
@@ -284,6 +289,33 @@ def test_unsupported_leaf(tmp_path: Path, leaf: Any) -> None:
         waystation.save(tmp_path / "checkpoint", {"fine": 1, "outer": [0, {"inner": leaf}]})
     assert "['outer'][1]['inner']" in str(caught.value)
     assert isinstance(caught.value, TypeError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def framework_objects() -> dict[str, tuple[Any, str]]:
+    """Objects that hold a state but are none, and what the error advises."""
+
+    class NoNode(nnx.Module, pytree=False):
+        def __init__(self) -> None:
+            self.weights = nnx.Param(np.ones(2))
+
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(module.parameters())
+    return {
+        "module": (module, "state_dict()"),
+        "optimizer": (optimizer, "state_dict()"),
+        "scheduler": (torch.optim.lr_scheduler.StepLR(optimizer, 1), "state_dict()"),
+        "nnx": (NoNode(), "nnx.split(module)"),
+        "equinox": (eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0)), "eqx.filter(model, eqx.is_array)"),
+    }
+
+
+@pytest.mark.parametrize("name", ["module", "optimizer", "scheduler", "nnx", "equinox"])
+def test_the_error_of_an_object_of_a_framework_says_what_to_save(tmp_path: Path, name: str) -> None:
+    value, advice = framework_objects()[name]
+    with pytest.raises(errors.UnsupportedLeaf, match=re.escape(advice)) as caught:
+        waystation.save(tmp_path / "checkpoint", {"model": value})
+    assert "['model']" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

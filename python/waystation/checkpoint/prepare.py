@@ -5,6 +5,7 @@ After this nothing about the state can fail a save any more; only the disk can.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -212,11 +213,24 @@ def _codec_name(value: Any, structure: Structure, number: int) -> str:
         return codec.name
     path = format_key_path(structure.key_paths()[number])
     raise UnsupportedLeaf(
-        f"leaf {path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved; save "
-        "arrays, numbers, strings, bytes, or containers of them "
-        "(register_node tells how to take a class apart)",
+        f"leaf {path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved; "
+        f"{_instead(value)}",
         array=path,
     )
+
+
+def _instead(value: Any) -> str:
+    """What to save instead of an object of a framework, or of anything else that is no leaf."""
+    nnx, equinox = (sys.modules.get(name) for name in ("flax.nnx", "equinox"))
+    if nnx is not None and isinstance(value, nnx.Module | nnx.Optimizer):
+        return "save the state of 'graphdef, state = nnx.split(module)'"
+    if not isinstance(value, type) and callable(getattr(value, "state_dict", None)):
+        return "save what its method state_dict() returns"
+    advice = "save arrays, numbers, strings, bytes, or containers of them (register_node tells how to take a "
+    advice += "class apart)"
+    if equinox is not None and callable(value):
+        advice += "; of an Equinox module save eqx.filter(model, eqx.is_array)"
+    return advice
 
 
 def _sources(
