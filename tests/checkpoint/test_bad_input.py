@@ -363,3 +363,50 @@ def test_a_load_never_imports_what_a_file_names(tmp_path: Path) -> None:
     with pytest.raises(errors.Corrupt):
         waystation.load(tmp_path / "checkpoint")
     assert "antigravity" not in sys.modules
+
+
+def difference(path: Path, state: Any, abstract: Any) -> str:
+    """What the error says of a load that asks for something else than was saved."""
+    waystation.save(path, state, overwrite=True)
+    with pytest.raises(errors.StructureMismatch) as caught:
+        waystation.load(path, abstract)
+    return str(caught.value)
+
+
+def test_what_differs_at_one_path_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    none = difference(path, {"a": np.ones(3), "b": 1}, {"a": None, "b": 1})
+    assert "! ['a']: shape (3,) in the checkpoint, None wanted" in none
+    assert "only in" not in none
+    assert "put waystation.PLACEHOLDER (...) there" in none
+    assert "! ['a']: None in the checkpoint, shape (3,) wanted" in difference(
+        path, {"a": None}, {"a": np.ones(3)}
+    )
+    assert "! ['a']: an empty container in the checkpoint, a number (shape ()) wanted" in difference(
+        path, {"a": {}}, {"a": int}
+    )
+    nested = difference(path, {"a": {"b": 1, "c": 2}}, {"a": None})
+    assert "- ['a']['b']: only in the checkpoint" in nested
+    assert "+ ['a']: only in the abstract state" in nested
+
+
+def test_numbers_and_strings_that_differ_are_named_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    for number in (int, 3):
+        text = difference(path, {"a": "text"}, {"a": number})
+        assert "! ['a']: str in the checkpoint, a number (shape ()) wanted" in text
+    assert "! ['a']: a number (shape ()) in the checkpoint, str wanted" in difference(
+        path, {"a": 1}, {"a": "b"}
+    )
+
+
+def test_typed_keys_and_their_data_are_told_apart(tmp_path: Path) -> None:
+    key = jax.random.key(0)
+    data = jax.random.key_data(key)
+    text = difference(tmp_path / "typed", {"rng": key}, {"rng": data})
+    assert "the checkpoint has typed PRNG keys at ['rng']" in text
+    assert "jax.random.key_data" in text
+    text = difference(tmp_path / "data", {"rng": data}, {"rng": key})
+    assert "the abstract state has typed PRNG keys at ['rng']" in text
+    assert "jax.random.wrap_key_data" in text
+    assert "PRNG" not in difference(tmp_path / "other", {"rng": data}, {"rng": np.zeros(3, np.uint32)})

@@ -185,7 +185,7 @@ def test_another_number_of_axes_stays_an_error(tmp_path: Path) -> None:
         waystation.load(tmp_path / "checkpoint", abstract)
     text = str(caught.value)
     assert "['x']: shape (4, 5) in the checkpoint, shape (20,) wanted" in text
-    assert "['z']: shape () in the checkpoint, shape (1,) wanted" in text
+    assert "['z']: a number (shape ()) in the checkpoint, shape (1,) wanted" in text
     assert "['y']" not in text
     assert "enable_padding_and_truncation" not in text
     with pytest.raises(errors.StructureMismatch, match=r"\(20,\)") as caught:

@@ -142,7 +142,7 @@ def test_a_long_difference_is_cut_and_counted(limit):
     text = describe_difference(stored, wanted, lambda _: "have", lambda _: "want", limit=limit)
     lines = text.splitlines()
     assert len(lines) == limit + 1
-    assert lines[-1] == f"  … and {26 - limit} more differences"
+    assert lines[-1] == f"  … and {25 - limit} more differences"
 
 
 def test_deep_trees_match():

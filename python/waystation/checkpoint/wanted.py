@@ -37,6 +37,18 @@ _SUBSET_ADVICE = "\nto load only what the abstract state has, set the option pyt
 _SUPERSET_ADVICE = (
     "\nto leave out what the checkpoint lacks, put waystation.PLACEHOLDER (...) there in the abstract state"
 )
+_NONE_ADVICE = (
+    "\nNone stands for None only: to leave out what the checkpoint has there, put "
+    "waystation.PLACEHOLDER (...) there in the abstract state"
+)
+_KEYS_ADVICE = (
+    "\nthe checkpoint has typed PRNG keys at {path}: ask for those (of the dtype of jax.random.key(0)), and "
+    "use jax.random.key_data afterwards"
+)
+_KEY_DATA_ADVICE = (
+    "\nthe abstract state has typed PRNG keys at {path}, the checkpoint an array: ask for that, and use "
+    "jax.random.wrap_key_data afterwards"
+)
 _EXTENTS_ADVICE = (
     "\nto load what arrays of other extents have in common, and zeros beyond, set the option "
     "array.loading.enable_padding_and_truncation"
@@ -104,6 +116,8 @@ def _advice(found: Mismatch) -> str:
     """How to have what was asked for all the same, where that is possible."""
     if not found.missing:
         return _SUBSET_ADVICE
+    if any(found.wanted.nodes[there].kind == "none" for there in found.clashes):
+        return _NONE_ADVICE
     return "" if found.unexpected else _SUPERSET_ADVICE
 
 
@@ -124,7 +138,7 @@ def check_shapes(tree: TreeFile, decided: Decided, *, extents_may_differ: bool) 
     taken = decided.extents if extents_may_differ else {}
     if _shapes_differ(tree, decided, taken):
         advice = "" if extents_may_differ or not decided.extents else _EXTENTS_ADVICE
-        raise _mismatch(tree, decided, taken, advice)
+        raise _mismatch(tree, decided, taken, advice + _key_advice(tree, decided))
     for number in taken:
         stored = _array(tree, decided, number)
         if dtypes.is_key(stored.dtype):
@@ -176,6 +190,19 @@ def _mismatch(
         tolerance=decided.tolerance,
     )
     return StructureMismatch(f"the checkpoint and the abstract state differ:\n{difference}{advice}")
+
+
+def _key_advice(tree: TreeFile, decided: Decided) -> str:
+    """How to load PRNG keys as those, if only one side has them where shapes differ."""
+    for number, (leaf, abstract) in enumerate(zip(decided.stored, decided.abstracts or (), strict=True)):
+        if type(leaf) is not ArrayLeaf or _wanted_text(abstract) in (None, _stored_text(tree, leaf)):
+            continue
+        is_stored = dtypes.is_key(tree.arrays[leaf.array].dtype)
+        is_wanted = dtypes.is_key(str(getattr(abstract, "dtype", "")))
+        if is_stored != is_wanted:
+            advice = _KEYS_ADVICE if is_stored else _KEY_DATA_ADVICE
+            return advice.format(path=decided.key_path(number))
+    return ""
 
 
 def _array(tree: TreeFile, decided: Decided, number: int) -> StoredArray:
@@ -232,18 +259,22 @@ def _shapes_differ(tree: TreeFile, decided: Decided, taken: Container[int]) -> b
 def _stored_text(tree: TreeFile, leaf: Leaf) -> str | None:
     if type(leaf) is ArrayLeaf:
         array = tree.arrays[leaf.array]
-        return _LONG_SCALARS.get(array.framework) or f"shape {array.shape}"
+        return _LONG_SCALARS.get(array.framework) or _shape_text(tuple(array.shape))
     if type(leaf) in _NUMBERS:
-        return "shape ()"
+        return _shape_text(())
     return type(leaf).__name__
 
 
 def _wanted_text(abstract: Any) -> str | None:
     if not is_scalar(abstract):
         shape = _shape_of(abstract)
-        return None if shape is None else f"shape {shape}"
+        return None if shape is None else _shape_text(shape)
     wanted = scalar_type(abstract)
-    return "shape ()" if wanted in _NUMBERS else wanted.__name__
+    return _shape_text(()) if wanted in _NUMBERS else wanted.__name__
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return f"shape {shape}" if shape else "a number (shape ())"
 
 
 def _shape_of(abstract: Any) -> tuple[int, ...] | None:

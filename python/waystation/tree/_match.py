@@ -11,7 +11,7 @@ most once; key paths are made only for differences that are shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -47,9 +47,11 @@ class Mismatch:
         leaves: For each wanted leaf the stored leaf, or -1 where there is none.
         missing: Places in `wanted.nodes` of leaves, Nones and empty containers that the checkpoint lacks.
         unexpected: Places in `stored.nodes` of those that were not asked for.
+        clashes: For places in `missing` the one in `unexpected` of the same path: where one tree has None,
+            say, and the other a leaf.
     """
 
-    __slots__ = ("stored", "wanted", "leaves", "missing", "unexpected")
+    __slots__ = ("stored", "wanted", "leaves", "missing", "unexpected", "clashes")
 
     def __init__(
         self,
@@ -58,12 +60,14 @@ class Mismatch:
         leaves: list[int],
         missing: list[int],
         unexpected: list[int],
+        clashes: Mapping[int, int],
     ) -> None:
         self.stored = stored
         self.wanted = wanted
         self.leaves = leaves
         self.missing = missing
         self.unexpected = unexpected
+        self.clashes = clashes
 
     def __repr__(self) -> str:
         return f"<Mismatch: {len(self.missing)} missing, {len(self.unexpected)} unexpected>"
@@ -85,7 +89,7 @@ def match(stored: Structure, wanted: Structure, tolerance: Tolerance = EXACT) ->
     walk.run()
     if not walk.missing and not walk.unexpected:
         return walk.leaves
-    return Mismatch(stored, wanted, walk.leaves, sorted(walk.missing), sorted(walk.unexpected))
+    return Mismatch(stored, wanted, walk.leaves, sorted(walk.missing), sorted(walk.unexpected), walk.clashes)
 
 
 class _Walk:
@@ -98,6 +102,7 @@ class _Walk:
         self.leaves = [-1] * wanted.leaf_count
         self.missing: list[int] = []
         self.unexpected: list[int] = []
+        self.clashes: dict[int, int] = {}
 
     def run(self) -> None:
         pairs = [(0, 0)]
@@ -109,8 +114,11 @@ class _Walk:
             elif _is_container(have) and _is_container(want):
                 self._pair_children(here, there, pairs)
             elif not (have is NONE and want is NONE) and not self._is_placeholder(there):
-                self.missing += self._missed(there)
-                self.unexpected += self.stored.ends_in(here)
+                missing, unexpected = list(self._missed(there)), list(self.stored.ends_in(here))
+                self.missing += missing
+                self.unexpected += unexpected
+                if (missing, unexpected) == ([there], [here]):
+                    self.clashes[there] = here
 
     def _is_placeholder(self, there: int) -> bool:
         number = self.wanted.leaf_numbers[there]
@@ -178,24 +186,49 @@ def describe_difference(
     """
     outcome = match(stored, wanted, tolerance)
     if isinstance(outcome, list):
-        outcome = Mismatch(stored, wanted, outcome, [], [])
-    differing = _differing_leaves(outcome.leaves, stored_leaf_text, wanted_leaf_text)
-    total = len(outcome.missing) + len(outcome.unexpected) + len(differing)
-    lines = list(islice(_lines(outcome, differing, limit), limit))
+        outcome = Mismatch(stored, wanted, outcome, [], [], {})
+    differing = _differing_leaves(outcome, stored_leaf_text, wanted_leaf_text)
+    differing |= _differing_kinds(outcome, stored_leaf_text, wanted_leaf_text)
+    paired = set(outcome.clashes.values())
+    missing = [place for place in outcome.missing if place not in outcome.clashes]
+    unexpected = [place for place in outcome.unexpected if place not in paired]
+    total = len(missing) + len(unexpected) + len(differing)
+    apart = Mismatch(stored, wanted, outcome.leaves, missing, unexpected, {})
+    lines = list(islice(_lines(apart, differing, limit), limit))
     if total > len(lines):
         lines.append(f"  … and {total - len(lines)} more differences")
     return "\n".join(lines)
 
 
-def _differing_leaves(leaves: list[int], stored_text: LeafText, wanted_text: LeafText) -> dict[int, str]:
-    """What differs in the leaves that both trees have, by wanted leaf."""
+def _differing_leaves(outcome: Mismatch, stored_text: LeafText, wanted_text: LeafText) -> dict[int, str]:
+    """What differs in the leaves that both trees have, by place in the wanted tree."""
+    places = [place for place, node in enumerate(outcome.wanted.nodes) if node is LEAF]
     differing = {}
-    for number, stored_number in enumerate(leaves):
+    for number, stored_number in enumerate(outcome.leaves):
         want = wanted_text(number) if stored_number >= 0 else None
         have = stored_text(stored_number) if want is not None else None
         if have is not None and have != want:
-            differing[number] = f"{have} in the checkpoint, {want} wanted"
+            differing[places[number]] = f"{have} in the checkpoint, {want} wanted"
     return differing
+
+
+def _differing_kinds(outcome: Mismatch, stored_text: LeafText, wanted_text: LeafText) -> dict[int, str]:
+    """What stands at the paths at which only one tree has a leaf, by place in the wanted tree."""
+    if not outcome.clashes:
+        return {}
+    stored, wanted = Outline(outcome.stored), Outline(outcome.wanted)
+    differing = {}
+    for there, here in sorted(outcome.clashes.items()):
+        have, want = _kind(stored, here, stored_text), _kind(wanted, there, wanted_text)
+        differing[there] = f"{have} in the checkpoint, {want} wanted"
+    return differing
+
+
+def _kind(outline: Outline, place: int, leaf_text: LeafText) -> str:
+    node = outline.nodes[place]
+    if node is LEAF:
+        return leaf_text(outline.leaf_numbers[place]) or "a leaf"
+    return "None" if node is NONE else "an empty container"
 
 
 def _lines(outcome: Mismatch, differing: dict[int, str], limit: int) -> Iterator[str]:
@@ -203,8 +236,7 @@ def _lines(outcome: Mismatch, differing: dict[int, str], limit: int) -> Iterator
         yield f"- {format_key_path(path)}: only in the checkpoint"
     for path in outcome.missing_paths(limit):
         yield f"+ {format_key_path(path)}: only in the abstract state"
-    leaf_nodes = [position for position, node in enumerate(outcome.wanted.nodes) if node is LEAF]
     shown = dict(islice(differing.items(), limit))
-    paths = outcome.wanted.paths_of(leaf_nodes[number] for number in shown)
+    paths = outcome.wanted.paths_of(shown)
     for path, text in zip(paths, shown.values(), strict=True):
         yield f"! {format_key_path(path)}: {text}"
