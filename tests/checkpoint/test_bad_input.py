@@ -69,6 +69,29 @@ def test_not_a_checkpoint(tmp_path: Path) -> None:
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("use_ocdbt", [None, True], ids=["native", "orbax"])
+def test_a_directory_of_checkpoints_is_said_to_be_one(
+    tmp_path: Path, use_ocdbt: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = waystation.Context()
+    context.array.saving.use_ocdbt = use_ocdbt
+    with context:
+        for name in ("runs/first", "runs/second", "sibling"):
+            waystation.save(tmp_path / name, {"x": 1})
+    monkeypatch.chdir(tmp_path / "runs")
+    for path in (tmp_path / "runs", "."):
+        with pytest.raises(errors.InvalidInput, match="a directory of them: first, second") as caught:
+            waystation.load(path)
+        assert "sibling" not in str(caught.value)
+
+
+def test_a_part_of_a_checkpoint_names_the_checkpoint(saved: Path) -> None:
+    for name in ("state", "checkpoint.json"):
+        with pytest.raises(errors.InvalidLayoutError, match="a part of the checkpoint") as caught:
+            waystation.load(saved / name)
+        assert f"'{saved}'" in str(caught.value)
+
+
 def test_unfinished_checkpoint(tmp_path: Path, saved: Path) -> None:
     attempt = tmp_path / "next.waystation-tmp-0123456789ab-1-1-01234567"
     shutil.copytree(saved, attempt)

@@ -141,10 +141,18 @@ def require_checkpoint(target: str) -> None:
         return
     if orbax_names.is_temporary(os.path.basename(target)):
         raise InvalidInput(f"'{target}' is an unfinished checkpoint of Orbax", path=target)
-    steps = orbax.steps_below(target)
-    if steps:
-        raise InvalidInput(
-            f"'{target}' is not a checkpoint, but a directory of them: {', '.join(steps[-5:])}", path=target
+    whole = os.path.dirname(target)
+    if present and is_native_checkpoint(whole):
+        raise InvalidLayoutError(
+            f"'{target}' is not a checkpoint, but a part of the checkpoint '{whole}'; give the path of that",
+            path=target,
+        )
+    inside = _checkpoints_in(target) if is_directory else []
+    if inside:
+        raise InvalidLayoutError(
+            f"'{target}' is not a checkpoint, but a directory of them: {', '.join(inside[-5:])}; give the "
+            "path of one",
+            path=target,
         )
     if is_directory:
         raise InvalidLayoutError(
@@ -176,14 +184,21 @@ def _beside(target: str) -> str:
     parent, name = os.path.split(target)
     try:
         attempts = len(leftovers(parent, name))
-        near = sorted(
-            entry.name for entry in os.scandir(parent) if entry.is_dir() and is_checkpoint(entry.path)
-        )
     except (OSError, NotFound, PermissionDenied):
         return ""
+    near = _checkpoints_in(parent)
     told = []
     if attempts:
         told.append(f"{attempts} unfinished attempt(s) at it stand beside it: the save did not end")
     if near:
         told.append(f"checkpoints there: {', '.join(near[-5:])}")
     return f" ({'; '.join(told)})" if told else ""
+
+
+def _checkpoints_in(directory: str) -> list[str]:
+    """The names of the checkpoints in a directory; none if it cannot be looked at."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir() and is_checkpoint(entry.path))
+    except (OSError, NotFound, PermissionDenied):
+        return []

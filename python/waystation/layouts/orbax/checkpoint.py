@@ -115,11 +115,6 @@ def _is_own(directory: str) -> bool:
     return _has(directory, names.CHECKPOINT_METADATA) or _has(directory, names.INDICATOR)
 
 
-def steps_below(path: str) -> list[str]:
-    """The names of directories below a path that are checkpoints: a path of steps is none itself."""
-    return sorted(os.path.basename(directory) for directory in _below(path) if _is_own(directory))
-
-
 def open_checkpoint(path: str) -> OrbaxCheckpoint:
     """Looks at a checkpoint.
 
