@@ -42,19 +42,19 @@ def test_what_only_takes_long_is_not_lost_and_holds_nobody_up(address: str, tmp_
     with visiting(address, name="long") as cluster:
         with ThreadPoolExecutor(2) as pool:
             adding = [
-                pool.submit(cluster.add_island, "busy", deadline_s=DEADLINE_S),
-                pool.submit(cluster.add_island, "limited", computation_limit_s=1.0, max_restarts=0),
+                pool.submit(cluster.add_island, "long-busy", deadline_s=DEADLINE_S),
+                pool.submit(cluster.add_island, "long-limited", computation_limit_s=1.0, max_restarts=0),
             ]
             for each in adding:
                 each.result()
         cluster._host_class = "tests.runtime.cluster.hosts:SlowHost"
-        cluster.add_island("slow", hosts=2, deadline_s=DEADLINE_S)
-        given, made = begin_to_compute(cluster.backend(), "busy", turns_in(2 * DEADLINE_S))
+        cluster.add_island("long-slow", hosts=2, deadline_s=DEADLINE_S)
+        given, made = begin_to_compute(cluster.backend(), "long-busy", turns_in(2 * DEADLINE_S))
         with connect(address, name="other") as other:
             check_transfers(cluster, other.backend(), str(tmp_path / "saved"))
         np.testing.assert_array_equal(cluster.backend().get(made, WAIT_S), given)
-        check_that_nothing_was_lost(cluster, "busy")
-        _, endless = begin_to_compute(cluster.backend(), "limited", FOR_EVER)
+        check_that_nothing_was_lost(cluster, "long-busy")
+        _, endless = begin_to_compute(cluster.backend(), "long-limited", FOR_EVER)
         with pytest.raises(HostLost, match="for 1 s, the limit of computations of its island"):
             cluster.backend().get(endless, WAIT_S)
 
@@ -82,7 +82,7 @@ def begin_to_compute(backend: ClusterBackend, island: str, count: int) -> tuple[
 def check_transfers(cluster: Cluster, other: ClusterBackend, path: str) -> None:
     """Neither a save nor a load of one program holds up another one, whatever time they take."""
     backend = cluster.backend()
-    own, others = Slice(backend, "slow", 2), Slice(other, "slow", 2)
+    own, others = Slice(backend, "long-slow", 2), Slice(other, "long-slow", 2)
     saved = own.put(VALUES)
     end_save = backend.begin_save(path, StateTree.of_names(["x"]), {0: saved}, SaveManner())
     after = own.step(saved)
@@ -101,14 +101,16 @@ def check_transfers(cluster: Cluster, other: ClusterBackend, path: str) -> None:
     Path(f"{path}.go").touch()
     np.testing.assert_array_equal(backend.get(after, WAIT_S), SUMMED)
     np.testing.assert_array_equal(backend.get(loaded, WAIT_S), VALUES)
-    check_that_nothing_was_lost(cluster, "slow")
+    check_that_nothing_was_lost(cluster, "long-slow")
 
 
 def check_that_it_is_under_way(cluster: Cluster, others: Slice, what: str) -> None:
     began_s = time.monotonic()
     while time.monotonic() < began_s + 2 * DEADLINE_S:
         np.testing.assert_array_equal(others.backend.get(others.step(others.put(VALUES)), WAIT_S), SUMMED)
-    wait_until(lambda: all(host.doing.startswith(what) for host in cluster.island("slow").status().hosts))
+    wait_until(
+        lambda: all(host.doing.startswith(what) for host in cluster.island("long-slow").status().hosts)
+    )
 
 
 def check_that_nothing_was_lost(cluster: Cluster, island: str) -> None:
