@@ -112,7 +112,7 @@ def test_without_ray_the_extra_is_named(arguments: list[str], tmp_path: Path) ->
     command = [sys.executable, "-c", code, "runtime", *arguments, "127.0.0.1:1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: clusters need Ray and JAX 0.12 or later")
+    assert done.stderr.startswith("error: the runtime needs Ray and JAX 0.12 or later")
     assert done.stderr.endswith("pip install 'waystation[ray]'\n")
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import typer
 
 from waystation.cli import formatting
 from waystation.cli.output import Output
-from waystation.errors import Unsupported
 from waystation.runtime.cluster import ClusterStatus, IslandState, IslandStatus, look
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.table import Table
 
 FOUND_FAILURE = 1
@@ -23,7 +19,7 @@ _NOTHING = "-"
 
 def run(output: Output, address: str | None) -> None:
     """Shows a cluster once."""
-    with output.working("asking the cluster"), needing_ray():
+    with output.working("asking the cluster"):
         status = look(address)
     if output.as_json:
         output.document(status.document())
@@ -31,24 +27,6 @@ def run(output: Output, address: str | None) -> None:
         show(output, status)
     if any(island.state is IslandState.FAILED for island in status.islands):
         raise typer.Exit(FOUND_FAILURE)
-
-
-@contextlib.contextmanager
-def needing_ray() -> Iterator[None]:
-    """Says what to install where Ray, or what it needs, is missing.
-
-    Raises:
-        Unsupported: It is.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "waystation":
-            raise  # a defect of this package
-        raise Unsupported(
-            f"clusters need Ray and JAX 0.12 or later, on Python 3.12 or later ({error}): "
-            "pip install 'waystation[ray]'"
-        ) from error
 
 
 def show(output: Output, status: ClusterStatus) -> None:

@@ -39,7 +39,7 @@ class Look:
 
 def run(output: Output, address: str | None, *, interval_s: float, once: bool) -> None:
     """Shows a cluster: once, or until this is interrupted, nobody reads any more, or the cluster ends."""
-    with runtime_status.needing_ray(), looking(address) as status:
+    with looking(address) as status:
         if output.as_json or once:
             now = status()
             if output.as_json:

@@ -104,9 +104,9 @@ def looking(address: str | None = None) -> Iterator[Callable[[], ClusterStatus]]
         Unavailable: The cluster cannot be reached.
         Unsupported: Ray is not installed.
     """
+    ray = _ray()  # first, since the manager cannot be imported without it
     from waystation.runtime.cluster.manager import NAME
 
-    ray = _ray()
     with contextlib.ExitStack() as undo:
         # Ray prints what happens to workers meanwhile, and stdout is for who has asked.
         undo.enter_context(contextlib.redirect_stdout(sys.stderr))
