@@ -5,6 +5,8 @@ a function or under TYPE_CHECKING counts as any other.
 """
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +128,12 @@ def test_frameworks_stay_behind_their_layer(path: Path) -> None:
         assert not roots & FRAMEWORKS, f"{name_of(path)} imports {sorted(roots & FRAMEWORKS)}"
     if layer != "runtime":
         assert "ray" not in roots, f"{name_of(path)} imports ray"
+
+
+def test_the_picture_of_the_layers_is_drawn_from_these_sources() -> None:
+    tool = Path(__file__).parents[2] / "tools" / "layers_diagram.py"
+    done = subprocess.run([sys.executable, tool, "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def pure_runtime_sources() -> list[Path]:
