@@ -132,7 +132,9 @@ def test_frameworks_stay_behind_their_layer(path: Path) -> None:
 
 def test_the_picture_of_the_layers_is_drawn_from_these_sources() -> None:
     tool = Path(__file__).parents[2] / "tools" / "layers_diagram.py"
-    done = subprocess.run([sys.executable, tool, "--check"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, tool, "--check"], check=False, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 
