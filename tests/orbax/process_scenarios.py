@@ -80,3 +80,41 @@ def load(place: Place, devices: int, path: Path) -> list[str]:
             if np.asarray(shard.data).tobytes() != expected[shard.index].tobytes()
         ]
     return wrong
+
+
+def load_model(place: Place, devices: int, path: Path) -> list[str]:
+    """Loads a published model by both libraries; says in what they differ."""
+    start(place, devices)
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from orbax.checkpoint import v1
+
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    rows = NamedSharding(mesh, PartitionSpec("x"))
+    abstract = {
+        "layers.0.weight": jax.ShapeDtypeStruct((8, 4), np.float32, sharding=rows),
+        "layers.6.weight": jax.ShapeDtypeStruct((8, 10), "bfloat16"),
+        "scalar": jax.ShapeDtypeStruct((), np.float32),
+    }
+    wrong: list[str] = []
+    found: list[dict[str, Any]] = []
+    for library in (v1, waystation):
+        context: Any = library.Context()
+        context.checkpoint_layout = library.options.CheckpointLayout.SAFETENSORS
+        with context:
+            found.append(library.load(path, abstract))
+            try:
+                library.load(path)
+                wrong.append(f"{library.__name__} loads without an abstract state")
+            except ValueError:
+                pass
+    theirs, ours = found
+    for name, other in theirs.items():
+        own = ours[name]
+        if not own.sharding.is_equivalent_to(other.sharding, other.ndim):
+            wrong.append(f"{name} has {own.sharding}, not {other.sharding}")
+        pairs = zip(own.addressable_shards, other.addressable_shards, strict=True)
+        if not all(np.array_equal(np.asarray(one.data), np.asarray(two.data)) for one, two in pairs):
+            wrong.append(f"{name} has other values")
+    return wrong

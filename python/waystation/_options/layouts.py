@@ -12,10 +12,12 @@ from waystation._options.base import OptionGroup
 
 
 class CheckpointLayout(enum.Enum):
-    """What kind of files is meant.
+    """What kind of files a load reads.
 
-    ORBAX and AUTO are one here: a load sees by itself whether it is given a native checkpoint or one of
-    Orbax's, and `array.saving.use_ocdbt` says which of them a save writes.
+    ORBAX stands for native checkpoints and those of Orbax, which a load tells apart by itself. SAFETENSORS
+    stands for a published model: a safetensors file, or a directory of such files. It can be loaded as a
+    state, a flat dict of its tensors; nothing can be saved with it. AUTO stands for all of these.
+    `array.saving.use_ocdbt` says which layout a save writes.
     """
 
     ORBAX = "orbax"
@@ -24,21 +26,11 @@ class CheckpointLayout(enum.Enum):
 
 
 def layout_of(value: Any) -> Any:
-    """The layout that is meant by a member or its value.
-
-    Raises:
-        Unsupported: It is one that this version does not load.
-    """
+    """The layout that a member or its value means; what means none is returned as it is."""
     try:
-        chosen = CheckpointLayout(getattr(value, "value", value))
+        return CheckpointLayout(getattr(value, "value", value))
     except ValueError:
         return value
-    if chosen is CheckpointLayout.SAFETENSORS:
-        raise Unsupported(
-            "checkpoint_layout 'safetensors' is not there yet; load such files with the safetensors package "
-            "and give their tensors to the program"
-        )
-    return chosen
 
 
 class AtomicityMode(enum.StrEnum):
@@ -84,7 +76,9 @@ class AtomicityOptions(OptionGroup):
 
 @dataclass(kw_only=True)
 class SafetensorsOptions(OptionGroup):
-    """How safetensors files of others are read (see `CheckpointLayout.SAFETENSORS`).
+    """How Orbax reads safetensors files (see `CheckpointLayout.SAFETENSORS`).
+
+    Taken for Orbax's sake: here the engine chooses by what the file system is best at.
 
     Attributes:
         max_over_read_ratio: How many bytes may be read for one that is needed.

@@ -28,7 +28,8 @@ def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str
     """Loads a state.
 
     Args:
-        path: The checkpoint.
+        path: The checkpoint; with the option `checkpoint_layout`, also a safetensors file, or a directory of
+            such files, whose tensors are then a flat dict.
         abstract_state: What is wanted: the same tree with abstract leaves (`jax.ShapeDtypeStruct`
             with or without a sharding, tensors on any device, NumPy arrays, types or values of
             scalars; any object with a shape and a dtype asks for a NumPy array, with a sharding for one of

@@ -18,7 +18,7 @@ from typing import Any
 
 from waystation._errors import InvalidInput
 from waystation._options import Options
-from waystation.checkpoint import broadcast, fill, local_storage, opening, wanted
+from waystation.checkpoint import broadcast, fill, local_storage, opening, published, wanted
 from waystation.checkpoint.exchange import Exchange
 from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import HandlerCalls
@@ -72,6 +72,7 @@ class Loading:
         self._options = options
         self._is_local = options.multiprocessing.primary_host is None
         self._is_settled = False
+        self._is_model = False
         self._asked: list[str] = []
         self._states: dict[str, _State] = {}
         self._decisions: list[bytes] = []
@@ -103,6 +104,7 @@ class Loading:
         """
         try:
             opened = self._open()
+            published.require_checkpointables(opened)
             asked = {name: abstracts.get(name) for name in opened.stored}
             self._prepare(opened, asked, progress, are_states=False)
         except BaseException:
@@ -143,7 +145,7 @@ class Loading:
         self._is_settled = True
 
     def _require(self) -> bytes:
-        opening.recognise(self.target)
+        opening.recognise(self.target, self._options.checkpoint_layout)
         return b""
 
     def _open(self) -> OpenCheckpoint:
@@ -154,6 +156,7 @@ class Loading:
         else:
             read = self._session.broadcast(lambda: opening.read(self.target, self._names, self._options))
         opened = opening.decode(self.target, read, self._options)
+        self._is_model = opened.is_model
         self._check_readable(opened)
         return opened
 
@@ -216,7 +219,10 @@ class Loading:
 
     def _decide(self, opened: Opened, abstract: Any, progress: Progress) -> _State:
         loading = self._options.pytree.loading
-        if abstract is None:
+        if self._is_model:
+            count = self._session.process_count
+            decided = published.decide(self.target, opened.tree, abstract, loading, process_count=count)
+        elif abstract is None:
             decided = wanted.as_saved(opened.tree, loading)
         else:
             decided = wanted.as_asked(opened.tree, abstract, loading)

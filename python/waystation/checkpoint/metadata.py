@@ -15,6 +15,7 @@ from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.nested_state import abstract_state
 from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.published import abstract_model, require_checkpointables
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.layouts.native.records import LocalPart
 
@@ -92,7 +93,8 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
     """
     opened = opening.open_checkpoint(resolve(path), [checkpointable_name or AUTO], current_options())
     (stored,) = opened.stored.values()
-    return _made(opened, stored.name, _describe(stored))
+    described = abstract_model(stored) if opened.is_model else _describe(stored)
+    return _made(opened, stored.name, described)
 
 
 def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, Any]]:
@@ -111,6 +113,7 @@ def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, Any
         Unsupported: It is of a newer format version.
     """
     opened = opening.open_checkpoint(resolve(path), None, current_options())
+    require_checkpointables(opened)
     described: dict[str, Any] = {}
     for name, stored in opened.stored.items():
         try:

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 
 from waystation._errors import CheckpointableNotFound, NoHandler
-from waystation._options import Options
+from waystation._options import CheckpointLayout, Options
 from waystation.checkpoint.handlers.choice import METRICS, STATE, STATE_HANDLER
 from waystation.checkpoint.orbax_reading import OrbaxReader
 from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
+from waystation.checkpoint.published import SafetensorsReader, refuse_other_than_model
 from waystation.checkpoint.replaced import read_what_is_there
 from waystation.checkpoint.stored import AUTO, LayoutReader, OpenCheckpoint, Stored
 from waystation.layouts.native import commit, names
@@ -62,17 +63,32 @@ class NativeReader:
         )
 
 
-# The layouts that can be read, in the order in which they are tried.
-READERS: dict[str, LayoutReader] = {"native": NativeReader(), "orbax": OrbaxReader()}
+# Checkpoints of these layouts, in the order in which they are tried.
+_CHECKPOINTS: dict[str, LayoutReader] = {"native": NativeReader(), "orbax": OrbaxReader()}
+_MODELS: dict[str, LayoutReader] = {"safetensors": SafetensorsReader()}
+_READERS = _CHECKPOINTS | _MODELS
+_READERS_OF = {
+    CheckpointLayout.ORBAX: _CHECKPOINTS,
+    CheckpointLayout.SAFETENSORS: _MODELS,
+    CheckpointLayout.AUTO: _READERS,
+}
 
 
-def recognise(target: str) -> str:
-    """The layout of the checkpoint at a path, as `READERS` calls it.
+def recognise(target: str, layout: CheckpointLayout = CheckpointLayout.ORBAX) -> str:
+    """The layout of the checkpoint at a path: `native`, `orbax` or `safetensors`.
+
+    Args:
+        target: The checkpoint.
+        layout: Which layouts are meant.
 
     Raises:
-        NotFound, InvalidInput: There is no checkpoint.
+        NotFound, InvalidInput: There is no checkpoint of these.
     """
-    found = next((name for name, reader in READERS.items() if reader.recognises(target)), None)
+    found = next((name for name, reader in _READERS_OF[layout].items() if reader.recognises(target)), None)
+    if found in _MODELS:
+        return found
+    if layout is CheckpointLayout.SAFETENSORS:
+        refuse_other_than_model(target)
     if found is None or names.attempt_target(os.path.basename(target)) is not None:
         require_checkpoint(target)  # which tells best what is there instead
     return found or "native"
@@ -87,14 +103,14 @@ def read(target: str, wanted: Sequence[str] | None, options: Options) -> bytes:
         Corrupt: Its metadata is damaged.
         Unsupported: It is of a newer format version.
     """
-    layout = recognise(target)
-    return join_strings([layout.encode(), READERS[layout].read(target, wanted, options)])
+    layout = recognise(target, options.checkpoint_layout)
+    return join_strings([layout.encode(), _READERS[layout].read(target, wanted, options)])
 
 
 def decode(target: str, data: bytes, options: Options) -> OpenCheckpoint:
     """Makes sense of what `read` has read."""
     layout, content = split_strings(data)
-    return READERS[layout.decode()].decode(target, content, options)
+    return _READERS[layout.decode()].decode(target, content, options)
 
 
 def open_checkpoint(target: str, wanted: Sequence[str] | None, options: Options) -> OpenCheckpoint:
@@ -173,5 +189,5 @@ def is_orbax_checkpoint(path: PathLike) -> bool:
     """
     target = resolve(path)
     return names.attempt_target(os.path.basename(target)) is None and any(
-        reader.recognises(target) for reader in READERS.values()
+        reader.recognises(target) for reader in _CHECKPOINTS.values()
     )

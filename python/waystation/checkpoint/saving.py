@@ -31,6 +31,7 @@ from waystation.checkpoint.handlers.created_path import CreatedPath
 from waystation.checkpoint.handlers.types import type_name
 from waystation.checkpoint.paths import check_destination, is_checkpoint
 from waystation.checkpoint.prepare import Described, Taken
+from waystation.checkpoint.published import require_layout_for_saves
 from waystation.checkpoint.scoped_options import with_scoped_options
 from waystation.checkpoint.sessions import are_all, open_session
 from waystation.checkpoint.write_limits import WriteShares, bound_engine
@@ -52,6 +53,7 @@ class Saving:
     """
 
     def __init__(self, target: str, options: Options, *, overwrite: bool, deadline_s: float) -> None:
+        require_layout_for_saves(options)
         self.target = target
         self._is_local = options.multiprocessing.primary_host is None
         what = "save to local storage" if self._is_local else f"save '{target}'"

@@ -51,6 +51,8 @@ class OpenCheckpoint:
         committed_ns: When it was committed.
         format_version: Of the layout.
         local: Which part of which save to local storage this is.
+        is_model: Whether it is a published model, in safetensors files: one state, a flat dict, of which any
+            part may be asked for.
     """
 
     target: str
@@ -61,6 +63,7 @@ class OpenCheckpoint:
     committed_ns: int | None = None
     format_version: int | None = None
     local: LocalPart | None = None
+    is_model: bool = False
 
 
 class LayoutReader(Protocol):

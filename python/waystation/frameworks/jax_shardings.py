@@ -239,3 +239,12 @@ def _devices(platform: str | None) -> dict[int, Any]:
 
 def _has_memory(device: Any, kind: str | None) -> bool:
     return kind is None or kind in {memory.kind for memory in device.addressable_memories()}
+
+
+def over_all_devices(abstract: Any) -> Any:
+    """An abstract array without a sharding as one of which every device has a copy; others as they are."""
+    if not isinstance(abstract, jax.ShapeDtypeStruct) or abstract.sharding is not None:
+        return abstract
+    mesh = Mesh(np.asarray(jax.devices()), ("copy",))
+    sharding = NamedSharding(mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(abstract.shape, abstract.dtype, sharding=sharding)

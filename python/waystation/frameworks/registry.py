@@ -25,8 +25,10 @@ __all__ = [
     "available_codec",
     "codec_by_name",
     "codec_for",
+    "codec_of_program",
     "is_jax_node",
     "keys_of_program",
+    "over_all_devices",
     "stored_scalar",
 ]
 
@@ -85,6 +87,21 @@ def available_codec(framework: str) -> Codec:
     if framework in _FRAMEWORKS and not _installed(framework):
         return numpy_arrays.CODEC
     return codec_by_name(framework)
+
+
+def codec_of_program() -> Codec:
+    """The codec of arrays that no framework has saved: JAX's if the program uses JAX, else NumPy's."""
+    return codec_by_name("jax") if "jax" in sys.modules else numpy_arrays.CODEC
+
+
+def over_all_devices(abstract: Any) -> Any:
+    """An abstract leaf, on all devices of the program where it is one of JAX that has no sharding."""
+    codec = codec_for(abstract)
+    if codec is None or codec.name != "jax":
+        return abstract
+    from waystation.frameworks import jax_shardings
+
+    return jax_shardings.over_all_devices(abstract)
 
 
 def keys_of_program(path: KeyPath) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ from waystation.safetensors.index import SUFFIX, Index, read_index
 PathLike: TypeAlias = str | os.PathLike[str]
 Files: TypeAlias = PathLike | Sequence[PathLike]
 
+_EXTENSION = ".safetensors"
 _WHOLE_FILE = "model.safetensors"
 _INDEX_FILE = f"model{SUFFIX}"
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors", re.DOTALL)
@@ -66,6 +67,33 @@ def find(files: Files) -> list[Header]:
         "there",
         path=resolved[0][0],
     )
+
+
+def files_of_checkpoint(path: str) -> list[str]:
+    """The files that a path is as a checkpoint, by Orbax's rule: the file that it is, or all in a directory.
+
+    Returns:
+        The paths in the order of their names; none where no safetensors file is there.
+    """
+    if os.path.isdir(path):
+        return [os.path.join(path, name) for name in _names(path) if name.endswith(_EXTENSION)]
+    return [path] if path.endswith(_EXTENSION) and os.path.isfile(path) else []
+
+
+def find_in_checkpoint(path: str) -> list[Header]:
+    """The headers of `files_of_checkpoint`; unlike `find`, files that an index leaves out are among them.
+
+    Raises:
+        Corrupt: A file is damaged, or one of a numbered set or of an index is missing.
+    """
+    paths = files_of_checkpoint(path)
+    if os.path.isdir(path):
+        names = _names(path)
+        _check_numbers(path, [name for name in names if name.endswith(_EXTENSION)])
+        for name in names:
+            if name.endswith(SUFFIX):
+                read_index(os.path.join(path, name)).check_present()
+    return _read(paths, None)
 
 
 def _read(paths: Sequence[str], index: Index | None) -> list[Header]:
@@ -112,7 +140,7 @@ def _in_directory(directory: str) -> tuple[list[str], Index | None]:
         raise InvalidInput(
             f"there are several indexes: {', '.join(indexes)}; give one of them", path=directory
         )
-    found = [name for name in names if name.endswith(".safetensors")]
+    found = [name for name in names if name.endswith(_EXTENSION)]
     if found:
         _check_numbers(directory, found)
         return [os.path.join(directory, name) for name in found], None
