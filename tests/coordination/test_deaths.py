@@ -155,7 +155,7 @@ def test_jax_ends_all_with_the_host(tmp_path: Path) -> None:
     assert [process.exit_code for process in ended] == [-signal.SIGKILL, -signal.SIGABRT, -signal.SIGABRT]
 
 
-def test_under_jax_other_deaths_are_named_before_it_ends_the_survivors(tmp_path: Path) -> None:
+def test_under_jax_other_deaths_are_named_and_the_survivors_end_by_themselves(tmp_path: Path) -> None:
     with running(
         scenarios.killed_by_signal, 1, count=3, framework="jax", directory=tmp_path, **JAX_OPTIONS
     ) as programs:
@@ -163,4 +163,4 @@ def test_under_jax_other_deaths_are_named_before_it_ends_the_survivors(tmp_path:
         ended = programs.end()
         for index in (0, 2):
             _require_names(ended[index].value, 1, programs.process_id(1))
-            assert ended[index].exit_code != 0
+            assert ended[index].exit_code == 0, ended[index].output

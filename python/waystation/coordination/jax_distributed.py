@@ -9,9 +9,12 @@ What a death does here, seen with JAX 0.12 and three processes, one of them kill
 - Process 0: JAX aborts the others (SIGABRT) within half a second, as the connection to the service breaks.
   No exception can be raised any more.
 - Another one: `liveness` notices it, and the others raise Unavailable that names it: at once if it was on
-  the machine of one of those that watch it, else after ten seconds. Only when the service has missed it
-  for `heartbeat_timeout_seconds` (100 by default) does JAX abort the rest of the processes. So a program
-  has this time to end by itself; but whether it does or not, each survivor ends with an error.
+  the machine of one of those that watch it, else after ten seconds. `jax.distributed.shutdown`, which JAX
+  also calls when the interpreter ends, would then wait in a barrier that the dead process never reaches,
+  until the service has missed its heartbeats for `heartbeat_timeout_seconds` (100 by default), and abort
+  the process. So survivors of a failed round leave without that barrier (`JaxStore.note_failure`); process 0,
+  which holds the service, leaves last. A survivor that goes on running is still aborted by JAX after that
+  time.
 - Another one, with `jax_enable_recoverability`: the same, without the end that JAX makes of it. Before the
   next save or load, the survivors have to set up `jax.distributed` anew.
 
@@ -21,16 +24,27 @@ In each case `waystation launch` names the one that died.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
-from waystation._errors import Unavailable, Unsupported
+from waystation._errors import Unavailable, Unsupported, WaystationError
 from waystation.coordination import jax_private
 from waystation.coordination.liveness import Watching
 from waystation.coordination.store_coordinator import StoreCoordinator
 
 T = TypeVar("T")
+
+_log = logging.getLogger("waystation")
+
+# How long process 0 waits for the other survivors of a failed round: JAX aborts those that still run when the
+# service ends with it.
+LAST_S = 5.0
+# How long one of them may take to end on another machine, where its end is not seen, after it has said so.
+ENDING_S = 2.0
+_LOOK_INTERVAL_S = 0.05
 
 # So many keys are rather read one by one than with all others of their directory.
 _FEW = 4
@@ -65,7 +79,7 @@ def coordinator(client: Any, process_index: int, process_count: int) -> StoreCoo
     Raises:
         Unsupported: The client lacks what is needed.
     """
-    return StoreCoordinator(JaxStore(client), process_index, process_count)
+    return StoreCoordinator(JaxStore(client, process_count), process_index, process_count)
 
 
 class JaxStore(Watching):
@@ -76,7 +90,7 @@ class JaxStore(Watching):
     longest_wait_s = 5.0
     removes_below = True
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, process_count: int) -> None:
         import jax
 
         lacking = [name for name in jax_private.CLIENT_METHODS if not hasattr(client, name)]
@@ -88,6 +102,7 @@ class JaxStore(Watching):
         # At its end, process 0 waits for the others in `jax.distributed.shutdown`, but not in this mode.
         self.host = 0 if getattr(jax.config, "jax_enable_recoverability", False) else None
         self._client = client
+        self._process_count = process_count
         self._failed: type[Exception] = jax.errors.JaxRuntimeError
 
     def set(self, key: str, value: bytes) -> None:
@@ -128,6 +143,63 @@ class JaxStore(Watching):
         """Removes keys."""
         for key in keys:
             self._call_unless("NOT_FOUND", functools.partial(self._client.key_value_delete, key))
+
+    def join(self, prefix: str, process_index: int) -> None:
+        """This process takes part, with keys that begin like that."""
+        super().join(prefix, process_index)
+        self._prefix, self._process_index = prefix, process_index
+
+    def note_failure(self, dead: Sequence[int]) -> None:
+        """Has the shutdown of JAX not wait for the dead."""
+        if self.host is not None:
+            return  # JAX's own shutdown waits for nobody
+        for index in dead:
+            self.set(f"{self._prefix}/dead/{index}", b"dead")
+        jax_private.ask_before_shutdown(self._client, self._leave)
+
+    def _leave(self) -> bool:
+        """Leaves without a shutdown that would wait for the dead; False if no process is known to be dead."""
+        try:
+            dead = self._dead()
+        except Unavailable:
+            return False  # without its service, JAX's shutdown fails at once
+        if not dead:
+            return False
+        try:
+            self.set(f"{self._prefix}/left/{self._process_index}", b"left")
+            if self._process_index == 0:
+                self._await_others(dead)
+        except WaystationError as error:
+            _log.debug("the other processes could not be awaited: %s", error)
+        return True
+
+    def _dead(self) -> Collection[int]:
+        """The processes that any process has found to be dead, and those of this machine that have ended."""
+        others = [index for index in range(self._process_count) if index != self._process_index]
+        noted = self.read(f"{self._prefix}/dead", [str(index) for index in others])
+        found = {index for index, key in zip(others, noted, strict=True) if key is not None}
+        return found | {index for index, has_ended in self._seen_here(others).items() if has_ended}
+
+    def _await_others(self, dead: Collection[int]) -> None:
+        """Waits, not for long, until the other survivors have ended."""
+        remaining = [index for index in range(1, self._process_count) if index not in dead]
+        until = time.monotonic() + LAST_S
+        left_at_s: dict[int, float] = {}
+        while remaining and (now_s := time.monotonic()) < until:
+            seen_here = self._seen_here(remaining)
+            left = self.read(f"{self._prefix}/left", [str(index) for index in remaining])
+            for index, key in zip(remaining, left, strict=True):
+                if key is not None:
+                    left_at_s.setdefault(index, now_s)
+            remaining = [
+                index
+                for index in remaining
+                if not seen_here.get(index, now_s - left_at_s.get(index, now_s) >= ENDING_S)
+            ]
+            time.sleep(_LOOK_INTERVAL_S)
+
+    def _seen_here(self, processes: Sequence[int]) -> dict[int, bool]:
+        return {} if self._liveness is None else self._liveness.seen_here(processes)
 
     def _call(self, function: Callable[[], T]) -> T:
         try:

@@ -1,11 +1,13 @@
 """The one place where JAX's private modules are touched: each thing taken here is optional.
 
 Every name is None where this JAX does not have what it needs, and its user then takes the public way,
-which gives the same arrays more slowly. Nothing here changes what JAX does.
+which gives the same arrays more slowly. Nothing here changes what JAX does, but for `ask_before_shutdown`: a
+program of several processes one of which has died could not end otherwise.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -117,6 +119,34 @@ def distributed() -> tuple[Any, int, int]:
     if state is None or client is None:
         return None, 0, 1
     return client, state.process_id, state.num_processes
+
+
+def ask_before_shutdown(client: Any, leave: Callable[[], bool]) -> None:
+    """Has `jax.distributed.shutdown` call `leave` first, once, and do without the client's barrier if that
+    returns True. JAX shuts down at the end of the interpreter, too.
+
+    Args:
+        client: Of the coordination service that is meant; nothing happens if JAX has another one by now.
+        leave: Decides, and does what is to be done instead.
+    """
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    if state is None or getattr(state, "client", None) is not client or "shutdown" in vars(state):
+        return
+    by_jax = state.shutdown
+
+    def shutdown() -> None:
+        del state.shutdown
+        if not leave():
+            by_jax()
+            return
+        if state.preemption_sync_manager is not None:
+            state.preemption_sync_manager.shutdown()
+        # Both wait for the barrier when they are destroyed, so they are left to the end of the process.
+        for held in (state.client, state.service):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+        state.preemption_sync_manager = state.client = state.service = None
+
+    state.shutdown = shutdown
 
 
 def preemption_manager() -> Any:

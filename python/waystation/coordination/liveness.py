@@ -146,6 +146,17 @@ class Liveness:
                 )
         return found
 
+    def seen_here(self, processes: Sequence[int]) -> dict[int, bool]:
+        """Whether each has ended, of any processes, watched or not, that registered on this machine."""
+        told = zip(processes, self._read("process", processes), strict=True)
+        registered = {index: Registration(**json.loads(value)) for index, value in told if value is not None}
+        here = _system()
+        return {
+            index: registration.has_ended()
+            for index, registration in registered.items()
+            if registration.system == here != ""
+        }
+
     def describe(self, process: int) -> str:
         """The process for people, with its id and host if they are known."""
         known = self._registrations.get(process)
@@ -243,6 +254,9 @@ class Watching:
     def dead(self, processes: Sequence[int]) -> dict[int, str]:
         """Those of the watched processes that have died, each with how that is known."""
         return {} if self._liveness is None else self._liveness.dead(processes)
+
+    def note_failure(self, dead: Sequence[int]) -> None:
+        """A round has failed. Nothing follows from that in a framework whose end waits for nobody."""
 
     def describe(self, process: int) -> str:
         """The process for people, with its id and host if they are known."""

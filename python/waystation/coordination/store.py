@@ -104,6 +104,11 @@ class Store(Protocol):
         """Those of the watched processes that have died, each with how that is known."""
         ...
 
+    def note_failure(self, dead: Sequence[int]) -> None:
+        """A round has failed, and these processes are known to have died, or none is known to this process;
+        the framework is to end without waiting for the dead."""
+        ...
+
     def describe(self, process: int) -> str:
         """The process for people: `process 2 (pid 4711 on host a)`."""
         ...

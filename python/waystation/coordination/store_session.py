@@ -110,6 +110,7 @@ class StoreSession:
         except BaseException as error:
             self._over = True
             self._tell(keys, error)
+            self._note_failure([])
             raise
         finally:
             # Not before the verdict: whoever misses a part knows that there is one.
@@ -118,6 +119,7 @@ class StoreSession:
                 self._remove(handed_in)
         if isinstance(outcome, WaystationError):
             self._over = True
+            self._note_failure([])
             raise outcome
         return outcome
 
@@ -259,6 +261,7 @@ class StoreSession:
                 return value
             dead = self._store.dead(self._watched)
             if dead:
+                self._note_failure(sorted(dead))  # before anyone can have read the verdict
                 error = round_errors.deaths(self._round_name(), dead, self._store.describe)
                 return self._give_up(keys, error)
             if left_s == 0:
@@ -283,6 +286,12 @@ class StoreSession:
             return error
         outcome = self._read_verdict(keys)
         return outcome if isinstance(outcome, WaystationError) else error
+
+    def _note_failure(self, dead: Sequence[int]) -> None:
+        try:
+            self._store.note_failure(dead)
+        except WaystationError as error:
+            _log.debug("the store could not be told of a failure: %s", error)
 
     # Verdicts -------------------------------------------------------------------------------------------
 
