@@ -96,7 +96,7 @@ def plotter() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise SystemExit("--chart needs matplotlib: pip install 'waystation[plot]'") from error
+        raise SystemExit("--chart needs matplotlib: pip install matplotlib") from error
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "waystation"  # the same figures give the same file
     from matplotlib import pyplot

@@ -142,7 +142,7 @@ def test_versions_of_frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
     found = by_name(findings.program_findings())
     assert (found["numpy"].verdict, found["numpy"].advice) == ("bad", "pip install 'numpy>=2.0'")
     assert found["jax"].verdict == "note"
-    assert found["torch"].text == "not installed (pip install 'waystation[torch]')"
+    assert found["torch"].text == "not installed (pip install 'torch>=2.6')"
 
 
 def test_a_path_that_is_not_there(tmp_path: Path, run) -> None:

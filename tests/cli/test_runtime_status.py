@@ -113,7 +113,7 @@ def test_without_ray_the_extra_is_named(arguments: list[str], tmp_path: Path) ->
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: the runtime needs Ray and JAX 0.12 or later")
-    assert done.stderr.endswith("pip install 'waystation[ray]'\n")
+    assert done.stderr.endswith("): pip install 'flatbuffers>=24.3' 'jax>=0.12' 'ray>=2.60'\n")
 
 
 def test_what_is_no_address_is_refused() -> None:

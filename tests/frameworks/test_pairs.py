@@ -116,5 +116,5 @@ def test_a_framework_that_is_not_installed_gives_numpy(monkeypatch: pytest.Monke
     monkeypatch.setattr(registry, "_by_name", {})
     assert load(saved).tolist() == [0, 1, 2, 3]
     assert load(keys).tolist() == [0, 3]
-    with pytest.raises(Unsupported, match=r"pip install waystation\[jax\]"):
+    with pytest.raises(Unsupported, match=r"pip install 'jax>=0\.6'"):
         registry.codec_by_name("jax")

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from waystation._extras import install_command
 from waystation.cli import formatting
 
 # `info` says nothing about good or bad; `note` is slower or weaker than it could be; `bad` does not work.
@@ -16,8 +17,6 @@ Verdict = Literal["good", "info", "note", "bad"]
 
 _LEAST_FREE_BYTES = 1 << 30
 _LEAST_LOCKED_BYTES = 1 << 20
-
-_INSTALL = "pip install 'waystation[{}]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def _jax() -> Finding:
 def _framework(package: str, least: tuple[int, int], extra: str) -> Finding:
     version = _version(package)
     if version is None:
-        return Finding(package, "info", f"not installed ({_INSTALL.format(extra)})")
+        return Finding(package, "info", f"not installed ({install_command(extra)})")
     if _numbers(version) < least:
         needed = ".".join(map(str, least))
         return Finding(

@@ -12,6 +12,7 @@ import sys
 from typing import Any, NamedTuple
 
 from waystation._errors import InvalidInput, Unsupported
+from waystation._extras import install_command
 from waystation.frameworks import numpy_arrays
 from waystation.frameworks.base import Codec
 from waystation.frameworks.numpy_arrays import ANY_NUMPY, AbstractNumpy, stored_scalar
@@ -75,7 +76,7 @@ def codec_by_name(name: str) -> Codec:
         raise InvalidInput(f"there is no framework {name!r}; the frameworks are {known}")
     if not _installed(name):
         raise Unsupported(
-            f"{name} is not installed; run 'pip install waystation[{name}]', or load into NumPy arrays with "
+            f"{name} is not installed; {install_command(name)}, or load into NumPy arrays with "
             "an abstract state of waystation.frameworks.AbstractNumpy leaves"
         )
     return _by_name.setdefault(name, importlib.import_module(_FRAMEWORKS[name].module).CODEC)

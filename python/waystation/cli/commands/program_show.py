@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from waystation._extras import install_command
 from waystation.cli.commands import program_picture
 from waystation.cli.output import Output
 from waystation.errors import InvalidInput, NotFound, Unavailable, Unsupported, WaystationError
@@ -113,7 +114,7 @@ def _told(error: Exception) -> str:
 def _remedy(error: Exception) -> str:
     """What to install, where a module of the runtime's extra is missing."""
     missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
-    return "; pip install 'waystation[ray]'" if missing in ("jax", "jaxlib", "ray", "flatbuffers") else ""
+    return f"; {install_command('ray')}" if missing in ("jax", "jaxlib", "ray", "flatbuffers") else ""
 
 
 def _read(path: Path) -> Program:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from waystation._errors import Cancelled, Corrupt, Unsupported
+from waystation._extras import install_command
 from waystation.grid import Box, slices_of_box
 
 # As Orbax has them: files read at a time, and bytes of OCDBT's nodes that are kept.
@@ -181,8 +182,8 @@ def _imported(directory: str) -> Any:
         return importlib.import_module("tensorstore")
     except ImportError as error:
         raise Unsupported(
-            f"'{directory}' is stored in a way that needs TensorStore, which is not installed: run "
-            "'pip install waystation[orbax]'",
+            f"'{directory}' is stored in a way that needs TensorStore, which is not installed: "
+            f"{install_command('orbax')}",
             path=directory,
         ) from error
 

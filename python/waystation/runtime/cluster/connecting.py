@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from waystation._errors import Conflict, InvalidInput, NotFound, Unavailable, Unsupported
+from waystation._extras import install_command
 from waystation.runtime.cluster.authentication import use_token
 from waystation.runtime.cluster.cluster import Cluster
 from waystation.runtime.cluster.connection import Connection, ask
@@ -125,7 +126,7 @@ def _ray() -> Any:
     except ImportError as error:
         raise Unsupported(
             f"the runtime needs Ray and JAX 0.12 or later, on Python 3.12 or later ({error}): "
-            "pip install 'waystation[ray]'"
+            f"{install_command('ray')}"
         ) from None
     return ray
 
