@@ -21,7 +21,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm demo docs fuzz lock clean
+.PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm demo docs wheel check-packages fuzz lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,13 @@ docs: build ## build the documentation into target/site; a broken link is an err
 	$(PYTHON) -m mkdocs build --strict --quiet
 	@echo "open target/site/index.html"
 
+wheel: build ## build the wheel and the sdist into dist/
+	rm -rf dist
+	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/uv build --python $(PYTHON) --quiet --sdist --wheel --no-build-isolation --offline --out-dir dist
+
+check-packages: wheel ## install what `make wheel` builds into fresh environments, and use it (minutes, and a registry)
+	$(PYTHON) tools/check_packages.py dist
+
 fuzz: build ## run every fuzzer for FUZZ_SECONDS (needs a nightly Rust and cargo-fuzz)
 	@tools/fuzz $(FUZZ_SECONDS)
 
@@ -87,6 +94,6 @@ lock: build ## resolve requirements.lock anew
 	@tools/lock $(LOCK_ARGUMENTS)
 
 clean: ## remove what the other targets have made
-	rm -rf .venv .venv-vllm target fuzz/target site python/waystation/_native.abi3.so
+	rm -rf .venv .venv-vllm target fuzz/target dist site python/waystation/_native.abi3.so THIRD-PARTY-LICENSES.txt
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis

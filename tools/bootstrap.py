@@ -5,8 +5,8 @@ a step whose inputs are unchanged is skipped, also without a network:
 
 1. the environment, made anew when the interpreter is another;
 2. the packages: exactly those of `requirements.lock`, by hash, nothing built from source;
-3. the extension, built by maturin next to the Python sources, which are used where they lie, and the agent of
-   the memory tier, which is installed as the program that it is.
+3. the package: its extension, built next to the Python sources, which are used where they lie, and the agent
+   of the memory tier, a program beside the interpreter.
 
 A stamp is written last, so a step that was interrupted runs again. Uses the standard library alone.
 """
@@ -28,7 +28,6 @@ ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
 EXTENSION = ROOT / "python" / "waystation" / "_native.abi3.so"
-AGENT = ROOT / "crates" / "waystation-agent"
 PROGRAM = ENVIRONMENT / "bin" / "waystation-agent"
 # CI keeps to the lock, and does without what makes a build longer and what it makes a little faster.
 IN_CI = {
@@ -113,13 +112,15 @@ def build() -> None:
     # `maturin develop` would ask the index for the development group, which the lock has settled.
     options = ["--quiet", "--offline", "--no-deps", "--no-build-isolation", "--reinstall", "--no-cache"]
     in_ci = IN_CI if os.environ.get("CI") else {}
-    run([ENVIRONMENT / "bin" / "uv", "pip", "install", *options, "--editable", ROOT, AGENT], **in_ci)
+    run([ENVIRONMENT / "bin" / "uv", "pip", "install", *options, "--editable", ROOT], **in_ci)
 
 
 def rust_sources() -> list[Path]:
     """Everything that the extension and the package's metadata are made from."""
     crates = (path for path in (ROOT / "crates").rglob("*") if path.suffix in {".rs", ".toml"})
-    return [ROOT / "pyproject.toml", ROOT / "Cargo.toml", ROOT / "Cargo.lock", *sorted(crates)]
+    backend = (ROOT / "tools" / "packaging").glob("*.py")
+    named = [ROOT / "pyproject.toml", ROOT / "Cargo.toml", ROOT / "Cargo.lock"]
+    return [*named, *sorted(backend), *sorted(crates)]
 
 
 def digest(parts: Iterable[str | Path]) -> str:

@@ -1,0 +1,146 @@
+"""Installs the built packages as users do, away from the checkout, and uses what they install.
+
+`tools/check_packages.py DIRECTORY` takes the wheel and the sdist in the directory (`make wheel` writes both):
+
+1. the wheel holds the extension and the agent, both stripped, and the licences;
+2. the extras name distributions that the registry has (pip resolves `[all]` without installing it);
+3. the wheel, and a wheel that pip builds from the sdist, each install into a fresh environment. There a
+   program saves and loads, the command line reads the checkpoint, and two emulated hosts keep a state in
+   memory.
+
+It takes minutes and needs the registry, so the test suite does not run it. Uses the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+EXTENSION = "waystation/_native.abi3.so"
+LEAST_LICENSE_BYTES = 50_000
+
+SAVE_AND_LOAD = """
+import numpy, waystation
+state = {"weights": numpy.arange(1000.0), "step": 7}
+waystation.save("run/step_7", state)
+loaded = waystation.load("run/step_7")
+assert loaded["step"] == 7 and (loaded["weights"] == state["weights"]).all()
+print(waystation.__file__)
+"""
+
+TWO_HOSTS = """
+import os
+import jax, numpy
+from waystation.memory import MemoryTier
+from waystation.training import Checkpointer, save_decision_policies
+
+jax.config.update("jax_platforms", "cpu")
+jax.distributed.initialize(
+    num_processes=int(os.environ["WAYSTATION_PROCESS_COUNT"]),
+    process_id=int(os.environ["WAYSTATION_PROCESS_INDEX"]),
+)
+never = save_decision_policies.SpecificStepsPolicy(())
+with Checkpointer("memory-run", save_decision_policy=never, memory=MemoryTier()) as checkpointer:
+    if checkpointer.latest is None:
+        checkpointer.save_async(3, {"weights": numpy.arange(1000.0), "step": 3})
+        checkpointer.wait()
+    else:
+        state = checkpointer.load()
+        assert state["step"] == 3 and (state["weights"] == numpy.arange(1000.0)).all()
+        print("loaded", state["step"], "from", checkpointer.latest.tiers, flush=True)
+"""
+
+
+def main() -> None:
+    """Checks every package in the directory, and exits with an explanation if one is wrong."""
+    directory = Path(sys.argv[1]).resolve()
+    (wheel,), (source,) = directory.glob("waystation-*.whl"), directory.glob("waystation-*.tar.gz")
+    check_content(wheel)
+    with tempfile.TemporaryDirectory() as place:
+        first = fresh_environment(Path(place) / "wheel")
+        run([first / "python", "-m", "pip", "install", "--quiet", "--dry-run", f"{wheel}[all]"])
+        for package, environment in ((wheel, first), (source, None)):
+            use(package, environment or fresh_environment(Path(place) / "sdist"), Path(place) / package.name)
+            say(f"{package.name} works")
+
+
+def check_content(wheel: Path) -> None:
+    """Looks into the wheel: both programs are there and stripped, and the licences."""
+    with zipfile.ZipFile(wheel) as archive:
+        entries = {entry.filename: entry for entry in archive.infolist()}
+        (agent,) = [name for name in entries if name.endswith(".data/scripts/waystation-agent")]
+        if not entries[agent].external_attr >> 16 & 0o100:
+            raise SystemExit(f"{wheel.name}: {agent} is not executable")
+        for name in (EXTENSION, agent):
+            if b"\0.symtab\0" in archive.read(name):  # the name of a section that stripping removes
+                raise SystemExit(f"{wheel.name}: {name} is not stripped")
+            say(f"{name}: {entries[name].file_size / 1e6:.1f} MB")
+        (licenses,) = [name for name in entries if name.endswith("/THIRD-PARTY-LICENSES.txt")]
+        if entries[licenses].file_size < LEAST_LICENSE_BYTES:
+            raise SystemExit(f"{wheel.name}: {licenses} is too short to hold the licences of all crates")
+
+
+def fresh_environment(path: Path) -> Path:
+    """Makes an environment with nothing but pip, and returns the folder of its programs."""
+    run([sys.executable, "-m", "venv", path])
+    return path / "bin"
+
+
+def use(package: Path, programs: Path, place: Path) -> None:
+    """Installs a package and does with it what a first user does."""
+    place.mkdir()
+    run([programs / "python", "-m", "pip", "install", "--quiet", f"{package}[jax,memory]"])
+    run([programs / "python", "-c", SAVE_AND_LOAD], place)
+    for command in ("inspect", "verify"):
+        run([programs / "waystation", command, "run/step_7"], place)
+    run([programs / "waystation", "ls", "run"], place)
+    run([programs / "waystation", "doctor"], place)
+    use_memory_tier(programs, place)
+
+
+def use_memory_tier(programs: Path, place: Path) -> None:
+    """Saves to the memory of two emulated hosts, ends the program, and loads in the next one."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        launch = [programs / "waystation", "launch", "--jax", "--hosts", "2", "--agent", f"{memory}/agents"]
+        launch += ["--agent-memory", "64MiB", "--json", "--", programs / "python", "-c", TWO_HOSTS]
+        agents = json.loads(run(launch, place))["agents"]
+        try:
+            run(launch, place)
+        finally:
+            for agent in agents:
+                os.kill(agent["pid"], signal.SIGTERM)
+
+
+def run(command: list[str | Path], place: Path | None = None) -> str:
+    """Runs a command away from the checkout, and returns what it prints; a failure ends this program."""
+    # Crates that both builds need are compiled once.
+    environment = {"CARGO_TARGET_DIR": str(ROOT / "target"), **os.environ}
+    environment.pop("PYTHONPATH", None)
+    say(" ".join(map(str, command))[:160].split("\n")[0])
+    done = subprocess.run(
+        command,
+        cwd=place or tempfile.gettempdir(),
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=False,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{done.stdout}\n'{command[0]}' exited with status {done.returncode}")
+    return done.stdout
+
+
+def say(text: str) -> None:
+    """Tells the person at the terminal what happens now."""
+    print(f"check-packages: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
