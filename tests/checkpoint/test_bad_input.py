@@ -433,3 +433,15 @@ def test_typed_keys_and_their_data_are_told_apart(tmp_path: Path) -> None:
     assert "the abstract state has typed PRNG keys at ['rng']" in text
     assert "jax.random.wrap_key_data" in text
     assert "PRNG" not in difference(tmp_path / "other", {"rng": data}, {"rng": np.zeros(3, np.uint32)})
+
+
+def test_all_leaves_that_cannot_be_saved_are_named(tmp_path: Path) -> None:
+    state = {"a": object(), "b": 1, "c": {"d": len}, "e": [object()] * 9, "f": np.zeros(2)}
+    with pytest.raises(errors.UnsupportedLeaf) as caught:
+        waystation.save(tmp_path / "c", state)
+    assert str(caught.value).startswith(
+        "leaf ['a'] is a builtins.object, which cannot be saved, nor can ['c']['d'] "
+        "(builtins.builtin_function_or_method), ['e'][0] (builtins.object), ['e'][1] (builtins.object), "
+        "['e'][2] (builtins.object), ['e'][3] (builtins.object) and 5 more; save arrays"
+    )
+    assert not (tmp_path / "c").exists()

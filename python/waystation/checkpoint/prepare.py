@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -35,6 +35,8 @@ INLINE_LIMIT_BYTES = 64 << 10
 
 # In the place of a codec's name, for those.
 LONG_SCALARS = "long scalars"
+
+_OTHERS_SHOWN = 5
 
 
 @dataclass(slots=True)
@@ -66,7 +68,10 @@ def describe(state: Any) -> Described:
         group = of_type.get(kind)
         if group is None:
             if kind not in SCALARS:
-                group = by_codec.setdefault(_codec_name(value, structure, number), [])
+                codec = registry.codec_for(value)
+                if codec is None:
+                    _raise_unsupported(values, structure, number)
+                group = by_codec.setdefault(codec.name, [])
                 of_type[kind] = group
             elif kind in (str, bytes) and len(value) > INLINE_LIMIT_BYTES:
                 group = by_codec.setdefault(LONG_SCALARS, [])
@@ -207,16 +212,26 @@ def fingerprint_from_json(data: bytes) -> list[str]:
     return lines
 
 
-def _codec_name(value: Any, structure: Structure, number: int) -> str:
-    codec = registry.codec_for(value)
-    if codec is not None:
-        return codec.name
-    path = format_key_path(structure.key_paths()[number])
+def _raise_unsupported(values: Sequence[Any], structure: Structure, first: int) -> NoReturn:
+    """Names the first leaf that cannot be saved, and others like it."""
+    paths = structure.key_paths()
+    path, value = format_key_path(paths[first]), values[first]
+    others = [
+        f"{format_key_path(paths[number])} ({_type_name(value)})"
+        for number, value in enumerate(values[first + 1 :], first + 1)
+        if type(value) not in SCALARS and registry.codec_for(value) is None
+    ]
+    beyond = len(others) - _OTHERS_SHOWN
+    shown = ", ".join(others[:_OTHERS_SHOWN]) + (f" and {beyond} more" if beyond > 0 else "")
+    likewise = f", nor can {shown}" if others else ""
     raise UnsupportedLeaf(
-        f"leaf {path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved; "
-        f"{_instead(value)}",
+        f"leaf {path} is a {_type_name(value)}, which cannot be saved{likewise}; {_instead(value)}",
         array=path,
     )
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _instead(value: Any) -> str:

@@ -7,6 +7,7 @@ leaf. Which classes are nodes, and when a load gives back a class rather than a 
 `_registry`.
 """
 
+from waystation.tree._difference import describe_difference
 from waystation.tree._flatten import flatten, unflatten
 from waystation.tree._json import parse_json
 from waystation.tree._keys import (
@@ -20,7 +21,7 @@ from waystation.tree._keys import (
     label,
 )
 from waystation.tree._leaves import iterate_leaves
-from waystation.tree._match import Mismatch, Tolerance, describe_difference, match
+from waystation.tree._match import Mismatch, Tolerance, match
 from waystation.tree._merge import merge
 from waystation.tree._named_node import NamedNode
 from waystation.tree._plain import plain

@@ -1,4 +1,4 @@
-"""Which stored leaf each wanted leaf is, and how two trees differ when they do.
+"""Which stored leaf each wanted leaf is.
 
 Containers of different classes match when their children are named alike: list, tuple and numbered children
 by position; string keys and attributes by name; other keys of mappings by their value (so the key 0 is not
@@ -6,21 +6,18 @@ position 0). None matches None; an empty container matches any empty container. 
 is a `Tolerance`: wanted leaves that stand for nothing, and what the checkpoint has beyond what is wanted.
 
 Invariants: both structures are walked side by side, in time linear in their nodes; each leaf is matched at
-most once; key paths are made only for differences that are shown.
+most once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
-from waystation.tree._keys import AttributeKey, DictKey, Key, KeyPath, format_key_path
+from waystation.tree._keys import AttributeKey, DictKey, Key, KeyPath
 from waystation.tree._nodes import LEAF, MAPPING_KINDS, NONE, SEQUENCE_KINDS, Node
 from waystation.tree._outline import Outline
 from waystation.tree._structure import Structure
-
-LeafText = Callable[[int], "str | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,80 +160,3 @@ def _name(key: Key) -> Hashable:
     if isinstance(key, DictKey):
         return key.key if type(key.key) is str else key
     return key.name if isinstance(key, AttributeKey) else key.index
-
-
-def describe_difference(
-    stored: Structure,
-    wanted: Structure,
-    stored_leaf_text: LeafText,
-    wanted_leaf_text: LeafText,
-    *,
-    tolerance: Tolerance = EXACT,
-    limit: int = 20,
-) -> str:
-    """A text of one line per difference, at most `limit` of them; empty if there is none.
-
-    Args:
-        stored: The structure in the checkpoint.
-        wanted: The structure of the abstract state.
-        stored_leaf_text: Describes what has to agree of a leaf, by its number: `shape (3,)`.
-        wanted_leaf_text: The same of a wanted leaf; None where anything will do.
-        tolerance: What is no difference.
-        limit: The most lines; one more then counts the rest.
-    """
-    outcome = match(stored, wanted, tolerance)
-    if isinstance(outcome, list):
-        outcome = Mismatch(stored, wanted, outcome, [], [], {})
-    differing = _differing_leaves(outcome, stored_leaf_text, wanted_leaf_text)
-    differing |= _differing_kinds(outcome, stored_leaf_text, wanted_leaf_text)
-    paired = set(outcome.clashes.values())
-    missing = [place for place in outcome.missing if place not in outcome.clashes]
-    unexpected = [place for place in outcome.unexpected if place not in paired]
-    total = len(missing) + len(unexpected) + len(differing)
-    apart = Mismatch(stored, wanted, outcome.leaves, missing, unexpected, {})
-    lines = list(islice(_lines(apart, differing, limit), limit))
-    if total > len(lines):
-        lines.append(f"  … and {total - len(lines)} more differences")
-    return "\n".join(lines)
-
-
-def _differing_leaves(outcome: Mismatch, stored_text: LeafText, wanted_text: LeafText) -> dict[int, str]:
-    """What differs in the leaves that both trees have, by place in the wanted tree."""
-    places = [place for place, node in enumerate(outcome.wanted.nodes) if node is LEAF]
-    differing = {}
-    for number, stored_number in enumerate(outcome.leaves):
-        want = wanted_text(number) if stored_number >= 0 else None
-        have = stored_text(stored_number) if want is not None else None
-        if have is not None and have != want:
-            differing[places[number]] = f"{have} in the checkpoint, {want} wanted"
-    return differing
-
-
-def _differing_kinds(outcome: Mismatch, stored_text: LeafText, wanted_text: LeafText) -> dict[int, str]:
-    """What stands at the paths at which only one tree has a leaf, by place in the wanted tree."""
-    if not outcome.clashes:
-        return {}
-    stored, wanted = Outline(outcome.stored), Outline(outcome.wanted)
-    differing = {}
-    for there, here in sorted(outcome.clashes.items()):
-        have, want = _kind(stored, here, stored_text), _kind(wanted, there, wanted_text)
-        differing[there] = f"{have} in the checkpoint, {want} wanted"
-    return differing
-
-
-def _kind(outline: Outline, place: int, leaf_text: LeafText) -> str:
-    node = outline.nodes[place]
-    if node is LEAF:
-        return leaf_text(outline.leaf_numbers[place]) or "a leaf"
-    return "None" if node is NONE else "an empty container"
-
-
-def _lines(outcome: Mismatch, differing: dict[int, str], limit: int) -> Iterator[str]:
-    for path in outcome.unexpected_paths(limit):
-        yield f"- {format_key_path(path)}: only in the checkpoint"
-    for path in outcome.missing_paths(limit):
-        yield f"+ {format_key_path(path)}: only in the abstract state"
-    shown = dict(islice(differing.items(), limit))
-    paths = outcome.wanted.paths_of(shown)
-    for path, text in zip(paths, shown.values(), strict=True):
-        yield f"! {format_key_path(path)}: {text}"
