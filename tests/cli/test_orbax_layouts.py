@@ -9,7 +9,6 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 import waystation
-from waystation.checkpoint.verify import verify
 from waystation.errors import Unsupported
 
 pytestmark = [
@@ -86,13 +85,30 @@ def test_ls_names_them(runs: Path, run) -> None:
 def test_verify_says_that_there_is_nothing_to_verify_them_by(runs: Path, run) -> None:
     one = run("verify", runs / "step_7")
     assert one.code == 2
-    assert "is a checkpoint in Orbax's layout" in one.err
+    assert "has no checksums of data to verify: Waystation has not written it" in one.err
     waystation.save(runs / "step_8", {"n": 8})
     every = run("verify", "--all", runs)
     assert every.code == 0
     assert "[DIR]/runs/step_8: intact" in every.out
-    assert "[DIR]/runs/step_7: not verified: Orbax's layout has no checksums of data\n" in every.out
+    said = "[DIR]/runs/step_7: not verified: Orbax has written it, without checksums of data\n"
+    assert said in every.out
     assert run("verify", "--all", runs, "--json").document["not_verified"] == ["[DIR]/runs/step_7"]
+
+
+def test_verify_takes_those_that_waystation_has_written(runs: Path, run) -> None:
+    context = waystation.Context()
+    context.array.saving.use_ocdbt = False
+    with context:
+        waystation.save(runs / "step_8", {"w": np.zeros((64, 8)), "n": 8})
+    assert "[DIR]/runs/step_8: intact" in run("verify", "--all", runs).out
+    chunk = runs / "step_8" / "state" / "w" / "c.0.0"
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    every = run("verify", "--all", runs, "--json")
+    assert every.code == 1
+    assert every.document["not_verified"] == ["[DIR]/runs/step_7"]
+    damages = every.document["checkpoints"][0]["damages"]
+    assert {damage["path"] for damage in damages} == {"[DIR]/runs/step_8/state/w/c.0.0"}
+    assert ["w"] in [damage["arrays"] for damage in damages]
 
 
 def test_diff_compares_them_with_native_ones(runs: Path, run) -> None:
@@ -125,7 +141,7 @@ def test_files_of_handlers_are_compared_by_content(tmp_path: Path, run) -> None:
 
 def test_what_works_on_native_checkpoints_only_says_so(runs: Path) -> None:
     with pytest.raises(Unsupported, match=r"is a checkpoint in Orbax's layout.*load it and save it again"):
-        verify(runs / "step_7")
+        waystation.add_checkpointables(runs / "step_7", {"more": {"n": 1}})
 
 
 def test_an_absent_neighbour_is_told_of_both_layouts(runs: Path) -> None:

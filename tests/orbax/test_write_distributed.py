@@ -17,6 +17,8 @@ from tests.orbax import oracle, write_scenarios
 from tests.orbax.test_write import layouts
 from tests.support.programs import Programs, running
 
+from waystation.checkpoint import verify
+
 COUNT, DEVICES = 2, 2
 
 
@@ -56,6 +58,8 @@ def test_orbax_loads_what_two_processes_wrote(
         check(case, loaded[str(number)], case.loaded)
     assert (loaded["step"], loaded["name"]) == (state.step, "p0")
     assert loaded["host"].tolist() == list(range(10))
+    found = verify(path)
+    assert (found.damages, found.strays) == ([], [])
     shutil.rmtree(path)
 
 

@@ -15,6 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests.orbax import oracle, writing
 from tests.orbax.test_write import LAYOUTS
 
+from waystation.checkpoint import verify
+
 DTYPES = ["float32", "bfloat16", "int8", "uint16", "bool", "complex64", "int4", "float8_e4m3fn"]
 MESHES = [(8,), (4, 2), (2, 2, 2), (2, 4), (1, 8)]
 KEYS = st.text("abcxyz_-0123456789 ", min_size=1, max_size=6).filter(lambda key: key.strip(" "))
@@ -75,7 +77,11 @@ def test_orbax_loads_random_states_as_its_own(
         shutil.rmtree(tmp_path / name, ignore_errors=True)
     oracle.save(tmp_path / "theirs", {**tree, "one": np.ones(1)}, **layout)
     writing.save(tmp_path / "ours", {**tree, "one": np.ones(1)}, chunk_bytes=chunk_bytes, **layout)
-    oracle.assert_same(oracle.load(tmp_path / "ours"), oracle.load(tmp_path / "theirs"))
+    expected = oracle.load(tmp_path / "theirs")
+    oracle.assert_same(oracle.load(tmp_path / "ours"), expected)
+    oracle.assert_same(oracle.ours(tmp_path / "ours"), expected)
+    found = verify(tmp_path / "ours")
+    assert (found.damages, found.strays) == ([], [])
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

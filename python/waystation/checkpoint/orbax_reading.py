@@ -15,6 +15,8 @@ from waystation.checkpoint.handlers.choice import METRICS, STATE_HANDLER
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.layouts.native.strings import join_strings, split_strings
 from waystation.layouts.orbax import checkpoint as orbax
+from waystation.layouts.orbax.checksums import Checksums
+from waystation.layouts.orbax.names import CHECKSUMS
 from waystation.layouts.orbax.open import TreeFiles, decode_tree_files, read_tree_files
 
 
@@ -39,22 +41,29 @@ class OrbaxReader:
             "committed_ns": found.metadata.commit_timestamp_nsecs,
             "chosen": [[name, found.item(name).handler] for name in chosen],
         }
-        parts = [json.dumps(head).encode()]
+        parts = [json.dumps(head).encode(), b"" if found.checksums is None else found.checksums.record]
         for name in chosen:
             item = found.item(name)
-            files = read_tree_files(item.directory, options).pack() if item.is_tree else b""
+            files = b""
+            if item.is_tree:
+                files = read_tree_files(item.directory, options, found.checksums_of(name)).pack()
             parts += [os.fsencode(item.directory), files]
         return join_strings(parts)
 
     def decode(self, target: str, data: bytes, options: Options) -> OpenCheckpoint:
         """Makes sense of these."""
-        encoded, *parts = split_strings(data)
+        encoded, record, *parts = split_strings(data)
         head = json.loads(encoded)
+        checksums = Checksums.decode(record, os.path.join(target, CHECKSUMS)) if record else None
         stored: dict[str, Stored] = {}
-        for (name, saver), directory, files in zip(head["chosen"], parts[::2], parts[1::2], strict=True):
-            state = decode_tree_files(TreeFiles.unpack(files), options) if files else None
-            handler = STATE_HANDLER if saver is None and state is not None else saver
-            stored[name] = Stored(name, handler, os.fsdecode(directory), state)
+        for (name, saver), encoded_path, files in zip(head["chosen"], parts[::2], parts[1::2], strict=True):
+            directory = os.fsdecode(encoded_path)
+            own = None if checksums is None else checksums.of(name, directory)
+            if files:
+                state = decode_tree_files(TreeFiles.unpack(files), options, own)
+                stored[name] = Stored(name, STATE_HANDLER if saver is None else saver, directory, state)
+            else:
+                stored[name] = Stored(name, saver, directory, None, {} if own is None else own.whole)
         return OpenCheckpoint(
             target,
             tuple(head["names"]),

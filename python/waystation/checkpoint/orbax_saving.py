@@ -29,11 +29,20 @@ from waystation.checkpoint.saving import Saving, naming
 from waystation.checkpoint.write_limits import divided_with_frames
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource
-from waystation.layouts.native import commit
+from waystation.layouts.native import commit, handler_files
 from waystation.layouts.native.attempts import Attempt
 from waystation.layouts.native.chunks import Chunk
+from waystation.layouts.native.records import Digest
 from waystation.layouts.native.write import Observer
-from waystation.layouts.orbax import names, write_data, write_metadata, write_plan, write_tree
+from waystation.layouts.orbax import (
+    checksums,
+    names,
+    write_data,
+    write_metadata,
+    write_ocdbt,
+    write_plan,
+    write_tree,
+)
 from waystation.layouts.orbax.checkpoint_metadata import PYTREE_HANDLER, CheckpointMetadata
 from waystation.layouts.orbax.frame_limits import FrameLimits
 from waystation.layouts.orbax.write_data import Prepared
@@ -193,25 +202,25 @@ class OrbaxSaving(Saving):
         if self._writer.process_count > 1:
             parts = state_parts.collect(path, list(self._states), told, Part.decode)
         files: dict[str, bytes] = {}
+        listed = {name: self._listed_of_handler(path, name) for name in self._handlers}
         for planned, own in zip(states, parts, strict=True):
             check_complete(own, planned.arrays)
-            files |= {
-                os.path.join(path, planned.name, file): content
-                for file, content in self._files_of(planned, own).items()
-            }
-        files |= {os.path.join(path, file): content for file, content in self._files_of_all().items()}
-        made = {
+            made = self._files_of(planned, own)
+            files |= {os.path.join(path, planned.name, file): content for file, content in made.items()}
+            listed[planned.name] = _listed(planned, own, made)
+        files |= {os.path.join(path, file): content for file, content in self._files_of_all(listed).items()}
+        present = {
             os.path.join(path, planned.name, own)
             for planned in states
             for own in planned.arrays.directories()
         }
-        directories = {os.path.dirname(file) for file in files} - made
+        directories = {os.path.dirname(file) for file in files} - present
         for directory in sorted(directories):
             _make_directory(directory)
         _native.write_small_files(list(files.items()), sync=False)
         self._attempt.seal()
         named = [os.path.join(path, name) for name in (*self._states, *self._handlers)]
-        self._make_durable(list({*self._unsynced, *files, *made, *directories, *named, path}))
+        self._make_durable(list({*self._unsynced, *files, *present, *directories, *named, path}))
 
     def _files_of(self, planned: Planned, parts: Sequence[Part]) -> dict[str, bytes]:
         return write_metadata.of_state(
@@ -224,8 +233,16 @@ class OrbaxSaving(Saving):
             with_rich_types=self._options.pytree.saving.pytree_metadata_options.support_rich_types,
         )
 
-    def _files_of_all(self) -> dict[str, bytes]:
-        """The files of the checkpoint itself."""
+    def _listed_of_handler(self, path: str, name: str) -> checksums.Listed:
+        """The files that the handler of a checkpointable has written."""
+        directory = self._files_directory(path, name)
+        below = handler_files.below(directory)
+        return checksums.Listed(
+            False, {os.path.relpath(file, directory): handler_files.digest(file) for file in below}
+        )
+
+    def _files_of_all(self, listed: Mapping[str, checksums.Listed]) -> dict[str, bytes]:
+        """The files of the checkpoint itself, of which one vouches for all others."""
         handlers = dict.fromkeys(self._states, PYTREE_HANDLER)
         handlers |= {name: self._name_in_orbax(type(handler)) for name, handler in self._handlers.items()}
         metadata = CheckpointMetadata(
@@ -234,10 +251,16 @@ class OrbaxSaving(Saving):
             commit_timestamp_nsecs=time.time_ns(),
             custom_metadata=self._custom_metadata or {},
         )
-        return {
-            names.CHECKPOINT_METADATA: metadata.encode(),
+        top = {
             names.COMMIT_SUCCESS: f"Checkpoint commit was successful to {self.target}".encode(),
             names.INDICATOR: b"",
+        }
+        digests = {name: Digest.of(content) for name, content in top.items()}
+        said = metadata.encode()
+        return {
+            names.CHECKPOINT_METADATA: said,
+            names.CHECKSUMS: checksums.encode(said, digests, listed),
+            **top,
         }
 
     def _name_in_orbax(self, handler: type) -> str:
@@ -261,6 +284,15 @@ class OrbaxSaving(Saving):
             ) from error
         _native.sync_paths(self._attempt.directories_to_sync())
         commit.remove_replaced(self._attempt)
+
+
+def _listed(planned: Planned, parts: Sequence[Part], made: Mapping[str, bytes]) -> checksums.Listed:
+    """The files of a state: what processes have written, and what is made of that."""
+    nodes = {name for name in made if planned.arrays.storage.use_ocdbt and write_ocdbt.is_data_file(name)}
+    data = [file for part in parts for file in part.files]
+    data += [checksums.SummedFile.of(name, made[name]) for name in sorted(nodes)]
+    whole = {name: Digest.of(content) for name, content in made.items() if name not in nodes}
+    return checksums.Listed(True, whole, data)
 
 
 def _make_directory(path: str) -> None:

@@ -2,25 +2,32 @@
 
 Unlike a load it does not stop at the first damage: every damaged block is reported, with the arrays
 that have bytes in it, and every file that does not belong. Of a save to local storage it reads the one part
-that it is shown, and says which that is.
+that it is shown, and says which that is. Of checkpoints in Orbax's layouts it verifies those that Waystation
+has written: their file of checksums vouches for all others.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from waystation import _native
-from waystation._errors import Corrupt, NotFound, WaystationError
-from waystation.checkpoint.paths import PathLike, require_native_checkpoint, resolve
+from waystation._errors import Corrupt, NotFound, Unsupported, WaystationError
+from waystation._options.in_effect import current_options
+from waystation.checkpoint.paths import PathLike, is_orbax_layout, require_native_checkpoint, resolve
 from waystation.layouts.native import handler_files, names, tables
 from waystation.layouts.native.handler_files import HandlerFiles
 from waystation.layouts.native.open import open_any
 from waystation.layouts.native.read import OpenCheckpointable, arrays_at, open_checkpoint
-from waystation.layouts.native.records import LocalPart
+from waystation.layouts.native.records import Digest, LocalPart
+from waystation.layouts.orbax import checkpoint as orbax
+from waystation.layouts.orbax import names as orbax_names
+from waystation.layouts.orbax.checksums import Checksums, FileChecksums
+from waystation.layouts.orbax.open import decode_tree_files, read_tree_files
 
 _WINDOW_BYTES = 64 << 20
 
@@ -72,29 +79,64 @@ def verify(
 
     Raises:
         NotFound, InvalidInput: There is no checkpoint at `path`. Damage is returned, not raised.
+        Unsupported: Orbax has written it, without checksums.
     """
     target = resolve(path)
-    require_native_checkpoint(target)
     found = Verification(target)
-    opened = list(_open_all(target, found))
-    total = sum(_data_bytes(entry) for entry in opened)
+    checksums = _checksums_in(target, found) if is_orbax_layout(target) else None
+    if checksums is not None:
+        files = list(_files_of_orbax(target, checksums, found))
+    elif found.damages:
+        return found
+    else:
+        require_native_checkpoint(target)
+        files = [file for entry in _open_all(target, found) for file in _files_of(entry)]
+    total = sum(file.nbytes for file in files)
 
     def on_read() -> None:
         on_progress(found.bytes_read, total)
 
-    for entry in opened:
-        if isinstance(entry, HandlerFiles):
-            _verify_handler_files(entry, found, on_read)
-            continue
-        for file, file_path in enumerate(entry.paths()):
-            _verify_file(entry, file, file_path, found, on_read)
+    for file in files:
+        if isinstance(file, _WholeFile):
+            _verify_whole(file, found, on_read)
+        else:
+            _verify_blocks(file, found, on_read)
     return found
 
 
-def _data_bytes(entry: OpenCheckpointable | HandlerFiles) -> int:
+@dataclass(frozen=True, slots=True)
+class _WholeFile:
+    """A file that a digest vouches for."""
+
+    path: str
+    digest: Digest
+
+    @property
+    def nbytes(self) -> int:
+        return self.digest.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockFile:
+    """A file whose blocks have checksums."""
+
+    path: str
+    nbytes: int
+    checksums: Callable[[], bytes | memoryview]
+    arrays_at: Callable[[int, int], Sequence[str]]  # that have bytes in a range
+
+
+def _files_of(entry: OpenCheckpointable | HandlerFiles) -> Iterator[_WholeFile | _BlockFile]:
     if isinstance(entry, HandlerFiles):
-        return sum(digest.nbytes for digest in entry.record.files.values())
-    return int(entry.tables.files["file_bytes"].sum())
+        yield from (_WholeFile(*pair) for pair in entry.paths())
+        return
+    for number, path in enumerate(entry.paths()):
+        yield _BlockFile(
+            path,
+            int(entry.tables.files["file_bytes"][number]),
+            functools.partial(entry.tables.file_checksums, number),
+            functools.partial(arrays_at, entry, number),
+        )
 
 
 def _open_all(target: str, found: Verification) -> Iterator[OpenCheckpointable | HandlerFiles]:
@@ -124,78 +166,153 @@ def _open_all(target: str, found: Verification) -> Iterator[OpenCheckpointable |
     found.strays += _others(target, known)
 
 
-def _verify_handler_files(opened: HandlerFiles, found: Verification, on_file: Callable[[], None]) -> None:
-    for path, expected in opened.paths():
-        found.files += 1
-        try:
-            handler_files.check(path, expected)
-        except WaystationError as error:
-            found.damages.append(Damage(path, error.message))
-        found.bytes_read += expected.nbytes
-        on_file()
-
-
 def _others(directory: str, known: set[str]) -> list[str]:
     return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if name not in known]
 
 
-def _verify_file(
-    opened: OpenCheckpointable, file: int, path: str, found: Verification, on_window: Callable[[], None]
-) -> None:
-    expected = int(opened.tables.files["file_bytes"][file])
+# ---- Orbax's layouts ---------------------------------------------------------------------------
+
+
+def _checksums_in(target: str, found: Verification) -> Checksums | None:
+    """The record of the file of checksums; None where that is damaged.
+
+    Raises:
+        Unsupported: There is no such file.
+    """
     try:
-        present = os.stat(path).st_size
-    except OSError as error:
-        found.damages.append(Damage(path, f"cannot be read: {error.strerror}"))
-        return
-    if present != expected:
-        found.damages.append(Damage(path, f"has {present} bytes where {expected} were written"))
+        checksums = Checksums.read(target)
+    except Corrupt as error:
+        found.damages.append(Damage(os.path.join(target, orbax_names.CHECKSUMS), error.message))
+        return None
+    if checksums is None:
+        raise Unsupported(
+            f"'{target}' has no checksums of data to verify: Waystation has not written it; load it and save "
+            "it again, in any layout",
+            path=target,
+        )
+    return checksums
+
+
+def _files_of_orbax(
+    target: str, checksums: Checksums, found: Verification
+) -> Iterator[_WholeFile | _BlockFile]:
+    """The files that a checkpoint of Orbax's layouts has; what is missing or does not belong is reported."""
+    named: Container[str] = checksums.checkpointables
+    try:
+        handlers = orbax.open_checkpoint(target).metadata.item_handlers
+        named = handlers if isinstance(handlers, dict) else ()
+    except WaystationError as error:
+        found.damages.append(Damage(str(error.context.get("path", target)), error.message))
+    known = {orbax_names.CHECKSUMS, orbax_names.CHECKPOINT_METADATA, orbax_names.DELETION}
+    for name, digest in checksums.top.items():
+        known.add(name)
+        yield _WholeFile(os.path.join(target, name), digest)
+    for name in checksums.checkpointables:
+        directory = os.path.join(target, name)
+        if not os.path.isdir(directory):
+            if name in named:
+                found.damages.append(Damage(directory, "is missing"))
+            continue
+        known.add(name)
+        try:
+            own = checksums.of(name, directory)
+        except Corrupt as error:
+            found.damages.append(Damage(checksums.path, error.message))
+            continue
+        assert own is not None, "the record names it"
+        found.strays += _strays_below(directory, own)
+        yield from (_WholeFile(_joined(directory, file), digest) for file, digest in own.whole.items())
+        arrays_in = _arrays_in(directory, own) if checksums.is_tree(name) else _no_arrays
+        for file, nbytes in own.data.items():
+            path = _joined(directory, file)
+            blocks = functools.partial(own.blocks, path, nbytes)
+            yield _BlockFile(path, nbytes, blocks, functools.partial(arrays_in, path))
+    found.strays += _others(target, known)
+
+
+def _arrays_in(directory: str, own: FileChecksums) -> Callable[[str, int, int], Sequence[str]]:
+    """Tells which arrays of a tree have bytes in a range of a file; of a damaged tree nothing is known."""
+    options = current_options()
+    try:
+        opened = decode_tree_files(read_tree_files(directory, options, own), options, own)
+    except WaystationError:
+        return _no_arrays
+    return opened.arrays_at
+
+
+def _no_arrays(_path: str, _begin: int, _end: int) -> Sequence[str]:
+    return ()
+
+
+def _strays_below(directory: str, own: FileChecksums) -> list[str]:
+    known = {_joined(directory, file) for file in (*own.whole, *own.data)}
+    present = [os.path.join(root, file) for root, _, files in os.walk(directory) for file in files]
+    return sorted(set(present) - known)
+
+
+def _joined(directory: str, file: str) -> str:
+    return os.path.join(directory, *file.split("/"))
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+def _verify_whole(file: _WholeFile, found: Verification, on_file: Callable[[], None]) -> None:
     found.files += 1
-    end = min(present, expected)
-    checksums = opened.tables.file_checksums(file)
+    try:
+        handler_files.check(file.path, file.digest)
+    except WaystationError as error:
+        found.damages.append(Damage(file.path, error.message))
+    found.bytes_read += file.nbytes
+    on_file()
+
+
+def _verify_blocks(file: _BlockFile, found: Verification, on_window: Callable[[], None]) -> None:
+    try:
+        present = os.stat(file.path).st_size
+        checksums = file.checksums()
+    except OSError as error:
+        found.damages.append(Damage(file.path, f"cannot be read: {error.strerror}"))
+        return
+    except Corrupt as error:
+        found.damages.append(Damage(str(error.context.get("path", file.path)), error.message))
+        return
+    if present != file.nbytes:
+        found.damages.append(Damage(file.path, f"has {present} bytes where {file.nbytes} were written"))
+    found.files += 1
+    end = min(present, file.nbytes)
     slab = _native.allocate(_WINDOW_BYTES)
     for start in range(0, end, _WINDOW_BYTES):
-        _verify_window(opened, file, path, (start, min(end, start + _WINDOW_BYTES)), checksums, slab, found)
+        _verify_window(file, (start, min(end, start + _WINDOW_BYTES)), checksums, slab, found)
         found.bytes_read += min(end, start + _WINDOW_BYTES) - start
         on_window()
 
 
 def _verify_window(
-    opened: OpenCheckpointable,
-    file: int,
-    path: str,
+    file: _BlockFile,
     window: tuple[int, int],
-    checksums: memoryview,
+    checksums: bytes | memoryview,
     slab: _native.Slab,
     found: Verification,
 ) -> None:
     """Verifies a window in one read; if that fails, block by block to find all the damage."""
     begin, end = window
     try:
-        _read(path, opened, file, begin, end, checksums, slab)
+        _read(file, begin, end, checksums, slab)
         return
     except (Corrupt, NotFound):
         pass
     for start in range(begin, end, tables.BLOCK_BYTES):
         stop = min(end, start + tables.BLOCK_BYTES)
         try:
-            _read(path, opened, file, start, stop, checksums, slab)
+            _read(file, start, stop, checksums, slab)
         except WaystationError as error:
-            arrays = tuple(arrays_at(opened, file, start, stop))
-            found.damages.append(Damage(path, f"bytes {start} to {stop}: {error.message}", arrays))
+            arrays = tuple(file.arrays_at(start, stop))
+            found.damages.append(Damage(file.path, f"bytes {start} to {stop}: {error.message}", arrays))
 
 
-def _read(
-    path: str,
-    opened: OpenCheckpointable,
-    file: int,
-    begin: int,
-    end: int,
-    checksums: memoryview,
-    slab: _native.Slab,
-) -> None:
-    file_bytes = int(opened.tables.files["file_bytes"][file])
+def _read(file: _BlockFile, begin: int, end: int, checksums: bytes | memoryview, slab: _native.Slab) -> None:
     words = np.array([0, begin, end - begin, 0, slab.address], np.int64)
-    job = _native.start_read([(path, file_bytes, checksums)], words, slab)
+    job = _native.start_read([(file.path, file.nbytes, checksums)], words, slab)
     job.wait()
     job.result()

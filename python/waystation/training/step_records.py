@@ -20,6 +20,7 @@ from waystation.checkpoint.paths import is_checkpoint
 from waystation.layouts.native import commit
 from waystation.layouts.native import names as native_names
 from waystation.layouts.native.records import read_vouched
+from waystation.layouts.orbax.checksums import Checksums
 from waystation.tree import parse_json
 
 _METRICS_LIMIT_BYTES = 64 << 20
@@ -73,6 +74,9 @@ def _metrics(path: Path, names: tuple[str, ...]) -> Any:
         digest = stored.files.get(METRICS)
     elif not file.is_file():
         return None
+    elif (checksums := Checksums.read(os.fspath(path))) is not None:
+        own = checksums.of(METRICS, os.path.dirname(file))
+        digest = None if own is None else own.whole.get(METRICS)
     (content,) = _native.read_small_files([os.fspath(file)], limit_bytes=_METRICS_LIMIT_BYTES)
     if digest is not None:
         digest.check(content, os.fspath(file))

@@ -13,6 +13,7 @@ from waystation.cli import formatting
 from waystation.cli.commands.ls import checkpoints_in, orbax_checkpoints_in
 from waystation.cli.output import Output
 from waystation.errors import NotFound
+from waystation.layouts.orbax.checkpoint import has_checksums
 
 FOUND_DAMAGE = 1
 
@@ -31,20 +32,21 @@ def run(output: Output, path: Path, *, every: bool) -> None:
         documents = [_document(outcome) for outcome in found]
         output.document({"checkpoints": documents, "not_verified": others})
     for other in [] if output.as_json else others:
-        output.line(f"{other}: not verified: Orbax's layout has no checksums of data", style="yellow")
+        output.line(f"{other}: not verified: Orbax has written it, without checksums of data", style="yellow")
     if any(outcome.damages for outcome in found):
         raise typer.Exit(FOUND_DAMAGE)
 
 
 def _targets(directory: Path) -> tuple[list[str], list[str]]:
-    """The checkpoints in a directory, and those in layouts that cannot be verified."""
+    """The checkpoints in a directory, and those that cannot be verified: they have no checksums."""
     parent = os.path.realpath(directory.expanduser())
     if not os.path.isdir(parent):
         raise NotFound(f"there is no directory '{parent}'", path=parent)
     targets, others = checkpoints_in(parent), orbax_checkpoints_in(parent)
     if not targets and not others:
         raise NotFound(f"there are no checkpoints in '{parent}'", path=parent)
-    return targets, others
+    summed = [other for other in others if has_checksums(other)]
+    return targets + summed, [other for other in others if other not in summed]
 
 
 def _document(outcome: Verification) -> dict[str, Any]:

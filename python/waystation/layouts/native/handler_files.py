@@ -60,6 +60,15 @@ def listed(directory: str) -> dict[str, str]:
     return {_name(path, directory): path for path, is_directory in _walked(directory) if not is_directory}
 
 
+def below(directory: str) -> list[str]:
+    """The paths of the files below a directory, whatever their names.
+
+    Raises:
+        Unsupported: There is something that cannot be vouched for, as for `listed`, but for names.
+    """
+    return [path for path, is_directory in _walked(directory) if not is_directory]
+
+
 def to_sync(directory: str) -> list[str]:
     """All that has to be made durable for the files below a directory to be so: they and the directories."""
     return [*(path for path, _ in _walked(directory)), directory]

@@ -21,6 +21,7 @@ from waystation._errors import (
 )
 from waystation.layouts.orbax import deletion, names
 from waystation.layouts.orbax.checkpoint_metadata import CheckpointMetadata
+from waystation.layouts.orbax.checksums import Checksums, FileChecksums
 
 STATE = "state"  # what a load means by default; the tree of a flat checkpoint is called so, too
 _MARKERS = (names.INDICATOR, names.CHECKPOINT_METADATA, names.TREE_METADATA)
@@ -51,12 +52,14 @@ class OrbaxCheckpoint:
         items: Its checkpointables by name.
         metadata: What it says of itself.
         deleting: The checkpointable whose deletion has begun, which is not among the items.
+        checksums: What vouches for its files; None where Orbax has written it.
     """
 
     path: str
     items: Mapping[str, Item]
     metadata: CheckpointMetadata
     deleting: str | None = None
+    checksums: Checksums | None = None
 
     def item(self, name: str) -> Item:
         """The checkpointable of a name.
@@ -76,6 +79,14 @@ class OrbaxCheckpoint:
                 path=self.path,
             )
         return self.items[name]
+
+    def checksums_of(self, name: str) -> FileChecksums | None:
+        """What vouches for the files of one of the items; None where Orbax has written it.
+
+        Raises:
+            Corrupt: The file of checksums is damaged.
+        """
+        return None if self.checksums is None else self.checksums.of(name, self.items[name].directory)
 
     def default_tree(self) -> str:
         """The name of the tree that is meant where none is said: `state`, or else the first of all trees.
@@ -115,37 +126,51 @@ def _is_own(directory: str) -> bool:
     return _has(directory, names.CHECKPOINT_METADATA) or _has(directory, names.INDICATOR)
 
 
+def has_checksums(path: str) -> bool:
+    """Whether a checkpoint has a file of checksums, as those have that Waystation has written."""
+    return _has(path, names.CHECKSUMS)
+
+
 def open_checkpoint(path: str) -> OrbaxCheckpoint:
     """Looks at a checkpoint.
 
     Raises:
         InvalidLayoutError: There is none of Orbax's.
-        Corrupt: What it says of itself makes no sense.
+        Corrupt: What it says of itself makes no sense, or is not what was saved.
         DeletionRecoveryError: Nor does what it says of a deletion that has begun.
     """
     if not is_checkpoint(path):
         raise InvalidLayoutError(f"'{path}' is not a checkpoint of Orbax", path=path)
-    metadata = _read_metadata(path)
+    checksums = Checksums.read(path)
+    metadata = _read_metadata(path, checksums)
     if isinstance(metadata.item_handlers, str) or _has(path, names.TREE_METADATA):
         handler = metadata.item_handlers if isinstance(metadata.item_handlers, str) else None
         return OrbaxCheckpoint(path, {STATE: Item(path, handler, is_tree=True)}, metadata)
     record = deletion.read_record(path)
     deleting = None if record is None else record.checkpointable_name
     items = {
-        name: Item(directory, metadata.handler_of(name), _has(directory, names.TREE_METADATA))
+        name: Item(directory, metadata.handler_of(name), _is_tree(directory, name, checksums))
         for directory in _below(path)
         for name in (os.path.basename(directory),)
         if name not in names.RESERVED and name != deleting
     }
-    return OrbaxCheckpoint(path, items, metadata, deleting)
+    return OrbaxCheckpoint(path, items, metadata, deleting, checksums)
 
 
-def _read_metadata(path: str) -> CheckpointMetadata:
-    content = _read(os.path.join(path, names.CHECKPOINT_METADATA))
+def _is_tree(directory: str, name: str, checksums: Checksums | None) -> bool:
+    """Whether a checkpointable is a tree, or was one when it was saved."""
+    return _has(directory, names.TREE_METADATA) or (checksums is not None and checksums.is_tree(name))
+
+
+def _read_metadata(path: str, checksums: Checksums | None) -> CheckpointMetadata:
+    file = os.path.join(path, names.CHECKPOINT_METADATA)
+    content = _read(file)
+    if checksums is not None:
+        checksums.check_metadata(content, file)
     # Orbax does not sync this file, and finds empty ones.
     if not content:
         return CheckpointMetadata()
-    return CheckpointMetadata.decode(content, os.path.join(path, names.CHECKPOINT_METADATA))
+    return CheckpointMetadata.decode(content, file)
 
 
 def _read(path: str) -> bytes | None:

@@ -29,6 +29,7 @@ Integers = NDArray[np.int64]
 
 # Compressed, a byte stands for no more.
 _MOST_BYTES_PER_BYTE = 32 << 10
+_MOST_NAMED = 3  # arrays in an error
 
 # Reads what records of `_native.start_read` ask for, to memory that the last argument keeps alive.
 ReadRecords = Callable[[Files, Integers, object], None]
@@ -112,6 +113,16 @@ class ChunkPlaces:
             [part for place, origin in own for part in self._parts(place, origin, box)]
             for own, (_, box) in zip(outer, boxes, strict=True)
         ]
+
+    def extents(self) -> list[tuple[int, Value]]:
+        """Where the chunks of all arrays are that are there, with the number of their array."""
+        places = [
+            place
+            for array, (_, zarr) in enumerate(self._arrays)
+            for place, _ in self._outer_chunks(array, ((0,) * len(zarr.shape), zarr.shape))
+        ]
+        values = self._values.find([self._key(place) for place in places])
+        return [(place[0], value) for place, value in zip(places, values, strict=True) if value is not None]
 
     def _outer_chunks(self, array: int, box: Box) -> Iterator[tuple[Place, Shape]]:
         """The chunks that meet a box, with where they begin."""
@@ -231,9 +242,21 @@ def _part(chunk: StoredChunk | None, origin: Shape, box: Box, common: Box) -> Pa
 
 
 def name_array(error: WaystationError, reads: Sequence[PartRead]) -> None:
-    """Adds to an error which array it is of, as far as its path tells."""
-    path = error.context.get("path")
-    for read in reads:
-        if read.part.chunk is not None and read.part.chunk.value.path == path:
-            error.where(array=read.array.name)
-            return
+    """Adds to an error which arrays it is of, as far as its path and range tell."""
+    path, offset = error.context.get("path"), error.context.get("offset")
+    begin, end = 0, 1 << 63
+    if offset is not None:
+        begin = int(offset)
+        end = begin + int(error.context.get("length", 1))
+    found = {read.array.name: None for read in reads if _has_bytes(read.part.chunk, path, begin, end)}
+    labels = list(found)
+    if labels:
+        more = f" and {len(labels) - _MOST_NAMED} more" if len(labels) > _MOST_NAMED else ""
+        error.where(array=", ".join(labels[:_MOST_NAMED]) + more)
+
+
+def _has_bytes(chunk: StoredChunk | None, path: object, begin: int, end: int) -> bool:
+    """Whether a chunk has bytes in a range of a file."""
+    if chunk is None or chunk.value.path != path:
+        return False
+    return chunk.offset < end and chunk.offset + chunk.nbytes > begin

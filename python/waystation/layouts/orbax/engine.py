@@ -1,4 +1,4 @@
-"""Jobs of the engine over files that have no checksums."""
+"""Jobs of the engine over files of a checkpointable, which are verified where there are checksums."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from waystation import _native
 from waystation._options import Options
 from waystation.layouts.native import read_job
 from waystation.layouts.native.read_job import ReadStatistics
+from waystation.layouts.orbax.checksums import FileChecksums
 from waystation.layouts.orbax.values import Files
 
 
@@ -22,13 +23,21 @@ class Engine:
         options: How to read.
         on_job: Told of every job.
         statistics: Where what was read is added.
+        checksums: What vouches for the files; None to verify nothing.
 
     Attributes:
         options: How to read.
     """
 
-    def __init__(self, options: Options, on_job: Callable[[Any], None], statistics: ReadStatistics) -> None:
+    def __init__(
+        self,
+        options: Options,
+        on_job: Callable[[Any], None],
+        statistics: ReadStatistics,
+        checksums: FileChecksums | None,
+    ) -> None:
         self.options = options
+        self._checksums = checksums
         self._on_job = on_job
         self._statistics = statistics
 
@@ -36,7 +45,7 @@ class Engine:
         """Does what records of `_native.start_read` say.
 
         Raises:
-            Corrupt: A file is not there any more, or shorter than it was.
+            Corrupt: A file is not there any more, shorter than it was, or damaged.
         """
         job = self.start(files, words, owners)
         if job is not None:
@@ -44,7 +53,7 @@ class Engine:
 
     def start(self, files: Files, words: NDArray[np.int64], owners: object) -> _native.Job | None:
         """The same in the background, until `finish`; None if there is nothing to do."""
-        listed = files.listed()
+        listed = files.listed(self._checksums)
         if not listed:
             return None
         job = read_job.start(listed, words, owners, self.options)

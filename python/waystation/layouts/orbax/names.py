@@ -15,6 +15,7 @@ INDICATOR = "orbax.checkpoint"  # empty; in what the free functions of version 1
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
 COMMIT_SUCCESS = "commit_success.txt"
 DELETION = "_CHECKPOINT_DELETION"
+CHECKSUMS = ".waystation-checksums"  # not Orbax's, which ignores it
 TEMPORARY_INFIX = ".orbax-checkpoint-tmp"
 METRICS = "metrics"
 RESERVED = frozenset({METRICS, "AUTO", DELETION})  # no checkpointables

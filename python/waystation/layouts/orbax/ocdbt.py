@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from waystation import _native
 from waystation._errors import Corrupt, NotFound, Unsupported, from_os_error
+from waystation.layouts.orbax.checksums import FileChecksums
 from waystation.layouts.orbax.json_files import reading, require
 from waystation.layouts.orbax.names import MANIFEST
 from waystation.layouts.orbax.values import Value
@@ -71,14 +72,16 @@ class OcdbtValues:
 
     Args:
         directory: Where its manifest is.
+        checksums: What vouches for its files; None where Orbax has written it.
 
     Raises:
         Corrupt: The manifest is missing or damaged.
         Unsupported: It is of a kind that Orbax does not write.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, checksums: FileChecksums | None = None) -> None:
         self._directory = directory
+        self._checksums = checksums
         self._nodes: dict[tuple[_Extent, bytes, int], _Leaf | _Interior] = {}
         self._files: dict[str, int] = {}
         path = os.path.join(directory, MANIFEST)
@@ -86,6 +89,8 @@ class OcdbtValues:
             (data,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES)
         except NotFound as error:
             raise Corrupt(f"a file of the checkpoint is missing: {error.message}", **error.context) from error
+        if checksums is not None:
+            checksums.check(path, data)
         with reading(path):
             self._root = _decode_manifest(data, path)
 
@@ -182,9 +187,11 @@ class OcdbtValues:
         return path, file_bytes
 
     def _read(self, extent: _Extent) -> bytes:
-        path, _ = self._file(extent)
+        path, file_bytes = self._file(extent)
         if extent.nbytes > _NODE_LIMIT_BYTES:
             raise Corrupt(f"'{path}' is said to hold a node of {extent.nbytes} bytes", path=path)
+        if self._checksums is not None:
+            return self._checksums.read(path, extent.offset, extent.nbytes, file_bytes)
         try:
             with open(path, "rb") as file:
                 return os.pread(file.fileno(), extent.nbytes, extent.offset)

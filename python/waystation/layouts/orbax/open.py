@@ -21,6 +21,7 @@ from waystation.frameworks.base import StoredArray
 from waystation.layouts.native.strings import join_strings, split_strings
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf
 from waystation.layouts.orbax import array_metadatas, names, rich_types, shardings_file, strings_file, zarr
+from waystation.layouts.orbax.checksums import FileChecksums
 from waystation.layouts.orbax.chunk_places import NamedArray
 from waystation.layouts.orbax.json_files import reading
 from waystation.layouts.orbax.ocdbt import OcdbtValues
@@ -78,14 +79,19 @@ class TreeFiles:
 # ---- reading -----------------------------------------------------------------------------------
 
 
-def read_tree_files(directory: str, options: Options) -> TreeFiles:
+def read_tree_files(directory: str, options: Options, checksums: FileChecksums | None) -> TreeFiles:
     """Reads all metadata of a tree.
 
+    Args:
+        directory: Where it is.
+        options: Of the load.
+        checksums: What vouches for its files; None where Orbax has written it.
+
     Raises:
-        Corrupt: Something is missing or makes no sense.
+        Corrupt: Something is missing, damaged or makes no sense.
         Unsupported: It is stored in a way that needs TensorStore, which is not installed.
     """
-    present = _listed(directory)
+    present = _listed(directory) if checksums is None else _first_names(checksums)
     if names.TREE_METADATA not in present:
         raise Corrupt(
             f"'{directory}' is no tree that Orbax saved: it has no {names.TREE_METADATA}", path=directory
@@ -93,18 +99,32 @@ def read_tree_files(directory: str, options: Options) -> TreeFiles:
     known = (names.TREE_METADATA, names.SHARDINGS, names.STRINGS)
     found = [name for name in known if name in present]
     if names.ARRAY_METADATAS in present:
-        listed = _listed(os.path.join(directory, names.ARRAY_METADATAS))
+        own = os.path.join(directory, names.ARRAY_METADATAS)
+        listed = _listed(own) if checksums is None else _names_below(names.ARRAY_METADATAS, checksums)
         processes = [process for name in listed if (process := names.process_of(name)) is not None]
         if processes:  # all say the same of keys, and there may be thousands
             found.append(os.path.join(names.ARRAY_METADATAS, names.process_file(min(processes))))
-    contents = dict(zip(found, _read_files([os.path.join(directory, name) for name in found]), strict=True))
+    paths = [os.path.join(directory, name) for name in found]
+    contents = dict(zip(found, _read_files(paths, checksums), strict=True))
     path = os.path.join(directory, names.TREE_METADATA)
     metadata = TreeMetadata.decode(contents[names.TREE_METADATA], path)
     is_ocdbt = names.MANIFEST in present if metadata.use_ocdbt is None else metadata.use_ocdbt
     leaves = _leaves_of(metadata, path, options)
     keys = [_metadata_key(leaf.name, metadata) for leaf in leaves.arrays]
-    contents.update(zip(keys, _read_array_metadata(directory, keys, metadata, is_ocdbt), strict=True))
+    found_metadata = _read_array_metadata(directory, keys, metadata, checksums, is_ocdbt=is_ocdbt)
+    contents.update(zip(keys, found_metadata, strict=True))
     return TreeFiles(directory, is_ocdbt, contents)
+
+
+def _first_names(checksums: FileChecksums) -> set[str]:
+    """What was saved to the directory itself."""
+    return {name.partition("/")[0] for name in checksums.whole}
+
+
+def _names_below(directory: str, checksums: FileChecksums) -> set[str]:
+    """The files that were saved to a directory in that of the tree."""
+    begin = directory + "/"
+    return {name.removeprefix(begin) for name in checksums.whole if name.startswith(begin)}
 
 
 def _listed(directory: str) -> set[str]:
@@ -114,21 +134,30 @@ def _listed(directory: str) -> set[str]:
         raise from_os_error(error, "look into", directory) from error
 
 
-def _read_files(paths: Sequence[str]) -> list[bytes]:
+def _read_files(paths: Sequence[str], checksums: FileChecksums | None) -> list[bytes]:
     try:
-        return _native.read_small_files(list(paths), limit_bytes=_LIMIT_BYTES)
+        contents = _native.read_small_files(list(paths), limit_bytes=_LIMIT_BYTES)
     except NotFound as error:
         raise Corrupt(f"a file of the checkpoint is missing: {error.message}", **error.context) from error
+    if checksums is not None:
+        for path, content in zip(paths, contents, strict=True):
+            checksums.check(path, content)
+    return contents
 
 
 def _read_array_metadata(
-    directory: str, keys: Sequence[str], metadata: TreeMetadata, is_ocdbt: bool
+    directory: str,
+    keys: Sequence[str],
+    metadata: TreeMetadata,
+    checksums: FileChecksums | None,
+    *,
+    is_ocdbt: bool,
 ) -> list[bytes]:
     if not keys:
         return []
     if not is_ocdbt:
-        return _read_files([os.path.join(directory, key) for key in keys])
-    values = _values(directory, is_ocdbt=True)
+        return _read_files([os.path.join(directory, key) for key in keys], checksums)
+    values = _values(directory, checksums, is_ocdbt=True)
     if isinstance(values, OcdbtValues):
         contents = values.read(keys)
     else:
@@ -144,12 +173,12 @@ def _read_array_metadata(
     return found
 
 
-def _values(directory: str, *, is_ocdbt: bool) -> Values | None:
+def _values(directory: str, checksums: FileChecksums | None, *, is_ocdbt: bool) -> Values | None:
     """Where the values of keys are; None of a database that only TensorStore can read."""
     if not is_ocdbt:
         return FileValues(directory)
     try:
-        return OcdbtValues(directory)
+        return OcdbtValues(directory, checksums)
     except Unsupported:
         return None
 
@@ -227,8 +256,13 @@ def _are_rich(options: Options) -> bool:
 
 
 @paused_collection()
-def decode_tree_files(files: TreeFiles, options: Options) -> OpenOrbax:
+def decode_tree_files(files: TreeFiles, options: Options, checksums: FileChecksums | None) -> OpenOrbax:
     """Makes sense of the metadata of a tree.
+
+    Args:
+        files: The metadata.
+        options: Of the load.
+        checksums: What vouches for its files; None where Orbax has written it.
 
     Raises:
         Corrupt: They contradict each other or the format.
@@ -251,7 +285,8 @@ def decode_tree_files(files: TreeFiles, options: Options) -> OpenOrbax:
         is_ocdbt=files.is_ocdbt,
         absent_is_damage=absent_is_damage,
         # Without arrays there may be no database.
-        values=_values(directory, is_ocdbt=files.is_ocdbt and bool(arrays)),
+        values=_values(directory, checksums, is_ocdbt=files.is_ocdbt and bool(arrays)),
+        checksums=checksums,
     )
 
 

@@ -2,7 +2,8 @@
 
 There are two ways. Arrays whose chunks are stored as they are, each key in a file of its own, are read by the
 engine (`chunk_reader.py`): only the bytes that are needed, to where they are needed. All others are read by
-TensorStore (`tensor_store.py`). Neither can verify anything: Orbax stores no checksums of data.
+TensorStore (`tensor_store.py`). The engine verifies what it reads where Waystation has written the checkpoint
+(`checksums.py`): Orbax stores no checksums of data.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from waystation.layouts.native.memory import as_array
 from waystation.layouts.native.read import Allocate, Request
 from waystation.layouts.native.read_job import ReadStatistics
 from waystation.layouts.native.tree_file import TreeFile
+from waystation.layouts.orbax.checksums import FileChecksums
 from waystation.layouts.orbax.chunk_places import ChunkPlaces, NamedArray
 from waystation.layouts.orbax.chunk_reader import Destination, read_chunks
 from waystation.layouts.orbax.engine import Engine
@@ -56,6 +58,7 @@ class OpenOrbax:
         is_ocdbt: Whether they are in an OCDBT database.
         absent_is_damage: Whether a chunk that is not there is missing, or stands for the fill value.
         values: Where chunks are; None if only TensorStore can tell.
+        checksums: What vouches for its files; None where Orbax has written it.
 
     Attributes:
         directory: Where its files are.
@@ -71,6 +74,7 @@ class OpenOrbax:
         is_ocdbt: bool,
         absent_is_damage: bool,
         values: Values | None,
+        checksums: FileChecksums | None,
     ) -> None:
         self.directory = directory
         self.tree = tree
@@ -80,6 +84,7 @@ class OpenOrbax:
         self._places = (
             None if values is None else ChunkPlaces(arrays, values, absent_is_damage=absent_is_damage)
         )
+        self._checksums = checksums
         self._store: TensorStore | None = None
 
     def storage_metadata(self, number: int) -> StorageMetadata:
@@ -87,6 +92,16 @@ class OpenOrbax:
         stored = self.tree.arrays[number]
         chunk_shape = self._arrays[number].zarr.read_shape[: len(stored.shape)]
         return StorageMetadata.of(stored.shape, chunk_shape, stored.sharding)
+
+    def arrays_at(self, path: str, begin: int, end: int) -> list[str]:
+        """Labels of the arrays that have bytes in a range of a data file."""
+        extents = [] if self._places is None else self._places.extents()
+        found = {
+            array
+            for array, value in extents
+            if value.path == path and value.offset < end and value.offset + value.nbytes > begin
+        }
+        return [self.tree.labels[array] for array in sorted(found)]
 
     def read_boxes(
         self,
@@ -102,13 +117,14 @@ class OpenOrbax:
             For each request an array per box, C-contiguous, of the stored dtype.
 
         Raises:
-            InvalidInput: Checksums are to be verified.
+            InvalidInput: Checksums are to be verified, and there are none.
             Corrupt: Something is missing or damaged.
             Unsupported: It is stored in a way that needs TensorStore, which is not installed.
         """
-        if options.array.loading.verify:
+        verify = options.array.loading.verify
+        if verify and self._checksums is None:
             raise InvalidInput(
-                f"'{self.directory}' was saved in Orbax's layout, which has no checksums of data to verify; "
+                f"'{self.directory}' has no checksums of data to verify: Waystation has not written it; "
                 "leave the option array.loading.verify at None",
                 path=self.directory,
             )
@@ -118,7 +134,7 @@ class OpenOrbax:
             for request, form in zip(requests, forms, strict=True)
             for box in request.boxes
         ]
-        engine = Engine(options, on_job, statistics)
+        engine = Engine(options, on_job, statistics, None if verify is False else self._checksums)
         own, others = self._divide([(array, box) for array, box, _ in flat])
         located = []
         if self._places is not None:  # before anything is allocated for what files claim to have

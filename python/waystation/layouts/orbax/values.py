@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from waystation._errors import from_os_error
+from waystation.layouts.native.read_job import ReadFile
+from waystation.layouts.orbax.checksums import FileChecksums
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,16 @@ class Files:
             self._lengths.append(value.file_bytes)
         return number
 
-    def listed(self) -> list[tuple[str, int, None]]:
-        """As `_native.start_read` takes them: none has checksums."""
-        return [(path, nbytes, None) for path, nbytes in zip(self._numbers, self._lengths, strict=True)]
+    def listed(self, checksums: FileChecksums | None) -> list[ReadFile]:
+        """As `_native.start_read` takes them, with their checksums if there are any.
+
+        Raises:
+            Corrupt: A file is not one that was saved.
+        """
+        return [
+            (path, nbytes, None if checksums is None else checksums.blocks(path, nbytes))
+            for path, nbytes in zip(self._numbers, self._lengths, strict=True)
+        ]
 
 
 class Values(Protocol):

@@ -22,6 +22,7 @@ from waystation.layouts.native import engine_job, write_plan
 from waystation.layouts.native.device_copies import copied_to_host
 from waystation.layouts.native.write import SYNC_TOGETHER_BYTES, Observer
 from waystation.layouts.orbax import names
+from waystation.layouts.orbax.checksums import SummedFile
 from waystation.layouts.orbax.frame_limits import FrameLimits
 from waystation.layouts.orbax.write_ocdbt import DataFile, new_data_file
 from waystation.layouts.orbax.write_parts import Part
@@ -107,7 +108,7 @@ class _Writing:
     unsynced: list[str]
 
     def write_plans(self, prepared: Sequence[Prepared]) -> list[Part]:
-        files, first, parts = [], [], []
+        files, first = [], []
         position = 0
         for entry in prepared:
             planned = entry.planned
@@ -118,12 +119,27 @@ class _Writing:
             ]
             first += [(begin + position, end + position) for begin, end in entry.waited_for]
             position += planned.data_bytes
-            parts.append(Part.of(entry.arrays.values, planned.data_files, planned.places))
+        self._note(files)
+        sums = iter(self._run(files, prepared, first))
+        parts = []
+        for entry in prepared:
+            planned = entry.planned
+            assert planned is not None, "the chunks of this state are stored as they are"
+            written = [SummedFile(file.name, file.file_bytes, next(sums)) for file in planned.files]
+            parts.append(Part.of(entry.arrays.values, planned.data_files, planned.places, written))
+        return parts
+
+    def _run(
+        self,
+        files: Sequence[engine_job.FileRecord],
+        prepared: Sequence[Prepared],
+        first: Sequence[tuple[int, int]],
+    ) -> list[bytes]:
+        """Writes the files of plans; returns their block checksums."""
         if not files:
             self.observer.on_copied_out()
-            return parts
-        self._note(files)
-        engine_job.run(
+            return []
+        return engine_job.run(
             files,
             [(entry.arrays, entry.planned) for entry in prepared],
             self.options,
@@ -133,7 +149,6 @@ class _Writing:
             self.observer.heartbeat,
             sync=self.sync,
         )
-        return parts
 
     def write_frames(
         self,
@@ -145,22 +160,23 @@ class _Writing:
         if not any(entry.is_waited_for for entry in prepared):
             self.observer.on_copied_out()
         jobs = _Jobs(self.observer.heartbeat)
-        parts = []
+        states = []
         with jobs:
             for entry in prepared:
                 frames = _Frames(os.path.join(self.path, entry.name), entry.arrays, process)
+                states.append(frames)
                 for batch in _batches(entry.arrays.values, limits.batch_bytes):
                     if is_cancelled():
                         break
                     memory, files = frames.compress(batch, limits)
                     jobs.finish()
                     self._note(files)
-                    jobs.begin(engine_job.start(files, memory, self.options, sync=self.sync), self.observer)
-                parts.append(frames.part())
+                    job = engine_job.start(files, memory, self.options, sync=self.sync)
+                    jobs.begin(job, self.observer, frames.note_checksums)
             if any(entry.is_waited_for for entry in prepared):
                 self.observer.on_copied_out()
             jobs.finish()
-        return parts
+        return [frames.part() for frames in states]
 
     def _note(self, files: Sequence[engine_job.FileRecord]) -> None:
         if not self.sync:
@@ -173,6 +189,7 @@ class _Jobs:
     def __init__(self, heartbeat: Callable[[], None]) -> None:
         self._heartbeat = heartbeat
         self._job: _native.Job | None = None
+        self._on_checksums: Callable[[Sequence[bytes]], None] = lambda _: None
 
     def __enter__(self) -> _Jobs:
         return self
@@ -181,15 +198,19 @@ class _Jobs:
         if self._job is not None:
             engine_job.stop(self._job)
 
-    def begin(self, job: _native.Job, observer: Observer) -> None:
-        self._job = job
+    def begin(
+        self, job: _native.Job, observer: Observer, on_checksums: Callable[[Sequence[bytes]], None]
+    ) -> None:
+        """Watches a job; in the end `on_checksums` gets the block checksums of its files."""
+        self._job, self._on_checksums = job, on_checksums
         observer.on_job(job)
 
     def finish(self) -> None:
         """Waits for the job, if there is one."""
         if self._job is not None:
-            engine_job.finish(self._job, self._heartbeat)
+            checksums = engine_job.finish(self._job, self._heartbeat)
             self._job = None
+            self._on_checksums(checksums)
 
 
 class _Frames:
@@ -201,6 +222,8 @@ class _Frames:
         self._process = process
         self._values: list[Value] = []
         self._data_files: list[DataFile] = []
+        self._written: list[tuple[str, int]] = []  # names and lengths
+        self._checksums: list[bytes] = []
         self._places: list[tuple[int, int, int]] = []
 
     def compress(
@@ -244,11 +267,21 @@ class _Frames:
         for offset, nbytes in frames:
             words += (end, nbytes, 0, 1, -1, address + offset)
             end += nbytes
+        self._written.append((name, end))
         return os.path.join(self._directory, name), b"", end, np.asarray(words, np.int64)
+
+    def note_checksums(self, checksums: Sequence[bytes]) -> None:
+        """Takes the block checksums of the next files that have been written."""
+        self._checksums += checksums
 
     def part(self) -> Part:
         """What has been written where."""
-        return Part.of(self._values, self._data_files, np.array(self._places, np.int64).reshape(-1, 3))
+        places = np.array(self._places, np.int64).reshape(-1, 3)
+        files = [
+            SummedFile(*file, checksums)
+            for file, checksums in zip(self._written, self._checksums, strict=True)
+        ]
+        return Part.of(self._values, self._data_files, places, files)
 
 
 def _batches(values: Sequence[Value], most_bytes: int) -> Iterator[Sequence[Value]]:

@@ -25,6 +25,8 @@ NODE_BYTES = 8 << 20
 _NODE_ENTRIES = 1 << 18  # a reader accepts four times as many
 _DECODED_NODE_BYTES = 100_000_000  # what Orbax configures
 
+_DATA_DIRECTORY = "d/"
+
 _MANIFEST_MAGIC = 0x0CDB3A2A
 _NODE_MAGIC = 0x0CDB20DE
 _UUID_BYTES = 16
@@ -53,7 +55,12 @@ Value = bytes | Reference
 
 def new_data_file(base: str = "") -> DataFile:
     """A data file that there is not yet; `base` is the directory of a process, with a slash, or empty."""
-    return DataFile(base, f"d/{secrets.token_hex(16)}")
+    return DataFile(base, f"{_DATA_DIRECTORY}{secrets.token_hex(16)}")
+
+
+def is_data_file(path: str) -> bool:
+    """Whether a file of a database, by its path from the manifest, is a data file of no process's own."""
+    return path.startswith(_DATA_DIRECTORY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waystation._errors import InvalidInput
+from waystation.layouts.orbax.checksums import SummedFile
 from waystation.layouts.orbax.write_ocdbt import DataFile
 from waystation.layouts.orbax.write_plan import Arrays, Value
 
@@ -27,30 +28,45 @@ class Part:
     Attributes:
         data_files: Of OCDBT.
         rows: For each chunk its array, its number there, and the file, offset and length of its value.
+        files: The files that it has written, with their checksums.
     """
 
     data_files: Sequence[DataFile]
     rows: NDArray[np.int64]
+    files: Sequence[SummedFile]
 
     @classmethod
-    def of(cls, values: Sequence[Value], data_files: Sequence[DataFile], places: NDArray[np.int64]) -> Part:
-        """Of values and where they are."""
+    def of(
+        cls,
+        values: Sequence[Value],
+        data_files: Sequence[DataFile],
+        places: NDArray[np.int64],
+        files: Sequence[SummedFile],
+    ) -> Part:
+        """Of values and where they are, and the files that these are in."""
         rows = np.empty((len(values), _COLUMNS), np.int64)
         rows[:, ARRAY] = [value.chunk.array for value in values]
         rows[:, NUMBER] = [value.number for value in values]
         rows[:, FILE:] = places
-        return cls(data_files, rows)
+        return cls(data_files, rows, files)
 
     def encode(self) -> bytes:
         """As bytes."""
-        return json.dumps(self.data_files).encode() + b"\n" + self.rows.tobytes()
+        files = [(file.name, file.nbytes, len(file.blocks)) for file in self.files]
+        head = json.dumps([self.data_files, files, self.rows.nbytes]).encode()
+        return b"".join([head, b"\n", self.rows.tobytes(), *(file.blocks for file in self.files)])
 
     @classmethod
     def decode(cls, data: bytes) -> Part:
         """Reads what `encode` made."""
-        files, _, rows = data.partition(b"\n")
-        made = np.frombuffer(rows, np.int64).reshape(-1, _COLUMNS)
-        return cls([DataFile(*file) for file in json.loads(files)], made)
+        head, _, rest = data.partition(b"\n")
+        data_files, written, at = json.loads(head)
+        rows = np.frombuffer(rest[:at], np.int64).reshape(-1, _COLUMNS)
+        files = []
+        for name, nbytes, sum_bytes in written:
+            files.append(SummedFile(name, nbytes, rest[at : at + sum_bytes]))
+            at += sum_bytes
+        return cls([DataFile(*file) for file in data_files], rows, files)
 
 
 def check_complete(parts: Sequence[Part], arrays: Arrays) -> None:

@@ -1,0 +1,390 @@
+"""`.waystation-checksums`: what vouches for every file of a checkpoint in one of Orbax's layouts.
+
+Orbax writes no checksums of data, and ignores files at the top of a checkpoint that it does not know. So a
+save puts one there, and loads verify by it what they read. It consists of
+
+1. a sealed record in one line: the layout of the rest, and what `_CHECKPOINT_METADATA` says;
+2. of each checkpointable a list of its files, as JSON: small files and files of handlers with a digest of the
+   whole, data files with their length and a checksum of their block checksums; and after it
+3. the CRC-64/NVME of every block of these data files, little-endian, file after file.
+
+The record vouches for the lists, and a list for the block checksums of each file. So a process that loads a
+part reads the record, one list, and the checksums of the files that it reads.
+
+Invariants: nothing of the file is used before it has been verified. A checkpoint without the file is one that
+Orbax has written. A checkpointable that it does not name has been put there by somebody else; one that it
+names may have been deleted. Orbax changes nothing that was saved but `_CHECKPOINT_METADATA`, which then has
+fewer handlers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from waystation import _native
+from waystation._errors import Corrupt, Unsupported, from_os_error
+from waystation.layouts.native.records import Digest
+from waystation.layouts.orbax import names
+from waystation.layouts.orbax.json_files import parse_object, reading, require
+
+BLOCK_BYTES: int = _native.BLOCK_BYTES
+_VERSION = 1
+_SUM_BYTES = 8
+_RECORD_LIMIT_BYTES = 256 << 20
+_HANDLERS = "item_handlers"
+_ADVICE = "restore another checkpoint, or see 'waystation verify'"
+
+
+@dataclass(frozen=True, slots=True)
+class SummedFile:
+    """A file whose blocks have checksums.
+
+    Attributes:
+        name: Its path from the directory of the checkpointable, divided by slashes.
+        nbytes: Its length.
+        blocks: The checksum of each block, as little-endian 64-bit integers.
+    """
+
+    name: str
+    nbytes: int
+    blocks: bytes
+
+    @classmethod
+    def of(cls, name: str, content: bytes) -> SummedFile:
+        """A file with this content."""
+        view = memoryview(content)
+        blocks = [view[begin : begin + BLOCK_BYTES] for begin in range(0, len(content), BLOCK_BYTES)]
+        sums = b"".join(_native.crc64(block).to_bytes(_SUM_BYTES, "little") for block in blocks)
+        return cls(name, len(content), sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The files of a checkpointable, of a save.
+
+    Attributes:
+        is_tree: Whether it is a tree in Orbax's own files.
+        whole: Digests of files that are read as a whole.
+        data: The files of which parts are read.
+    """
+
+    is_tree: bool
+    whole: Mapping[str, Digest]
+    data: Sequence[SummedFile] = ()
+
+
+def encode(metadata: bytes, top: Mapping[str, Digest], checkpointables: Mapping[str, Listed]) -> bytes:
+    """The bytes of the file.
+
+    Args:
+        metadata: The content of `_CHECKPOINT_METADATA`.
+        top: The other files at the top of the checkpoint.
+        checkpointables: The files of each checkpointable.
+    """
+    sections: dict[str, list[Any]] = {}
+    body: list[bytes] = []
+    end = 0
+    for name, listed in checkpointables.items():
+        entries = {
+            "whole": {file: _digest_to_json(digest) for file, digest in listed.whole.items()},
+            "data": [
+                [file.name, file.nbytes, _hexadecimal(_native.crc64(file.blocks))] for file in listed.data
+            ],
+        }
+        files = json.dumps(entries, separators=(",", ":")).encode()
+        sections[name] = [end, len(files), _hexadecimal(_native.crc64(files)), listed.is_tree]
+        own = [files, *(file.blocks for file in listed.data)]
+        end += sum(map(len, own))
+        body += own
+    said, handlers = _without_handlers(json.loads(metadata))
+    record = {
+        "version": _VERSION,
+        "block_bytes": BLOCK_BYTES,
+        "bytes_after": end,
+        "metadata": _digest_to_json(said),
+        "handlers": handlers,
+        "top": {file: _digest_to_json(digest) for file, digest in top.items()},
+        "checkpointables": sections,
+    }
+    return _native.seal_json(json.dumps(record, separators=(",", ":")).encode()) + b"".join(body)
+
+
+def _without_handlers(metadata: dict[str, Any]) -> tuple[Digest, Any]:
+    """A digest of what metadata say but for the handlers, and these."""
+    rest = {name: value for name, value in metadata.items() if name != _HANDLERS}
+    return Digest.of(json.dumps(rest, sort_keys=True).encode()), metadata.get(_HANDLERS)
+
+
+def _digest_to_json(digest: Digest) -> list[Any]:
+    return [digest.nbytes, _hexadecimal(digest.crc64)]
+
+
+def _hexadecimal(checksum: int) -> str:
+    return f"{checksum:016x}"
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """Where the list of the files of a checkpointable is, and its checksum."""
+
+    begin: int
+    nbytes: int
+    crc64: int
+    is_tree: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checksums:
+    """The sealed record of the file.
+
+    Attributes:
+        path: Of the file.
+        record: Its bytes, as other processes are sent them.
+        file_bytes: The length of the file.
+        top: Digests of the files at the top of the checkpoint, but for `_CHECKPOINT_METADATA`.
+    """
+
+    path: str
+    record: bytes
+    file_bytes: int
+    top: dict[str, Digest]
+    _metadata: Digest
+    _handlers: Any
+    _sections: dict[str, _Section]
+
+    @classmethod
+    def read(cls, checkpoint: str) -> Checksums | None:
+        """The record in a checkpoint; None if it has none.
+
+        Raises:
+            Corrupt: It is damaged.
+            Unsupported: It is of a newer version.
+        """
+        path = os.path.join(checkpoint, names.CHECKSUMS)
+        try:
+            with open(path, "rb") as file:
+                record = file.readline(_RECORD_LIMIT_BYTES)
+                file_bytes = os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise from_os_error(error, "read", path) from error
+        found = cls.decode(record, path)
+        if file_bytes != found.file_bytes:
+            raise Corrupt(
+                f"'{path}' has {file_bytes} bytes where {found.file_bytes} were written; {_ADVICE}", path=path
+            )
+        return found
+
+    @classmethod
+    def decode(cls, record: bytes, path: str) -> Checksums:
+        """Makes sense of a record.
+
+        Raises:
+            Corrupt: It is damaged.
+            Unsupported: It is of a newer version.
+        """
+        body = parse_object(_native.open_sealed_json(record, path), path)
+        with reading(path):
+            if body["version"] != _VERSION:
+                raise Unsupported(
+                    f"'{path}' is of version {body['version']!r:.20}, and this release of Waystation reads "
+                    f"version {_VERSION}; load with a newer release",
+                    path=path,
+                )
+            require(body["block_bytes"] == BLOCK_BYTES, "its blocks are of another size")
+            sections = {
+                name: _Section(
+                    _natural(begin) + len(record), _natural(nbytes), _checksum(crc64), bool(is_tree)
+                )
+                for name, (begin, nbytes, crc64, is_tree) in body["checkpointables"].items()
+            }
+            top = {name: _digest(entry) for name, entry in body["top"].items()}
+            file_bytes = len(record) + _natural(body["bytes_after"])
+            return cls(path, record, file_bytes, top, _digest(body["metadata"]), body["handlers"], sections)
+
+    @property
+    def checkpointables(self) -> list[str]:
+        """The checkpointables that were saved."""
+        return list(self._sections)
+
+    def is_tree(self, name: str) -> bool:
+        """Whether a checkpointable was saved, as a tree in Orbax's own files."""
+        return name in self._sections and self._sections[name].is_tree
+
+    def check_metadata(self, content: bytes | None, path: str) -> None:
+        """Compares the content of `_CHECKPOINT_METADATA`, None where it is missing, with what was written.
+        It may have lost handlers, as it does when checkpointables are deleted.
+
+        Raises:
+            Corrupt: It says something else.
+        """
+        if content is None:
+            raise Corrupt(f"a committed file is missing: '{path}'; {_ADVICE}", path=path)
+        said, handlers = _without_handlers(parse_object(content, path))
+        known = self._handlers
+        is_same = handlers == known or (
+            isinstance(handlers, dict)
+            and isinstance(known, dict)
+            and all(known.get(name, handler) == handler for name, handler in handlers.items())
+            and handlers.keys() <= known.keys()
+        )
+        if said != self._metadata or not is_same:
+            raise Corrupt(f"'{path}' is not the file that was committed; {_ADVICE}", path=path)
+
+    def of(self, name: str, directory: str) -> FileChecksums | None:
+        """What vouches for the files of a checkpointable; None for one that was not saved with the others.
+
+        Raises:
+            Corrupt: The file is damaged.
+        """
+        section = self._sections.get(name)
+        if section is None:
+            return None
+        content = _read_range(self.path, section.begin, section.nbytes)
+        if _native.crc64(content) != section.crc64:
+            raise _damaged(self.path)
+        body = parse_object(content, self.path)
+        whole: dict[str, Digest] = {}
+        data: dict[str, _Blocks] = {}
+        begin = section.begin + section.nbytes
+        with reading(self.path):
+            for file, entry in body["whole"].items():
+                whole[file] = _digest(entry)
+            for file, nbytes, crc64 in body["data"]:
+                sums = -(-_natural(nbytes) // BLOCK_BYTES) * _SUM_BYTES
+                data[file] = _Blocks(nbytes, begin, sums, _checksum(crc64))
+                begin += sums
+        return FileChecksums(self.path, directory, whole, data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """A data file: its length, where its block checksums are, and the checksum of these."""
+
+    nbytes: int
+    begin: int
+    sum_bytes: int
+    crc64: int
+
+
+@dataclass(slots=True)
+class FileChecksums:
+    """What vouches for the files of a checkpointable.
+
+    Attributes:
+        path: Of the file that says so.
+        directory: Of the checkpointable.
+        whole: Digests of files that are read as a whole, by their paths from there, divided by slashes.
+    """
+
+    path: str
+    directory: str
+    whole: dict[str, Digest]
+    _data: dict[str, _Blocks]
+    _known: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def data(self) -> dict[str, int]:
+        """The lengths of data files."""
+        return {name: entry.nbytes for name, entry in self._data.items()}
+
+    def check(self, path: str, content: bytes) -> None:
+        """Compares the content of a small file with what was written.
+
+        Raises:
+            Corrupt: It is not the same.
+        """
+        name = self._name(path)
+        if name not in self.whole:
+            raise self._unknown(path)
+        self.whole[name].check(content, path)
+
+    def blocks(self, path: str, nbytes: int) -> bytes:
+        """The block checksums of a data file that has this length.
+
+        Raises:
+            Corrupt: The file was not written, or with another length.
+        """
+        entry = self._data.get(self._name(path))
+        if entry is None:
+            raise self._unknown(path)
+        if nbytes != entry.nbytes:
+            raise Corrupt(
+                f"'{path}' has {nbytes} bytes where {entry.nbytes} were written; {_ADVICE}", path=path
+            )
+        found = self._known.get(path)
+        if found is None:
+            found = _read_range(self.path, entry.begin, entry.sum_bytes)
+            if _native.crc64(found) != entry.crc64:
+                raise _damaged(self.path)
+            self._known[path] = found
+        return found
+
+    def read(self, path: str, offset: int, nbytes: int, file_bytes: int) -> bytes:
+        """Reads a part of a data file of this length, and verifies the blocks that it is in.
+
+        Raises:
+            Corrupt: They are damaged.
+        """
+        sums = self.blocks(path, file_bytes)
+        first, last = offset // BLOCK_BYTES, -(-(offset + nbytes) // BLOCK_BYTES)
+        begin = first * BLOCK_BYTES
+        content = memoryview(_read_range(path, begin, min(last * BLOCK_BYTES, file_bytes) - begin))
+        for block in range(first, last):
+            at = (block - first) * BLOCK_BYTES
+            expected = int.from_bytes(sums[block * _SUM_BYTES : (block + 1) * _SUM_BYTES], "little")
+            if _native.crc64(content[at : at + BLOCK_BYTES]) != expected:
+                raise Corrupt(
+                    f"'{path}' is damaged: the checksum of the block at {begin + at} differs; {_ADVICE}",
+                    path=path,
+                )
+        return bytes(content[offset - begin : offset - begin + nbytes])
+
+    def _name(self, path: str) -> str:
+        return path.removeprefix(self.directory + os.sep)
+
+    def _unknown(self, path: str) -> Corrupt:
+        return Corrupt(
+            f"'{path}' is not among the files that '{self.path}' vouches for: it was not saved with this "
+            f"checkpoint; {_ADVICE}",
+            path=path,
+        )
+
+
+def _read_range(path: str, begin: int, nbytes: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(begin)
+            content = file.read(nbytes)
+    except OSError as error:
+        raise from_os_error(error, "read", path) from error
+    if len(content) != nbytes:
+        raise Corrupt(f"'{path}' is truncated; {_ADVICE}", path=path)
+    return content
+
+
+def _natural(value: Any) -> int:
+    require(type(value) is int and 0 <= value < 1 << 62, "something is no number that should be")
+    return int(value)
+
+
+def _checksum(value: Any) -> int:
+    require(isinstance(value, str) and len(value) == 2 * _SUM_BYTES, "a checksum is none")
+    return int(value, 16)
+
+
+def _digest(entry: Any) -> Digest:
+    nbytes, crc64 = entry
+    return Digest(_natural(nbytes), _checksum(crc64))
+
+
+def _damaged(path: str) -> Corrupt:
+    return Corrupt(f"'{path}' is damaged: its checksum differs; {_ADVICE}", path=path)
