@@ -108,6 +108,28 @@ def test_damage_of_nodes_is_found(saved: Path, tmp_path: Path, data: st.DataObje
     shutil.rmtree(directory)
 
 
+@pytest.mark.parametrize("compression", [None, {"id": "zstd"}], ids=["as it is", "zstd"])
+def test_every_bit_of_the_manifest_and_of_nodes_is_under_a_checksum(
+    tmp_path: Path, compression: dict[str, Any] | None
+) -> None:
+    content = {f"key {number}": bytes([number]) * 90 for number in range(20)}
+    write(tmp_path, [content], max_decoded_node_bytes=500, compression=compression)
+    database = OcdbtValues(str(tmp_path))
+    assert database.read(list(content)) == list(content.values())
+    extents = [(extent.file.path, extent.offset, extent.nbytes) for extent, _, _ in database._nodes]
+    assert len(extents) > 3
+    extents.append(("manifest.ocdbt", 0, (tmp_path / "manifest.ocdbt").stat().st_size))
+    for name, offset, nbytes in extents:
+        whole = (tmp_path / name).read_bytes()
+        for at in range(offset, offset + nbytes):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << at % 8
+            (tmp_path / name).write_bytes(damaged)
+            with pytest.raises(Corrupt):
+                OcdbtValues(str(tmp_path)).read(list(content))
+        (tmp_path / name).write_bytes(whole)
+
+
 # ---- databases with right checksums and wrong content ------------------------------------------
 
 
