@@ -37,7 +37,7 @@ class HostList:
     """What one host does for one subgraph of a program; it gets it once.
 
     Attributes:
-        fingerprint: What it is known by.
+        fingerprint: What it is known by; no other list of its cluster ever is.
         low: The program in the low form, of which only this host's list is there.
         arguments: The values that are there before it runs, of those that have shards on this host.
         results: Those of the values that it makes that stay.

@@ -12,7 +12,7 @@ import pytest
 
 from waystation.errors import InvalidInput, NotFound, Unavailable
 from waystation.runtime.cluster import calls as calls_of_programs
-from waystation.runtime.cluster.calls import METHODS, ClientCalls, Code
+from waystation.runtime.cluster.calls import METHODS, ClientCalls
 from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.control.connector import Connector
 from waystation.runtime.control.handshake import Role, issue
@@ -44,9 +44,7 @@ class Manager:
     async def _enter(self) -> ClientCalls:
         controller = self.controller
         controller.add_island(Island("left", (Host("left/0", "left", 1, "cpu"),)), MemoryLimits())
-        calls = ClientCalls(
-            controller.add_client("one"), controller, Code({}, {}), lambda: None, lambda: None
-        )
+        calls = ClientCalls(controller.add_client("one"), controller, lambda: None, lambda: None)
         self.listener.expect("one", lambda end: calls.connect(end, self.lost.set))
         return calls
 

@@ -403,7 +403,7 @@ def test_a_program_can_be_compiled_before_it_runs() -> None:
     argument = world.put(client, *slices)
     world.run()
     told: list[WaystationError | None] = []
-    fingerprint = world.controller.install(step(), Dispatch.PARALLEL)
+    fingerprint = world.controller.install(client, step(), Dispatch.PARALLEL)
     for _ in range(2):  # the hosts are asked once
         world.controller.prepare(client, fingerprint, slices, told.append)
     world.carry_out()

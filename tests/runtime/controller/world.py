@@ -14,14 +14,16 @@ from waystation.runtime.controller import (
     Begin,
     Controller,
     Dispatch,
+    ForgetLists,
     MemoryLimits,
     Prepare,
     Release,
     Stall,
 )
+from waystation.runtime.controller.lowered import MOST_LOWERED
 from waystation.runtime.devices import Host, Island
 from waystation.runtime.ir import Arg, Compute, Program, Result, Sharding, SliceShape, Value, prepare
-from waystation.runtime.messages import BeginJoining, Done, Identify, Load, Message, Said
+from waystation.runtime.messages import BeginJoining, Done, Identify, Load, Message, Run, Said
 from waystation.runtime.resources import SliceRequest
 
 ROWS = Sharding((("rows", 4),), (("rows",),))
@@ -51,11 +53,21 @@ def pipeline() -> Program:
 
 
 class World:
-    """Hosts that do what they are told, in random order of what happens to different ones."""
+    """Hosts that do what they are told, in random order of what happens to different ones.
 
-    def __init__(self, seed: int = 0, limits: MemoryLimits | None = None, islands: str = "ab") -> None:
+    They are told to run only lists that they have.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        limits: MemoryLimits | None = None,
+        islands: str = "ab",
+        most_lowered: int = MOST_LOWERED,
+    ) -> None:
         self.chance = random.Random(seed)
-        self.controller = Controller()
+        self.controller = Controller(most_lowered)
+        self.lists: dict[str, set[str]] = defaultdict(set)  # what each host has, in this epoch
         self.lines: dict[str, list[tuple[str, int, Message]]] = defaultdict(list)
         self.begun: dict[str, list[int]] = defaultdict(list)
         self.told: list[tuple[str, Message]] = []  # and done
@@ -63,6 +75,7 @@ class World:
         self.preparing: list[Prepare] = []
         self.abandoned: list[Abandon] = []
         self.stalled: list[Stall] = []
+        self.installed: dict[Program, str] = {}
         self.next = 1000
         self.limits = limits or MemoryLimits()
         for name in islands:
@@ -83,6 +96,9 @@ class World:
                     self.abandoned.append(effect)
                 case Stall():
                     self.stalled.append(effect)
+                case ForgetLists() if effect.epoch == self.controller.orders.epoch(effect.island):
+                    for host, listed in effect.lists.items():
+                        self.lists[host].remove(listed)
 
     def step(self, fails: float = 0.0) -> bool:
         """Something happens; False if nothing is left to."""
@@ -97,11 +113,16 @@ class World:
 
     def prepare(self) -> None:
         effect = self.preparing.pop(self.chance.randrange(len(self.preparing)))
+        if effect.epoch == self.controller.orders.epoch(effect.island):
+            for host, listed in effect.lists.items():
+                self.lists[host].add(listed.fingerprint)
         self.controller.orders.prepared(effect.number, None)
 
     def end(self, host: str, fails: float) -> None:
         island, epoch, message = self.lines[host].pop(0)
         self.begun[host].append(message.work)
+        runs = [each for each in message.instructions if isinstance(each, Run)]
+        assert {run.list for run in runs} <= self.lists[host], "a list was forgotten under a run"
         error = InvalidInput("it is broken") if self.chance.random() < fails else None
         said = "" if error else self.said(message, host)
         self.told.append((host, message))
@@ -136,6 +157,8 @@ class World:
     def forget(self, island: str) -> None:
         for host in [host for host in self.lines if host.startswith(island)]:
             self.lines[host].clear()
+        for host in [host for host in self.lists if host.startswith(island)]:
+            self.lists[host].clear()
 
     def lose(self, island: str) -> None:
         self.forget(island)
@@ -156,7 +179,7 @@ class World:
 
     def call(self, client: str, program: Program, slices: list[int], *arguments: int) -> int:
         self.next += 1
-        known = self.controller.install(program, Dispatch.PARALLEL)
+        known = self.installed[program] = self.controller.install(client, program, Dispatch.PARALLEL)
         self.controller.run(client, known, slices, arguments, [self.next], None, 0)
         return self.next
 

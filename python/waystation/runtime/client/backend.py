@@ -105,6 +105,13 @@ class Backend(Protocol):
         """
         ...
 
+    def forget_functions(self, keys: Sequence[str]) -> None:
+        """Gives functions up, each once for each time that it was registered; what calls them keeps them.
+
+        Never raises for what is unknown, or since a cluster is gone.
+        """
+        ...
+
     def install(self, program: Program) -> str:
         """Makes a program known.
 
@@ -113,6 +120,13 @@ class Backend(Protocol):
 
         Returns:
             Its fingerprint.
+        """
+        ...
+
+    def forget_programs(self, fingerprints: Sequence[str]) -> None:
+        """Gives programs up, each once for each time that it was installed; runs of them go on.
+
+        Never raises for what is unknown, or since a cluster is gone.
         """
         ...
 

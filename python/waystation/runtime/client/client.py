@@ -10,13 +10,15 @@ brings it here.
 from __future__ import annotations
 
 import contextvars
+import functools
 import itertools
 import queue
 import threading
 import time
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -32,8 +34,9 @@ from waystation.runtime.client.slices import DeviceSet, Slice
 from waystation.runtime.errors import NotEnoughDevices
 from waystation.runtime.ir import Sharding
 from waystation.runtime.tracing import Array, Batch, Callee, Kind, Recorder, Reference, Trace
-from waystation.runtime.tracing.arrays import Freed, SliceLike
+from waystation.runtime.tracing.arrays import SliceLike
 from waystation.runtime.tracing.recordings import donated
+from waystation.runtime.tracing.releases import ForgottenFunction, ForgottenProgram, Freed, Registration
 from waystation.transfers.handle import AsyncResponse, Progress
 from waystation.tree import iterate_leaves
 
@@ -41,7 +44,8 @@ from waystation.tree import iterate_leaves
 BATCH_CALLS = 64
 BATCH_UNREADABLE_BYTES = 64 << 20
 _FREES_WAIT_S = 0.002
-_KEPT_PROGRAMS = 1024
+# Programs of batches and of traces that are found by their structure; others are installed anew.
+KEPT_PROGRAMS = 256
 
 TRACE: contextvars.ContextVar[Trace | None] = contextvars.ContextVar("trace", default=None)
 
@@ -62,8 +66,9 @@ class Client:
         self.lock = threading.RLock()
         self._handles = itertools.count()
         self._freed: Freed = queue.SimpleQueue()
-        self._installed: OrderedDict[Hashable, Installed] = OrderedDict()
-        self._joining = Joining(backend)
+        self._installed: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._stale: deque[Hashable] = deque()  # structures with a function that is gone
+        self._joining = Joining(backend, self._freed)
         self._batch = Batch(self, self.put_laid)
         self._closed = False
         self._saving: set[threading.Event] = set()  # of saves in the background: when they have ended
@@ -297,8 +302,8 @@ class Client:
         self.flush()
         return Trace(name, self, self.put_laid)
 
-    def register(self, name: str, exported: bytes) -> str:
-        """Makes a function known; returns its key."""
+    def register(self, name: str, exported: bytes) -> Registration:
+        """Makes a function known, as long as what this returns is kept."""
         return self._joining.register(name, exported)
 
     def install(self, recorder: Recorder, results: Sequence[int], *, join_chains: bool = True) -> Installed:
@@ -312,14 +317,18 @@ class Client:
         Raises:
             InvalidProgram: It breaks a rule.
         """
+        while self._stale:
+            self._installed.pop(self._stale.popleft(), None)
         structure = (recorder.structure(results), join_chains)
         found = self._installed.pop(structure, None)
         if found is None:
-            found = self._joining.installed(recorder.program(results), join_chains=join_chains)
+            made = self._joining.installed(recorder.program(results), join_chains=join_chains)
+            stale = functools.partial(_note_stale, self._stale, structure)
+            found = _Kept(made, [weakref.ref(callee, stale) for callee in {*recorder.callees}])
         self._installed[structure] = found  # the last one used is the last
-        if len(self._installed) > _KEPT_PROGRAMS:
+        if len(self._installed) > KEPT_PROGRAMS:
             self._installed.popitem(last=False)
-        return found
+        return found.installed
 
     def run(
         self, installed: Installed, slices: Sequence[int], arguments: Sequence[Reference], count: int
@@ -382,14 +391,35 @@ class Client:
             array.reference, array.recording = Reference(-1, self._freed, donated(label)), None
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A program that is found by its structure, as long as all functions that it calls are there."""
+
+    installed: Installed
+    functions: list[weakref.ref[Callee]]
+
+
+def _note_stale(stale: deque[Hashable], structure: Hashable, gone: weakref.ref[Callee]) -> None:
+    """A function is gone: no call will ever make a program of that structure. Called at any time, in any
+    thread."""
+    del gone
+    stale.append(structure)
+
+
 def _free_all(freed: Freed, backend: Backend) -> None:
-    """Frees what is not needed any more, as many arrays at once as come within a moment."""
+    """Gives up what is not needed any more, as much at once as comes within a moment."""
     ended = False
     while not ended:
-        handles = [freed.get()]
-        if handles[0] is not None:
+        found = [freed.get()]
+        if found[0] is not None:
             time.sleep(_FREES_WAIT_S)  # each time that this thread wakes, whoever calls functions has to wait
         while not freed.empty():
-            handles.append(freed.get())
-        ended = None in handles
-        backend.free([handle for handle in handles if handle is not None])
+            found.append(freed.get())
+        ended = None in found
+        programs = [each.fingerprint for each in found if isinstance(each, ForgottenProgram)]
+        functions = [each.key for each in found if isinstance(each, ForgottenFunction)]
+        if programs:
+            backend.forget_programs(programs)
+        if functions:
+            backend.forget_functions(functions)
+        backend.free([each for each in found if isinstance(each, int)])

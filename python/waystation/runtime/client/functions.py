@@ -145,6 +145,7 @@ class PlacedFunction:
         client = self.slice.client
         dynamic = [at for at in range(len(args)) if at not in self._static]
         results: list[Any] = []
+        wrapped = self.__wrapped__  # and not self, which JAX would keep as long as it keeps `flat`
 
         def flat(*leaves: Any) -> tuple[Any, ...]:
             values, named = jax.tree.unflatten(tree, leaves)
@@ -152,7 +153,7 @@ class PlacedFunction:
             for at, value in zip(dynamic, values, strict=True):
                 whole[at] = value
             rest = {key: value for key, value in kwargs.items() if key in self._static_names}
-            made, structure = jax.tree.flatten(self.__wrapped__(*whole, **named, **rest))
+            made, structure = jax.tree.flatten(wrapped(*whole, **named, **rest))
             results[:] = [structure]
             return tuple(made)
 
@@ -170,7 +171,7 @@ class PlacedFunction:
         )
         platforms = [client.backend.platform(self.slice.number)]
         exported = jax.export.export(jitted, platforms=platforms)(*avals)
-        key = client.register(self.name, bytes(exported.serialize()))
+        registration = client.register(self.name, bytes(exported.serialize()))
         made = tuple(
             Kind(tuple(aval.shape), str(aval.dtype), how)
             for aval, how in zip(exported.out_avals, outs, strict=True)
@@ -178,7 +179,8 @@ class PlacedFunction:
         for kind in made:
             _ = kind.nbytes  # which is refused here, where no program can have it
         donated = self._donated_leaves(dynamic, tree, avals)
-        callee = Callee(self.name, key, self.slice.number, self.slice.shape, operands, made, donated)
+        place = self.slice.number, self.slice.shape
+        callee = Callee(self.name, registration, *place, operands, made, donated)
         tree_of_results = results[0]
         is_single = tree_of_results.num_nodes == tree_of_results.num_leaves == 1
         return _Made(callee, tree_of_results, is_single)

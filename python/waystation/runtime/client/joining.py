@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from waystation._errors import WaystationError
 from waystation.runtime.client.backend import Backend
-from waystation.runtime.ir import Program, can_be_joined, join_chains, prepare
+from waystation.runtime.ir import Compute, Program, can_be_joined, join_chains, prepare
 from waystation.runtime.messages import key_of
+from waystation.runtime.tracing.releases import ForgottenProgram, Freed, Registration
 
 # So often a program has run when it is joined: compiling takes longer than many dispatches.
 JOINED_AFTER_RUNS = 8
@@ -30,14 +32,25 @@ class Installed:
     Attributes:
         program: It, prepared.
         fingerprint: What is run in its name: it, or what has the same results sooner.
+        freed: Where to say that it is not needed any more.
+        known: What the backend keeps until then.
         traced: It as it was traced, if it has chains to be joined; until then.
         runs: How often it has run, as long as that counts.
+        functions: The code of the small functions that it calls, by key, as long as `traced` is there.
     """
 
     program: Program
     fingerprint: str
+    freed: Freed
+    known: list[ForgottenProgram]
     traced: Program | None = None
     runs: int = 0
+    functions: dict[str, bytes] = field(default_factory=dict)
+
+    def __del__(self) -> None:
+        # Called at any time, in any thread, also within this very queue, which allows that.
+        for each in self.known:
+            self.freed.put(each)
 
 
 class Joining:
@@ -45,18 +58,20 @@ class Joining:
 
     Args:
         backend: Where programs run.
+        freed: Where to say that a program or a function is not needed any more.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, freed: Freed) -> None:
         self._backend = backend
-        self._code: dict[str, bytes] = {}
+        self._freed = freed
+        self._small: weakref.WeakValueDictionary[str, Registration] = weakref.WeakValueDictionary()
 
-    def register(self, name: str, exported: bytes) -> str:
-        """See `Backend`; keeps the code of small functions."""
-        key = self._backend.register(name, exported)
+    def register(self, name: str, exported: bytes) -> Registration:
+        """Makes a function known, as long as what this returns is kept."""
+        registration = Registration(self._backend.register(name, exported), exported, self._freed)
         if len(exported) <= SMALL_CODE_BYTES:
-            self._code[key] = exported
-        return key
+            self._small[registration.key] = registration
+        return registration
 
     def installed(self, traced: Program, *, join_chains: bool) -> Installed:
         """Has the backend know a program, whose chains are to be joined or not.
@@ -65,10 +80,18 @@ class Joining:
             InvalidProgram: It breaks a rule.
         """
         program = prepare(traced)
-        found = Installed(program, self._backend.install(program))
-        if join_chains and can_be_joined(traced, self._code):
-            found.traced = traced
+        fingerprint = self._backend.install(program)
+        found = Installed(program, fingerprint, self._freed, [ForgottenProgram(fingerprint)])
+        functions = self._small_functions(traced)
+        if join_chains and can_be_joined(traced, functions):
+            found.traced, found.functions = traced, functions
         return found
+
+    def _small_functions(self, program: Program) -> dict[str, bytes]:
+        """The code of the small functions that a program calls."""
+        keys = {node.function for node in program.nodes if isinstance(node, Compute)}
+        found = {key: self._small.get(key) for key in keys}
+        return {key: registration.exported for key, registration in found.items() if registration is not None}
 
     def count(self, installed: Installed, slices: Sequence[int]) -> None:
         """A program runs once more."""
@@ -82,9 +105,12 @@ class Joining:
 
     def _join(self, installed: Installed, traced: Program, slices: Sequence[int]) -> None:
         with contextlib.suppress(WaystationError):  # it goes on as it is
-            joined = join_chains(traced, self._code, key_of)
-            for label, code in joined.functions.values():
-                self._backend.register(label, code)
+            functions, installed.functions = installed.functions, {}
+            joined = join_chains(traced, functions, key_of)
+            # They are kept by the program, once that is installed.
+            kept = [self.register(label, code) for label, code in joined.functions.values()]
             fingerprint = self._backend.install(prepare(joined.program))
+            del kept
+            installed.known.append(ForgottenProgram(fingerprint))
             self._backend.prepare(fingerprint, slices)
             installed.fingerprint = fingerprint

@@ -24,11 +24,12 @@ from waystation._errors import InvalidInput, NotFound, WaystationError
 from waystation.runtime.client.local_hosts import LocalHost, Note, result_of, whole
 from waystation.runtime.devices import DeviceId, Host, Island
 from waystation.runtime.errors import NameTaken, ObjectNotFound
-from waystation.runtime.execution import LocalExchange, Run
+from waystation.runtime.execution import HostExecution, LocalExchange, Run
 from waystation.runtime.execution.assembly import Lying
 from waystation.runtime.execution.buffers import shards_of
-from waystation.runtime.ir import Arg, LowProgram, Program, Sharding, Value, fingerprint, lower
+from waystation.runtime.ir import Arg, Compute, LowProgram, Program, Sharding, Value, fingerprint, lower
 from waystation.runtime.messages import Fetched, key_of
+from waystation.runtime.objects import Held
 from waystation.runtime.resources import Placement, ResourceManager, SliceRequest
 
 
@@ -68,8 +69,10 @@ class LocalBackend:
         self._platform: str = available[0].platform
         self._lock = threading.RLock()
         self._resources = ResourceManager()
-        self._programs: dict[str, Program] = {}
-        self._lowered: dict[tuple[str, tuple[Placement, ...]], tuple[str, LowProgram]] = {}
+        self._programs: Held[Program] = Held()
+        self._functions: Held[bytes] = Held()
+        self._lowered: dict[str, dict[tuple[Placement, ...], tuple[str, LowProgram]]] = {}
+        self._lists = itertools.count()
         self._held: dict[int, _Held] = {}
         self._names: dict[str, int] = {}
         self._suspended: dict[int, np.ndarray[Any, Any] | WaystationError] = {}
@@ -145,16 +148,57 @@ class LocalBackend:
         """See `Backend`."""
         del name  # the function knows it
         key = key_of(exported)
-        for host in self._hosts.values():
-            host.execution.functions.add(key, exported)
+        with self._lock:
+            self._functions.hold(key, self._client)
+            for host in self._hosts.values():
+                host.execution.functions.add(key, exported)
         return key
+
+    def forget_functions(self, keys: Sequence[str]) -> None:
+        """See `Backend`."""
+        with self._lock:
+            for key in keys:
+                self._functions.release(key, self._client)
+            self._forget((), [key for key in keys if key not in self._functions])
 
     def install(self, program: Program) -> str:
         """See `Backend`."""
         key = fingerprint(program)
         with self._lock:
-            self._programs.setdefault(key, program)
+            self._programs.hold(key, self._client)
+            if self._programs.get(key) is None:
+                self._programs.set(key, program)
+                for called in _called(program):
+                    self._functions.hold(called, key)
         return key
+
+    def forget_programs(self, fingerprints: Sequence[str]) -> None:
+        """See `Backend`."""
+        with self._lock:
+            lists: list[str] = []
+            functions: set[str] = set()
+            for key in fingerprints:
+                program = self._programs.release(key, self._client)
+                if program is not None:
+                    lists += [list_key for list_key, _ in self._lowered.pop(key, {}).values()]
+                    self._functions.drop(key)
+                    functions |= {called for called in _called(program) if called not in self._functions}
+            self._forget(lists, sorted(functions))
+
+    def _forget(self, lists: Sequence[str], functions: Sequence[str]) -> None:
+        """Has hosts forget lists and functions, after all that they were told to do."""
+
+        def forget(execution: HostExecution) -> None:
+            for each in lists:
+                execution.unload(each)
+            with self._lock:
+                for key in functions:
+                    if key not in self._functions:  # else it was made known again meanwhile
+                        execution.functions.forget(key)
+
+        if lists or functions:
+            for host in self._hosts.values():
+                host.do(functools.partial(forget, host.execution))
 
     def run(
         self,
@@ -169,9 +213,7 @@ class LocalBackend:
         """See `Backend`; runs are begun in the order of their calls."""
         del cost_seconds, priority
         with self._lock:
-            program = self._programs.get(fingerprint)
-            if program is None:
-                raise NotFound(f"no program '{fingerprint}' was installed; install it before it is run")
+            program = self._installed(fingerprint)
             places = {part.number: number for part, number in zip(program.slices, slices, strict=True)}
             key, low = self._lower(fingerprint, program, places)
             args = [node for node in program.nodes if isinstance(node, Arg)]
@@ -195,22 +237,28 @@ class LocalBackend:
     def prepare(self, fingerprint: str, slices: Sequence[int]) -> None:
         """See `Backend`."""
         with self._lock:
-            program = self._programs[fingerprint]
+            program = self._installed(fingerprint)
             places = {part.number: number for part, number in zip(program.slices, slices, strict=True)}
             key, low = self._lower(fingerprint, program, places)
         for part in low.hosts:
             self._hosts[part.host].execution.wait_until_compiled(key)
 
+    def _installed(self, key: str) -> Program:
+        program = self._programs.get(key)
+        if program is None:
+            raise NotFound(f"no program '{key}' was installed; install it before it is run")
+        return program
+
     def _lower(self, key: str, program: Program, places: Mapping[int, int]) -> tuple[str, LowProgram]:
         found = {number: self._resources.placement(granted) for number, granted in places.items()}
-        kind = key, tuple(found.values())
-        if kind not in self._lowered:
+        lowered, place = self._lowered.setdefault(key, {}), tuple(found.values())
+        if place not in lowered:
             low = lower(program, found)
-            list_key = f"{key}/{len(self._lowered)}"
+            list_key = f"{key}/{next(self._lists)}"
             for part in low.hosts:
                 self._hosts[part.host].execution.load(list_key, low)
-            self._lowered[kind] = list_key, low
-        return self._lowered[kind]
+            lowered[place] = list_key, low
+        return lowered[place]
 
     # ---- arrays --------------------------------------------------------------------------------
 
@@ -365,3 +413,8 @@ class LocalBackend:
     def _put_back(self, arrays: Mapping[int, np.ndarray[Any, Any] | WaystationError]) -> None:
         for handle, array in arrays.items():
             self._put(self._held[handle].value, array)
+
+
+def _called(program: Program) -> set[str]:
+    """The functions that a program calls."""
+    return {node.function for node in program.nodes if isinstance(node, Compute)}

@@ -7,9 +7,11 @@ put and fetched; they pass through this program and the manager, so this is no w
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -37,8 +39,14 @@ class ClusterBackend:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._registered: set[str] = set()
+        # What this end holds, and how often. The lock is held until the manager is told, so that it hears of
+        # what is given up and made known again in the order in which that was counted.
+        self._lock = threading.Lock()
+        self._functions: Counter[str] = Counter()
+        self._host_functions: Counter[str] = Counter()
+        self._programs: Counter[str] = Counter()
         self._installed: dict[tuple[Program, Dispatch], str] = {}
+        self._places: dict[str, tuple[Program, Dispatch]] = {}
         self._freed: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
         self._freeing = threading.Thread(target=self._free_all, name="waystation: frees", daemon=True)
         self._freeing.start()
@@ -85,11 +93,18 @@ class ClusterBackend:
 
     def register(self, name: str, exported: bytes) -> str:
         """See `Backend`."""
+        del name  # the function knows it
         key = key_of(exported)
-        if key not in self._registered:
-            self._connection.tell("register", key, name, exported)
-            self._registered.add(key)
+        with self._lock:
+            if not self._functions[key]:
+                self._connection.tell("register", key, exported)
+            self._functions[key] += 1
         return key
+
+    def forget_functions(self, keys: Sequence[str]) -> None:
+        """See `Backend`."""
+        with self._lock:
+            self._tell_forgotten("forget_functions", _given_up(self._functions, keys))
 
     def register_host_function(self, name: str, function: Callable[..., Any]) -> None:
         """Makes a function of Python known that hosts of a slice call over their own shards (`ir.HostCall`).
@@ -98,12 +113,15 @@ class ClusterBackend:
             name: What programs call it by.
             function: Takes for each operand a list of the local shards, each with where in the array it
                 begins, in the order of the host's devices; returns for each result a list of as many arrays.
-                Hosts must be able to import its module; functions of `__main__` travel whole.
+                Hosts must be able to import its module; functions of `__main__` travel whole. It stays until
+                `close`.
         """
         from ray import cloudpickle
 
-        # The manager does not load it: what cannot be loaded elsewhere is to fail where it is called.
-        self._connection.tell("register_host_function", name, cloudpickle.dumps(function))
+        with self._lock:
+            self._host_functions[name] += 1
+            # The manager does not load it: what cannot be loaded elsewhere is to fail where it is called.
+            self._connection.tell("register_host_function", name, cloudpickle.dumps(function))
 
     def install(self, program: Program, dispatch: Dispatch = Dispatch.PARALLEL) -> str:
         """See `Backend`.
@@ -113,9 +131,26 @@ class ClusterBackend:
             dispatch: Whether its calls are given to hosts at once, or each when those before it have ended.
         """
         place = program, dispatch
-        if place not in self._installed:
-            self._installed[place] = str(self._connection.ask("install", encode(program), dispatch))
-        return self._installed[place]
+        with self._lock:
+            found = self._installed.get(place)
+            if found is None:
+                found = str(self._connection.ask("install", encode(program), dispatch))
+                self._installed[place], self._places[found] = found, place
+            self._programs[found] += 1
+            return found
+
+    def forget_programs(self, fingerprints: Sequence[str]) -> None:
+        """See `Backend`."""
+        with self._lock:
+            gone = _given_up(self._programs, fingerprints)
+            for fingerprint in gone:
+                del self._installed[self._places.pop(fingerprint)]
+            self._tell_forgotten("forget_programs", gone)
+
+    def _tell_forgotten(self, method: str, names: Sequence[str]) -> None:
+        if names:
+            with contextlib.suppress(Unavailable):  # the manager has gone, and all programs with it
+                self._connection.tell(method, tuple(names))
 
     def prepare(self, fingerprint: str, slices: Sequence[int]) -> None:
         """See `Backend`."""
@@ -185,6 +220,11 @@ class ClusterBackend:
         """See `Backend`."""
         self._freed.put(None)
         self._freeing.join()
+        self.forget_programs(tuple(self._programs.elements()))
+        self.forget_functions(tuple(self._functions.elements()))
+        with self._lock:
+            self._tell_forgotten("forget_host_functions", tuple(self._host_functions.elements()))
+            self._host_functions.clear()
         self._connection.ask("end")
 
     # ---- checkpoints ---------------------------------------------------------------------------
@@ -260,3 +300,14 @@ class ClusterBackend:
                 self._connection.tell("free", tuple(found))
             except Unavailable:
                 return  # the manager has gone, and all arrays with it
+
+
+def _given_up(counts: Counter[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Counts names down; returns those that nobody holds any more."""
+    gone = []
+    for name in names:
+        if counts[name] > 1:
+            counts[name] -= 1
+        elif counts.pop(name, 0):
+            gone.append(name)
+    return tuple(gone)

@@ -14,7 +14,7 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from waystation._errors import InvalidInput, WaystationError
@@ -33,7 +33,8 @@ from waystation.runtime.state_trees import StateTree
 METHODS = frozenset(
     {
         *("grant", "release", "remap", "suspend", "resume", "placement", "kind"),
-        *("register", "register_host_function", "install", "run", "prepare"),
+        *("register", "register_host_function", "forget_functions", "forget_host_functions"),
+        *("install", "forget_programs", "run", "prepare"),
         *("put", "get", "wait", "is_done", "free", "share", "named", "withdraw", "end"),
         *("save", "load"),
     }
@@ -43,21 +44,12 @@ _PLACE = "the manager"
 _AT_ONCE = 64  # calls that are taken before it is the turn of others
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
-    """Functions that programs call on hosts: by key, with their names; and pickled ones of Python by name."""
-
-    exported: dict[str, tuple[str, bytes]]
-    host_functions: dict[str, bytes]
-
-
 class ClientCalls:
     """The calls of one program.
 
     Args:
         client: What it is known by.
         controller: Decides.
-        code: Functions of all programs.
         carry_out: Carries out what the controller has decided.
         settled: Returns when no island is being built, or one has been.
     """
@@ -66,13 +58,11 @@ class ClientCalls:
         self,
         client: str,
         controller: Controller,
-        code: Code,
         carry_out: Callable[[], None],
         settled: Callable[[], asyncio.Future[None] | None],
     ) -> None:
         self._client = client
         self._controller = controller
-        self._code = code
         self._carry_out = carry_out
         self._settled = settled
         self._end: End | None = None
@@ -212,17 +202,36 @@ class ClientCalls:
 
     # ---- programs ------------------------------------------------------------------------------
 
-    def register(self, key: str, name: str, exported: bytes) -> None:
+    def register(self, key: str, exported: bytes) -> None:
         """See `Backend`; hosts get a function with the first list that calls it."""
-        self._code.exported.setdefault(key, (name, exported))
+        functions = self._controller.programs.functions
+        functions.hold(key, self._client)
+        functions.set(key, exported)
 
     def register_host_function(self, name: str, function: bytes) -> None:
         """Makes a function of Python known that programs call on hosts by its name."""
-        self._code.host_functions[name] = function
+        functions = self._controller.programs.host_functions
+        functions.hold(name, self._client)
+        functions.set(name, function)
+
+    def forget_functions(self, keys: Sequence[str]) -> None:
+        """See `Backend`."""
+        for key in keys:
+            self._controller.programs.functions.release(key, self._client)
+
+    def forget_host_functions(self, names: Sequence[str]) -> None:
+        """Gives functions of Python up, each once for each time that it was made known."""
+        for name in names:
+            self._controller.programs.host_functions.release(name, self._client)
 
     def install(self, encoded: bytes, dispatch: Dispatch) -> str:
         """See `Backend`."""
-        return self._controller.install(decode(encoded), dispatch)
+        return self._controller.install(self._client, decode(encoded), dispatch)
+
+    def forget_programs(self, fingerprints: Sequence[str]) -> None:
+        """See `Backend`."""
+        for fingerprint in fingerprints:
+            self._controller.programs.forget(fingerprint, self._client)
 
     def run(
         self,

@@ -8,11 +8,19 @@ or by itself a moment later, since every frame wakes a host. In the event loop o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from waystation._errors import Corrupt
-from waystation.runtime.control.host_words import BeginMessage, ReleaseBuffers, Told, pack_told, unpack_done
+from waystation.runtime.control.host_words import (
+    BeginMessage,
+    ForgetCode,
+    ReleaseBuffers,
+    Told,
+    pack_told,
+    unpack_done,
+)
 from waystation.runtime.control.listener import End
 from waystation.runtime.control.words import Packer, Unpacker
 from waystation.runtime.messages import Done, Message, is_transfer
@@ -53,6 +61,8 @@ class HostLane:
         self, end: End, on_done: Callable[[Sequence[Done]], None], on_lost: Callable[[], None]
     ) -> None:
         self.functions: set[str] = set()
+        self._calls: dict[str, frozenset[str]] = {}  # by list that it has, or is being given
+        self._callers: Counter[str] = Counter()  # how many of these lists call each function
         self._end = end
         self._on_done = on_done
         self._count = 0
@@ -112,7 +122,27 @@ class HostLane:
     def tell(self, told: Told) -> None:
         """Tells it something else, after all that it has been told."""
         self._waiting.append(told)
-        self._is_urgent = self._is_urgent or not isinstance(told, ReleaseBuffers)
+        self._is_urgent = self._is_urgent or not isinstance(told, ReleaseBuffers | ForgetCode)
+
+    def give_list(self, listed: str, functions: Iterable[str]) -> None:
+        """It is about to be given a list.
+
+        Args:
+            listed: What the list is known by.
+            functions: The functions that the list calls.
+        """
+        self._calls[listed] = frozenset(functions)
+        self._callers.update(self._calls[listed])
+
+    def forget_list(self, listed: str) -> None:
+        """Tells it to forget a list, and the functions that no other list of it calls."""
+        functions = self._calls.pop(listed)
+        self._callers.subtract(functions)
+        uncalled = tuple(sorted(each for each in functions if not self._callers[each]))
+        for each in uncalled:
+            del self._callers[each]
+        self.functions.difference_update(uncalled)
+        self.tell(ForgetCode((listed,), uncalled))
 
     def flush(self) -> None:
         """Sends what it has not been sent, now or soon."""

@@ -21,7 +21,7 @@ from typing import Any
 import ray
 
 from waystation._errors import Conflict, WaystationError
-from waystation.runtime.cluster.calls import ClientCalls, Code
+from waystation.runtime.cluster.calls import ClientCalls
 from waystation.runtime.cluster.event_log import EventLog
 from waystation.runtime.cluster.losses import Loss
 from waystation.runtime.cluster.stashes import KeepSuspended, StashDirectories
@@ -41,6 +41,7 @@ from waystation.runtime.controller import (
     Abandon,
     Begin,
     Controller,
+    ForgetLists,
     MemoryLimits,
     Prepare,
     Release,
@@ -89,7 +90,6 @@ class Manager:
         self._log.write(f"the manager begins: {self._where}")
         self._controller = Controller()
         self._secret = secrets.token_bytes(32)  # which nobody else gets
-        self._code = Code({}, {})
         self._islands: dict[str, Supervisor] = {}
         self._known: set[str] = set()  # islands that the controller knows
         self._clients: dict[str, ClientCalls] = {}
@@ -126,7 +126,7 @@ class Manager:
         connections = await self._listen()
         client = self._controller.add_client(name)
         calls = self._clients[client] = ClientCalls(
-            client, self._controller, self._code, self._carry_out, self._next_change
+            client, self._controller, self._carry_out, self._next_change
         )
 
         def lost() -> None:
@@ -206,11 +206,14 @@ class Manager:
             for client in sorted(self._clients)
         ]
         owners += [OwnerStatus(name, True, size) for name, size in table.named_bytes().items()]
+        programs = self._controller.programs
         return ClusterStatus(
             address=ray.get_runtime_context().gcs_address,
             clients=len(self._clients),
             islands=tuple(self._status_of(self._islands[name]) for name in sorted(self._islands)),
             owners=tuple(owners),
+            programs=programs.installed_count,
+            functions=programs.function_count,
         )
 
     @answering
@@ -321,6 +324,8 @@ class Manager:
                     island.release(effect)
                 case Abandon():
                     island.abandon(effect)
+                case ForgetLists():
+                    island.forget(effect)
                 case Prepare():
                     self._run(self._prepare(island, effect))
                 case Stall():
@@ -331,14 +336,11 @@ class Manager:
             island.flush()
 
     async def _prepare(self, island: Supervisor, effect: Prepare) -> None:
-        exported = {
-            key: self._code.exported[key][1] for key in effect.functions if key in self._code.exported
-        }
-        named = {
-            name: self._code.host_functions[name]
-            for name in effect.host_calls
-            if name in self._code.host_functions
-        }
+        programs = self._controller.programs
+        found = {key: programs.functions.get(key) for key in effect.functions}
+        exported = {key: code for key, code in found.items() if code is not None}
+        found = {name: programs.host_functions.get(name) for name in effect.host_calls}
+        named = {name: code for name, code in found.items() if code is not None}
         error = await island.prepare(effect, exported, named)
         self._controller.orders.prepared(effect.number, error)
         self._carry_out()

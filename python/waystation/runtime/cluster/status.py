@@ -99,6 +99,8 @@ class HostStatus:
             reported.
         array_bytes: Bytes of arrays on its devices, likewise.
         sent_bytes: Bytes that it has sent to other hosts, likewise.
+        programs: How many subgraphs of programs it keeps ready, likewise.
+        functions: How many functions these call, likewise.
     """
 
     name: str
@@ -110,6 +112,8 @@ class HostStatus:
     stalled_s: float
     array_bytes: int = 0
     sent_bytes: int = 0
+    programs: int = 0
+    functions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +173,16 @@ class ClusterStatus:
         clients: How many programs are connected.
         islands: Its islands, by name.
         owners: Whose arrays take how much: programs, then shared arrays.
+        programs: How many programs of all clients are installed.
+        functions: How many functions there are, which these call or clients have registered.
     """
 
     address: str
     clients: int
     islands: tuple[IslandStatus, ...]
     owners: tuple[OwnerStatus, ...] = ()
+    programs: int = 0
+    functions: int = 0
 
     def document(self) -> dict[str, Any]:
         """The same in the values of JSON."""

@@ -24,7 +24,7 @@ from waystation.runtime.cluster.status import HostStatus, IslandRequest, IslandS
 from waystation.runtime.cluster.watchdog import Awaited, Seen, Watchdog, interval_s
 from waystation.runtime.control.host_words import AbandonWork, ReleaseBuffers
 from waystation.runtime.control.listener import Listener as Connections
-from waystation.runtime.controller import Abandon, Begin, Prepare, Release
+from waystation.runtime.controller import Abandon, Begin, ForgetLists, Prepare, Release
 from waystation.runtime.errors import HostLost, IslandFailed, NoSuchIsland
 from waystation.runtime.hosts.answers import unwrap
 from waystation.runtime.hosts.host import Health
@@ -158,6 +158,13 @@ class Supervisor:
         if effect.host in self._lanes:
             self._lanes[effect.host].tell(ReleaseBuffers(tuple(map(int, effect.handles))))
 
+    def forget(self, effect: ForgetLists) -> None:
+        """Tells hosts to forget lists."""
+        if effect.epoch != self.epoch or self.state is not IslandState.READY:
+            return
+        for host, listed in effect.lists.items():
+            self._lanes[host].forget_list(listed)
+
     def abandon(self, effect: Abandon) -> None:
         """Tells hosts that a work has failed."""
         for host in effect.hosts:
@@ -188,6 +195,7 @@ class Supervisor:
         lanes = {host: self._lanes[host] for host in effect.lists}
         calls: list[Awaitable[Any]] = []
         for host, listed in effect.lists.items():
+            lanes[host].give_list(listed.fingerprint, (*effect.functions, *effect.host_calls))
             known = lanes[host].functions
             new = tuple((key, code) for key, code in exported.items() if key not in known)
             named = tuple((name, each) for name, each in host_functions.items() if name not in known)
@@ -239,6 +247,8 @@ class Supervisor:
             stalled_s=health.report.stalled_s,
             array_bytes=health.array_bytes,
             sent_bytes=health.sent_bytes,
+            programs=health.programs,
+            functions=health.functions,
         )
 
     # ---- gangs ---------------------------------------------------------------------------------

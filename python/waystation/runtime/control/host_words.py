@@ -9,6 +9,7 @@ A pack to a host has any number of the following, and one from a host any number
         OTHER, instruction+
     release: RELEASE, handles
     abandon: ABANDON, work, whether it has ended, error+
+    forget: FORGET, (lists, functions)+
     done: work, nanoseconds, -1 or (error, what was fetched, what was said)+
 
 `*` is the number of a known object, `+` that of one of the pack; integers of which there may be any number
@@ -25,7 +26,7 @@ from waystation._errors import Corrupt, WaystationError
 from waystation.runtime.control.words import Pack, Packer
 from waystation.runtime.messages import Done, Get, Instruction, Message, Put, Restore, Run, Spill
 
-_BEGIN, _RELEASE, _ABANDON = range(3)
+_BEGIN, _RELEASE, _ABANDON, _FORGET = range(4)
 _RUN, _PUT, _GET, _SPILL, _RESTORE, _OTHER = range(6)
 _BY_HANDLE: dict[int, type[Get] | type[Spill] | type[Restore]] = {_GET: Get, _SPILL: Spill, _RESTORE: Restore}
 _KINDS: dict[type, int] = {each: kind for kind, each in _BY_HANDLE.items()}
@@ -67,7 +68,21 @@ class AbandonWork:
     has_ended: bool
 
 
-Told: TypeAlias = BeginMessage | ReleaseBuffers | AbandonWork
+@dataclass(frozen=True, slots=True)
+class ForgetCode:
+    """Forget lists, which nothing that is still to be done uses; and functions, unless lists that have come
+    meanwhile call them.
+
+    Attributes:
+        lists: What the lists are known by.
+        functions: The keys of functions, and the names of host functions.
+    """
+
+    lists: tuple[str, ...]
+    functions: tuple[str, ...]
+
+
+Told: TypeAlias = BeginMessage | ReleaseBuffers | AbandonWork | ForgetCode
 
 
 def pack_told(told: Sequence[Told], packer: Packer) -> bytes:
@@ -84,6 +99,8 @@ def pack_told(told: Sequence[Told], packer: Packer) -> bytes:
                 packer.numbers(handles)
             case AbandonWork(work, error, has_ended):
                 packer.words.extend((_ABANDON, work, has_ended, packer.object(error)))
+            case ForgetCode(lists, functions):
+                packer.words.extend((_FORGET, packer.object((lists, functions))))
     return packer.take()
 
 
@@ -104,6 +121,8 @@ def unpack_told(pack: Pack) -> Iterator[Told]:
             case 2:  # abandon
                 work, has_ended, error = pack.word(), bool(pack.word()), pack.object()
                 yield AbandonWork(work, error, has_ended)
+            case 3:  # forget
+                yield ForgetCode(*pack.object())
             case kind:
                 raise Corrupt(f"a host is told something of kind {kind}, and there is none")
 

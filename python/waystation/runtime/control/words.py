@@ -18,7 +18,7 @@ from typing import Any
 from waystation._errors import Corrupt
 
 # When so many are known, both ends forget all of them.
-MOST_KNOWN = 1 << 16
+MOST_KNOWN = 1 << 13
 
 _HEADER = struct.Struct("<BQQ")
 _WORD_BYTES = 8

@@ -7,7 +7,16 @@ A pure machine of the others: it has no clock, threads or I/O, and drives real h
 from waystation.runtime.controller.controller import Controller
 from waystation.runtime.controller.islands import MemoryLimits
 from waystation.runtime.controller.lowered import Dispatch
-from waystation.runtime.controller.works import Abandon, Begin, Effect, Prepare, Release, Stall, Work
+from waystation.runtime.controller.works import (
+    Abandon,
+    Begin,
+    Effect,
+    ForgetLists,
+    Prepare,
+    Release,
+    Stall,
+    Work,
+)
 
 __all__ = [
     "Abandon",
@@ -15,6 +24,7 @@ __all__ = [
     "Controller",
     "Dispatch",
     "Effect",
+    "ForgetLists",
     "MemoryLimits",
     "Prepare",
     "Release",

@@ -20,9 +20,9 @@ from waystation.runtime.controller.arrays import Arrays, StoredArray, require_pl
 from waystation.runtime.controller.checkpoints import Checkpoints
 from waystation.runtime.controller.clients import Clients
 from waystation.runtime.controller.islands import MemoryLimits
-from waystation.runtime.controller.lowered import Dispatch, Programs
+from waystation.runtime.controller.lowered import MOST_LOWERED, Dispatch, Programs, Subgraph
 from waystation.runtime.controller.orders import ErrorOf, Orders
-from waystation.runtime.controller.program_runs import ProgramRun, prepare_ahead, program_that_brings
+from waystation.runtime.controller.program_runs import ProgramRun, program_that_brings
 from waystation.runtime.controller.suspensions import Suspensions
 from waystation.runtime.devices import Island
 from waystation.runtime.errors import NoSuchSlice, SliceNotPlaced
@@ -34,6 +34,9 @@ from waystation.runtime.scheduling import RunKey
 
 class Controller:
     """See above.
+
+    Args:
+        most_lowered: See `Programs`.
 
     Attributes:
         resources: Who has which devices.
@@ -48,9 +51,9 @@ class Controller:
         suspensions: Clients that are suspended, and where their arrays are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_lowered: int = MOST_LOWERED) -> None:
         self.resources = ResourceManager()
-        self.programs = Programs()
+        self.programs = Programs(self._forget_lists, most_lowered)
         self.arrays = Arrays()
         self.clients = Clients()
         self.orders = Orders(self.clients.policy, self.arrays.failure_of)
@@ -113,6 +116,7 @@ class Controller:
         """A client is gone."""
         self.orders.drop_client(client)
         self.collect(self.arrays.drop_client(client))
+        self.programs.drop(client)
         self.release_slices(client)
         self.clients.remove(client)
 
@@ -198,9 +202,9 @@ class Controller:
 
     # ---- programs ------------------------------------------------------------------------------
 
-    def install(self, program: Program, dispatch: Dispatch) -> str:
-        """Keeps a program; returns its fingerprint."""
-        return self.programs.install(program, dispatch)
+    def install(self, client: str, program: Program, dispatch: Dispatch) -> str:
+        """Keeps a program for a client, until that forgets it or is gone; returns its fingerprint."""
+        return self.programs.install(program, dispatch, client)
 
     def run(
         self,
@@ -229,15 +233,19 @@ class Controller:
         then: Callable[[WaystationError | None], None],
     ) -> None:
         """Has hosts compile a program before it runs; `then` is told what came of that."""
-        prepare_ahead(self, client, fingerprint, slices, then)
+        ProgramRun(self, client, fingerprint).prepare_ahead(slices, then)
 
     def bring(
         self, client: str, own: int, stored: StoredArray, placement: Placement, slice_number: int
     ) -> StoredArray:
         """Brings an array of a client to where its slice is now; its handle stands for the copy."""
         program = program_that_brings(stored, len(placement.devices))
-        fingerprint = self.programs.install(program)
-        copied = ProgramRun(self, client, fingerprint).bring(stored, placement, slice_number)
+        holder = self.new_key(client)
+        fingerprint = self.programs.install(program, Dispatch.PARALLEL, holder)
+        try:
+            copied = ProgramRun(self, client, fingerprint).bring(stored, placement, slice_number)
+        finally:
+            self.programs.forget(fingerprint, holder)
         self.collect(self.arrays.replace(client, own, copied))
         return copied
 
@@ -314,6 +322,12 @@ class Controller:
             (host.rpartition("/")[0], host, tuple(each.handle for each in found))
             for host, found in by_host.items()
         )
+
+    def _forget_lists(self, subgraph: Subgraph) -> None:
+        """Has hosts forget the lists of a subgraph."""
+        for island, hosts in subgraph.islands.items():
+            lists = {host: subgraph.lists[host].fingerprint for host in hosts}
+            self.orders.forget(island, subgraph.number, lists)
 
     def tell_waiters(self) -> None:
         """Arrays may have been made, or failed."""

@@ -3,12 +3,17 @@
 A program is known by its fingerprint. It is lowered once for each set of placements, subgraph by subgraph,
 and each subgraph becomes one list for each host. What one subgraph makes and a later one uses goes from one
 to the other by the number of the value.
+
+A program stays as long as a client holds it (`Programs.install`, `forget`, `drop_client`) or a run of it has
+not ended, and so do the functions that it calls. What programs have been lowered to is bounded: what no run
+uses now and was used least recently goes first, and is made again when it is needed. Hosts forget the lists
+of what has gone.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import is_
@@ -23,17 +28,17 @@ from waystation.runtime.ir import (
     Program,
     Recv,
     Value,
-    encode,
     fingerprint,
     lower,
     static_subgraphs,
 )
 from waystation.runtime.ir import Free as HighFree
 from waystation.runtime.messages import HostList
-from waystation.runtime.objects import Footprint, footprint
+from waystation.runtime.objects import Footprint, Held, footprint
 from waystation.runtime.resources import Placement
 
-_MOST_LOWERED = 256  # programs and placements that are kept
+# Of all clients: programs, each with its placements, whose lists hosts keep while no run uses them.
+MOST_LOWERED = 1024
 _MOST_GRANTED = 4096  # values of one program on slices of clients
 
 
@@ -49,19 +54,25 @@ class Dispatch(StrEnum):
     SEQUENTIAL = "sequential"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Installed:
-    """A program that a client has installed.
+    """A program that is installed.
 
     Attributes:
+        known: Its fingerprint.
         program: As `ir.prepare` has made it.
         dispatch: How it is given to hosts.
         granted: Values on slices of clients, by their number and that of the slice: so each is made once.
+        lowered: What it has come to, by placements.
+        last: What it came to last: found without a look at every device of it.
     """
 
+    known: str
     program: Program
     dispatch: Dispatch
     granted: dict[tuple[int, int], Value] = field(default_factory=dict)
+    lowered: dict[tuple[Placement, ...], Lowered] = field(default_factory=dict)
+    last: Lowered | None = None
 
     def value_on(self, value: Value, slice_number: int) -> Value:
         """A value of the program as an array of a client: its slice is that of the client."""
@@ -104,26 +115,94 @@ class Subgraph:
     computation: str
 
 
-class Programs:
-    """Programs by fingerprint, and lowered."""
+@dataclass(slots=True, eq=False)
+class Lowered:
+    """What a program comes to in one place.
 
-    def __init__(self) -> None:
-        self._installed: dict[str, Installed] = {}
-        self._lowered: dict[tuple[str, tuple[Placement, ...]], tuple[Subgraph, ...]] = {}
-        # What each program came to last, and where: found without a look at every device of it.
-        self._last: dict[str, tuple[tuple[Placement, ...], tuple[Subgraph, ...]]] = {}
+    Attributes:
+        installed: The program.
+        placements: Where each of its slices is, in its order.
+        subgraphs: What hosts do for it.
+        users: How many runs that have not ended use it.
+    """
+
+    installed: Installed
+    placements: tuple[Placement, ...]
+    subgraphs: tuple[Subgraph, ...]
+    users: int = 0
+
+
+class Programs:
+    """Programs by fingerprint, and lowered.
+
+    Args:
+        forget: Has hosts forget the lists of a subgraph, which no run uses.
+        most_lowered: How much of what programs came to is kept while no run uses it.
+
+    Attributes:
+        functions: The functions that programs call, as JAX exported them, by key.
+        host_functions: The functions of Python that they call on hosts, pickled, by name.
+    """
+
+    def __init__(
+        self, forget: Callable[[Subgraph], None] = lambda subgraph: None, most_lowered: int = MOST_LOWERED
+    ) -> None:
+        self.functions: Held[bytes] = Held()
+        self.host_functions: Held[bytes] = Held()
+        self._forget = forget
+        self._most_lowered = most_lowered
+        self._installed: Held[Installed] = Held()
+        self._recent: OrderedDict[Lowered, None] = OrderedDict()  # the last one used is the last
         self._numbers = 0
 
-    def install(self, program: Program, dispatch: Dispatch = Dispatch.PARALLEL) -> str:
-        """Keeps a program; returns its fingerprint.
+    @property
+    def installed_count(self) -> int:
+        """How many programs are installed."""
+        return len(self._installed)
+
+    @property
+    def lowered_count(self) -> int:
+        """How much of what programs have come to is kept."""
+        return len(self._recent)
+
+    @property
+    def function_count(self) -> int:
+        """How many functions there are."""
+        return len(self.functions) + len(self.host_functions)
+
+    def install(self, program: Program, dispatch: Dispatch, holder: Hashable) -> str:
+        """Keeps a program until `forget` or `drop`; returns its fingerprint.
 
         The same program given to hosts in another way has another fingerprint.
+
+        Args:
+            program: As `ir.prepare` has made it.
+            dispatch: How it is given to hosts.
+            holder: Who wants it: a client, or a run.
         """
         known = fingerprint(program)
         if dispatch is not Dispatch.PARALLEL:
             known = f"{known} {dispatch}"
-        self._installed[known] = Installed(program, dispatch)
+        self._installed.hold(known, holder)
+        if self._installed.get(known) is None:
+            self._installed.set(known, Installed(known, program, dispatch))
+            for node in program.nodes:
+                if isinstance(node, Compute):
+                    self.functions.hold(node.function, known)
+                elif isinstance(node, HostCall):
+                    self.host_functions.hold(node.function, known)
         return known
+
+    def forget(self, known: str, holder: Hashable) -> None:
+        """Somebody who has installed a program does not want it any more; it ends with the last of them."""
+        self._end(self._installed.release(known, holder))
+
+    def drop(self, holder: Hashable) -> None:
+        """Somebody wants no program, and no function, any more."""
+        for installed in self._installed.drop(holder):
+            self._end(installed)
+        self.functions.drop(holder)
+        self.host_functions.drop(holder)
 
     def get(self, known: str) -> Installed:
         """An installed program.
@@ -136,8 +215,30 @@ class Programs:
             raise NotFound(f"no program '{known}' has been installed; install it before it runs")
         return found
 
-    def lowered(self, known: str, placements: tuple[Placement, ...]) -> tuple[Subgraph, ...]:
-        """What an installed program comes to.
+    def begin(self, known: str, run: Hashable) -> Installed:
+        """A run of an installed program begins, which is not forgotten before `end`.
+
+        Raises:
+            NotFound: There is no such program.
+        """
+        found = self.get(known)
+        self._installed.hold(known, run)
+        return found
+
+    def end(self, known: str, run: Hashable, lowered: Lowered | None) -> None:
+        """A run has ended, or will never begin.
+
+        Args:
+            known: What `begin` was told.
+            run: Likewise.
+            lowered: What it has used, if it has come to that.
+        """
+        if lowered is not None:
+            lowered.users -= 1
+        self.forget(known, run)
+
+    def use(self, known: str, placements: tuple[Placement, ...]) -> Lowered:
+        """What an installed program comes to, for a run that has begun; `end` says when it has used it.
 
         Args:
             known: Its fingerprint.
@@ -147,19 +248,43 @@ class Programs:
             NotFound: There is no such program.
             InvalidProgram: A slice has another number of devices.
         """
-        last = self._last.get(known)
-        if last is not None and all(map(is_, last[0], placements)):
-            return last[1]
-        key = known, placements
-        found = self._lowered.get(key)
+        installed = self.get(known)
+        found = installed.last
+        if found is None or not all(map(is_, found.placements, placements)):
+            found = installed.lowered.get(placements)
         if found is None:
-            while len(self._lowered) >= _MOST_LOWERED:
-                oldest = next(iter(self._lowered))
-                del self._lowered[oldest]
-                self._last.pop(oldest[0], None)
-            found = self._lowered[key] = self._lower(self.get(known), placements)
-        self._last[known] = placements, found
+            found = Lowered(installed, placements, self._lower(installed, placements))
+            self._make_room()
+            installed.lowered[placements] = found
+            self._recent[found] = None
+        self._recent.move_to_end(found)
+        installed.last = found
+        found.users += 1
         return found
+
+    def _make_room(self) -> None:
+        """Makes room for one more, unless runs use all that there is."""
+        while len(self._recent) >= self._most_lowered:
+            oldest = next((each for each in self._recent if not each.users), None)
+            if oldest is None:
+                return
+            self._evict(oldest)
+
+    def _evict(self, lowered: Lowered) -> None:
+        installed = lowered.installed
+        del self._recent[lowered], installed.lowered[lowered.placements]
+        if installed.last is lowered:
+            installed.last = None
+        for subgraph in lowered.subgraphs:
+            self._forget(subgraph)
+
+    def _end(self, installed: Installed | None) -> None:
+        """Nobody wants a program any more."""
+        if installed is not None:
+            for lowered in list(installed.lowered.values()):
+                self._evict(lowered)
+            self.functions.drop(installed.known)
+            self.host_functions.drop(installed.known)
 
     def _lower(self, installed: Installed, placements: tuple[Placement, ...]) -> tuple[Subgraph, ...]:
         program = installed.program
@@ -201,7 +326,7 @@ class Programs:
         return Subgraph(
             number=self._numbers,
             islands=islands,
-            lists={name: _list_of(low, name, inputs, outputs) for name in hosts},
+            lists={name: _list_of(str(self._numbers), low, name, inputs, outputs) for name in hosts},
             footprints={name: footprint(low, part) for name, part in hosts.items()},
             senders={
                 name: tuple(sorted({step.host for step in part.instructions if isinstance(step, Recv)}))
@@ -224,7 +349,9 @@ def _each_by_itself(program: Program) -> Program:
     return replace(program, nodes=nodes)
 
 
-def _list_of(low: LowProgram, host: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> HostList:
+def _list_of(
+    known: str, low: LowProgram, host: str, inputs: tuple[int, ...], outputs: tuple[int, ...]
+) -> HostList:
     part = low.on(host)
     placements = dict(low.placements)
     here = {number for number, found in placements.items() if host in found.hosts}
@@ -232,8 +359,7 @@ def _list_of(low: LowProgram, host: str, inputs: tuple[int, ...], outputs: tuple
     own = replace(low, hosts=(part,))
     arguments = tuple(number for number in inputs if slices[number] in here)
     results = tuple(number for number in outputs if slices[number] in here)
-    digest = hashlib.sha256(encode(own) + repr((host, arguments, results)).encode()).hexdigest()
-    return HostList(digest, own, arguments, results)
+    return HostList(known, own, arguments, results)
 
 
 def _called(

@@ -19,7 +19,7 @@ from itertools import count
 from waystation._errors import Cancelled, WaystationError
 from waystation.runtime.controller.islands import IslandOrder, MemoryLimits, instructions_of
 from waystation.runtime.controller.observer import Observer
-from waystation.runtime.controller.works import Abandon, Begin, Effect, Prepare, Release, Work
+from waystation.runtime.controller.works import Abandon, Begin, Effect, ForgetLists, Prepare, Release, Work
 from waystation.runtime.messages import Done, Message
 from waystation.runtime.objects import Handle
 from waystation.runtime.scheduling import (
@@ -64,6 +64,8 @@ class Orders:
         self._by_number: dict[int, Work] = {}
         self._held: dict[int, Work] = {}
         self._preparations: dict[int, tuple[str, int, int]] = {}
+        # Lists that are to be forgotten as soon as hosts have them.
+        self._unwanted: dict[tuple[str, int, int], ForgetLists] = {}
         self._needing: dict[int, list[Work]] = {}  # by number of the preparation
         self._told: dict[int, list[Callable[[WaystationError | None], None]]] = {}  # likewise
         self._numbers = count(1)
@@ -180,10 +182,14 @@ class Orders:
 
     def prepared(self, number: int, error: WaystationError | None) -> None:
         """Hosts have been given lists, or cannot use them."""
-        name, epoch, subgraph = self._preparations.pop(number)
+        key = name, epoch, subgraph = self._preparations.pop(number)
         island = self._islands.get(name)
+        unwanted = self._unwanted.pop(key, None)
         if island is not None and island.epoch == epoch:
-            island.lists[subgraph] = error
+            if unwanted is None:
+                island.lists[subgraph] = error
+            else:
+                self.effects.append(unwanted)
         for work in self._needing.pop(number):
             work.needs.discard(number)
             work.error = work.error or error
@@ -191,6 +197,25 @@ class Orders:
         for then in self._told.pop(number, ()):
             then(error)
         self._settle()
+
+    def forget(self, name: str, subgraph: int, lists: dict[str, str]) -> None:
+        """Has hosts forget the lists of a subgraph, if they have them, or when they have been given them.
+
+        Args:
+            name: The island.
+            subgraph: The number of the subgraph, which no work uses any more.
+            lists: What the list of each host is known by.
+        """
+        island = self._islands.get(name)
+        if island is None:
+            return
+        key = name, island.epoch, subgraph
+        effect = ForgetLists(name, island.epoch, lists)
+        if key in self._preparations.values():
+            self._unwanted[key] = effect
+        elif subgraph in island.lists:
+            del island.lists[subgraph]
+            self.effects.append(effect)
 
     def submit(self, work: Work) -> None:
         """Takes a work."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from waystation._errors import InvalidInput, WaystationError
 from waystation.runtime.controller.arrays import StoredArray
-from waystation.runtime.controller.lowered import Subgraph
+from waystation.runtime.controller.lowered import Lowered, Subgraph
 from waystation.runtime.controller.works import HostPart, IslandPart, Prepare, Work
 from waystation.runtime.ir import Arg, Program, Reshard, Result, SliceShape, Value
 from waystation.runtime.messages import Run
@@ -48,11 +48,12 @@ class ProgramRun:
         self._controller = controller
         self._client = client
         self._fingerprint = fingerprint
-        self._installed = controller.programs.get(fingerprint)
+        self._key = controller.new_key(client)
+        self._installed = controller.programs.begin(fingerprint, self._key)
+        self._lowered: Lowered | None = None
         self._program = self._installed.program
         self._cost_seconds = cost_seconds
         self._priority = priority
-        self._key = controller.new_key(client)
         self._handles: dict[int, Handle] = {}  # of values
         self._own: list[StoredArray] = []  # between subgraphs
         self._donated: list[StoredArray] = []
@@ -63,7 +64,7 @@ class ProgramRun:
         """Submits it, by the client's handles; what keeps it from running is in those of the results."""
         try:
             placements = self._placements(slices)
-            subgraphs = self._controller.programs.lowered(self._fingerprint, placements)
+            subgraphs = self._lower(placements)
             granted = dict(zip((part.number for part in self._program.slices), slices, strict=True))
             there = dict(zip(slices, placements, strict=True))
             stored = self._arguments(granted, there, arguments)
@@ -89,14 +90,59 @@ class ProgramRun:
     def bring(self, stored: StoredArray, placement: Placement, slice_number: int) -> StoredArray:
         """Submits it as a program that copies an array to where its slice is now; returns the copy."""
         controller = self._controller
+        try:
+            subgraphs = self._lower((stored.placement, placement))
+        except WaystationError:
+            self._leave()
+            raise
         controller.arrays.table.use([stored.handle], self._key)
         self._handles[0] = stored.handle
         self._uses = (stored.run,)
         made = self._create(self._program.values[1], slice_number, None, placement)
-        subgraphs = controller.programs.lowered(self._fingerprint, (stored.placement, placement))
         self._make_works(subgraphs, {0: stored.value.slice, 1: slice_number}, {slice_number: placement})
         self._submit_next(None)
         return made
+
+    def prepare_ahead(self, slices: Sequence[int], then: Callable[[WaystationError | None], None]) -> None:
+        """Has hosts compile it where its slices are now, and does not run it.
+
+        Args:
+            slices: Its slices.
+            then: Is told once what came of it: the first error, or None.
+
+        Raises:
+            WaystationError: The slices are not the client's, or have no devices.
+        """
+        orders, found = self._controller.orders, list[WaystationError | None]()
+        try:
+            subgraphs = self._lower(self._placements(slices))
+        except WaystationError:
+            self._leave()
+            raise
+        wanted = [(subgraph, island) for subgraph in subgraphs for island in subgraph.islands]
+
+        def note(error: WaystationError | None) -> None:
+            found.append(error)
+            if len(found) == len(wanted):
+                end(next((each for each in found if each is not None), None))
+
+        def end(error: WaystationError | None) -> None:
+            self._leave()
+            then(error)
+
+        for subgraph, island in wanted:
+            make = functools.partial(_preparation, subgraph, island, orders.epoch(island))
+            orders.prepare_ahead(island, subgraph.number, make, note)
+        if not wanted:
+            end(None)
+
+    def _lower(self, placements: tuple[Placement, ...]) -> tuple[Subgraph, ...]:
+        self._lowered = self._controller.programs.use(self._fingerprint, placements)
+        return self._lowered.subgraphs
+
+    def _leave(self) -> None:
+        """Nothing of it is left: the program may be forgotten."""
+        self._controller.programs.end(self._fingerprint, self._key, self._lowered)
 
     # ---- arrays --------------------------------------------------------------------------------
 
@@ -169,6 +215,7 @@ class ProgramRun:
         self._forget_donated()
         for own in results:
             controller.arrays.fail(self._client, own, told, RunKey(self._client, controller.new_number()))
+        self._leave()
         controller.tell_waiters()
 
     def _forget_donated(self) -> None:
@@ -256,44 +303,8 @@ class ProgramRun:
             controller.collect(controller.arrays.fail_run(self._key, told))
             controller.arrays.end(self._own)
             self._forget_donated()
+        self._leave()
         controller.tell_waiters()
-
-
-def prepare_ahead(
-    controller: Controller,
-    client: str,
-    fingerprint: str,
-    slices: Sequence[int],
-    then: Callable[[WaystationError | None], None],
-) -> None:
-    """Has hosts compile a program where its slices are now, before it runs.
-
-    Args:
-        controller: The controller.
-        client: Who is going to run it.
-        fingerprint: Of the program, which is installed.
-        slices: Its slices.
-        then: Is told once what came of it: the first error, or None.
-
-    Raises:
-        NotFound: There is no such program.
-        WaystationError: The slices are not the client's, or have no devices.
-    """
-    placements = ProgramRun(controller, client, fingerprint)._placements(slices)
-    subgraphs = controller.programs.lowered(fingerprint, placements)
-    wanted = [(subgraph, island) for subgraph in subgraphs for island in subgraph.islands]
-    found: list[WaystationError | None] = []
-
-    def note(error: WaystationError | None) -> None:
-        found.append(error)
-        if len(found) == len(wanted):
-            then(next((each for each in found if each is not None), None))
-
-    for subgraph, island in wanted:
-        make = functools.partial(_preparation, subgraph, island, controller.orders.epoch(island))
-        controller.orders.prepare_ahead(island, subgraph.number, make, note)
-    if not wanted:
-        then(None)
 
 
 def _preparation(subgraph: Subgraph, island: str, epoch: int, number: int) -> Prepare:

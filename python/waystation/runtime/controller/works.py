@@ -139,6 +139,22 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetLists:
+    """Hosts are to forget lists, which nothing that they were told to begin uses any more, and the functions
+    that no other list of theirs calls.
+
+    Attributes:
+        island: The island.
+        epoch: Of the island.
+        lists: What the list of each host is known by.
+    """
+
+    island: str
+    epoch: int
+    lists: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Begin:
     """Hosts of an island are to be told, in the order of these effects.
 
@@ -191,4 +207,4 @@ class Stall:
     work: int
 
 
-Effect: TypeAlias = Prepare | Begin | Release | Abandon | Stall
+Effect: TypeAlias = Prepare | ForgetLists | Begin | Release | Abandon | Stall

@@ -3,7 +3,8 @@
 A function comes as `jax.export` wrote it, for a mesh without devices (`AbstractMesh`), or as a chain of such
 (`code.py`), and gets devices here.
 Its key is made of its bytes (`messages.key_of`), so equal functions are compiled once, whoever
-sends them. What is donated is said by who calls, and belongs to what is compiled.
+sends them. What is donated is said by who calls, and belongs to what is compiled. What is compiled stays as
+long as a list calls it (`hold`, `release`), its bytes until `forget`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from __future__ import annotations
 import copy
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
 from waystation._errors import WaystationError
 from waystation.runtime.errors import ComputationFailed, FunctionNotFound
 from waystation.runtime.execution.code import Code, Devices
+
+# What is compiled once: the key of a function, the devices that it runs on, in the order of its mesh, also
+# those of other hosts, and the places of operands whose memory it takes over.
+Place: TypeAlias = tuple[str, Devices, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,8 @@ class Functions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._exported: dict[str, bytes] = {}
-        self._compiled: dict[tuple[str, Devices, tuple[int, ...]], Future[Function]] = {}
+        self._compiled: dict[Place, Future[Function]] = {}
+        self._lists: Counter[Place] = Counter()  # how many lists call each
         # One thread: a host should have cores left for what it is called to do.
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="waystation: compiler")
 
@@ -56,15 +63,26 @@ class Functions:
         with self._lock:
             self._exported.setdefault(key, exported)
 
-    def prepare(self, key: str, devices: Devices, donated: tuple[int, ...] = ()) -> None:
-        """Begins to compile a function, unless that has begun, or it is not known.
+    def forget(self, key: str) -> None:
+        """Makes a function unknown; what lists have found of it stays theirs."""
+        with self._lock:
+            self._exported.pop(key, None)
 
-        Args:
-            key: Its key.
-            devices: Those that it runs on, in the order of its mesh, also those of other hosts.
-            donated: Places of operands whose memory it takes over.
-        """
-        self._find(key, devices, donated)
+    def hold(self, places: Iterable[Place]) -> None:
+        """A list calls functions: begins to compile those that are known and that no list has called."""
+        for place in places:
+            with self._lock:
+                self._lists[place] += 1
+            self._find(*place)
+
+    def release(self, places: Iterable[Place]) -> None:
+        """A list that calls functions is forgotten, and so is what no other list calls."""
+        with self._lock:
+            for place in places:
+                self._lists[place] -= 1
+                if not self._lists[place]:
+                    del self._lists[place]
+                    self._compiled.pop(place, None)
 
     def is_ready(self, key: str, devices: Devices, donated: tuple[int, ...] = ()) -> bool:
         """Whether it need not be waited for."""

@@ -14,7 +14,7 @@ from waystation.runtime.execution.exchange import Exchange
 from waystation.runtime.execution.functions import Functions
 from waystation.runtime.execution.lists import FindDevice, LoadedList, Run
 from waystation.runtime.execution.running import Note, RunningList
-from waystation.runtime.ir import Exec, LowProgram
+from waystation.runtime.ir import LowProgram
 from waystation.runtime.timeline import HostRecorder
 
 # Takes for each operand the local shards and where they begin; gives for each result one block a device.
@@ -68,14 +68,14 @@ class HostExecution:
             FunctionNotFound: No list of that key was loaded, or a function was not registered.
             ComputationFailed: A function cannot be compiled.
         """
-        loaded = self._list(key)
-        for step in loaded.instructions:
-            if isinstance(step, Exec) and step.kind == "compute":
-                self.functions.get(step.function, loaded.devices[step.slice], step.donated)
+        for place in self._list(key).places:
+            self.functions.get(*place)
 
     def unload(self, key: str) -> None:
-        """Forgets a list."""
-        self._lists.pop(key, None)
+        """Forgets a list; a run of it that has begun goes on."""
+        loaded = self._lists.pop(key, None)
+        if loaded is not None:
+            self.functions.release(loaded.places)
 
     def is_quick(self, key: str) -> bool:
         """Whether to begin a list waits neither for other hosts nor for functions of programs."""

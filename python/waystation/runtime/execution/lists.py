@@ -14,7 +14,7 @@ import jax
 from waystation.runtime.devices import DeviceId
 from waystation.runtime.execution.assembly import Lying
 from waystation.runtime.execution.exchange import Expected
-from waystation.runtime.execution.functions import Function, Functions
+from waystation.runtime.execution.functions import Function, Functions, Place
 from waystation.runtime.ir import Exec, Instruction, LowProgram, Recv, Value
 from waystation.runtime.ir.low import Free
 
@@ -58,6 +58,7 @@ class LoadedList:
         is_quick: Whether nothing of it waits for other hosts, or for functions of programs.
         makers: The call that makes each value that one makes.
         compiled: The functions of its calls that have been waited for, by the identity of the instruction.
+        places: What it calls that is to be compiled; it holds that until it is forgotten.
     """
 
     def __init__(self, program: LowProgram, host: str, find_device: FindDevice, functions: Functions) -> None:
@@ -84,9 +85,12 @@ class LoadedList:
         calls = [step for step in self.instructions if isinstance(step, Exec)]
         self.is_quick = not self.expected and all(step.kind == "compute" for step in calls)
         self.makers = {number: step for step in calls for number in step.results}
-        for step in calls:
-            if step.kind == "compute":
-                functions.prepare(step.function, self.devices[step.slice], step.donated)
+        self.places: frozenset[Place] = frozenset(
+            (step.function, self.devices[step.slice], step.donated)
+            for step in calls
+            if step.kind == "compute"
+        )
+        functions.hold(self.places)
 
     def is_here(self, number: int) -> bool:
         """Whether this host has shards of a value."""

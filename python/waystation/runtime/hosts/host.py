@@ -25,6 +25,7 @@ from waystation.runtime.control.connector import Connector
 from waystation.runtime.control.host_words import (
     AbandonWork,
     BeginMessage,
+    ForgetCode,
     ReleaseBuffers,
     pack_done,
     unpack_told,
@@ -69,11 +70,15 @@ class Health:
         report: How far it is.
         array_bytes: Bytes of arrays on its devices.
         sent_bytes: Bytes that it has sent to other hosts.
+        programs: Lists that it was given and has not been told to forget.
+        functions: Functions that these call.
     """
 
     report: Report
     array_bytes: int = 0
     sent_bytes: int = 0
+    programs: int = 0
+    functions: int = 0
 
 
 class Host:
@@ -189,6 +194,8 @@ class Host:
                             self._work.buffers.free(handles)
                         case AbandonWork(work, error, has_ended):
                             self._transfers.abandon(work, error, has_ended=has_ended)
+                        case ForgetCode(lists, functions):
+                            self._work.forget(lists, functions)
         finally:
             control.close()
 
@@ -217,7 +224,8 @@ class Host:
             report = replace(report, awaits=self._transfers.awaited)
         idle_s = None if self._idleness is None else self._idleness.idle_s()
         report = replace(report, is_elsewhere=self._work.execution.is_elsewhere, idle_s=idle_s)
-        return Health(report, self._work.buffers.held_bytes, self._transfers.sent_bytes)
+        sizes = self._work.buffers.held_bytes, self._transfers.sent_bytes
+        return Health(report, *sizes, *self._work.code_sizes)
 
     @answering
     async def stamps(self, after: int, after_names: int, is_wanted: bool) -> Stamps:

@@ -12,6 +12,7 @@ import functools
 import pickle
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,7 @@ from waystation.runtime.execution import Buffers, HostExecution
 from waystation.runtime.execution import Run as ListRun
 from waystation.runtime.hosts.checkpoints import Checkpoints, Loaded, may_broadcast
 from waystation.runtime.hosts.transfers import Transfers
-from waystation.runtime.ir import Sharding
+from waystation.runtime.ir import Exec, Sharding
 from waystation.runtime.messages import (
     BeginJoining,
     Done,
@@ -120,7 +121,9 @@ class HostWork:
         self._devices = devices
         self._per_host = len(jax.local_devices())
         self._transfers = transfers
+        self._preparing = threading.Lock()  # what follows is of threads that give lists, and of orders
         self._lists: dict[str, HostList] = {}
+        self._callers: Counter[str] = Counter()  # how many lists call each function
         self._functions: dict[str, Callable[..., Any]] = {}
         self._checkpoints = Checkpoints()
         self._ended_s = 0.0
@@ -145,13 +148,40 @@ class HostWork:
             ComputationFailed: A function cannot be compiled.
             FunctionNotFound: One is not known, or cannot be loaded here.
         """
-        for key, exported in functions:
-            self.execution.functions.add(key, exported)
-        for name, pickled in host_functions:
-            self._functions[name] = _loaded(name, pickled)
-        self._lists[listed.fingerprint] = listed
-        self.execution.load(listed.fingerprint, listed.low)
+        loaded = [(name, _loaded(name, pickled)) for name, pickled in host_functions]
+        with self._preparing:
+            for key, exported in functions:
+                self.execution.functions.add(key, exported)
+            self._functions.update(loaded)
+            self._lists[listed.fingerprint] = listed
+            self._callers.update(_called(listed))
+            self.execution.load(listed.fingerprint, listed.low)
         self.execution.wait_until_compiled(listed.fingerprint)
+
+    def forget(self, lists: Sequence[str], functions: Sequence[str]) -> None:
+        """Forgets lists, which nothing that is still to begin runs, and functions that no other list calls.
+
+        Args:
+            lists: What the lists are known by.
+            functions: Keys of functions, and names of host functions.
+        """
+        with self._preparing:
+            for known in lists:
+                listed = self._lists.pop(known, None)
+                if listed is not None:
+                    self._callers.subtract(_called(listed))
+                    self.execution.unload(known)
+            for name in functions:
+                if not self._callers[name]:  # else a list has come meanwhile that calls it
+                    del self._callers[name]
+                    self.execution.functions.forget(name)
+                    self._functions.pop(name, None)
+
+    @property
+    def code_sizes(self) -> tuple[int, int]:
+        """How many lists it has, and how many functions they call."""
+        with self._preparing:
+            return len(self._lists), sum(count > 0 for count in self._callers.values())
 
     def is_quick(self, message: Message) -> bool:
         """Whether to dispatch a message waits for nobody."""
@@ -354,6 +384,12 @@ class HostWork:
         mesh = jax.sharding.Mesh(placed, tuple(name for name, _ in sharding.axes))
         parts = [part[0] if len(part) == 1 else (part or None) for part in sharding.spec]
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
+
+
+def _called(listed: HostList) -> set[str]:
+    """The functions that a list calls."""
+    steps = [step for part in listed.low.hosts for step in part.instructions]
+    return {step.function for step in steps if isinstance(step, Exec)}
 
 
 def _total(moves: Sequence[Callable[[], tuple[int, int]]]) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 `ObjectTable` is the controller's: who refers to what, and what ends when. `HostMemory` is a host's: which run
 gets its memory now, and what is spilled to make room. Both are pure machines, driven by messages and by
-deaths; what they return is to be carried out. `footprint` says what a run will need.
+deaths; what they return is to be carried out. `footprint` says what a run will need. `Held` is for what has a
+name: programs, and the functions that these call.
 """
 
 from waystation.runtime.objects.admission import (
@@ -16,6 +17,7 @@ from waystation.runtime.objects.admission import (
     Stalled,
 )
 from waystation.runtime.objects.footprint import BytesByDevice, Footprint, footprint
+from waystation.runtime.objects.holders import Held
 from waystation.runtime.objects.table import Collect, Handle, ObjectTable, StoredObject
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "Decision",
     "Footprint",
     "Handle",
+    "Held",
     "HostMemory",
     "ObjectTable",
     "Refuse",

@@ -10,7 +10,6 @@ client; dropping never waits.
 from __future__ import annotations
 
 import math
-import queue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,6 +20,7 @@ from waystation.runtime.errors import TracedValueRead
 from waystation.runtime.ir import Sharding
 from waystation.runtime.tracing.pictures import picture, picture_html
 from waystation.runtime.tracing.recorder import Kind
+from waystation.runtime.tracing.releases import Freed
 
 if TYPE_CHECKING:
     import jax
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # Longer arrays are shown without their elements, which would have to be brought here.
 SHOWN_ELEMENTS = 1000
-
-Freed = queue.SimpleQueue["int | None"]
 
 
 class SliceLike(Protocol):

@@ -7,15 +7,17 @@ same program. Building a program costs more than recording it: `structure` is wh
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from waystation.grid import Shape
 from waystation.runtime.ir import Arg, Compute, Node, Program, Result, Sharding, SliceShape, Value
 from waystation.runtime.ir.program import item_bytes
+from waystation.runtime.tracing.releases import Registration
 
 
 @dataclass(frozen=True)
@@ -42,27 +44,34 @@ class Kind:
         return math.prod(self.shape) * item_bytes(self.dtype)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Callee:
     """A function made ready for arguments of certain kinds on a slice; known by its identity.
 
     Attributes:
         label: Its name, for people.
-        key: The key that it was registered by.
+        registration: Keeps it registered.
         slice_number: The slice that it runs on.
         slice_shape: How the devices of that lie.
         operands: How each operand has to lie.
         results: What it makes.
         donated: Places of operands whose memory it takes over.
+        number: Tells it from any other of this process, also when it is gone.
     """
 
     label: str
-    key: str
+    registration: Registration
     slice_number: int
     slice_shape: Shape
     operands: tuple[Sharding, ...]
     results: tuple[Kind, ...]
     donated: tuple[int, ...]
+    number: int = field(default_factory=itertools.count().__next__)
+
+    @property
+    def key(self) -> str:
+        """The key that it was registered by."""
+        return self.registration.key
 
 
 class _Argument(NamedTuple):
@@ -73,7 +82,7 @@ class _Argument(NamedTuple):
 
 
 class _Call(NamedTuple):  # made, hashed and compared for every call
-    callee: Callee
+    callee: int  # its number
     place: int
     operands: tuple[int, ...]
     first_result: int
@@ -91,6 +100,7 @@ class Recorder:
         self.slices: list[int] = []
         self.arguments: list[_Argument] = []
         self.calls: list[_Call] = []
+        self.callees: list[Callee] = []  # of each call
         self._shapes: list[Shape] = []
         self._places: dict[int, int] = {}  # of slices
         self._next = 0
@@ -108,11 +118,12 @@ class Recorder:
         first = self._next
         self._next = after = first + len(callee.results)
         place = self._place(callee.slice_number, callee.slice_shape)
-        self.calls.append(_Call(callee, place, tuple(operands), first))
+        self.calls.append(_Call(callee.number, place, tuple(operands), first))
+        self.callees.append(callee)
         return range(first, after)
 
     def structure(self, results: Sequence[int]) -> Hashable:
-        """What decides which program this makes."""
+        """What decides which program this makes, as long as none of its functions is gone."""
         shapes = tuple(self._shapes)
         return self.name, tuple(self.arguments), tuple(self.calls), shapes, tuple(results)
 
@@ -121,8 +132,7 @@ class Recorder:
         nodes: list[Node] = [
             Arg(each.label, _value(each.number, each.kind, each.place)) for each in self.arguments
         ]
-        for call in self.calls:
-            callee = call.callee
+        for call, callee in zip(self.calls, self.callees, strict=True):
             made = tuple(
                 _value(call.first_result + at, kind, call.place) for at, kind in enumerate(callee.results)
             )
