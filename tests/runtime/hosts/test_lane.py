@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from waystation.errors import InvalidInput
+from waystation.runtime.endings import Ending, TransferEnding
 from waystation.runtime.hosts.lane import Lane, Moving, Report
 
 WAIT_S = 60.0
@@ -168,7 +169,7 @@ def test_what_has_ended_is_told_before_the_next_is_waited_for() -> None:
     all_told = threading.Event()
     begin_waiting, may_end = threading.Event(), threading.Event()
 
-    class Finish:
+    class Finish(Ending):
         def __init__(self, message: str) -> None:
             self.message = message
 
@@ -205,7 +206,7 @@ def test_what_has_ended_is_told_before_the_next_is_waited_for() -> None:
     lane.close()
 
 
-class Transfer:
+class Transfer(TransferEnding):
     """A save or a load: what moves bytes until the test says that it ends."""
 
     def __init__(self) -> None:
@@ -270,3 +271,30 @@ def test_at_most_so_many_transfers_are_under_way(devices: Devices) -> None:
         transfer.end.set()
     lane.close()
     assert [future.result(0) for future in futures] == ["moved"] * 3
+
+
+def test_what_happens_to_say_how_far_it_is_is_no_transfer(devices: Devices) -> None:
+    """The type decides: later messages of a lane that runs nothing ahead wait for what is no transfer."""
+
+    class Computation:
+        def __call__(self) -> str:
+            assert may_end.wait(WAIT_S)
+            return "computed"
+
+        def progress(self) -> tuple[int, int]:
+            return 1, 2
+
+    def begin(message: str, note: Callable[[str], None]) -> Callable[[], Any]:
+        return Computation() if message == "first" else devices.begin(message, note)
+
+    may_end = threading.Event()
+    lane: Lane[str] = Lane(begin, ahead=1)
+    first, second = lane.submit(0, "first"), lane.submit(1, "second")
+    assert lane.report().moving == ()
+    assert devices.begun == []
+    may_end.set()
+    assert first.result(WAIT_S) == "computed"
+    devices.wait_for(1)
+    devices.ends["second"].set()
+    assert second.result(WAIT_S) == "result of second"
+    lane.close()

@@ -17,6 +17,7 @@ import jax
 
 from waystation._errors import Internal, WaystationError
 from waystation.grid import relative_to
+from waystation.runtime.endings import Ending
 from waystation.runtime.errors import ComputationFailed, FunctionNotFound
 from waystation.runtime.execution.assembly import Assembly, Block, copied, cut
 from waystation.runtime.execution.functions import Function
@@ -32,7 +33,7 @@ Note = Callable[[str], None]
 _MOST_MET = 64  # shardings of an argument
 
 
-class RunningList:
+class RunningList(Ending):
     """One run of a list: dispatched, then waited for by calling it.
 
     Args:
@@ -285,7 +286,7 @@ class RunningList:
     # ---- the end -------------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """See `Ending`."""
         try:
             # JAX has it for all arrays, but not in their common type.
             return all(array.is_ready() for _, results in self._awaited for array in results)  # type: ignore[attr-defined]

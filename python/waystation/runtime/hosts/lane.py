@@ -23,15 +23,16 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from waystation._errors import Cancelled
+from waystation.runtime.endings import Ending, TransferEnding
 from waystation.runtime.scheduling import ReorderBuffer
 
 T = TypeVar("T")
 
-# Begins a message, telling what it is about to do, and returns what waits for its end and gives its result.
-# Where that has an `is_ready`, it says whether there is nothing to wait for.
+# Begins a message, telling what it is about to do, and returns what waits for its end and gives its result:
+# an `Ending`, a `TransferEnding`, or whatever else can be called.
 Finish = Callable[[], Any]
 Begin = Callable[[T, Callable[[str], None]], Finish]
 # Is told of the end of a message: its result, or what it has failed with.
@@ -39,18 +40,6 @@ Ended = Callable[[Any, BaseException | None], None]
 
 AHEAD = 32
 TRANSFERS = 8
-
-
-class TransferFinish(Protocol):
-    """A `Finish` for which nothing else waits; its `progress` tells it from others."""
-
-    def __call__(self) -> Any:
-        """Waits for the end."""
-        ...
-
-    def progress(self) -> tuple[int, int]:
-        """Bytes that have been moved, and bytes to move as far as they are known."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +103,7 @@ class _Transfer:
         now_s: When it began.
     """
 
-    def __init__(self, doing: str, finish: TransferFinish, now_s: float) -> None:
+    def __init__(self, doing: str, finish: TransferEnding, now_s: float) -> None:
         self.doing = doing
         self.finish = finish
         self._seen = finish.progress()
@@ -267,12 +256,12 @@ class Lane(Generic[T]):
                 finish = self._begin(entry.message, self._note)
             except BaseException as error:
                 finish = _raising(error)
-            if hasattr(finish, "progress"):
+            if isinstance(finish, TransferEnding):
                 self._begin_transfer(entry, finish)
             else:
                 self._running.put((entry, finish))
 
-    def _begin_transfer(self, entry: _Entry[T], finish: TransferFinish) -> None:
+    def _begin_transfer(self, entry: _Entry[T], finish: TransferEnding) -> None:
         thread = threading.Thread(
             target=self._end_transfer, args=(entry, finish), name="waystation: transfer", daemon=True
         )
@@ -282,7 +271,7 @@ class Lane(Generic[T]):
             self._has_room.notify()
         thread.start()
 
-    def _end_transfer(self, entry: _Entry[T], finish: TransferFinish) -> None:
+    def _end_transfer(self, entry: _Entry[T], finish: TransferEnding) -> None:
         result, failed = _outcome(finish)
         with self._lock:
             del self._transfers[threading.current_thread()]
@@ -312,11 +301,14 @@ class Lane(Generic[T]):
         except queue.Empty:
             self._on_pause()
             return self._running.get()
-        if running is not None:
-            is_ready = getattr(running[1], "is_ready", None)
-            if is_ready is None or not is_ready():
-                self._on_pause()
+        if running is not None and not is_over(running[1]):
+            self._on_pause()
         return running
+
+
+def is_over(finish: Finish) -> bool:
+    """Whether there is nothing to wait for, as far as that can be seen."""
+    return isinstance(finish, Ending) and finish.is_ready()
 
 
 def _outcome(finish: Finish) -> tuple[Any, BaseException | None]:

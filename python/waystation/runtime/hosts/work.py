@@ -23,10 +23,12 @@ import numpy as np
 
 from waystation._errors import Internal, WaystationError
 from waystation.runtime.devices import DeviceId
+from waystation.runtime.endings import Ending, TransferEnding
 from waystation.runtime.errors import FunctionNotFound
 from waystation.runtime.execution import Buffers, HostExecution
 from waystation.runtime.execution import Run as ListRun
 from waystation.runtime.hosts.checkpoints import Checkpoints, Loaded, may_broadcast
+from waystation.runtime.hosts.lane import is_over
 from waystation.runtime.hosts.transfers import Transfers
 from waystation.runtime.ir import Exec, Sharding
 from waystation.runtime.messages import (
@@ -57,7 +59,7 @@ Finish = Callable[[], Fetched | Said | None]
 _PROGRESS_S = 0.1
 
 
-class _Begun:
+class _Begun(Ending):
     """What waits for the end of a message.
 
     Args:
@@ -73,12 +75,11 @@ class _Begun:
         return self._end(self._finishes)
 
     def is_ready(self) -> bool:
-        """Whether there is nothing to wait for, as far as that can be seen."""
-        probes = [getattr(finish, "is_ready", None) for finish in self._finishes]
-        return all(probe is not None and probe() for probe in probes)
+        """See `Ending`."""
+        return all(map(is_over, self._finishes))
 
 
-class _BegunTransfer(_Begun):
+class _BegunTransfer(TransferEnding):
     """The same of a message that moves bytes between devices and storage.
 
     Args:
@@ -93,11 +94,15 @@ class _BegunTransfer(_Begun):
         end: Callable[[list[Finish]], Done],
         moved: Callable[[], tuple[int, int]],
     ) -> None:
-        super().__init__(finishes, end)
+        self._finishes = finishes
+        self._end = end
         self._moved = moved
 
+    def __call__(self) -> Done:
+        return self._end(self._finishes)
+
     def progress(self) -> tuple[int, int]:
-        """See `waystation.runtime.hosts.lane.TransferFinish`."""
+        """See `TransferEnding`."""
         return self._moved()
 
 
