@@ -150,3 +150,31 @@ def test_a_sharding_over_an_abstract_mesh_is_over_the_mesh_in_effect(
     other = jax.make_mesh((2,), ("z",), devices=jax.devices()[:2])
     with jax.set_mesh(other), pytest.raises(errors.InvalidInput, match="does not fit the mesh in effect"):
         waystation.load(ours, abstract)
+
+
+def test_loads_in_the_background_take_the_mesh_in_effect_along(tmp_path: Path) -> None:
+    mesh = jax.make_mesh((2, 2), ("x", "y"), devices=jax.devices()[:4])
+    spec = PartitionSpec("x", "y")
+    abstract = {
+        "w": jax.ShapeDtypeStruct(SHAPE, np.float32, sharding=NamedSharding(mesh.abstract_mesh, spec))
+    }
+    state = {"w": np.arange(32, dtype=np.float32).reshape(SHAPE)}
+    with waystation.training.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, state)
+        path = checkpointer.directory / "1"
+        with jax.set_mesh(mesh):
+            started = [
+                waystation.load_async(path, abstract),
+                checkpointer.load_async(1, abstract),
+                checkpointer.load_async(None, abstract),
+            ]
+            named = [
+                waystation.load_checkpointables_async(path, {"state": abstract}),
+                checkpointer.load_checkpointables_async(1, {"state": abstract}),
+            ]
+        loaded = [*(response.result() for response in started), *(each.result()["state"] for each in named)]
+        for found in loaded:
+            assert found["w"].sharding == NamedSharding(mesh, spec)
+            np.testing.assert_array_equal(found["w"], state["w"])
+        with pytest.raises(errors.InvalidInput, match=r"jax\.set_mesh"):
+            waystation.load_async(path, abstract).result()

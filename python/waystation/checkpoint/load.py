@@ -8,6 +8,7 @@ batches. What handlers have saved they load, from files that have been verified.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -21,6 +22,7 @@ from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.replaced import load_what_is_there
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.stored import AUTO
+from waystation.frameworks.mesh_in_effect import with_mesh_in_effect
 from waystation.transfers.handle import AsyncResponse, Progress
 
 
@@ -72,8 +74,6 @@ def load_async(
 ) -> AsyncResponse[Any]:
     """Loads a state in the background; takes what `load` takes, and its handle raises what it raises.
 
-    Only shardings over an abstract mesh are refused: no mesh is in effect on the thread in the background.
-
     In a program of several processes, each reads what it needs: collectives from a thread in the background
     could come between those of the program. With the option `array.loading.load_and_broadcast = True` there
     are such; let the program have none of its own then until the handle is done.
@@ -84,9 +84,8 @@ def load_async(
         return keeper.load_async(resolve(path), abstract_state)
     loading = Loading(resolve(path), [checkpointable_name or AUTO], current_options(), is_in_background=True)
     loading.require_checkpoint()
-    return AsyncResponse(
-        f"loading '{loading.target}'", lambda progress: loading.run(abstract_state, progress)
-    )
+    run = with_mesh_in_effect(functools.partial(loading.run, abstract_state))
+    return AsyncResponse(f"loading '{loading.target}'", run)
 
 
 def _require_plain(checkpointable_name: str | None) -> None:

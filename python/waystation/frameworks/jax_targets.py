@@ -26,6 +26,7 @@ from waystation.frameworks.base import StoredArray, Target
 from waystation.frameworks.jax_dtypes import WIDE, jax_dtype, logical_of, wide_enabled
 from waystation.frameworks.jax_shardings import boxes_by_device, sharding_from_description
 from waystation.frameworks.kinds import targets_by_kind
+from waystation.frameworks.mesh_in_effect import mesh_in_effect
 from waystation.grid import Box
 
 
@@ -131,9 +132,9 @@ class _Chooser:
 
 
 def _over_mesh_in_effect(sharding: NamedSharding) -> NamedSharding:
-    """A sharding over an abstract mesh, on the devices of the mesh that the calling thread has set."""
-    mesh = jax.sharding.get_mesh()
-    if mesh.empty:
+    """A sharding over an abstract mesh, on the devices of the mesh that the program has set."""
+    mesh = mesh_in_effect()
+    if mesh is None:
         raise InvalidInput(
             f"{sharding} has an abstract mesh, and no mesh is in effect; load within jax.set_mesh(mesh), or "
             "give a sharding over a mesh of devices"

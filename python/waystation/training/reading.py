@@ -31,6 +31,7 @@ from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import checkpointables_metadata, metadata
 from waystation.checkpoint.paths import resolve
 from waystation.checkpoint.sessions import process_count
+from waystation.frameworks.mesh_in_effect import with_mesh_in_effect
 from waystation.training import root_metadata
 from waystation.training.logger import Logger
 from waystation.training.place import Place
@@ -157,7 +158,7 @@ class ReadingCheckpointer:
             if process_count(options) == 1:
                 if self._tier is None:
                     self._restorer.existing(number)
-                load = functools.partial(self._load, step, wanted)
+                load = with_mesh_in_effect(functools.partial(self._load, step, wanted))
                 # The thread is to see the options of this call.
                 run: Callable[[], T] = functools.partial(contextvars.copy_context().run, load)
             else:
@@ -165,7 +166,9 @@ class ReadingCheckpointer:
                 # read while the caller waits, since it is over soon.
                 found = self._load_from_tier(number, wanted, options)
                 run = (
-                    self._restorer.begin(number, options, wanted.in_background, wanted.now)
+                    self._restorer.begin(
+                        number, options, wanted.in_background, with_mesh_in_effect(wanted.now)
+                    )
                     if found is None
                     else functools.partial(operator.itemgetter(1), found)
                 )
