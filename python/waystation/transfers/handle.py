@@ -1,8 +1,8 @@
 """One shape for everything that runs in the background: `AsyncResponse`.
 
 Work runs in one thread of its own, which is not a daemon: the interpreter waits for it at exit, so a
-save that was started is finished. A failure is kept for whoever asks; one that nobody asked for by
-the end of the program is logged.
+save that was started is finished. A failure is kept for whoever asks. One that nobody asked for by the end of
+the program is logged, and the program ends with status 1.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import atexit
 import contextlib
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any, Generic, Protocol, TypeVar
+from types import ModuleType
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from waystation._errors import InvalidInput
+from waystation._errors import Cancelled, InvalidInput
 
 T = TypeVar("T")
 
@@ -120,6 +122,16 @@ class AsyncResponse(Generic[T]):
             target=self._run, args=(work,), name=f"waystation: {what}", daemon=False
         )
         self._thread.start()
+
+    def __repr__(self) -> str:
+        # Asks for no lock, which a thread of a forked child's parent may hold.
+        if not self._finished.is_set():
+            state = "running" if os.getpid() == self._process_id else f"running in process {self._process_id}"
+        elif self._failure is None:
+            state = "done"
+        else:
+            state = f"failed with {type(self._failure.error).__name__}: {self._failure.error}"
+        return f"<AsyncResponse: {self._what}, {state}>"
 
     def _run(self, work: Callable[[Progress], T]) -> None:
         try:
@@ -245,10 +257,30 @@ class AsyncResponse(Generic[T]):
         return self.result()
 
 
+class _FailingExit:
+    """Ends the process with status 1 when the interpreter empties the table of modules, at its end.
+
+    An exit function cannot change the status, and one that ended the process itself would keep others from
+    being called. By the time of this all of them have been called, and what was printed has been flushed.
+    """
+
+    def __del__(self, end: Callable[[int], Any] = os._exit) -> None:  # modules may be gone by then
+        end(1)
+
+
 @atexit.register
-def _log_unread() -> None:
-    for failure in _unread:
-        _log.error("%s failed, and nobody asked for its result: %s", failure.what, failure.error)
+def _report_unread() -> None:
+    failures = [failure for failure in _unread if not isinstance(failure.error, Cancelled)]
+    for failure in failures:
+        _log.error(
+            "%s failed, and the program has ended without asking for the result: %s\n(Call result() on what "
+            "the call returned. The program ends with status 1.)",
+            failure.what,
+            failure.error,
+        )
+    if failures:
+        # The table's only reference: nothing that outlives the table may keep the object.
+        sys.modules[f"{__name__}.exit"] = cast(ModuleType, _FailingExit())
 
 
 def _renew_after_fork() -> None:

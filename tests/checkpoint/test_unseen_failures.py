@@ -1,0 +1,53 @@
+"""A save that failed and was never asked for its result: the program says so at its end, and has failed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import atexit, resource, signal, sys
+import numpy, waystation
+
+atexit.register(print, "an exit function was called")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+saving = waystation.save_async("checkpoint", {"a": numpy.zeros(1 << 20)})
+"""
+FAILED = "failed, and the program has ended without asking for the result: could not write the file"
+
+
+def run(tmp_path: Path, end: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-c", PROGRAM + end]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("end", ["", "del saving", "sys.exit(0)", "import jax", "import torch"])
+def test_the_program_fails(tmp_path: Path, end: str) -> None:
+    code, out, err = run(tmp_path, end)
+    assert (code, out) == (1, "an exit function was called\n")
+    assert err.startswith(f"saving '{tmp_path}/checkpoint' {FAILED}")
+    assert "Call result() on what the call returned. The program ends with status 1." in err
+
+
+def test_a_failure_that_was_seen_is_the_business_of_the_program(tmp_path: Path) -> None:
+    end = "try: saving.result()\nexcept OSError: print('seen')"
+    assert run(tmp_path, end) == (0, "seen\nan exit function was called\n", "")
+
+
+def test_what_was_cancelled_has_not_failed(tmp_path: Path) -> None:
+    program = "import numpy, waystation\n"
+    program += "waystation.save_async('checkpoint', {'a': numpy.zeros(1 << 24)}).cancel()"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_error_of_the_program_keeps_its_traceback(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "raise ValueError('of the program')")
+    assert code == 1
+    assert "ValueError: of the program" in err
+    assert FAILED in err
