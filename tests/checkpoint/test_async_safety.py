@@ -132,3 +132,14 @@ def test_cancel_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(waystation.errors.Cancelled):
         response.result()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_text_of_a_handle_says_how_it_stands(tmp_path: Path) -> None:
+    response = waystation.save_async(tmp_path / "checkpoint", {"a": np.ones(3)})
+    assert repr(response).startswith(f"<AsyncResponse: saving '{tmp_path}/checkpoint', ")
+    response.result()
+    assert repr(response) == f"<AsyncResponse: saving '{tmp_path}/checkpoint', done>"
+    failed = waystation.AsyncResponse("counting", lambda _: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        failed.result()
+    assert repr(failed).startswith("<AsyncResponse: counting, failed with ZeroDivisionError: ")

@@ -184,3 +184,19 @@ def test_all_bounds_on_the_memory_of_a_save_count() -> None:
     assert memory.write_limit_bytes() == 1 << 30
     memory.expected_surge_bytes = 1 << 40
     assert memory.write_limit_bytes() == 1 << 20
+
+
+def test_the_text_of_a_context_shows_what_differs_from_the_defaults() -> None:
+    context = waystation.Context()
+    assert repr(context) == "<Context: the defaults>"
+    context.array.loading.mmap = True
+    context.array.saving.use_ocdbt = True
+    assert repr(context) == "<Context: array.loading.mmap=True, array.saving.use_ocdbt=True>"
+    with context:
+        assert repr(context).endswith("array.saving.use_ocdbt=True; in use>")
+
+
+@pytest.mark.parametrize("given", [{}, waystation.Context, "native"])
+def test_what_is_no_context_is_refused(given: Any) -> None:
+    with pytest.raises(errors.WrongType, match=r"a context must be a waystation\.Context or None, not "):
+        waystation.Context(given)

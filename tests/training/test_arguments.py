@@ -19,6 +19,14 @@ from waystation import errors, training
         ("save_decision_policy", 10, "not 10"),
         ("save_decision_policy", training.save_decision_policies.InitialSavePolicy, "call it"),
         ("memory", True, "MemoryTier or None, not True"),
+        ("preservation_policy", 3, "training.preservation_policies or None, not 3"),
+        ("preservation_policy", training.preservation_policies.LatestN, "call it"),
+        ("preservation_policy", [training.preservation_policies.LatestN(2)], "not "),
+        ("step_name_format", "step_{}", "a name format of waystation.path.step or None"),
+        ("logger", print, "an object with a method log_entry or None, not <built-in"),
+        ("context", {}, "a waystation.Context or None, not {}"),
+        ("max_saves_in_flight", "2", "an integer, not '2'"),
+        ("max_saves_in_flight", True, "an integer, not True"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_at_once(
@@ -26,6 +34,27 @@ def test_arguments_that_cannot_work_are_refused_at_once(
 ) -> None:
     with pytest.raises(errors.WrongType, match=text):
         training.Checkpointer(tmp_path, **{argument: value})
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "text"),
+    [
+        (training.preservation_policies.LatestN, "3", "n is an integer or None, not '3'"),
+        (training.preservation_policies.EveryNSteps, (2, True, 1.5), "max_to_keep is an integer or None"),
+        (training.save_decision_policies.FixedIntervalPolicy, "3", "integer number of steps, not '3'"),
+        (training.save_decision_policies.AnySavePolicy, 3, "a list of policies, not 3"),
+        (training.save_decision_policies.AnySavePolicy, [3], "instances of policies, not 3"),
+        (training.preservation_policies.AnyPreservationPolicy, [int], "instances of policies, not <class"),
+    ],
+)
+def test_policies_that_cannot_work_are_refused_at_once(make: Any, given: Any, text: str) -> None:
+    with pytest.raises(errors.WrongType, match=text):
+        make(*given) if isinstance(given, tuple) else make(given)
+
+
+def test_the_text_of_a_checkpointer_names_its_directory(tmp_path: Path) -> None:
+    with training.Checkpointer(tmp_path / "run") as checkpointer:
+        assert repr(checkpointer) == f"<Checkpointer: '{tmp_path}/run'>"
 
 
 def test_metrics_may_be_scalars_of_any_framework(tmp_path: Path) -> None:

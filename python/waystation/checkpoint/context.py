@@ -11,7 +11,7 @@ import threading
 from types import TracebackType
 from typing import Any, Self
 
-from waystation._errors import InvalidInput
+from waystation._errors import InvalidInput, WrongType
 from waystation._options import (
     ArrayOptions,
     AsyncOptions,
@@ -65,6 +65,11 @@ class Context:
         safetensors_options: SafetensorsOptions | None = None,
         atomicity_options: AtomicityOptions | None = None,
     ) -> None:
+        if context is not None and not isinstance(context, Context):
+            given = (
+                f"the class {context.__name__}; call it" if isinstance(context, type) else f"{context!r:.60}"
+            )
+            raise WrongType(f"a context must be a waystation.Context or None, not {given}")
         options: Options = Options() if context is None else context._options.thawed()
         groups: dict[str, Any] = {
             "pytree": pytree_options,
@@ -87,6 +92,12 @@ class Context:
         self._options: Options = options
         self._lock = threading.Lock()
         self._blocks = 0
+
+    def __repr__(self) -> str:
+        """The options that differ from the defaults, and whether they are in effect."""
+        defaults = dict(Options().walk())
+        parts = [f"{name}={value!r}" for name, value in self._options.walk() if value != defaults[name]]
+        return f"<Context: {', '.join(parts) or 'the defaults'}{'; in use' if self._blocks else ''}>"
 
     @property
     def array(self) -> ArrayOptions:

@@ -18,10 +18,14 @@ from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.published import abstract_model, require_checkpointables
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.layouts.native.records import LocalPart
+from waystation.tree import flatten, format_key_path
 
 _log = logging.getLogger("waystation")
 
 M = TypeVar("M")
+
+_SHOWN_LEAVES = 50
+_SHOWN_CHARACTERS = 60
 
 # What metadata show of a state: its tree, with an abstract array for each array.
 PyTreeMetadata: TypeAlias = Any
@@ -54,6 +58,27 @@ class CheckpointMetadata(Generic[M]):
     format_version: int | None = None
     local: LocalPart | None = None
 
+    def __repr__(self) -> str:
+        """One line, however large the tree is; `str` shows the tree."""
+        about = self.checkpointable_name or ", ".join(self.checkpointable_names)
+        count = len(flatten(self.metadata)[0])
+        return f"<CheckpointMetadata: '{self.path}' ({about}), {count} {'leaf' if count == 1 else 'leaves'}>"
+
+    def __str__(self) -> str:
+        """The first leaves of the tree, one in a line."""
+        leaves, structure = flatten(self.metadata)
+        shown = leaves[:_SHOWN_LEAVES]
+        paths = structure.key_paths()[: len(shown)]
+        lines = [repr(self)[1:-1]]
+        lines += [
+            f"  {format_key_path(path)}: {_leaf_text(leaf)}" for path, leaf in zip(paths, shown, strict=True)
+        ]
+        if len(leaves) > len(shown):
+            lines.append(
+                f"  … and {len(leaves) - len(shown)} more; 'waystation inspect {self.path}' shows all"
+            )
+        return "\n".join(lines)
+
     @property
     def init_timestamp_nsecs(self) -> int | None:
         """`begin_timestamp_ns`, as Orbax calls it."""
@@ -73,6 +98,16 @@ class CheckpointMetadata(Generic[M]):
     def commit_timestamp(self) -> datetime.datetime | None:
         """When it was committed."""
         return _moment(self.commit_timestamp_ns)
+
+
+def _leaf_text(leaf: Any) -> str:
+    """An abstract array by dtype, shape and placement; anything else as Python writes it, on one line."""
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is None or dtype is None:
+        return f"{leaf!r:.{_SHOWN_CHARACTERS}}"
+    sharding = getattr(leaf, "sharding", None)
+    placed = "" if sharding is None else f", {getattr(sharding, 'spec', sharding)}"
+    return f"{dtype} {tuple(shape)}{placed}"
 
 
 def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> CheckpointMetadata[Any]:

@@ -40,13 +40,30 @@ from waystation.training.step_names import NameFormat, PathLike, standard_name_f
 from waystation.training.tiers import Tier
 from waystation.transfers.handle import AsyncResponse
 
+# What each argument has to have, and what to give. Another object would fail at the first save only.
+_NEEDED = {
+    "save_decision_policy": ("should_save", "a policy of training.save_decision_policies"),
+    "preservation_policy": ("should_preserve", "a policy of training.preservation_policies"),
+    "step_name_format": ("find_all", "a name format of waystation.path.step"),
+    "logger": ("log_entry", "an object with a method log_entry"),
+    "memory": ("open", "a waystation.memory.MemoryTier"),
+}
 
-def _check_has(name: str, value: object, method: str, wanted: str) -> None:
-    """Refuses an argument that is no object with a method: a class would fail at the first save only."""
-    if value is None or (not isinstance(value, type) and callable(getattr(value, method, None))):
-        return
-    given = f"the class {value.__name__}; call it" if isinstance(value, type) else f"{value!r:.60}"
-    raise WrongType(f"{name} is an instance of {wanted} or None, not {given}")
+
+def _check_arguments(**arguments: object) -> None:
+    for name, value in arguments.items():
+        method, wanted = _NEEDED[name]
+        if value is None or (not isinstance(value, type) and callable(getattr(value, method, None))):
+            continue
+        given = f"the class {value.__name__}; call it" if isinstance(value, type) else f"{value!r:.60}"
+        raise WrongType(f"{name} must be {wanted} or None, not {given}")
+
+
+def _check_saves_in_flight(count: object) -> None:
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise WrongType(f"max_saves_in_flight is an integer, not {count!r:.60}")
+    if count < 1:
+        raise InvalidInput(f"max_saves_in_flight is 1 or more, not {count}")
 
 
 class Checkpointer(ReadingCheckpointer):
@@ -99,10 +116,14 @@ class Checkpointer(ReadingCheckpointer):
         max_saves_in_flight: int = 1,
         memory: Tier | None = None,
     ) -> None:
-        if max_saves_in_flight < 1:
-            raise InvalidInput(f"max_saves_in_flight is 1 or more, not {max_saves_in_flight}")
-        _check_has("save_decision_policy", save_decision_policy, "should_save", "a policy")
-        _check_has("memory", memory, "open", "waystation.memory.MemoryTier")
+        _check_saves_in_flight(max_saves_in_flight)
+        _check_arguments(
+            save_decision_policy=save_decision_policy,
+            preservation_policy=preservation_policy,
+            step_name_format=step_name_format,
+            logger=logger,
+            memory=memory,
+        )
         own = copy_of_current() if context is None else Context(context)
         place = Place(root_of(directory), step_name_format or standard_name_format(), own)
         super().__init__(place, logger or StandardLogger())

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import datetime
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
-from waystation._errors import InvalidInput
+from waystation._errors import InvalidInput, WrongType
 from waystation.training.step_metadata import CheckpointMetadata
 
 Checkpoints = Sequence[CheckpointMetadata[None]]
@@ -233,6 +234,9 @@ class AnyPreservationPolicy(PreservationPolicy):
 
     policies: Sequence[PreservationPolicy]
 
+    def __post_init__(self) -> None:
+        check_members(self.policies, PreservationPolicy)
+
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
         """Keeps what one of them does."""
         answers = [policy.should_preserve(checkpoints, context=context) for policy in self.policies]
@@ -253,9 +257,30 @@ def _at_most(flags: list[bool], count: int | None) -> list[bool]:
     return [index in stays for index in range(len(flags))]
 
 
-def _check_count(name: str, count: int | None) -> None:
-    if count is not None and count < 0:
+def _check_count(name: str, count: object) -> None:
+    if count is None:
+        return
+    if not isinstance(count, SupportsIndex):
+        raise WrongType(f"{name} is an integer or None, not {count!r:.60}")
+    if operator.index(count) < 0:
         raise InvalidInput(f"{name} must not be negative, but is {count}; None keeps all")
+
+
+def check_members(policies: object, protocol: type) -> None:
+    """Refuses what is no sequence of instances of policies.
+
+    Args:
+        policies: What was given.
+        protocol: What each has to be.
+
+    Raises:
+        WrongType: It is none, or holds something else.
+    """
+    if not isinstance(policies, Sequence):
+        raise WrongType(f"policies must be a list of policies, not {policies!r:.60}")
+    for policy in policies:
+        if isinstance(policy, type) or not isinstance(policy, protocol):
+            raise WrongType(f"policies must hold instances of policies, not {policy!r:.60}")
 
 
 def _check_interval(steps: int) -> None:

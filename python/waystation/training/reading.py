@@ -54,6 +54,9 @@ class ReadingCheckpointer:
         self._restorer = Restorer(place)
         self._logger = logger
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: '{self._place.root}'>"
+
     @property
     def directory(self) -> Path:
         """Where the checkpoints are."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, SupportsIndex, runtime_checkable
 
-from waystation._errors import InvalidInput
+from waystation._errors import InvalidInput, WrongType
 from waystation.training.adaptive_interval import AdaptiveInterval
 from waystation.training.costs import SaveCost
+from waystation.training.preservation_policies import check_members
 from waystation.training.step_metadata import CheckpointMetadata
 
 
@@ -72,6 +73,8 @@ class FixedIntervalPolicy(SaveDecisionPolicy):
     is_same_everywhere: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.interval, SupportsIndex):
+            raise WrongType(f"an interval is an integer number of steps, not {self.interval!r:.60}")
         if self.interval < 1:
             raise InvalidInput(f"an interval of {self.interval} steps cannot be kept; give 1 or more")
 
@@ -172,6 +175,9 @@ class AnySavePolicy(SaveDecisionPolicy):
     """
 
     policies: Sequence[SaveDecisionPolicy]
+
+    def __post_init__(self) -> None:
+        check_members(self.policies, SaveDecisionPolicy)
 
     @property
     def is_same_everywhere(self) -> bool:
