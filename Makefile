@@ -21,7 +21,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm demo docs wheel check-packages fuzz lock clean
+.PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm demo docs wheel check-packages fuzz torture lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ wheel: build ## build the wheel and the sdist into dist/
 
 check-packages: wheel ## install what `make wheel` builds into fresh environments, and use it (minutes, and a registry)
 	$(PYTHON) tools/check_packages.py dist
+
+torture: build ## torture every system with faults of every kind (TORTURE_ARGUMENTS are passed on)
+	$(PYTHON) -W ignore -m torture run $(TORTURE_ARGUMENTS)
 
 fuzz: build ## run every fuzzer for FUZZ_SECONDS (needs a nightly Rust and cargo-fuzz)
 	@tools/fuzz $(FUZZ_SECONDS)

@@ -1,0 +1,73 @@
+"""A part of the torture bench that is bounded by the number of its runs, and whether the bench itself is
+sound.
+
+`make torture` makes all of it. Which planted bugs it finds, `python -m torture planted` tells.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torture.outcomes import Journal, Outcome, Run, Verdict
+
+ROOT = Path(__file__).parents[2]
+SYSTEMS = [
+    *("waystation", "waystation-direct", "waystation-ring"),
+    *("waystation-zarr2", "waystation-zarr3", "waystation-ocdbt", "waystation-safetensors"),
+]
+pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="it knows calls by their numbers")
+
+
+def torture(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", "torture", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_no_fault_at_a_call_loses_or_changes_anything(system: str, tmp_path: Path) -> None:
+    faults = "none/*,kill/*,EIO/*,ENOSPC/*,short/save"
+    journal = tmp_path / "journal.jsonl"
+    done = torture("run", f"--systems={system}", f"--faults={faults}", "--runs=2", f"--journal={journal}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sum(run.outcome is Outcome.OK for run in Journal(journal).runs()) > 20
+
+
+def test_what_others_lose_is_found(tmp_path: Path) -> None:
+    """Genuine Orbax removes what it overwrites before it has the new: the judge has to see that."""
+    journal = tmp_path / "journal.jsonl"
+    torture("run", "--systems=orbax", "--faults=kill/overwrite", "--runs=4", f"--journal={journal}")
+    assert Outcome.LOST in [run.outcome for run in Journal(journal).runs()]
+
+
+def test_a_run_is_the_same_when_it_is_made_again(tmp_path: Path) -> None:
+    replay = "replay", "waystation-direct", "kill/overwrite", 61
+    first, again = torture(*replay), torture(*replay)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert first.stdout == again.stdout
+    assert "at '" in first.stdout
+
+
+def test_a_bench_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    verdict = Verdict(Outcome.OK)
+    run = Run("waystation", "none/save", 0, verdict.outcome, verdict.detail, "", "revision")
+    Journal(path).append(run)
+    with path.open("ab") as file:
+        file.write(b'{"system": "way')  # cut short
+    Journal(path).append(Run("waystation", "none/load", 0, Outcome.LOST, "gone", "", "revision"))
+    assert Journal(path).done("revision") == {("waystation", "none/save", 0), ("waystation", "none/load", 0)}
+    assert Journal(path).done("another") == set()
+
+
+def test_the_page_is_made_of_the_journal(tmp_path: Path) -> None:
+    path, page = tmp_path / "journal.jsonl", tmp_path / "page.md"
+    Journal(path).append(Run("waystation", "none/save", 0, Outcome.OK, "", "", "revision"))
+    Journal(path).append(Run("orbax", "kill/overwrite", 3, Outcome.LOST, "gone", "a call", "revision"))
+    done = torture("report", f"--journal={path}", f"--output={page}")
+    assert done.returncode == 0, done.stderr
+    assert "| orbax | 1 | 1 | 0 | 0 | 0 | 0 |" in page.read_text()
+    assert "2 runs, of the sources at revision." in page.read_text()

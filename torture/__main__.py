@@ -1,0 +1,143 @@
+"""The command line of the torture bench."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+JOURNAL = ROOT / "target" / "torture" / "journal.jsonl"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    code: int = options.command(options)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m torture", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, function: object, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(command=function)
+        return added
+
+    def chosen(added: argparse.ArgumentParser) -> None:
+        added.add_argument("--systems", default="", help="a pattern; several are divided by commas")
+        added.add_argument("--faults", default="", help="the same")
+        added.add_argument("--journal", type=Path, default=JOURNAL)
+
+    run = command("run", _run, "make runs that the journal has not, and print the table")
+    chosen(run)
+    run.add_argument(
+        "--runs", type=int, default=None, help="most runs of each cell; by default every seed once"
+    )
+    run.add_argument("--seconds", type=float, default=None, help="begin no run after so many seconds")
+    run.add_argument("--again", action="store_true", help="also runs that the journal has for these sources")
+    run.add_argument("--quiet", action="store_true", help="print the table only")
+    replay = command("replay", _replay, "make one run again, and say what came of it")
+    replay.add_argument("system")
+    replay.add_argument("fault")
+    replay.add_argument("seed", type=int)
+    show = command("table", _table, "print the table of the journal")
+    chosen(show)
+    show.add_argument("--bad", action="store_true", help="also each run that was not ok")
+    report = command("report", _report, "write docs/reliability.md from the journal")
+    report.add_argument("--journal", type=Path, default=JOURNAL)
+    report.add_argument("--output", type=Path, default=ROOT / "docs" / "reliability.md")
+    command("list", _list, "print the systems and faults")
+    return parser
+
+
+def _prepare_environment(base: Path) -> None:
+    """What libraries read when they are imported: the same in every run."""
+    os.environ["WAYSTATION_CACHE_DIR"] = str(base / "cache")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # One thread for each library that would start as many as there are cores, before anybody forks.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from torture import bench, tables
+
+    with tempfile.TemporaryDirectory(prefix="torture-") as name:
+        _prepare_environment(Path(name))
+        session = bench.Session(Path(name), options.journal, revision())
+        until = None if options.seconds is None else time.monotonic() + options.seconds
+        cells = bench.cells(options.systems, options.faults)
+        session.prepare({system for system, _ in cells})
+        made = []
+        for run in session.runs(cells, most=options.runs, until=until, again=options.again):
+            made.append(run)
+            if not options.quiet and run.outcome != "ok":
+                sys.stdout.write(tables.line_of(run) + "\n")
+                sys.stdout.flush()
+        sys.stdout.write(f"{len(made)} runs\n\n{tables.table(session.journal.runs(), cells)}\n")
+    return int(any(tables.is_bad(run) for run in made))
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from torture import bench, tables
+
+    with tempfile.TemporaryDirectory(prefix="torture-") as name:
+        _prepare_environment(Path(name))
+        session = bench.Session(Path(name), Path(name) / "journal.jsonl", revision())
+        session.prepare({options.system})
+        run = session.make(options.system, options.fault, options.seed)
+    sys.stdout.write(tables.line_of(run) + "\n")
+    return int(tables.is_bad(run))
+
+
+def _table(options: argparse.Namespace) -> int:
+    from torture import bench, outcomes, tables
+
+    runs = outcomes.Journal(options.journal).runs()
+    cells = bench.cells(options.systems, options.faults)
+    shown = [run for run in runs if (run.system, run.fault) in cells]
+    if options.bad:
+        for run in filter(tables.is_bad, shown):
+            sys.stdout.write(tables.line_of(run) + "\n")
+    sys.stdout.write(tables.table(shown, cells) + "\n")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from torture import outcomes, tables
+
+    options.output.write_text(tables.page(outcomes.Journal(options.journal).runs()))
+    return 0
+
+
+def _list(_: argparse.Namespace) -> int:
+    from torture.faults import FAULTS
+    from torture.systems import SYSTEMS
+
+    for name in itertools.chain(SYSTEMS, FAULTS):
+        sys.stdout.write(f"{name}\n")
+    return 0
+
+
+def revision() -> str:
+    """Of the sources; with a mark where files were changed since."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "python", "crates")
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+" if changed else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

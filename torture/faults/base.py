@@ -1,0 +1,47 @@
+"""What a fault is to the bench."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Protocol
+
+from torture.operations import Workspace
+from torture.outcomes import Outcome, Verdict
+from torture.systems import System
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run that was made: what came of it, and what exactly the fault was done to."""
+
+    verdict: Verdict
+    at: str = ""
+
+
+class Fault(Protocol):
+    """Something that is done to a system.
+
+    Attributes:
+        name: As journals and tables call it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def applies(self, system: System) -> bool:
+        """Whether it can be done to a system at all."""
+
+    def seeds(self, system: System, workspace: Workspace) -> int:
+        """How many seeds are different from each other; more of them begin anew, or draw other values."""
+
+    def run(self, system: System, seed: int, workspace: Workspace) -> Done:
+        """Makes one run."""
+
+
+MISSED = Verdict(Outcome.MISSED, "the process did not come to what the fault is for")
+
+
+def random_of(system: System, fault: str, seed: int) -> random.Random:
+    """Chance that is the same whenever the run is made again."""
+    return random.Random(f"{system.name} {fault} {seed}")

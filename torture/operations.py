@@ -1,0 +1,230 @@
+"""What a process does while a fault is done to it, and the law by which what is there afterwards is
+judged."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torture.outcomes import Outcome, Verdict
+from torture.processes import Ended, in_child
+from torture.systems import KEPT, System
+
+OLD, NEW, LATER = 1, 2, 5
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a process does.
+
+    Attributes:
+        name: As the names of faults end.
+        prepare: Makes what was there before, undisturbed.
+        act: What the fault is done to.
+        judge: Says what came of it, from how the act ended and whether that is allowed to fail.
+    """
+
+    name: str
+    prepare: Callable[[System, Path], None]
+    act: Callable[[System, Path], int | None]
+    judge: Callable[[System, Path, Ended, bool], Verdict]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a clean process finds at a path: `absent`, `step`, `mixed`, `refused` or `hung`."""
+
+    what: str
+    step: int = -1
+    detail: str = ""
+
+
+def look(load: Callable[[], int | None]) -> Seen:
+    """Loads in a clean process; the function returns None where nothing is there."""
+    ended = in_child(load)
+    if ended.how == "returned":
+        return Seen("absent") if ended.value is None else Seen("step", ended.value)
+    if ended.how == "hung":
+        return Seen("hung")
+    return Seen("mixed" if ended.error_type == "MixedStateError" else "refused", detail=ended.error)
+
+
+def _at(root: Path) -> Path:
+    return root / "checkpoint"
+
+
+def _loader(system: System, root: Path) -> Callable[[], int | None]:
+    return lambda: system.load(_at(root)) if system.is_there(_at(root)) else None
+
+
+def _judge_version(system: System, root: Path, ended: Ended, may_fail: bool, before: int | None) -> Verdict:
+    """Judges one version at one path, which a save of `NEW` was to replace."""
+    if ended.how == "hung":
+        return Verdict(Outcome.HUNG, "the save")
+    seen = look(_loader(system, root))
+    if seen.what in ("mixed", "hung"):
+        outcome = Outcome.HUNG if seen.what == "hung" else Outcome.SILENTLY_WRONG
+        return Verdict(outcome, f"the load: {seen.detail}")
+    returned = ended.how == "returned"
+    allowed = {NEW} if returned else {NEW, before}
+    found = {"absent": None, "step": seen.step}.get(seen.what, -1)
+    if found not in allowed:
+        was = (
+            f"the save {'returned' if returned else ended.error}; then {seen.what} {seen.step} {seen.detail}"
+        )
+        is_lost = returned or before is not None
+        return Verdict(Outcome.LOST if is_lost else Outcome.TORN, was)
+    if ended.how == "raised" and not may_fail:
+        return Verdict(Outcome.REFUSED_WRONGLY, f"the save: {ended.error}")
+    return _judge_later(system, root)
+
+
+def _judge_later(system: System, root: Path) -> Verdict:
+    """Whether the program can go on: it saves a later version, and loads it."""
+    ended = in_child(lambda: system.save(_at(root), LATER))
+    if ended.how != "returned":
+        outcome = Outcome.HUNG if ended.how == "hung" else Outcome.REFUSED_WRONGLY
+        return Verdict(outcome, f"the next save: {ended.error}")
+    seen = look(_loader(system, root))
+    if seen != Seen("step", LATER):
+        outcome = Outcome.SILENTLY_WRONG if seen.what == "mixed" else Outcome.LOST
+        return Verdict(outcome, f"after the next save: {seen}")
+    return Verdict(Outcome.OK)
+
+
+def _judge_load(system: System, root: Path, ended: Ended, may_fail: bool) -> Verdict:
+    verdict = judge_loaded(ended, {OLD}, may_fail)
+    if verdict.outcome is not Outcome.OK:
+        return verdict
+    seen = look(_loader(system, root))
+    if seen != Seen("step", OLD):
+        outcome = Outcome.SILENTLY_WRONG if seen.what == "mixed" else Outcome.LOST
+        return Verdict(outcome, f"after the load: {seen}")
+    return verdict
+
+
+def judge_loaded(ended: Ended, allowed: set[int], may_fail: bool) -> Verdict:
+    """Judges what one load came to."""
+    if ended.how == "hung":
+        return Verdict(Outcome.HUNG, "the load")
+    if ended.how == "returned" and ended.value not in allowed:
+        return Verdict(Outcome.SILENTLY_WRONG, f"the load gave step {ended.value}")
+    if ended.error_type == "MixedStateError":
+        return Verdict(Outcome.SILENTLY_WRONG, f"the load: {ended.error}")
+    if ended.how == "raised" and not may_fail:
+        return Verdict(Outcome.REFUSED_WRONGLY, f"the load: {ended.error}")
+    return Verdict(Outcome.OK)
+
+
+def _run(root: Path) -> Path:
+    return root / "run"
+
+
+def _keep_old(system: System, root: Path) -> None:
+    for step in range(1, KEPT + 1):
+        system.keep(_run(root), step)
+
+
+def _judge_steps(system: System, root: Path, ended: Ended, may_fail: bool) -> Verdict:
+    """Judges a sequence: steps 1 and 2 were there, 3 was to be saved, and 1 removed."""
+    if ended.how == "hung":
+        return Verdict(Outcome.HUNG, "the save with its collection")
+    listed = in_child(lambda: system.kept(_run(root)))
+    if listed.how != "returned":
+        outcome = Outcome.HUNG if listed.how == "hung" else Outcome.LOST
+        return Verdict(outcome, f"the sequence cannot be opened: {listed.error}")
+    newest = KEPT + 1
+    needed = {KEPT, newest} if ended.how == "returned" else {KEPT}
+    if missing := needed - set(listed.value):
+        was = "returned" if ended.how == "returned" else ended.error
+        return Verdict(Outcome.LOST, f"the save {was}; steps {sorted(missing)} are missing")
+    for step in listed.value:
+        verdict = _judge_step(system, root, step, is_committed=step in needed or step < newest)
+        if verdict.outcome is not Outcome.OK:
+            return verdict
+    if ended.how == "raised" and not may_fail:
+        return Verdict(Outcome.REFUSED_WRONGLY, f"the save: {ended.error}")
+    later = in_child(lambda: system.keep(_run(root), LATER))
+    if later.how != "returned":
+        return Verdict(Outcome.REFUSED_WRONGLY, f"the next save: {later.error}")
+    return _judge_step(system, root, LATER, is_committed=True)
+
+
+def _judge_step(system: System, root: Path, step: int, *, is_committed: bool) -> Verdict:
+    seen = look(lambda: system.load_kept(_run(root), step))
+    if seen.what == "step" and seen.step == step:
+        return Verdict(Outcome.OK)
+    detail = f"step {step}, which is listed: {seen.what} {seen.step} {seen.detail}"
+    if seen.what == "hung":
+        return Verdict(Outcome.HUNG, detail)
+    if seen.what in ("mixed", "step"):
+        return Verdict(Outcome.SILENTLY_WRONG, detail)
+    # What is being removed may be found damaged, as long as it says so: nobody was to need it any more.
+    if step < KEPT:
+        return Verdict(Outcome.TORN, detail)
+    return Verdict(Outcome.LOST if is_committed else Outcome.TORN, detail)
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation(
+            "save",
+            lambda _, root: root.mkdir(exist_ok=True),
+            lambda system, root: system.save(_at(root), NEW),
+            lambda system, root, ended, may_fail: _judge_version(system, root, ended, may_fail, None),
+        ),
+        Operation(
+            "overwrite",
+            lambda system, root: system.save(_at(root), OLD),
+            lambda system, root: system.save(_at(root), NEW),
+            lambda system, root, ended, may_fail: _judge_version(system, root, ended, may_fail, OLD),
+        ),
+        Operation(
+            "collection",
+            _keep_old,
+            lambda system, root: system.keep(_run(root), KEPT + 1),
+            _judge_steps,
+        ),
+        Operation(
+            "load",
+            lambda system, root: system.save(_at(root), OLD),
+            lambda system, root: system.load(_at(root)),
+            _judge_load,
+        ),
+    )
+}
+
+
+class Workspace:
+    """A directory in which runs are made, one after another, with what operations find prepared once."""
+
+    def __init__(self, base: Path) -> None:
+        self._prepared = base / "prepared"
+        self.root = base / "root"
+
+    def prepare(self, system: System, operation: Operation) -> Path:
+        """The directory of a run, with what is there before the operation.
+
+        Raises:
+            RuntimeError: What is there before could not be made, though nothing disturbed it.
+        """
+        source = self._prepared / f"{system.name}-{operation.name}"
+        self.clear()
+        if not source.exists():
+            self.root.mkdir(parents=True)
+            ended = in_child(lambda: operation.prepare(system, self.root))
+            if ended.how != "returned":
+                raise RuntimeError(f"'{system.name}' cannot prepare for '{operation.name}': {ended.error}")
+            source.parent.mkdir(parents=True, exist_ok=True)
+            # Checkpoints are made where they will be: some may know their place.
+            shutil.copytree(self.root, source, symlinks=True)
+            return self.root
+        shutil.copytree(source, self.root, symlinks=True)
+        return self.root
+
+    def clear(self) -> None:
+        """Removes what a run has left."""
+        shutil.rmtree(self.root, ignore_errors=True)

@@ -1,0 +1,147 @@
+"""Functions that run in a process of their own, forked from this one, with an end that is certain.
+
+The bench has imported every library before it forks, so that a process is there within milliseconds, and
+starts no threads, so that forking is sound. A child is the leader of a session: whatever it has started
+goes with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+HANG_S = 60.0  # far beyond what anything here takes on a machine that is busy
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended.
+
+    Attributes:
+        how: `returned`, `raised`, `killed` (by anybody), or `hung` (the bench killed it).
+        value: What it returned, or the error's type and message.
+    """
+
+    how: str
+    value: Any = None
+
+    @property
+    def error(self) -> str:
+        """The error's type and message in one line."""
+        return f"{self.value[0]}: {self.value[1]}" if self.how == "raised" else self.how
+
+    @property
+    def error_type(self) -> str:
+        """The name of the error's type; empty if none was raised."""
+        return str(self.value[0]) if self.how == "raised" else ""
+
+
+class Child:
+    """A process that runs one function."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        reader, writer = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.process = os.fork()
+        if self.process == 0:
+            os.close(reader)
+            _run(function, writer)
+        os.close(writer)
+        self.handle = os.pidfd_open(self.process)
+        self._reader = reader
+
+    def kill(self) -> None:
+        """Kills it, and what it has started."""
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError):
+                kill(self.process, signal.SIGKILL)
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Waits for its end, but no longer than that, and leaves it running."""
+        waiting = select.poll()
+        waiting.register(self.handle, select.POLLIN)
+        return bool(waiting.poll(timeout_s * 1000))
+
+    def end(self, timeout_s: float = HANG_S, *, is_hung: bool = False) -> Ended:
+        """Waits for its end, and kills it where that does not come."""
+        content = b""
+        if not is_hung:
+            content, is_hung = self._read(timeout_s)
+        self.kill()  # what it has left behind in its session; and itself, where it hangs
+        os.waitpid(self.process, 0)
+        os.close(self.handle)
+        os.close(self._reader)
+        if is_hung:
+            return Ended("hung")
+        if not content:
+            return Ended("killed")
+        how, value = pickle.loads(content)  # noqa: S301  (of our own child)
+        return Ended(how, value)
+
+    def _read(self, timeout_s: float) -> tuple[bytes, bool]:
+        """What the child has said, and whether it has not ended in time."""
+        content = b""
+        waiting = select.poll()
+        waiting.register(self._reader, select.POLLIN)
+        waiting.register(self.handle, select.POLLIN)
+        until = time.monotonic() + timeout_s
+        while (left := until - time.monotonic()) > 0:
+            ready = dict(waiting.poll(left * 1000))
+            if self._reader in ready:
+                part = os.read(self._reader, 1 << 16)
+                content += part
+                if not part:
+                    waiting.unregister(self._reader)
+            elif self.handle in ready:
+                return content, False
+        return content, True
+
+
+def in_child(function: Callable[[], Any], timeout_s: float = HANG_S) -> Ended:
+    """Runs a function in a process of its own."""
+    return Child(function).end(timeout_s)
+
+
+def _run(function: Callable[[], Any], writer: int) -> None:
+    """What a child does; it never returns."""
+    code = 1
+    try:
+        os.setsid()
+        _silence()
+        try:
+            said: tuple[str, Any] = ("returned", function())
+            code = 0
+        except BaseException as error:
+            if os.environ.get("TORTURE_TRACEBACKS"):
+                traceback.print_exc()
+            said = "raised", (type(error).__name__, _in_one_line(error))
+        content = pickle.dumps(said)
+        while content:
+            content = content[os.write(writer, content) :]
+    finally:
+        os._exit(code)
+
+
+def _in_one_line(error: BaseException) -> str:
+    """What an error says; of those that quote whole tracebacks, the beginning and the end."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"
+
+
+def _silence() -> None:
+    """Libraries print and warn; thousands of runs would drown what the bench says."""
+    if os.environ.get("TORTURE_TRACEBACKS"):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
