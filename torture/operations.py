@@ -55,15 +55,16 @@ def _at(root: Path) -> Path:
     return root / "checkpoint"
 
 
-def _loader(system: System, root: Path) -> Callable[[], int | None]:
-    return lambda: system.load(_at(root)) if system.is_there(_at(root)) else None
+def version_of(system: System, root: Path) -> int | None:
+    """The step at the one path that versions are saved at; None where no version is there."""
+    return system.load(_at(root)) if system.is_there(_at(root)) else None
 
 
 def _judge_version(system: System, root: Path, ended: Ended, may_fail: bool, before: int | None) -> Verdict:
     """Judges one version at one path, which a save of `NEW` was to replace."""
     if ended.how == "hung":
         return Verdict(Outcome.HUNG, "the save")
-    seen = look(_loader(system, root))
+    seen = look(lambda: version_of(system, root))
     if seen.what in ("mixed", "hung"):
         outcome = Outcome.HUNG if seen.what == "hung" else Outcome.SILENTLY_WRONG
         return Verdict(outcome, f"the load: {seen.detail}")
@@ -87,7 +88,7 @@ def _judge_later(system: System, root: Path) -> Verdict:
     if ended.how != "returned":
         outcome = Outcome.HUNG if ended.how == "hung" else Outcome.REFUSED_WRONGLY
         return Verdict(outcome, f"the next save: {ended.error}")
-    seen = look(_loader(system, root))
+    seen = look(lambda: version_of(system, root))
     if seen != Seen("step", LATER):
         outcome = Outcome.SILENTLY_WRONG if seen.what == "mixed" else Outcome.LOST
         return Verdict(outcome, f"after the next save: {seen}")
@@ -98,7 +99,7 @@ def _judge_load(system: System, root: Path, ended: Ended, may_fail: bool) -> Ver
     verdict = judge_loaded(ended, {OLD}, may_fail)
     if verdict.outcome is not Outcome.OK:
         return verdict
-    seen = look(_loader(system, root))
+    seen = look(lambda: version_of(system, root))
     if seen != Seen("step", OLD):
         outcome = Outcome.SILENTLY_WRONG if seen.what == "mixed" else Outcome.LOST
         return Verdict(outcome, f"after the load: {seen}")

@@ -78,11 +78,13 @@ class Child:
         if not is_hung:
             content, is_hung = self._read(timeout_s)
         self.kill()  # what it has left behind in its session; and itself, where it hangs
-        os.waitpid(self.process, 0)
+        _, status = os.waitpid(self.process, 0)
         os.close(self.handle)
         os.close(self._reader)
         if is_hung:
             return Ended("hung")
+        if not content and os.WIFEXITED(status):
+            return Ended("raised", ("MemoryError", "there was not enough to say more"))
         if not content:
             return Ended("killed")
         how, value = pickle.loads(content)  # noqa: S301  (of our own child)

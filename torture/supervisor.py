@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torture import filters
 from torture.processes import HANG_S, Child, Ended
 
 SUPPORTED = platform.system() == "Linux" and platform.machine() == "x86_64"
@@ -201,42 +202,9 @@ def supervise(
     return Supervised(child.end(is_hung=is_hung), supervisor.calls, supervisor.is_hit)
 
 
-# --- the filter -----------------------------------------------------------------------------------
-
-_LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
-_ALLOW, _ASK, _FAIL_WITH = 0x7FFF0000, 0x7FC00000, 0x00050000
-_ARCHITECTURE = 0xC000003E
-_SECCOMP, _SET_FILTER = 317, 1
-# A listener is made; signals that do not kill leave a call alone that has been told of.
-_NEW_LISTENER, _WAIT_KILLABLE = 8, 32
-
-
 def _install(ring: bool) -> int:
-    """Has the kernel ask about calls of this process from now on; returns where it asks."""
     asked = [*_BY_NUMBER, *([_RING_ENTER] if ring else [])]
-    refused = [] if ring else [_RING_SETUP]
-    instructions = [(_LOAD_WORD, 0, 0, 4), (_JUMP_IF_EQUAL, 1, 0, _ARCHITECTURE), (_RETURN, 0, 0, _ALLOW)]
-    instructions.append((_LOAD_WORD, 0, 0, 0))
-    # Jumps count the instructions that they skip; the returns follow on the comparisons.
-    total = len(asked) + len(refused)
-    for index, number in enumerate([*asked, *refused]):
-        target = 1 if index < len(asked) else 2
-        instructions.append((_JUMP_IF_EQUAL, total - index - 1 + target, 0, number))
-    instructions += [
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _ASK),
-        (_RETURN, 0, 0, _FAIL_WITH | errno.ENOSYS),
-    ]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in instructions))
-    program = ctypes.create_string_buffer(struct.pack("@HP", len(instructions), ctypes.addressof(code)))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(38, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "PR_SET_NO_NEW_PRIVS")
-    flags = ctypes.c_ulong(_NEW_LISTENER | _WAIT_KILLABLE)
-    listener: int = libc.syscall(_SECCOMP, _SET_FILTER, flags, program)
-    if listener < 0:
-        raise OSError(ctypes.get_errno(), "seccomp")
-    return listener
+    return filters.ask_about(asked, {} if ring else {_RING_SETUP: errno.ENOSYS})
 
 
 # --- the supervisor -------------------------------------------------------------------------------

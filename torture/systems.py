@@ -24,12 +24,14 @@ class System(Protocol):
     Attributes:
         name: As the tables call it.
         ours: Whether every column has to be 0.
-        has_collection: Whether it removes old steps by itself.
+        has_collection: Whether it keeps sequences.
+        has_files: Whether a version is files that lie at the path.
     """
 
     name: ClassVar[str]
     ours: ClassVar[bool]
     has_collection: ClassVar[bool]
+    has_files: ClassVar[bool]
 
     def prepare(self) -> None:
         """Imports everything that a save or load needs; starts no threads."""
@@ -52,6 +54,9 @@ class System(Protocol):
     def load_kept(self, root: Path, step: int) -> int:
         """Loads a step of a sequence."""
 
+    def load_newest(self, root: Path) -> int:
+        """Loads the newest step, as a program does that starts again."""
+
 
 class _Steps:
     """A sequence for systems that have none: a directory for each step, and old ones are removed."""
@@ -59,6 +64,7 @@ class _Steps:
     name: ClassVar[str]
     ours: ClassVar[bool] = False
     has_collection: ClassVar[bool] = True
+    has_files: ClassVar[bool] = True
 
     def keep(self: Any, root: Path, step: int) -> None:
         root.mkdir(exist_ok=True)
@@ -76,6 +82,9 @@ class _Steps:
     def load_kept(self: Any, root: Path, step: int) -> int:
         return int(self.load(root / str(step)))
 
+    def load_newest(self: Any, root: Path) -> int:
+        return int(self.load_kept(root, self.kept(root)[-1]))
+
 
 class Waystation:
     """Waystation's own layout."""
@@ -83,6 +92,7 @@ class Waystation:
     name: ClassVar[str] = "waystation"
     ours: ClassVar[bool] = True
     has_collection: ClassVar[bool] = True
+    has_files: ClassVar[bool] = True
     mode: ClassVar[str | None] = None
 
     def prepare(self) -> None:
@@ -145,6 +155,10 @@ class Waystation:
     def load_kept(self, root: Path, step: int) -> int:
         with self._sequence(root) as checkpointer:
             return states.step_of(checkpointer.load(step))
+
+    def load_newest(self, root: Path) -> int:
+        with self._sequence(root) as checkpointer:
+            return states.step_of(checkpointer.load())
 
 
 class WaystationDirect(Waystation):
@@ -230,6 +244,7 @@ class Orbax:
     name: ClassVar[str] = "orbax"
     ours: ClassVar[bool] = False
     has_collection: ClassVar[bool] = True
+    has_files: ClassVar[bool] = True
 
     def prepare(self) -> None:
         from orbax.checkpoint import v1  # noqa: F401
@@ -272,6 +287,10 @@ class Orbax:
     def load_kept(self, root: Path, step: int) -> int:
         with self._sequence(root) as checkpointer:
             return states.step_of(checkpointer.load_pytree(step))
+
+    def load_newest(self, root: Path) -> int:
+        with self._sequence(root) as checkpointer:
+            return states.step_of(checkpointer.load_pytree())
 
 
 class TorchDcp(_Steps):
