@@ -83,8 +83,15 @@ class Agent:
         return self._end(signal.SIGTERM)
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends it a signal that does not end it."""
+        """Sends it a signal that does not end it; one that stops it has once this returns."""
         os.kill(self.process, number)
+        if number == signal.SIGSTOP:
+            wait_until(self._is_stopped)
+
+    def _is_stopped(self) -> bool:
+        """Whether none of its threads runs."""
+        stats = [path.read_text() for path in Path(f"/proc/{self.process}/task").glob("*/stat")]
+        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
     def _end(self, number: signal.Signals) -> int:
         assert self._process is not None

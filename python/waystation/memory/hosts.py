@@ -205,12 +205,14 @@ class Hosts:
     # ---- what is there -------------------------------------------------------------------------
 
     def offered(self, session: Session) -> list[Whole]:
-        """See `keeper.Keeper`."""
+        """See `keeper.Keeper`. Agents that are recovering are waited for: an agent that was killed knows of
+        no version until the others have told it."""
 
         def work() -> bytes:
             client = self._agent.client
             try:
-                standing, slots = self._standing(client), client.inventory()
+                standing = self._awaited(client, _is_training, self._agent.deadline_s)
+                slots = client.inventory()
             except Fenced:
                 raise
             except WaystationError:
@@ -218,7 +220,13 @@ class Hosts:
             return json.dumps([standing, [slot for slot in slots if "digest" in slot]]).encode()
 
         def decide(parts: Sequence[bytes]) -> bytes:
-            found = offers(self._sequence, map(json.loads, parts))
+            told = [json.loads(part) for part in parts]
+            if not any(standing and _is_training(standing) for standing, _ in told):
+                raise Unavailable(
+                    "the agents of the hosts are recovering, and did not say within "
+                    f"{self._agent.deadline_s:g} s what they have in memory"
+                )
+            found = offers(self._sequence, told)
             return json.dumps([entry.to_json() for entry in found]).encode()
 
         return [Whole.from_json(entry) for entry in json.loads(session.round(work, decide))]

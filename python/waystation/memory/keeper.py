@@ -86,8 +86,8 @@ class Keeper(Protocol):
         ...
 
     def mend(self, open_session: OpenSession) -> bool:
-        """Has agents let go of what they find damaged, where other hosts may have it; returns whether they
-        did. All processes have released what they held.
+        """Has agents mend what they can, and let go of what is damaged beyond that, since other hosts may
+        have it; returns whether they did. All processes have released what they held.
 
         Args:
             open_session: Opens theirs.

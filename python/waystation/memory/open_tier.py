@@ -21,7 +21,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from waystation import _native
-from waystation._errors import Cancelled, Corrupt, InvalidInput, Unavailable, Unsupported, WaystationError
+from waystation._errors import (
+    Cancelled,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    Unavailable,
+    Unsupported,
+    WaystationError,
+)
 from waystation._options import Options
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.sessions import open_session, process_count
@@ -275,12 +283,13 @@ class OpenMemoryTier:
         )
         try:
             loaded = load(loading)
-        except Corrupt:
+        except Corrupt as damage:
             limited = saving_options(options, self._deadline_s)
             if mends and keeper.mend(lambda what: self._session(what, limited)):
-                return self._load(entry, wish, options, load, mends=False)
+                with contextlib.suppress(NotFound):  # then there was no other copy
+                    return self._load(entry, wish, options, load, mends=False)
             self._drop(version)
-            raise
+            raise damage
         if not is_own:
             self._recovering.has_loaded(version.step, time.monotonic() - begun, loading.brought_s)
         self._log("memory_restore", version.step, begun)

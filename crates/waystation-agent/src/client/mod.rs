@@ -135,7 +135,7 @@ impl Client {
 
     /// Keeps a version from being overwritten, as long as the reader exists.
     ///
-    /// NotFound if it is not here, Corrupt if its tables are damaged.
+    /// NotFound if it is not here, Corrupt if its header or its tables are damaged, or its file is gone.
     pub fn hold(&self, shard: &str, version: Version, stop: &dyn Fn() -> bool) -> Result<SlotReader> {
         self.hold_found(Request::Find, shard, version, stop)
     }
@@ -165,6 +165,14 @@ impl Client {
             match SlotReader::open(&self.slot_path(slot), &key) {
                 // It is on its way to another tenant; the agent knows by now whether there is another copy.
                 Err(error) if error.kind() == Kind::NotFound && searches < SEARCHES => searches += 1,
+                // The agent goes on saying that it is there: then its file is gone, or another one.
+                Err(error) if error.kind() == Kind::NotFound => {
+                    let message = format!(
+                        "the agent says that a slot holds this version, and its file does not ({})",
+                        error.message()
+                    );
+                    return Err(self.at(Error::new(Kind::Corrupt, message).with("shard", shard)));
+                }
                 other => return other,
             }
         }

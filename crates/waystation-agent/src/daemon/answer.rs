@@ -87,10 +87,7 @@ impl Answers {
                 cluster.begin(beginning).map(|()| Reply::Standing(cluster.standing()))
             }
             Request::Bring(wish) => self.bring(wish),
-            Request::Verify {} => {
-                self.several()?.verify();
-                Ok(Reply::Done {})
-            }
+            Request::Verify {} => self.verify().map(|()| Reply::Done {}),
             request => self.decide(request),
         }
     }
@@ -176,6 +173,24 @@ impl Answers {
             cluster.sealed(ticket.slot, &key.shard, key.version, digest)?;
         }
         Ok(digest)
+    }
+
+    /// Verifies all slots, and lets go of what is damaged.
+    fn verify(&self) -> Result<()> {
+        if let Some(cluster) = &self.cluster {
+            cluster.verify();
+            return Ok(());
+        }
+        let found = self.store.verify_all()?;
+        for (slot, error) in found.mended {
+            log::error("mended", &error.with("slot", slot.to_string()));
+        }
+        for (header, error) in found.damaged {
+            log::error("damaged", &error.with("slot", header.slot.to_string()));
+            self.store.quarantine(header.slot)?;
+            self.store.discard_quarantined(header.slot)?;
+        }
+        Ok(())
     }
 
     fn bring(&self, wish: Wish) -> Result<Reply> {

@@ -58,7 +58,8 @@ pub enum Request {
     Begin(Beginning),
     /// As [`Request::Find`], and to have it brought from another host if it is not here.
     Bring(Wish),
-    /// To verify all slots, and to let go of what is damaged: other hosts have copies of it.
+    /// To verify all slots, to mend what can be mended here, and to let go of what is damaged: other hosts may have copies
+    /// of it.
     Verify {},
 }
 

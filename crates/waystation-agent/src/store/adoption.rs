@@ -12,6 +12,7 @@ use waystation_format::{Error, Kind, Result};
 use super::creation::{RECORD, make_slot, touch};
 use super::directory::Directory;
 use super::file::{SlotFile, first_headers};
+use super::mending::remove_asides;
 use super::resuming::Left;
 use super::verify::verify_sealed;
 use super::{Config, Store};
@@ -58,8 +59,19 @@ pub(super) fn adopt(directory: Directory, config: &Config) -> Result<(Store, Ado
     let file = directory.open_file(RECORD)?;
     let file = file.ok_or_else(|| Error::new(Kind::NotFound, "there is no store in this directory"))?;
     let record_file = SlotFile::new(file, directory.path_of(RECORD));
-    let Newest { record, .. } = record_file.record::<StoreRecord>()?;
+    let record = match record_file.record::<StoreRecord>() {
+        Ok(Newest { record, .. }) => record,
+        Err(error) if error.kind() == Kind::Corrupt => {
+            let rebuilt = rebuilt(&directory, config)?.ok_or(error)?;
+            record_file.write_record(&rebuilt)?;
+            let record = StoreRecord { sequence: 1, ..rebuilt };
+            record_file.write_record(&record)?;
+            record
+        }
+        Err(error) => return Err(error),
+    };
     check(&record, config).map_err(|error| error.with("path", directory.path().display().to_string()))?;
+    remove_asides(&directory, record.slot_count)?;
     let mut slots = Vec::with_capacity(record.slot_count as usize);
     let mut found = Vec::with_capacity(record.slot_count as usize);
     let mut left = Vec::new();
@@ -72,6 +84,35 @@ pub(super) fn adopt(directory: Directory, config: &Config) -> Result<(Store, Ado
     let store = Store::new(directory, (record_file, record), slots, config);
     store.remember_left(left);
     Ok((store, Adoption { is_new: false, slots: found }))
+}
+
+/// The record of a store that is damaged in both copies, as the headers of its slots and the options of this agent say;
+/// None if the slots do not agree with each other and with the options. What the slots hold is verified afterwards.
+fn rebuilt(directory: &Directory, config: &Config) -> Result<Option<StoreRecord>> {
+    let mut found: Vec<Header> = Vec::new();
+    for slot in 0..config.slot_count {
+        let name = SlotFile::name(slot);
+        let Some(file) = directory.open_file(&name)? else { continue };
+        // One that is damaged, too, says nothing.
+        found.extend(SlotFile::new(file, directory.path_of(&name)).record().ok().map(|newest| newest.record));
+    }
+    let Some(store) = found.first().map(|header| header.store) else { return Ok(None) };
+    let is_of_run = |header: &Header| header.state.tenant().is_none_or(|tenant| tenant.key.run == config.run);
+    let is_ours = |header: &Header| {
+        (header.store, header.slot_bytes) == (store, config.slot_bytes) && is_of_run(header)
+    };
+    let epochs = found.iter().filter_map(|header| header.state.tenant());
+    let epoch = epochs.map(|tenant| tenant.key.version.epoch).max().unwrap_or(0);
+    Ok(found.iter().all(is_ours).then_some(StoreRecord {
+        store,
+        run: config.run,
+        topology: config.topology,
+        epoch,
+        slot_bytes: config.slot_bytes,
+        slot_count: config.slot_count,
+        versions_per_shard: config.versions_per_shard,
+        sequence: 0,
+    }))
 }
 
 fn check(record: &StoreRecord, config: &Config) -> Result<()> {
@@ -114,7 +155,7 @@ fn open_slot(
     let name = SlotFile::name(slot);
     let opened = directory.open_file(&name)?.map(|file| SlotFile::new(file, directory.path_of(&name)));
     let file = match opened {
-        Some(file) if file.nbytes()? == record.slot_bytes => file,
+        Some(file) if file.nbytes()? >= record.slot_bytes => file, // what comes after a slot means nothing
         other => {
             // Nobody can be given what is not there any more. A writer of the old file does no harm to the new.
             drop(other);

@@ -14,6 +14,7 @@ use waystation_io::job::in_parallel;
 
 use super::directory::Directory;
 use super::file::{SlotFile, first_headers};
+use super::mending::aside;
 use super::notes::{NOTES, NOTES_ASIDE};
 use super::{Config, Store};
 use crate::local::place::SOCKET;
@@ -81,7 +82,18 @@ pub(super) fn make_slot(
     threads: usize,
 ) -> Result<SlotFile> {
     let name = SlotFile::name(slot);
-    let file = SlotFile::new(directory.create_file(&name)?, directory.path_of(&name));
+    make_file(directory, &name, &name, slot_bytes, threads)
+}
+
+/// The same, under the first name until it is given the second.
+pub(super) fn make_file(
+    directory: &Directory,
+    now: &str,
+    later: &str,
+    slot_bytes: u64,
+    threads: usize,
+) -> Result<SlotFile> {
+    let file = SlotFile::new(directory.create_file(now)?, directory.path_of(later));
     file.make_huge(slot_bytes, threads)?;
     file.allocate(slot_bytes)?;
     Ok(file)
@@ -152,7 +164,8 @@ fn clear(directory: &Directory) -> Result<()> {
 
 fn is_slot_name(name: &str) -> bool {
     let digits = name.strip_prefix("slot-").unwrap_or_default();
-    digits.parse().is_ok_and(|slot| SlotFile::name(slot) == name)
+    let digits = digits.strip_suffix(".new").unwrap_or(digits);
+    digits.parse().is_ok_and(|slot| [SlotFile::name(slot), aside(slot)].iter().any(|known| known == name))
 }
 
 /// Takes a store away, of whatever run, with all that its slots hold.

@@ -11,6 +11,7 @@ mod adoption;
 mod creation;
 mod directory;
 mod file;
+mod mending;
 mod notes;
 mod reading;
 mod resuming;
@@ -21,7 +22,7 @@ mod viewed;
 mod writing;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use waystation_format::slot::{Header, Id, Regions, State, StoreRecord, Writer};
 use waystation_format::{Error, Kind, Result};
@@ -30,6 +31,7 @@ pub use self::adoption::{Adoption, Found};
 pub use self::creation::discard;
 use self::directory::Directory;
 pub use self::file::SlotFile;
+pub use self::mending::Verified;
 pub use self::reading::Reading;
 use self::resuming::Left;
 use self::tally::Tally;
@@ -72,15 +74,28 @@ pub struct Store {
     record_file: SlotFile,
     slots: Vec<Slot>,
     state: Mutex<Known>,
+    /// Held by whoever makes a slot's file anew.
+    mending: Mutex<()>,
     cap_bytes: u64,
     threads: usize,
 }
 
-/// What does not change of a slot.
+/// A slot's file, and who uses its bytes here.
 #[derive(Debug)]
 struct Slot {
-    file: Arc<SlotFile>,
+    /// Another one is put in its place only by `mending`.
+    file: RwLock<Arc<SlotFile>>,
     hold: Arc<Hold>,
+}
+
+impl Slot {
+    fn file(&self) -> Arc<SlotFile> {
+        Arc::clone(&self.file.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn replace(&self, file: SlotFile) {
+        *self.file.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(file);
+    }
 }
 
 /// What the agent knows; files say the same.
@@ -127,7 +142,7 @@ impl Store {
             Arc::new(hold)
         };
         let holds: Vec<Arc<Hold>> = headers.iter().map(hold_of).collect();
-        let slot = |(file, hold)| Slot { file: Arc::new(file), hold };
+        let slot = |(file, hold)| Slot { file: RwLock::new(Arc::new(file)), hold };
         Self {
             directory,
             record_file: record.0,
@@ -140,6 +155,7 @@ impl Store {
                 tally: Tally::new(headers.len()),
                 headers,
             }),
+            mending: Mutex::default(),
             cap_bytes: config.cap_bytes,
             threads: config.threads.max(1),
         }
@@ -216,7 +232,7 @@ impl Store {
     fn apply(&self, known: &mut Known, slot: u32, event: Event) -> Result<()> {
         let place = slot as usize;
         let header = next(&known.headers[place], event)?;
-        self.slot(slot)?.file.write_record(&header)?;
+        self.slot(slot)?.file().write_record(&header)?;
         known.tally.note(place, &known.headers[place].state, &header.state);
         if let Some(tenant) = header.state.tenant() {
             known.last_writers[place] = Some(tenant.writer);

@@ -44,7 +44,7 @@ impl Store {
                 State::Sealed(_, sums) | State::Committed(_, sums) => Some(*sums),
                 _ => None,
             },
-            file: Arc::clone(&of_slot.file),
+            file: of_slot.file(),
             hold: Arc::clone(&of_slot.hold),
         })
     }

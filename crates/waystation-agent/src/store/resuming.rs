@@ -55,8 +55,9 @@ impl Store {
         }
         let of_slot = self.slot(slot)?;
         // Where that cannot be said, all of it comes again.
-        let blocks = of_slot.file.set_progress(left.blocks).map_or(0, |()| left.blocks);
-        let (path, ticket) = (of_slot.file.path().to_owned(), known.headers[place].sequence);
+        let file = of_slot.file();
+        let blocks = file.set_progress(left.blocks).map_or(0, |()| left.blocks);
+        let (path, ticket) = (file.path().to_owned(), known.headers[place].sequence);
         Ok(Some((Grant { slot, path, ticket, tenant: tenant.clone() }, blocks)))
     }
 

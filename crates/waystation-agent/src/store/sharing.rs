@@ -3,10 +3,13 @@
 //! Invariants: once it is shared, nothing gives way by itself, whatever comes; a version leaves its slot only when it is
 //! released.
 
+use std::sync::Arc;
+
+use waystation_format::Result;
 use waystation_format::slot::{Header, State, Sums, Tenant, Version, Writer};
-use waystation_format::{Error, Result};
 
 use super::file::SlotFile;
+use super::mending::Verified;
 use super::verify::verify_sealed;
 use super::{Slot, Store};
 use crate::slots::Event;
@@ -15,6 +18,7 @@ use crate::slots::Event;
 struct Held<'a> {
     header: Header,
     slot: &'a Slot,
+    file: Arc<SlotFile>,
 }
 
 impl Drop for Held<'_> {
@@ -68,19 +72,21 @@ impl Store {
         Ok(())
     }
 
-    /// Reads all that is sealed or committed; returns the slots that are damaged, and how.
-    pub fn verify_all(&self) -> Result<Vec<(Header, Error)>> {
+    /// Mends files and headers, and reads all that is sealed or committed.
+    pub fn verify_all(&self) -> Result<Verified> {
+        let mended = self.mend()?;
         let held: Vec<Held<'_>> =
             self.inventory().into_iter().filter_map(|header| self.hold(header)).collect();
         let wanted: Vec<(&SlotFile, &Tenant, Sums)> = held
             .iter()
-            .filter_map(|Held { header, slot }| {
-                Some((&*slot.file, header.state.tenant()?, header.state.sums()?))
+            .filter_map(|Held { header, file, .. }| {
+                Some((&**file, header.state.tenant()?, header.state.sums()?))
             })
             .collect();
         let outcomes = verify_sealed(&wanted, self.threads)?;
         let damaged = |(held, outcome): (&Held<'_>, Result<()>)| Some((held.header.clone(), outcome.err()?));
-        Ok(held.iter().zip(outcomes).filter_map(damaged).collect())
+        let damaged = held.iter().zip(outcomes).filter_map(damaged).collect();
+        Ok(Verified { damaged, mended })
     }
 
     /// Keeps a slot from being overwritten, if it is sealed or committed.
@@ -90,7 +96,7 @@ impl Store {
         if !slot.hold.acquire() {
             return None;
         }
-        let held = Held { header, slot };
+        let held = Held { header, slot, file: slot.file() };
         // It may have got another tenant before it was held; a commit meanwhile is none.
         let known = self.lock();
         let state = &known.headers[held.header.slot as usize].state;

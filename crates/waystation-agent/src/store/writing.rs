@@ -34,6 +34,7 @@ impl Store {
     /// if no slot could hold it, Unavailable if none may be overwritten now. A writer that keeps mappings of
     /// slots from version to version lets them go then: another agent may have come, who does not know of them.
     pub fn begin(&self, tenant: &Tenant) -> Result<Grant> {
+        self.mend_free()?;
         let mut known = self.lock();
         self.check_tenant(&known, tenant)?;
         let mut places = candidates(&known.headers, &tenant.key, Self::limits(&known))?;
@@ -49,7 +50,7 @@ impl Store {
             let slot = known.headers[place].slot;
             if self.hand_over(&mut known, slot, tenant)? {
                 let header = &known.headers[place];
-                let path = self.slots[place].file.path().to_owned();
+                let path = self.slots[place].file().path().to_owned();
                 return Ok(Grant { slot, path, ticket: header.sequence, tenant: tenant.clone() });
             }
         }
@@ -95,7 +96,10 @@ impl Store {
     /// The same, of a slot that no thread of this process reads.
     fn hand_over_closed(&self, known: &mut Known, slot: u32, tenant: &Tenant) -> Result<bool> {
         let place = slot as usize;
-        let file = &self.slots[place].file;
+        let file = self.slots[place].file();
+        if self.defect(slot, known.record.slot_bytes)?.is_some() {
+            return Ok(false); // whoever verifies the store makes it anew
+        }
         // The writer that had the slot last may still map it, and go on with that.
         let is_same_writer = known.last_writers[place] == Some(tenant.writer);
         let part = if is_same_writer { Part::Readers } else { Part::Both };
@@ -113,7 +117,7 @@ impl Store {
             let newest = newest_committed(&known.headers, &tenant.key).unwrap_or_default();
             self.apply(known, slot, Event::Retire { newest })?;
         }
-        self.slots[slot as usize].file.reset_progress()?;
+        self.slots[slot as usize].file().reset_progress()?;
         self.apply(known, slot, Event::Begin(tenant.clone()))
     }
 
@@ -127,7 +131,7 @@ impl Store {
             return Err(fenced(slot, ticket));
         }
         // Without the lock: other slots change meanwhile. This one does not get free, for it is held.
-        let verified = verify_written(&of_slot.file, &tenant, self.threads).inspect_err(|error| {
+        let verified = verify_written(&of_slot.file(), &tenant, self.threads).inspect_err(|error| {
             if error.kind() == Kind::Corrupt {
                 self.lock().tally.note_damage();
             }

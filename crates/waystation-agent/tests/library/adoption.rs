@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use crate::support::*;
 use waystation_agent::Kind;
-use waystation_agent::store::{Adoption, Found, Store};
+use waystation_agent::store::{Adoption, Config, Found, Store};
 use waystation_agent::writer::SlotWriter;
 use waystation_format::page::PAGE_BYTES;
-use waystation_format::slot::{CONTENTS_OFFSET, PROGRESS_OFFSET, Regions, Writer};
+use waystation_format::slot::{CONTENTS_OFFSET, Id, PROGRESS_OFFSET, Regions, StoreRecord, Writer};
 
 fn adopt(directory: &Path) -> (Store, Adoption) {
     let (store, adoption) = Store::open(&config(directory)).unwrap();
@@ -211,15 +211,126 @@ fn what_is_not_a_file_of_ours_is_refused() {
 }
 
 #[test]
-fn a_record_in_one_copy_holds_and_without_any_the_store_is_refused() {
+fn a_record_in_one_copy_holds_and_without_any_the_slots_say_what_it_was() {
     let directory = memory_directory();
     drop(two_versions(directory.path()));
     let record = directory.path().join("store");
     flip(&record, 20);
-    assert_whole(&adopt(directory.path()).0, "a", 10);
+    let (store, _) = adopt(directory.path());
+    assert_whole(&store, "a", 10);
+    let known = store.record();
+    drop(store);
     flip(&record, PAGE_BYTES as u64 + 20);
-    let refused = Store::open(&config(directory.path())).unwrap_err();
-    assert!(refused.kind() == Kind::Corrupt && refused.message().contains("both copies"));
+    let (store, _) = adopt(directory.path());
+    assert_eq!(StoreRecord { epoch: known.epoch, ..store.record() }, known);
+    assert_eq!(store.record().epoch, 1, "that of the newest version");
+    assert_whole(&store, "a", 20);
+    drop(store);
+    // Where the slots are of another run, or say nothing either, nobody knows what it was.
+    let refused = |config: &Config| {
+        flip(&record, 20);
+        flip(&record, PAGE_BYTES as u64 + 20);
+        let refused = Store::open(config).unwrap_err();
+        flip(&record, 20);
+        flip(&record, PAGE_BYTES as u64 + 20);
+        refused.kind() == Kind::Corrupt && refused.message().contains("both copies")
+    };
+    assert!(refused(&Config { run: Id([9; 16]), ..config(directory.path()) }));
+    for (slot, page) in (0..4).flat_map(|slot| [(slot, 0), (slot, PAGE_BYTES as u64)]) {
+        flip(&slot_path(directory.path(), slot), page + 20);
+    }
+    assert!(refused(&config(directory.path())));
+}
+
+#[test]
+fn what_was_appended_to_a_slot_means_nothing() {
+    let directory = memory_directory();
+    drop(two_versions(directory.path()));
+    let longer = OpenOptions::new().append(true).open(slot_path(directory.path(), 0)).unwrap();
+    longer.write_all_at(&[7; 100], config(Path::new("")).slot_bytes).unwrap();
+    let (store, adoption) = adopt(directory.path());
+    assert!(matches!(adoption.slots[0], Found::Whole));
+    assert_whole(&store, "a", 10);
+}
+
+/// The header was believed without a look at it, as the agent had it in its own memory: whoever opened the slot could not
+/// read it, and no copy on another host was asked for.
+#[test]
+fn a_header_that_is_damaged_under_a_running_agent_is_written_again() {
+    let directory = memory_directory();
+    let store = two_versions(directory.path());
+    for (slot, pages) in [(0, vec![0]), (1, vec![1]), (1, vec![0, 1]), (2, vec![0, 1])] {
+        pages
+            .into_iter()
+            .for_each(|page| flip(&slot_path(directory.path(), slot), page * PAGE_BYTES as u64 + 90));
+        let found = store.verify_all().unwrap();
+        assert!(found.damaged.is_empty(), "{found:?}");
+        assert_eq!(found.mended.iter().map(|(slot, _)| *slot).collect::<Vec<_>>(), [slot]);
+        assert!(store.verify_all().unwrap().mended.is_empty());
+    }
+    // Another header, in itself whole.
+    fs::copy(slot_path(directory.path(), 1), slot_path(directory.path(), 3)).unwrap();
+    assert_eq!(store.verify_all().unwrap().mended.len(), 1);
+    drop(store);
+    let (store, adoption) = adopt(directory.path());
+    assert!(
+        matches!(adoption.slots[..], [Found::Whole, Found::Whole, Found::Free, Found::Free]),
+        "{adoption:?}"
+    );
+    assert_eq!(states(&store), ["committed", "sealed", "free", "free"]);
+}
+
+#[test]
+fn a_file_that_goes_under_a_running_agent_is_made_anew() {
+    let directory = memory_directory();
+    let store = two_versions(directory.path());
+    let path = |slot| slot_path(directory.path(), slot);
+    // One lost its name, which this agent still has open; one was cut off; and so were two that are free.
+    fs::remove_file(path(0)).unwrap();
+    for slot in 1..4 {
+        OpenOptions::new()
+            .write(true)
+            .open(path(slot))
+            .unwrap()
+            .set_len(if slot == 3 { 0 } else { 9000 })
+            .unwrap();
+    }
+    assert!(matches!(commit(&store, "b", 11), 2 | 3), "a free slot is made anew when it is to be given away");
+    let found = store.verify_all().unwrap();
+    let slots: Vec<u32> = found.mended.iter().map(|(slot, _)| *slot).collect();
+    assert!(slots.starts_with(&[0, 1]), "{found:?}");
+    assert_eq!(found.damaged.iter().map(|(header, _)| header.slot).collect::<Vec<_>>(), [1]);
+    store.release(1).unwrap();
+    drop(store);
+    let (store, adoption) = adopt(directory.path());
+    assert!(matches!(adoption.slots[..2], [Found::Whole, Found::Free]), "{adoption:?}");
+    assert_whole(&store, "a", 10);
+    assert_whole(&store, "b", 11);
+    // A killed agent left a file that it had not finished.
+    drop(store);
+    let unfinished = directory.path().join("slot-00001.new");
+    File::create(&unfinished).unwrap();
+    adopt(directory.path());
+    assert!(!unfinished.exists());
+}
+
+#[test]
+fn a_file_that_was_replaced_under_a_running_agent_is_not_trusted() {
+    let directory = memory_directory();
+    let store = two_versions(directory.path());
+    let (aside, path) = (directory.path().join("slot-00000.aside"), slot_path(directory.path(), 0));
+    for replace in [
+        |aside: &Path, path: &Path| fs::copy(aside, path).map(drop),
+        |aside: &Path, path: &Path| symlink(aside, path),
+    ] {
+        fs::rename(&path, &aside).unwrap();
+        replace(&aside, &path).unwrap();
+        let found = store.verify_all().unwrap();
+        assert_eq!((found.mended.len(), found.damaged.len()), (1, 0), "{found:?}");
+        fs::remove_file(&aside).unwrap();
+        assert!(store.verify_all().unwrap().mended.is_empty());
+        assert_whole(&store, "a", 10);
+    }
 }
 
 #[test]

@@ -185,12 +185,15 @@ impl Shared {
                 continue;
             }
             inner.verification = Verification::Idle;
-            let damaged = match found {
-                Ok(damaged) => damaged,
+            let found = match found {
+                Ok(found) => found,
                 Err(error) => return log::error("not_verified", &error),
             };
             let mut keys = Vec::new();
-            for (header, error) in damaged {
+            for (slot, error) in found.mended {
+                log::error("mended", &error.with("slot", slot.to_string()));
+            }
+            for (header, error) in found.damaged {
                 log::error("damaged", &error.with("slot", header.slot.to_string()));
                 keys.extend(copy_in(&header).map(|(key, _)| key));
             }
