@@ -109,7 +109,7 @@ class ArraySavingOptions(OptionGroup):
         use_replica_parallel: Share the writing of what several processes hold among them. None means
             yes.
         min_slice_bytes_for_replica_parallel: Cut such a part into slices of at least so many bytes;
-            smaller ones go whole to one of their holders. None means 1 MiB.
+            smaller ones go whole to one of their holders. None and 0 mean 1 MiB.
         max_replicas_for_replica_parallel: Cut such a part into at most so many slices. None means as many
             as it has holders.
         enable_replica_parallel_separate_folder: Of OCDBT: write what is shared among replicas to a directory
@@ -150,7 +150,7 @@ class ArraySavingOptions(OptionGroup):
         "enable_pinned_host_transfer": checks.boolean_or_none,
         "enable_post_merge_validation": checks.boolean,
         "use_replica_parallel": checks.boolean_or_none,
-        "min_slice_bytes_for_replica_parallel": checks.positive_or_none,
+        "min_slice_bytes_for_replica_parallel": checks.bytes_or_none,
         "max_replicas_for_replica_parallel": checks.positive_or_none,
         "enable_replica_parallel_separate_folder": checks.boolean,
         "enable_write_sharding_file": checks.boolean,

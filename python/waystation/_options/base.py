@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
@@ -74,6 +75,17 @@ class Opposite(Alias[bool]):
         return not value if isinstance(value, bool) else value
 
 
+def without_numpy_scalars(value: Any) -> Any:
+    """A value with Python's numbers in the place of NumPy's, which configurations compute."""
+    kind = type(value)
+    if kind in (tuple, list, set, frozenset):
+        return kind(map(without_numpy_scalars, value))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.bool_ | numpy.integer | numpy.floating):
+        return value.item()
+    return value
+
+
 class OptionGroup:
     """Base of option groups."""
 
@@ -103,6 +115,7 @@ class OptionGroup:
         if name not in names.options:
             known = sorted({*names.options, *names.aliases})
             raise InvalidInput(f"unknown option '{name}'; this group has: {', '.join(known)}")
+        value = without_numpy_scalars(value)
         convert = self._conversions.get(name)
         if convert is not None:
             value = convert(value)

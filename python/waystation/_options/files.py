@@ -10,6 +10,12 @@ from waystation._options import checks
 from waystation._options.base import OptionGroup
 
 _GIB = 1 << 30
+_PAST_MODES = 1 << 31  # the system's type of modes is a C integer
+
+
+def _mode_bits(value: Any) -> str | None:
+    fits = value is None or (checks.is_int(value) and 0 <= value < _PAST_MODES)
+    return None if fits else "permission bits as an integer, such as 0o750, or None"
 
 
 def _class(value: Any) -> str | None:
@@ -35,7 +41,7 @@ class FileOptions(OptionGroup):
     skip_sync_file_validations: bool = False
     _checks: ClassVar = {
         "file_bytes_target": checks.positive,
-        "path_permission_mode": checks.bytes_or_none,
+        "path_permission_mode": _mode_bits,
         "path_class": _class,
         "skip_sync_file_validations": checks.boolean,
     }
