@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,63 @@ def test_metadata_say_how_arrays_are_stored(tmp_path: Path) -> None:
     assert found["z"].storage_metadata.chunk_shape == ()
     assert AbstractNumpy((3,)).storage_metadata is None
     assert found["x"] == arrays.to_shape_dtype_struct(sharded())
+
+
+def _shown(metadata: Any) -> Any:
+    """What sharding metadata show, in values that compare."""
+    if not hasattr(metadata, "partition_spec"):
+        return metadata.device_str
+    return (
+        metadata.shape.tolist(),
+        *(metadata.axis_names, metadata.axis_types, metadata.partition_spec),
+        [[device.id for device in row] for row in metadata.device_mesh.mesh],
+        repr(metadata),
+    )
+
+
+@pytest.mark.parametrize("use_ocdbt", [None, True])
+def test_metadata_say_how_arrays_were_sharded_as_orbax_does(use_ocdbt: bool | None, tmp_path: Path) -> None:
+    mesh = jax.make_mesh((2, 2), ("x", "y"), devices=jax.devices()[:4])
+    specs = (PartitionSpec("x", "y"), PartitionSpec(None, ("x", "y")), PartitionSpec("y"), PartitionSpec())
+    shardings = [NamedSharding(mesh, spec) for spec in specs]
+    state = {str(number): jax.device_put(jnp.ones((4, 4)), each) for number, each in enumerate(shardings)}
+    state |= {"one": jax.device_put(jnp.ones(3), jax.devices()[1]), "anywhere": jnp.ones(3)}
+    oracle.save(tmp_path / "theirs", state)
+    context = waystation.Context()
+    context.array.saving.use_ocdbt = use_ocdbt
+    with context:
+        waystation.save(tmp_path / "ours", state)
+    theirs = oracle.metadata(tmp_path / "theirs").metadata
+    for path in (tmp_path / "ours", tmp_path / "theirs"):
+        found = waystation.metadata(path).metadata
+        for name, leaf in theirs.items():
+            ours = found[name].sharding_metadata
+            assert _shown(ours) == _shown(leaf.sharding_metadata)
+            assert ours.to_jax_sharding() == leaf.sharding_metadata.to_jax_sharding() == state[name].sharding
+            assert ours == waystation.metadata(path).metadata[name].sharding_metadata
+    assert found["0"].sharding_metadata != found["1"].sharding_metadata
+
+
+_SHOW_ELSEWHERE = """
+import sys, waystation
+leaf = waystation.metadata(sys.argv[1]).metadata["x"]
+assert leaf.sharding is None, leaf.sharding
+shown = leaf.sharding_metadata
+assert (shown.shape.tolist(), shown.axis_names, shown.partition_spec) == ([4], ["x"], ("x",))
+try:
+    shown.to_jax_sharding()
+except waystation.errors.InvalidInput as error:
+    assert "devices" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+def test_sharding_metadata_need_no_devices(tmp_path: Path) -> None:
+    waystation.save(tmp_path / "checkpoint", {"x": sharded()})
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    program = [sys.executable, "-c", _SHOW_ELSEWHERE, str(tmp_path / "checkpoint")]
+    subprocess.run(program, env=environment, check=True, timeout=120)
 
 
 def test_a_program_of_one_process() -> None:

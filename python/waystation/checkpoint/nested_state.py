@@ -164,4 +164,4 @@ def _abstract_leaf(opened: Opened, leaf: Any) -> Any:
         return dtypes.of_stored(stored).host.type(0).item()  # as Orbax has it: data is not read here
     codec = registry.available_codec(stored.framework)
     storage = functools.partial(opened.storage_metadata, leaf.array)
-    return codec.with_storage(codec.abstract(stored), storage)
+    return codec.shown(stored, storage)

@@ -216,9 +216,10 @@ class Codec(Protocol):
         ...
 
     def abstract(self, stored: StoredArray) -> Any:
-        """The abstract leaf that `metadata()` shows, valid as an abstract state."""
+        """The abstract leaf of a stored array, valid in an abstract state."""
         ...
 
-    def with_storage(self, abstract: Any, storage: Storage) -> Any:
-        """The same abstract leaf, whose attribute `storage_metadata` says how it is stored."""
+    def shown(self, stored: StoredArray, storage: Storage) -> Any:
+        """The abstract leaf that `metadata()` shows: its attribute `storage_metadata` says how the array is
+        stored."""
         ...

@@ -21,23 +21,30 @@ from waystation.frameworks.base import (
 from waystation.frameworks.jax_dtypes import jax_dtype
 from waystation.frameworks.jax_pieces import PieceWriter, goes_in_pieces, stays_on_host
 from waystation.frameworks.jax_shardings import sharding_from_description
+from waystation.frameworks.sharding_metadata import ShardingMetadata, sharding_metadata
 from waystation.frameworks.storage import Storage, StorageMetadata
 
 
 class SavedShapeDtypeStruct(jax.ShapeDtypeStruct):
-    """A `jax.ShapeDtypeStruct` as `metadata` returns it: equal to one without what it says of storage."""
+    """A `jax.ShapeDtypeStruct` as `metadata` returns it: equal to one that says nothing of a saved array."""
 
-    __slots__ = ("_storage",)
+    __slots__ = ("_described", "_storage")
 
-    def __init__(self, abstract: Any, storage: Storage) -> None:
+    def __init__(self, abstract: Any, stored: StoredArray, storage: Storage) -> None:
         made: Any = super()  # which JAX has not typed
         made.__init__(abstract.shape, abstract.dtype, sharding=abstract.sharding)
+        self._described = stored.sharding
         self._storage = storage
 
     @property
     def storage_metadata(self) -> StorageMetadata:
         """How the array is stored."""
         return self._storage()
+
+    @property
+    def sharding_metadata(self) -> ShardingMetadata | None:
+        """How the array was sharded, whether or not its devices are here; None if that is not known."""
+        return sharding_metadata(self._described, tuple(self.shape))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy elsewhere is any abstract array: the checkpoint does not come along.
@@ -146,9 +153,9 @@ class JaxCodec:
             sharding = sharding_from_description(stored.sharding, shape)
         return jax.ShapeDtypeStruct(shape, jax_dtype(stored.dtype), sharding=sharding)
 
-    def with_storage(self, abstract: Any, storage: Storage) -> Any:
-        """A `jax.ShapeDtypeStruct` that also says how the array is stored."""
-        return SavedShapeDtypeStruct(abstract, storage)
+    def shown(self, stored: StoredArray, storage: Storage) -> Any:
+        """A `jax.ShapeDtypeStruct` that also says how the array is stored, and was sharded."""
+        return SavedShapeDtypeStruct(self.abstract(stored), stored, storage)
 
 
 CODEC = JaxCodec()

@@ -158,9 +158,9 @@ class NumpyCodec:
             tuple(stored.shape), None if host.category == "key" else host.host, stored.framework == "scalar"
         )
 
-    def with_storage(self, abstract: Any, storage: Storage) -> Any:
-        """The same abstract array, with how it is stored."""
-        return replace(abstract, storage=storage)
+    def shown(self, stored: StoredArray, storage: Storage) -> Any:
+        """What stands for a stored array, with how it is stored."""
+        return replace(self.abstract(stored), storage=storage)
 
 
 def stored_scalar(value: np.ndarray[Any, Any]) -> StoredArray:

@@ -216,8 +216,9 @@ class TorchCodec:
 
         return torch_broadcast.TorchBroadcaster([target.placement.mesh for target in targets])
 
-    def with_storage(self, abstract: Any, storage: Storage) -> Any:
-        """The same tensor, with how it is stored in an attribute."""
+    def shown(self, stored: StoredArray, storage: Storage) -> Any:
+        """The abstract tensor, with how it is stored in an attribute."""
+        abstract = self.abstract(stored)
         abstract.storage_metadata = storage()
         return abstract
 
