@@ -33,7 +33,7 @@ LAYERS: list[set[str]] = [
     {"coordination"},
     {"tree", "grid"},
     {"_native"},
-    {"_collection", "_distinct", "_extras", "_options", "_paths", "errors"},
+    {"_collection", "_distinct", "_extras", "_foreign", "_options", "_paths", "errors"},
     {"_errors", "_processes"},
 ]
 LEVELS = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}

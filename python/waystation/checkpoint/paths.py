@@ -17,6 +17,7 @@ from waystation._errors import (
     Unsupported,
     from_os_error,
 )
+from waystation._foreign import described, hub_advice
 from waystation._paths import absolute
 from waystation.layouts.native import names
 from waystation.layouts.native.attempts import leftovers
@@ -154,13 +155,20 @@ def require_checkpoint(target: str) -> None:
             "path of one",
             path=target,
         )
+    foreign = described(target)
+    if foreign is not None:
+        raise InvalidLayoutError(
+            f"'{target}' is not a checkpoint of Waystation or Orbax, but {foreign}", path=target
+        )
     if is_directory:
         raise InvalidLayoutError(
             f"'{target}' is not a checkpoint: it has no {names.RECORD}{_beside(target)}", path=target
         )
     if present:
         raise InvalidLayoutError(f"'{target}' is a file, not a checkpoint directory", path=target)
-    raise CheckpointNotFound(f"there is no checkpoint '{target}'{_beside(target)}", path=target)
+    raise CheckpointNotFound(
+        f"there is no checkpoint '{target}'{_beside(target)}{hub_advice(target)}", path=target
+    )
 
 
 def require_native_checkpoint(target: str) -> None:

@@ -38,9 +38,22 @@ def complete_path(incomplete: str) -> list[str]:
     return [os.path.join(head, name) for name in names if tail or not name.startswith(".")]
 
 
-Checkpoint = Annotated[Path, typer.Argument(help="The checkpoint.", autocompletion=complete_path)]
+def local_path(given: str | Path) -> Path:
+    """A path as it was typed, or the default; `Path` alone would make a path of a URL."""
+    text = os.fspath(given)
+    if "://" in text:
+        raise typer.BadParameter(f"'{text}' is a URL; this version knows paths of mounted file systems only")
+    return Path(text)
+
+
+Checkpoint = Annotated[
+    Path, typer.Argument(help="The checkpoint.", parser=local_path, autocompletion=complete_path)
+]
 Directory = Annotated[
-    Path, typer.Argument(help="A directory that holds checkpoints.", autocompletion=complete_path)
+    Path,
+    typer.Argument(
+        help="A directory that holds checkpoints.", parser=local_path, autocompletion=complete_path
+    ),
 ]
 Checkpointable = Annotated[
     str | None,
@@ -105,7 +118,9 @@ def _sum(
     path: Annotated[
         Path,
         typer.Argument(
-            help="A safetensors file, an index, or their directory.", autocompletion=complete_path
+            help="A safetensors file, an index, or their directory.",
+            parser=local_path,
+            autocompletion=complete_path,
         ),
     ],
     as_json: AsJson = False,
@@ -121,7 +136,10 @@ def _sum(
 @application.command("verify", rich_help_panel=topics.CHECKPOINTS)
 def _verify(
     path: Annotated[
-        Path, typer.Argument(help="The checkpoint, or published model.", autocompletion=complete_path)
+        Path,
+        typer.Argument(
+            help="The checkpoint, or published model.", parser=local_path, autocompletion=complete_path
+        ),
     ],
     every: Annotated[
         bool, typer.Option("--all", help="Verify each checkpoint of the directory that PATH is.")
@@ -141,8 +159,13 @@ def _verify(
 
 @application.command("diff", rich_help_panel=topics.CHECKPOINTS)
 def _diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint.", autocompletion=complete_path)],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another.", autocompletion=complete_path)],
+    first: Annotated[
+        Path,
+        typer.Argument(metavar="A", help="A checkpoint.", parser=local_path, autocompletion=complete_path),
+    ],
+    second: Annotated[
+        Path, typer.Argument(metavar="B", help="Another.", parser=local_path, autocompletion=complete_path)
+    ],
     atol: Annotated[
         float, typer.Option("--atol", min=0, help="Tolerate absolute differences up to this.")
     ] = 0.0,
@@ -172,6 +195,7 @@ def _export(
         typer.Argument(
             metavar="OUTPUT",
             help="A directory for model.safetensors, or a name that ends in .safetensors or .npz.",
+            parser=local_path,
             autocompletion=complete_path,
         ),
     ],
@@ -267,7 +291,9 @@ def _demo(
 def _doctor(
     path: Annotated[
         Path,
-        typer.Argument(help="A directory on the file system to look at.", autocompletion=complete_path),
+        typer.Argument(
+            help="A directory on the file system to look at.", parser=local_path, autocompletion=complete_path
+        ),
     ] = Path("."),
     tune: Annotated[
         bool, typer.Option("--tune", help="Measure this file system (seconds) and remember the best way.")

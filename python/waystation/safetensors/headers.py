@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from waystation import _native
 from waystation._collection import paused_collection
 from waystation._errors import Conflict, Corrupt, WaystationError, from_os_error
+from waystation._foreign import described_bytes
 
 LENGTH_BYTES = 8
 LIMIT_BYTES = 100_000_000  # of the text of a header, as in the reference implementation
@@ -151,7 +152,14 @@ def _read(descriptor: int, path: str) -> Header:
         # What is too long for the file or the format is refused by the parser, from the length alone.
         if len(data) < end <= min(identity.nbytes, LENGTH_BYTES + LIMIT_BYTES):
             data = _read_range(descriptor, path, 0, end)  # appended, it would be held twice
-    metadata, tensors, data_start = _native.parse_safetensors_header(data, identity.nbytes, path)
+    try:
+        metadata, tensors, data_start = _native.parse_safetensors_header(data, identity.nbytes, path)
+    except Corrupt as error:
+        foreign = described_bytes(data, path)
+        if foreign is None or foreign.startswith("a safetensors file"):
+            raise
+        # As any other content that cannot be parsed: damage may begin like a file of another format, too.
+        raise Corrupt(f"'{path}' is not a safetensors file, but {foreign}", path=path) from error
     return Header(path, identity, metadata, tensors, data_start)
 
 

@@ -21,6 +21,7 @@ from waystation._errors import (
     WrongType,
     from_os_error,
 )
+from waystation._foreign import described, hub_advice
 from waystation._paths import absolute
 from waystation.safetensors.headers import Header, read_headers
 from waystation.safetensors.index import SUFFIX, Index, read_index
@@ -121,6 +122,9 @@ def _resolve(files: PathLike) -> tuple[list[str], Index | None]:
     path = absolute(files)
     if os.path.isdir(path):
         return _in_directory(path)
+    advice = "" if os.path.lexists(path) else hub_advice(path)
+    if advice:
+        raise NotFound(f"there is no file or directory '{path}'{advice}", path=path)
     if path.endswith(".json"):
         index = read_index(path)
         return index.files(), index
@@ -147,7 +151,11 @@ def _in_directory(directory: str) -> tuple[list[str], Index | None]:
     revision = _cached_revision(directory, names)
     if revision is not None:
         return _in_directory(revision)
-    raise NotFound(f"there is no safetensors file in '{directory}'", path=directory)
+    foreign = described(directory)
+    raise NotFound(
+        f"there is no safetensors file in '{directory}'" + (f", which is {foreign}" if foreign else ""),
+        path=directory,
+    )
 
 
 def _names(directory: str) -> list[str]:
