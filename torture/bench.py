@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import gc
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
@@ -14,6 +15,7 @@ from torture.outcomes import Journal, Run
 from torture.systems import SYSTEMS
 
 Cell = tuple[str, str]
+UNBOUNDED_RUNS = 10_000  # of a fault whose every seed is another one
 
 
 def cells(systems: str = "", faults: str = "") -> list[Cell]:
@@ -44,7 +46,8 @@ class Session:
 
     def __init__(self, base: Path, journal: Path, revision: str) -> None:
         self.journal = Journal(journal)
-        self._workspace = Workspace(base)
+        self._in_memory = tempfile.TemporaryDirectory(prefix="torture-", dir="/dev/shm")
+        self._workspace = Workspace(base, Path(self._in_memory.name))
         self._revision = revision
 
     def prepare(self, systems: Iterable[str]) -> None:
@@ -106,7 +109,7 @@ class Session:
 def _seeds(count: int, most: int | None) -> Iterator[int]:
     """Every seed once, or as many as wanted, spread over all where they are fewer."""
     if most is None or not count:
-        return iter(range(count))
-    if most >= count:
+        return iter(range(min(count, UNBOUNDED_RUNS)))
+    if most >= count or count > UNBOUNDED_RUNS:
         return iter(range(most))
     return iter(sorted({index * count // most for index in range(most)}))

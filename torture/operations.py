@@ -3,7 +3,11 @@ judged."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,11 +204,19 @@ OPERATIONS = {
 
 
 class Workspace:
-    """A directory in which runs are made, one after another, with what operations find prepared once."""
+    """A directory in which runs are made, one after another, with what operations find prepared once.
 
-    def __init__(self, base: Path) -> None:
-        self._prepared = base / "prepared"
-        self.root = base / "root"
+    Systems that keep states in memory have one on a file system in memory.
+    """
+
+    def __init__(self, base: Path, in_memory: Path) -> None:
+        self._bases = {True: base, False: in_memory}
+        self._base = base
+
+    @property
+    def root(self) -> Path:
+        """Where the run is made."""
+        return self._base / "root"
 
     def prepare(self, system: System, operation: Operation) -> Path:
         """The directory of a run, with what is there before the operation.
@@ -212,8 +224,9 @@ class Workspace:
         Raises:
             RuntimeError: What is there before could not be made, though nothing disturbed it.
         """
-        source = self._prepared / f"{system.name}-{operation.name}"
         self.clear()
+        self._base = self._bases[system.has_files]
+        source = self._base / "prepared" / f"{system.name}-{operation.name}"
         if not source.exists():
             self.root.mkdir(parents=True)
             ended = in_child(lambda: operation.prepare(system, self.root))
@@ -221,11 +234,34 @@ class Workspace:
                 raise RuntimeError(f"'{system.name}' cannot prepare for '{operation.name}': {ended.error}")
             source.parent.mkdir(parents=True, exist_ok=True)
             # Checkpoints are made where they will be: some may know their place.
-            shutil.copytree(self.root, source, symlinks=True)
+            shutil.copytree(self.root, source, symlinks=True, ignore=_sockets)
             return self.root
         shutil.copytree(source, self.root, symlinks=True)
         return self.root
 
+    def end_agents(self) -> None:
+        """Kills agents that have outlived the processes that had started them."""
+        if self._base == self._bases[False]:
+            for directory in Path("/proc").iterdir():
+                if directory.name.isdigit():
+                    self._end_agent(int(directory.name))
+
+    def _end_agent(self, process: int) -> None:
+        own = b"--directory=" + os.fsencode(self.root) + b"/"
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            handle = os.pidfd_open(process)
+            try:
+                if own in Path(f"/proc/{process}/cmdline").read_bytes():
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    select.select([handle], [], [])
+            finally:
+                os.close(handle)
+
     def clear(self) -> None:
-        """Removes what a run has left."""
+        """Ends and removes what a run has left."""
+        self.end_agents()
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _sockets(directory: str, names: list[str]) -> list[str]:
+    return [name for name in names if (Path(directory) / name).is_socket()]

@@ -20,6 +20,7 @@ import os
 import platform
 import re
 import select
+import signal
 import socket
 import struct
 import time
@@ -313,6 +314,8 @@ class _Supervisor:
             self._meanwhile(self.serve_until)
             self._go_on(told)
         elif self._fault == "kill":
+            # What the process has started may be in a session of its own.
+            os.kill(_leader(told.task), signal.SIGKILL)
             self._child.kill()
             return True
         elif self._fault == "short":
@@ -491,7 +494,9 @@ def _text_at(task: int, address: int) -> str:
 
 
 # Digests, process ids and times in the names of temporary files.
-_CHANCE = re.compile(r"[0-9a-f]{8,}|\d{3,}|(?<=tmp)[A-Za-z0-9_]{6,8}(?=/|$)")
+_CHANCE = re.compile(
+    r"[0-9a-f]{8,}|\d{6,}|(?<=-)\d+(?=-)|(?<=\.)\d{3,}(?=/|$)|(?<=tmp)[A-Za-z0-9_]{6,8}(?=/|$)"
+)
 
 
 def _without_chance(path: str) -> str:

@@ -7,7 +7,8 @@ this imports none of their libraries; `prepare` does.
 from __future__ import annotations
 
 import contextlib
-import shutil
+import subprocess
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -58,32 +59,25 @@ class System(Protocol):
         """Loads the newest step, as a program does that starts again."""
 
 
-class _Steps:
-    """A sequence for systems that have none: a directory for each step, and old ones are removed."""
+class _OneVersion:
+    """A system that keeps no sequences."""
 
     name: ClassVar[str]
     ours: ClassVar[bool] = False
-    has_collection: ClassVar[bool] = True
+    has_collection: ClassVar[bool] = False
     has_files: ClassVar[bool] = True
 
-    def keep(self: Any, root: Path, step: int) -> None:
-        root.mkdir(exist_ok=True)
-        self.save(root / str(step), step)
-        for old in self.kept(root)[:-KEPT]:
-            path = root / str(old)
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    def keep(self, root: Path, step: int) -> None:
+        raise NotImplementedError
 
-    def kept(self: Any, root: Path) -> list[int]:
-        if not root.exists():
-            return []
-        names = (path.name for path in root.iterdir())
-        return sorted(int(name) for name in names if name.isdigit() and self.is_there(root / name))
+    def kept(self, root: Path) -> list[int]:
+        raise NotImplementedError
 
-    def load_kept(self: Any, root: Path, step: int) -> int:
-        return int(self.load(root / str(step)))
+    def load_kept(self, root: Path, step: int) -> int:
+        raise NotImplementedError
 
-    def load_newest(self: Any, root: Path) -> int:
-        return int(self.load_kept(root, self.kept(root)[-1]))
+    def load_newest(self, root: Path) -> int:
+        raise NotImplementedError
 
 
 class Waystation:
@@ -96,6 +90,8 @@ class Waystation:
     mode: ClassVar[str | None] = None
 
     def prepare(self) -> None:
+        import jax  # noqa: F401  (geometries have arrays of it)
+
         import waystation
         import waystation.checkpoint
         import waystation.training  # noqa: F401
@@ -113,17 +109,25 @@ class Waystation:
         with context:
             yield
 
-    def save(self, path: Path, step: int) -> None:
+    def save_state(self, path: Path, state: Any) -> None:
+        """Saves any state."""
         import waystation
 
         with self._context():
-            waystation.save(path, states.state_of(step), overwrite=True)
+            waystation.save(path, state, overwrite=True)
+
+    def load_state(self, path: Path, abstract: Any = None) -> Any:
+        """Loads any state, as an abstract one says."""
+        import waystation
+
+        with self._context():
+            return waystation.load(path, abstract)
+
+    def save(self, path: Path, step: int) -> None:
+        self.save_state(path, states.state_of(step))
 
     def load(self, path: Path) -> int:
-        import waystation
-
-        with self._context():
-            return states.step_of(waystation.load(path))
+        return states.step_of(self.load_state(path))
 
     def is_there(self, path: Path) -> bool:
         import waystation
@@ -203,7 +207,7 @@ class WaystationOcdbt(WaystationZarr2):
     use_zarr3 = True
 
 
-class WaystationSafetensors(_Steps):
+class WaystationSafetensors(_OneVersion):
     """One safetensors file, written by us."""
 
     name = "waystation-safetensors"
@@ -228,14 +232,74 @@ class WaystationSafetensors(_Steps):
     def is_there(self, path: Path) -> bool:
         return path.with_suffix(".safetensors").exists()
 
-    def keep(self, root: Path, step: int) -> None:
-        root.mkdir(exist_ok=True)
-        self.save(root / str(step), step)
-        for old in self.kept(root)[:-KEPT]:
-            (root / f"{old}.safetensors").unlink()
 
-    def kept(self, root: Path) -> list[int]:
-        return sorted(int(path.stem) for path in root.glob("*.safetensors") if path.stem.isdigit())
+class WaystationMemory(_OneVersion):
+    """The memory tier of one host. Each process starts the host's agent, if none runs, and ends the one it
+    started.
+
+    So a later process begins with the recovery of an agent, or with one that has outlived the program.
+    """
+
+    name = "waystation-memory"
+    ours = True
+    has_files = False
+
+    def prepare(self) -> None:
+        import waystation.memory
+        import waystation.training  # noqa: F401
+
+    @contextlib.contextmanager
+    def _tier(self, path: Path) -> Iterator[Any]:
+        from waystation.memory import MemoryTier, MemoryTierWarning
+        from waystation.training import Checkpointer, save_decision_policies
+
+        never = save_decision_policies.SpecificStepsPolicy(())
+        path.mkdir(exist_ok=True)
+        store = path / "store"
+        with warnings.catch_warnings(), _running_agent(store):
+            # A save that was not kept has failed, as nothing else is written here.
+            warnings.simplefilter("error", MemoryTierWarning)
+            memory = MemoryTier(directory=store, deadline_s=10)
+            with Checkpointer(path / "steps", save_decision_policy=never, memory=memory) as checkpointer:
+                yield checkpointer
+
+    def save(self, path: Path, step: int) -> None:
+        with self._tier(path) as checkpointer:
+            checkpointer.save(step, states.state_of(step))
+            checkpointer.wait()
+            saved = checkpointer.tier_statistics.last_saved_step
+            if saved != step:
+                raise RuntimeError(f"the tier has saved {saved}, not {step}")
+
+    def load(self, path: Path) -> int:
+        with self._tier(path) as checkpointer:
+            return states.step_of(checkpointer.load())
+
+    def is_there(self, path: Path) -> bool:
+        if not path.exists():
+            return False
+        with self._tier(path) as checkpointer:
+            return checkpointer.latest is not None
+
+
+@contextlib.contextmanager
+def _running_agent(store: Path) -> Iterator[None]:
+    from waystation.memory import agent_program
+
+    command = [agent_program(), "run", f"--directory={store}", f"--run-id={_RUN}", "--slots=4"]
+    command += ["--data-bytes=2MiB", "--contents-bytes=64KiB", "--memory-cap-bytes=64MiB"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as agent:
+        assert agent.stdout is not None
+        if not agent.stdout.readline():
+            raise RuntimeError(f"the agent ended with {agent.wait()}")
+        try:
+            yield
+        finally:
+            agent.terminate()
+            agent.wait()
+
+
+_RUN = "0123456789abcdef0123456789abcdef"
 
 
 class Orbax:
@@ -249,15 +313,23 @@ class Orbax:
     def prepare(self) -> None:
         from orbax.checkpoint import v1  # noqa: F401
 
-    def save(self, path: Path, step: int) -> None:
+    def save_state(self, path: Path, state: Any) -> None:
+        """Saves any state."""
         from orbax.checkpoint import v1 as orbax
 
-        orbax.save(path, states.state_of(step), overwrite=True)
+        orbax.save(path, state, overwrite=True)
+
+    def load_state(self, path: Path, abstract: Any = None) -> Any:
+        """Loads any state, as an abstract one says."""
+        from orbax.checkpoint import v1 as orbax
+
+        return orbax.load(path, abstract)
+
+    def save(self, path: Path, step: int) -> None:
+        self.save_state(path, states.state_of(step))
 
     def load(self, path: Path) -> int:
-        from orbax.checkpoint import v1 as orbax
-
-        return states.step_of(orbax.load(path))
+        return states.step_of(self.load_state(path))
 
     def is_there(self, path: Path) -> bool:
         from orbax.checkpoint import v1 as orbax
@@ -293,7 +365,7 @@ class Orbax:
             return states.step_of(checkpointer.load_pytree())
 
 
-class TorchDcp(_Steps):
+class TorchDcp(_OneVersion):
     """Genuine `torch.distributed.checkpoint`."""
 
     name = "torch-dcp"
@@ -351,6 +423,7 @@ _KINDS: tuple[Callable[[], System], ...] = (
     WaystationZarr3,
     WaystationOcdbt,
     WaystationSafetensors,
+    WaystationMemory,
     Orbax,
     TorchDcp,
     Safetensors,

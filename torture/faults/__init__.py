@@ -3,9 +3,12 @@
 from torture.faults.base import Done, Fault
 from torture.faults.calls import CALL_FAULTS
 from torture.faults.damage import DAMAGE
+from torture.faults.geometry import GEOMETRIES
 from torture.faults.sandbox import SANDBOXES
 from torture.faults.together import TOGETHER
 
-FAULTS: dict[str, Fault] = {fault.name: fault for fault in [*CALL_FAULTS, *DAMAGE, *TOGETHER, *SANDBOXES]}
+FAULTS: dict[str, Fault] = {
+    fault.name: fault for fault in [*CALL_FAULTS, *DAMAGE, *TOGETHER, *SANDBOXES, *GEOMETRIES]
+}
 
 __all__ = ["FAULTS", "Done", "Fault"]

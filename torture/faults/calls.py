@@ -49,6 +49,8 @@ class CallFault:
             fault=self._kind,
             ring=isinstance(system, WaystationRing),
         )
+        # Answered by nobody any more, they would not be what they are.
+        workspace.end_agents()
         if not done.is_hit:
             return Done(MISSED, address)
         may_fail = self._kind not in _TRANSIENT

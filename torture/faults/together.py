@@ -65,7 +65,7 @@ class Together:
 
     def applies(self, system: System) -> bool:
         needs_collection = self._pair.prepare.name == "collection"
-        return supervisor.SUPPORTED and (system.has_collection or not needs_collection)
+        return supervisor.SUPPORTED and system.has_files and (system.has_collection or not needs_collection)
 
     def seeds(self, system: System, workspace: Workspace) -> int:
         return len(self._calls(system, workspace))
@@ -209,7 +209,7 @@ class Fork:
         self._addresses: dict[str, list[str]] = {}
 
     def applies(self, system: System) -> bool:
-        return supervisor.SUPPORTED and system.ours
+        return supervisor.SUPPORTED and system.ours and system.has_files
 
     def seeds(self, system: System, workspace: Workspace) -> int:
         return len(self._calls(system, workspace))

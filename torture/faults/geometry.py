@@ -1,0 +1,215 @@
+"""Arrays of random shapes, saved in one sharding and loaded in another, from files that are not in memory.
+
+Nothing fails here: what is at fault is the geometry. One seed is one set of arrays, with the meshes and
+specs that they are saved and loaded with, in one process of eight devices or in two of four.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torture.faults.base import Done, Fault, random_of
+from torture.operations import Workspace
+from torture.outcomes import Outcome, Verdict
+from torture.processes import Child, Ended
+from torture.states import MixedStateError
+from torture.systems import Orbax, System, Waystation
+
+DEVICES = 8
+_MESHES = [(8,), (4, 2), (2, 4), (2, 2, 2), (1, 8)]
+_DTYPES = ["float32", "bfloat16", "int8", "float64", "int16", "uint8", "complex64", "bool"]
+_MOST_BYTES = 24 << 20
+_DISTINCT = 1 << 30
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """How an array lies on devices: the mesh's shape, and for each dimension the axes that divide it."""
+
+    mesh: tuple[int, ...]
+    axes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class _Array:
+    shape: tuple[int, ...]
+    dtype: str
+    saved: _Spec
+    loaded: _Spec
+
+
+def _drawn(chance: random.Random) -> dict[str, _Array]:
+    count = chance.choice([1, 1, 2, 3, 5])
+    return {f"array {index}": _array(chance, _MOST_BYTES // count) for index in range(count)}
+
+
+def _array(chance: random.Random, most: int) -> _Array:
+    dtype = chance.choice(_DTYPES)
+    item = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+    shape: list[int] = []
+    for _ in range(chance.choice([1, 2, 2, 2, 3])):
+        size = chance.choice(
+            [8, 16, 24, 40, 64, 96, 256, 1000, 1024, 4096, 8 * chance.randint(1, 700), 65536, 131072]
+        )
+        shape.append(min(size, max(8, most // item // int(np.prod(shape or [1])) // 8 * 8)))
+    chance.shuffle(shape)
+    return _Array(tuple(shape), dtype, _spec(chance, shape), _spec(chance, shape))
+
+
+def _spec(chance: random.Random, shape: list[int]) -> _Spec:
+    mesh = chance.choice(_MESHES)
+    axes: list[list[int]] = [[] for _ in shape]
+    for axis in range(len(mesh)):
+        # An axis divides one dimension, or copies lie along it.
+        dimension = chance.randrange(-1, len(shape))
+        if (
+            dimension >= 0
+            and shape[dimension] % int(np.prod([mesh[each] for each in [*axes[dimension], axis]])) == 0
+        ):
+            axes[dimension].append(axis)
+    return _Spec(mesh, tuple(map(tuple, axes)))
+
+
+def _values(name: str, array: _Array, seed: int) -> npt.NDArray[Any]:
+    """Random bits, of which those of floats may be any: they are compared as bytes."""
+    import ml_dtypes
+
+    dtype = np.dtype(ml_dtypes.bfloat16) if array.dtype == "bfloat16" else np.dtype(array.dtype)
+    generator = np.random.default_rng([seed, *name.encode()])
+    if array.dtype == "bool":
+        return generator.integers(0, 2, array.shape).astype(bool)
+    nbytes = int(np.prod(array.shape)) * dtype.itemsize
+    values = np.frombuffer(generator.bytes(nbytes), np.uint8)
+    if dtype.kind in "fcV":  # no signalling NaN, which conversions may make quiet
+        values = values & 0x3F
+    return values.view(dtype).reshape(array.shape)
+
+
+def _sharding(spec: _Spec) -> Any:
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    names = [f"axis{index}" for index in range(len(spec.mesh))]
+    mesh = Mesh(np.array(jax.devices()).reshape(spec.mesh), names)
+    divided = [tuple(names[axis] for axis in axes) or None for axes in spec.axes]
+    return NamedSharding(mesh, PartitionSpec(*divided))
+
+
+def _save(system: Waystation | Orbax, path: Path, arrays: dict[str, _Array], seed: int) -> None:
+    import jax
+
+    state = {}
+    for name, array in arrays.items():
+        values = _values(name, array, seed)
+        state[name] = jax.make_array_from_callback(
+            array.shape, _sharding(array.saved), lambda index, values=values: values[index]
+        )
+    system.save_state(path, state)
+
+
+def _load(system: Waystation | Orbax, path: Path, arrays: dict[str, _Array], seed: int) -> None:
+    import jax
+
+    abstract = {
+        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=_sharding(array.loaded))
+        for name, array in arrays.items()
+    }
+    loaded = system.load_state(path, abstract)
+    for name, array in arrays.items():
+        values = _values(name, array, seed)
+        if loaded[name].sharding != abstract[name].sharding:
+            raise MixedStateError(f"'{name}' has another sharding")
+        for shard in loaded[name].addressable_shards:
+            if np.asarray(shard.data).tobytes() != values[shard.index].tobytes():
+                raise MixedStateError(f"'{name}' differs on {shard.device}")
+
+
+def _make_cold(root: Path) -> None:
+    for path in root.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+class Geometry:
+    """Random arrays and shardings, in some processes."""
+
+    def __init__(self, name: str, processes: int) -> None:
+        self.name = f"geometry/{name}"
+        self._processes = processes
+
+    def applies(self, system: System) -> bool:
+        return isinstance(system, Waystation | Orbax)
+
+    def seeds(self, system: System, workspace: Workspace) -> int:
+        del system, workspace
+        return _DISTINCT
+
+    def run(self, system: System, seed: int, workspace: Workspace) -> Done:
+        assert isinstance(system, Waystation | Orbax)
+        arrays = _drawn(random_of(system, self.name, seed))
+        workspace.clear()
+        workspace.root.mkdir()
+        path = workspace.root / "checkpoint"
+        at = "; ".join(
+            f"{array.dtype}{list(array.shape)} {array.saved.mesh}{array.saved.axes} to "
+            f"{array.loaded.mesh}{array.loaded.axes}"
+            for array in arrays.values()
+        )
+        saved = self._together(lambda: _save(system, path, arrays, seed))
+        if saved.how != "returned":
+            return Done(_failed("save", saved), at)
+        _make_cold(workspace.root)
+        loaded = self._together(lambda: _load(system, path, arrays, seed))
+        if loaded.how != "returned":
+            return Done(_failed("load", loaded), at)
+        return Done(Verdict(Outcome.OK), at)
+
+    def _together(self, act: Callable[[], None]) -> Ended:
+        """Runs it in all processes; returns the worst that came of it."""
+        port = _free_port()
+        children = [
+            Child(lambda index=index: self._connected(act, port, index)) for index in range(self._processes)
+        ]
+        ended = [child.end() for child in children]
+        return next((each for each in ended if each.how != "returned"), ended[0])
+
+    def _connected(self, act: Callable[[], None], port: int, index: int) -> None:
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", DEVICES // self._processes)
+        jax.config.update("jax_enable_x64", True)
+        if self._processes == 1:
+            act()
+            return
+        jax.distributed.initialize(f"127.0.0.1:{port}", self._processes, index)
+        act()
+        jax.distributed.shutdown()
+
+
+def _failed(what: str, ended: Ended) -> Verdict:
+    if ended.how == "hung":
+        return Verdict(Outcome.HUNG, f"the {what}")
+    if ended.error_type == "MixedStateError":
+        return Verdict(Outcome.SILENTLY_WRONG, f"the {what}: {ended.error}")
+    return Verdict(Outcome.REFUSED_WRONGLY, f"the {what}: {ended.error}")
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+GEOMETRIES: list[Fault] = [Geometry("one process", 1), Geometry("two processes", 2)]
