@@ -169,6 +169,7 @@ def supervise(
     ring: bool = False,
     timeout_s: float = HANG_S,
     meanwhile: Callable[[Callable[[int], None]], None] | None = None,
+    observe: Callable[[Told], None] | None = None,
 ) -> Supervised:
     """Runs a function in a process of its own, whose calls are told of.
 
@@ -183,6 +184,7 @@ def supervise(
         meanwhile: Called once the process is about to make the call, instead of a fault. It is given a
             function that answers the other calls of the process until something can be read from a
             descriptor; without that, all stand still.
+        observe: Called with each call before it is made.
     """
     here, there = socket.socketpair()
 
@@ -198,7 +200,7 @@ def supervise(
     there.close()
     with here:
         _, descriptors, _, _ = socket.recv_fds(here, 1, 1)
-    with _Supervisor(child, descriptors[0], watched, address, fault, meanwhile) as supervisor:
+    with _Supervisor(child, descriptors[0], watched, address, fault, meanwhile, observe) as supervisor:
         is_hung = not supervisor.serve(timeout_s)
     return Supervised(child.end(is_hung=is_hung), supervisor.calls, supervisor.is_hit)
 
@@ -218,13 +220,45 @@ _DIRECT_ALIGNMENT = 4096
 
 
 @dataclass(frozen=True)
-class _Told:
-    """A call that waits for an answer."""
+class Told:
+    """A call that waits for an answer.
+
+    Attributes:
+        unique: By which it is answered.
+        task: The thread that makes it.
+        number: Of the system call.
+        arguments: As registers hold them.
+        paths: What it is about, relative to the watched directory; empty for what is elsewhere.
+    """
 
     unique: int
     task: int
     number: int
     arguments: tuple[int, ...]
+    paths: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Of the system call."""
+        return _BY_NUMBER.get(self.number, "")
+
+    def text(self, argument: int) -> str:
+        """A string that an argument points to."""
+        return _text_at(self.task, self.arguments[argument])
+
+    def written(self) -> bytes:
+        """What a call that writes is to write."""
+        address, count = self.arguments[1:3]
+        if "v" not in self.name:
+            return _memory_at(self.task, address, count)
+        pieces = struct.iter_unpack("=QQ", _memory_at(self.task, address, 16 * count))
+        return b"".join(_memory_at(self.task, start, nbytes) for start, nbytes in pieces)
+
+    def position(self) -> tuple[int, int]:
+        """Where the open file of the first argument stands, and the flags that it was opened with."""
+        with open(f"/proc/{self.task}/fdinfo/{self.arguments[0]}") as lines:
+            found = dict(line.split(":", 1) for line in lines if line.startswith(("pos:", "flags:")))
+        return int(found["pos"]), int(found["flags"], 8)
 
 
 class _Supervisor:
@@ -238,10 +272,12 @@ class _Supervisor:
         address: str | None,
         fault: str,
         meanwhile: Callable[[Callable[[int], None]], None] | None,
+        observe: Callable[[Told], None] | None,
     ) -> None:
         self._child, self._listener, self._watched = child, listener, os.fspath(watched)
         self._address, self._fault, self._meanwhile = address, fault, meanwhile
         self._is_full = False
+        self._observe = observe
         self._counts: Counter[tuple[str, str]] = Counter()
         self._nowhere = os.open(os.devnull, os.O_RDWR)
         self.calls: list[Call] = []
@@ -286,22 +322,24 @@ class _Supervisor:
             if ready.get(self._listener, 0) & select.POLLIN and (told := self._receive()) is not None:
                 self._answer(told)
 
-    def _receive(self) -> _Told | None:
+    def _receive(self) -> Told | None:
         asked = bytearray(80)
         try:
             fcntl.ioctl(self._listener, _RECEIVE, asked)
         except OSError:  # whoever has asked was killed
             return None
         unique, task, _, number, _, _, *arguments = struct.unpack("=QIIiIQ6Q", asked)
-        return _Told(unique, task, number, tuple(arguments))
+        return Told(unique, task, number, tuple(arguments))
 
-    def _answer(self, told: _Told) -> bool:
+    def _answer(self, told: Told) -> bool:
         """Returns whether the process was killed."""
         call = self._call(told)
         if call is None:
             self._go_on(told)
             return False
         self.calls.append(call)
+        if self._observe is not None and call.address != self._address:
+            self._observe(told)
         if call.address != self._address:
             if self._is_full and call.name != "close" and MAY_FAIL["ENOSPC"](call):
                 self._send(told, error=errno.ENOSPC)
@@ -327,7 +365,7 @@ class _Supervisor:
             self._send(told, error=getattr(errno, self._fault))
         return False
 
-    def _call(self, told: _Told) -> Call | None:
+    def _call(self, told: Told) -> Call | None:
         if told.number == _RING_ENTER:
             return self._counted("io_uring_enter", "")
         name = _BY_NUMBER[told.number]
@@ -335,6 +373,9 @@ class _Supervisor:
             paths = [_path(told, start, text) for start, text in _NAMING[name][1]]
         else:
             paths = [_opened(told.task, told.arguments[0])]
+        told.paths.extend(
+            path.removeprefix(self._watched) or "/" if self._is_watched(path) else "" for path in paths
+        )
         below = [path.removeprefix(self._watched) or "/" for path in paths if self._is_watched(path)]
         if not below:
             return None
@@ -353,10 +394,10 @@ class _Supervisor:
         self._counts[name, path] += 1
         return Call(name, path, ordinal, creates, nbytes)
 
-    def _go_on(self, told: _Told) -> None:
+    def _go_on(self, told: Told) -> None:
         self._respond(struct.pack("=QqiI", told.unique, 0, 0, _CONTINUE))
 
-    def _send(self, told: _Told, *, value: int = 0, error: int = 0) -> None:
+    def _send(self, told: Told, *, value: int = 0, error: int = 0) -> None:
         self._respond(struct.pack("=QqiI", told.unique, value, -error, 0))
 
     def _respond(self, answer: bytes) -> None:
@@ -366,13 +407,13 @@ class _Supervisor:
             if error.errno != errno.ENOENT:  # it was killed meanwhile
                 raise
 
-    def _close(self, told: _Told) -> None:
+    def _close(self, told: Told) -> None:
         """Puts another file in the place of one in the process, which closes that."""
         number = told.arguments[0]
         request = struct.pack("=QIIII", told.unique, _SET_DESCRIPTOR, self._nowhere, number, 0)
         fcntl.ioctl(self._listener, _ADD_DESCRIPTOR, request)
 
-    def _shorten(self, told: _Told, call: Call) -> None:
+    def _shorten(self, told: Told, call: Call) -> None:
         """Makes a shorter call on behalf of the process."""
         number, address, nbytes, offset = told.arguments[:4]
         if "v" in call.name:
@@ -456,7 +497,7 @@ def _first_piece(task: int, address: int, count: int) -> tuple[int, int]:
     return next(((start, nbytes) for start, nbytes in pieces if nbytes), (0, 0))
 
 
-def _path(told: _Told, start: int, text: int) -> str:
+def _path(told: Told, start: int, text: int) -> str:
     path = _text_at(told.task, told.arguments[text])
     if path.startswith("/"):
         own = "/proc/self/fd/"
@@ -482,6 +523,15 @@ def _opened(task: int, number: int) -> str:
         return os.readlink(f"/proc/{task}/fd/{number & 0xFFFFFFFF}").removesuffix(" (deleted)")
     except OSError:
         return ""
+
+
+def _memory_at(task: int, address: int, nbytes: int) -> bytes:
+    with open(f"/proc/{task}/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        content = b""
+        while len(content) < nbytes and (part := memory.read(nbytes - len(content))):
+            content += part
+        return content
 
 
 def _text_at(task: int, address: int) -> str:

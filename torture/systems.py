@@ -27,12 +27,14 @@ class System(Protocol):
         ours: Whether every column has to be 0.
         has_collection: Whether it keeps sequences.
         has_files: Whether a version is files that lie at the path.
+        moves_by_calls: Whether all bytes go through system calls that can be seen.
     """
 
     name: ClassVar[str]
     ours: ClassVar[bool]
     has_collection: ClassVar[bool]
     has_files: ClassVar[bool]
+    moves_by_calls: ClassVar[bool]
 
     def prepare(self) -> None:
         """Imports everything that a save or load needs; starts no threads."""
@@ -66,6 +68,7 @@ class _OneVersion:
     ours: ClassVar[bool] = False
     has_collection: ClassVar[bool] = False
     has_files: ClassVar[bool] = True
+    moves_by_calls: ClassVar[bool] = True
 
     def keep(self, root: Path, step: int) -> None:
         raise NotImplementedError
@@ -87,6 +90,7 @@ class Waystation:
     ours: ClassVar[bool] = True
     has_collection: ClassVar[bool] = True
     has_files: ClassVar[bool] = True
+    moves_by_calls: ClassVar[bool] = True
     mode: ClassVar[str | None] = None
 
     def prepare(self) -> None:
@@ -176,6 +180,7 @@ class WaystationRing(Waystation):
     """The same, past the page cache, by io_uring."""
 
     name = "waystation-ring"
+    moves_by_calls = False
     mode = "direct-ring"
 
 
@@ -309,6 +314,7 @@ class Orbax:
     ours: ClassVar[bool] = False
     has_collection: ClassVar[bool] = True
     has_files: ClassVar[bool] = True
+    moves_by_calls: ClassVar[bool] = True
 
     def prepare(self) -> None:
         from orbax.checkpoint import v1  # noqa: F401
