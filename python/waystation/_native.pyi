@@ -167,13 +167,17 @@ def start_write(
     """
 
 def compress_zstd(
-    words: Buffer, owners: object, /, *, level: int, threads: int | None = None
+    words: Buffer, owners: object, /, *, level: int, checksum: bool, threads: int | None = None
 ) -> tuple[Slab, list[tuple[int, int]]]:
-    """Compresses arrays of host memory in parallel, each to one zstd frame with its size and no checksum.
+    """Compresses arrays of host memory in parallel, each to one zstd frame with its size. With `checksum`,
+    the CRC-32C of the frame follows it, little-endian, and counts as a part of it.
 
     `words` (int64) are segment records as `start_write` takes them; their file offsets say nothing. Returns
     memory and `(offset, nbytes)` of each frame in it. Ctrl-C is noticed afterwards.
     """
+
+def chunk_checksums(words: Buffer, owners: object, /, *, threads: int | None = None) -> list[int]:
+    """The CRC-32C of arrays of host memory, given as segment records. Ctrl-C is noticed afterwards."""
 
 def start_read(
     files: Sequence[tuple[str, int, Buffer | None]],
@@ -211,13 +215,15 @@ def start_read(
     `ndim = 0` means `item_bytes` contiguous bytes.
     """
 
-def decompress_zstd(words: Buffer, owners: object, /, *, threads: int | None = None) -> None:
-    """Decompresses zstd frames in memory in parallel, and puts boxes of the chunks that they hold in place.
+def decode_chunks(words: Buffer, owners: object, /, *, threads: int | None = None) -> None:
+    """Verifies and decompresses chunks in memory in parallel, and puts boxes of them in place.
 
     `words` (int64) are records
-    `address, nbytes, item_bytes, ndim, chunk_shape[ndim], box_offset[ndim], box_shape[ndim],
-    destination_address, destination_strides_bytes[ndim]`; those of one frame follow each other. A frame that
-    does not hold exactly its chunk is Corrupt. Ctrl-C is noticed afterwards.
+    `address, nbytes, is_compressed, has_checksum, item_bytes, ndim, chunk_shape[ndim], box_offset[ndim],
+    box_shape[ndim], destination_address, destination_strides_bytes[ndim]`; those of one chunk follow each
+    other. A chunk is one zstd frame or the bytes themselves; where it has a checksum, its last four bytes are
+    the CRC-32C of the others. One that does not match, or has another length, is Corrupt; the error says
+    which `chunk`, counted from the first. Ctrl-C is noticed afterwards.
     """
 
 def decompress_zstd_frame(frame: Buffer, /, *, limit_bytes: int) -> bytes:

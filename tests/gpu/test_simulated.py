@@ -19,7 +19,7 @@ from waystation import _native
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent
-MODULES = ["test_copies.py", "test_loads.py", "test_streams.py"]
+MODULES = ["test_copies.py", "test_loads.py", "test_orbax_chunks.py", "test_streams.py"]
 
 
 @pytest.fixture(scope="module")

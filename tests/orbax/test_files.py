@@ -235,6 +235,10 @@ def test_strings_come_back(strings: dict[str, str]) -> None:
     [
         zarr.ZarrArray(3, (5, 4), "bfloat16", (4, 4), (2, 2)),
         zarr.ZarrArray(3, (5, 4), "float32", (4, 4), codecs=(zarr.Codec("zstd", {"level": 3}),)),
+        zarr.ZarrArray(3, (5, 4), "float32", (4, 4), codecs=(zarr.CHECKSUM,)),
+        zarr.ZarrArray(
+            3, (5, 4), "int16", (4, 4), (2, 2), codecs=(zarr.Codec("zstd", {"level": 3}), zarr.CHECKSUM)
+        ),
         zarr.ZarrArray(3, (), "int4", ()),
         zarr.ZarrArray(2, (5, 4), "float8_e5m2", (4, 4), separator=".", has_prefix=False),
         zarr.ZarrArray(
@@ -275,7 +279,11 @@ def test_tensorstore_reads_the_metadata_of_arrays(array: zarr.ZarrArray, tmp_pat
         array.read_shape,
     )
     assert again.is_known
-    assert again.is_direct == (not array.codecs)
+    assert again.is_direct == ("zstd" not in [codec.name for codec in array.codecs])
+    assert again.has_checksum == (zarr.CHECKSUM in array.codecs)
+    if array.inner_chunk_shape is None and again.is_direct:
+        nbytes = (tmp_path / array.chunk_key(place)).stat().st_size
+        assert nbytes == np.prod(array.chunk_shape) * array.item_bytes + array.checksum_bytes
 
 
 @pytest.mark.parametrize("has_checksum", [True, False])

@@ -317,7 +317,6 @@ CODECS: list[tuple[str, Callable[[], dict[str, Any]]]] = [
             },
         },
     ),
-    ("crc32c", lambda: {"name": "crc32c"}),
 ]
 
 

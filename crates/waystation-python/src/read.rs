@@ -1,4 +1,4 @@
-//! `start_read`: plain plans to jobs; and the decompression of what they have read.
+//! `start_read`: plain plans to jobs; and the decoding of what they have read.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::throttle::open_throttle;
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(start_read, module)?)?;
-    module.add_function(wrap_pyfunction!(decompress_zstd, module)?)?;
+    module.add_function(wrap_pyfunction!(decode_chunks, module)?)?;
     module.add_function(wrap_pyfunction!(decompress_zstd_frame, module)?)
 }
 
@@ -88,7 +88,7 @@ fn start_read(
 
 #[pyfunction]
 #[pyo3(signature = (words, owners, /, *, threads=None))]
-fn decompress_zstd(
+fn decode_chunks(
     py: Python<'_>,
     words: &Bound<'_, PyAny>,
     owners: &Bound<'_, PyAny>,
@@ -100,7 +100,7 @@ fn decompress_zstd(
             let words = integers(words.as_slice(), i64::from_ne_bytes)?;
             // SAFETY: only Waystation calls this module; it hands over addresses of memory that the owners
             // keep alive, and of destinations that are nobody else's meanwhile.
-            unsafe { read::decompress(&words, threads) }
+            unsafe { read::decode_chunks(&words, threads) }
         })
     });
     // The caller's reference keeps the memory alive until here.

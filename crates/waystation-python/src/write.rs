@@ -1,5 +1,5 @@
 //! `start_write`: plans of files to be written become a background [`Job`]. `compress_zstd`: what is written
-//! compressed is compressed before.
+//! compressed is compressed before. `chunk_checksums`: what is written as it is, is summed before.
 
 use std::path::PathBuf;
 
@@ -65,22 +65,39 @@ fn start_write(
 }
 
 #[pyfunction]
-#[pyo3(signature = (words, owners, /, *, level, threads=None))]
+#[pyo3(signature = (words, owners, /, *, level, checksum, threads=None))]
 fn compress_zstd(
     py: Python<'_>,
     words: &Bound<'_, PyAny>,
     owners: &Bound<'_, PyAny>,
     level: i32,
+    checksum: bool,
     threads: Option<usize>,
 ) -> PyResult<(Slab, Vec<(usize, usize)>)> {
     let words = read_words(words)?;
     // SAFETY: only Waystation calls this module; it hands over addresses of memory that the owners keep alive.
-    let compressed = py.detach(|| guarded(|| unsafe { write::compress(&words, level, threads) }));
+    let compressed = py.detach(|| guarded(|| unsafe { write::compress(&words, level, checksum, threads) }));
     // The caller's reference keeps the memory alive until here.
     let _ = owners;
     let compressed = compressed?;
     let places = compressed.values.iter().map(|value| (value.start, value.len())).collect();
     Ok((Slab::new(compressed.memory), places))
+}
+
+#[pyfunction]
+#[pyo3(signature = (words, owners, /, *, threads=None))]
+fn chunk_checksums(
+    py: Python<'_>,
+    words: &Bound<'_, PyAny>,
+    owners: &Bound<'_, PyAny>,
+    threads: Option<usize>,
+) -> PyResult<Vec<u32>> {
+    let words = read_words(words)?;
+    // SAFETY: only Waystation calls this module; it hands over addresses of memory that the owners keep alive.
+    let sums = py.detach(|| guarded(|| unsafe { write::chunk_checksums(&words, threads) }));
+    // The caller's reference keeps the memory alive until here.
+    let _ = owners;
+    sums
 }
 
 fn read_file((path, header, file_bytes, words): &FileTuple<'_>) -> PyResult<FileInput> {
@@ -106,5 +123,6 @@ pub fn read_words(buffer: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(start_write, module)?)?;
+    module.add_function(wrap_pyfunction!(chunk_checksums, module)?)?;
     module.add_function(wrap_pyfunction!(compress_zstd, module)?)
 }

@@ -102,6 +102,8 @@ class ArraySavingOptions(OptionGroup):
             of zarr.
         use_zarr3: Of Orbax's layouts: write zarr's version 3, else 2.
         use_compression: Of Orbax's layouts: compress chunks with zstd.
+        use_crc32c: Of Orbax's layouts, zarr of version 3: write the CRC-32C of each chunk after it, which
+            every reader of zarr 3 verifies, Orbax among them.
         ocdbt_target_data_file_size: Of OCDBT: roll data files over near this size. None means 2 GiB, 0 never.
         enable_pinned_host_transfer: Taken for Orbax's sake: memory of devices always goes through a few
             pinned blocks.
@@ -130,6 +132,7 @@ class ArraySavingOptions(OptionGroup):
     use_ocdbt: bool | None = None
     use_zarr3: bool = True
     use_compression: bool = True
+    use_crc32c: bool = True
     ocdbt_target_data_file_size: int | None = None
     enable_pinned_host_transfer: bool | None = None
     enable_post_merge_validation: bool = True
@@ -146,6 +149,7 @@ class ArraySavingOptions(OptionGroup):
         "use_ocdbt": checks.boolean_or_none,
         "use_zarr3": checks.boolean,
         "use_compression": checks.boolean,
+        "use_crc32c": checks.boolean,
         "ocdbt_target_data_file_size": checks.bytes_or_none,
         "enable_pinned_host_transfer": checks.boolean_or_none,
         "enable_post_merge_validation": checks.boolean,

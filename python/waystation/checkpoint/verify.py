@@ -225,7 +225,7 @@ def _files_of_orbax(
         arrays_in = _arrays_in(directory, own) if checksums.is_tree(name) else _no_arrays
         for file, nbytes in own.data.items():
             path = _joined(directory, file)
-            blocks = functools.partial(own.blocks, path, nbytes)
+            blocks = functools.partial(_blocks_of, own, path, nbytes)
             yield _BlockFile(path, nbytes, blocks, functools.partial(arrays_in, path))
     found.strays += _others(target, known)
 
@@ -242,6 +242,11 @@ def _arrays_in(directory: str, own: FileChecksums) -> Callable[[str, int, int], 
 
 def _no_arrays(_path: str, _begin: int, _end: int) -> Sequence[str]:
     return ()
+
+
+def _blocks_of(own: FileChecksums, path: str, nbytes: int) -> bytes:
+    (blocks,) = own.blocks([(path, nbytes)])
+    return blocks
 
 
 def _strays_below(directory: str, own: FileChecksums) -> list[str]:

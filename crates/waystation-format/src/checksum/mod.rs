@@ -28,6 +28,35 @@ pub fn crc32c(data: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, data) as u32
 }
 
+/// CRC-32C of bytes that arrive in pieces.
+#[derive(Clone, Debug)]
+pub struct Crc32c {
+    digest: Digest,
+}
+
+impl Crc32c {
+    /// The checksum of nothing yet.
+    pub fn new() -> Self {
+        Self { digest: Digest::new(CrcAlgorithm::Crc32Iscsi) }
+    }
+
+    /// Appends `data`.
+    pub fn update(&mut self, data: &[u8]) {
+        self.digest.update(data);
+    }
+
+    /// The checksum of everything appended.
+    pub fn finish(self) -> u32 {
+        self.digest.finalize() as u32
+    }
+}
+
+impl Default for Crc32c {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// CRC-64/NVME of bytes that arrive in pieces.
 #[derive(Clone, Debug)]
 pub struct Crc64 {

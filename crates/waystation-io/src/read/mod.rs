@@ -37,7 +37,7 @@ use self::choice::{choose_way, count_workers, depth_of_ring, stage};
 use self::device::{Delivery, Devices};
 use self::files::Files;
 use self::flight::Flight;
-pub use self::frames::{decompress, decompress_one};
+pub use self::frames::{decode_chunks, decompress_one};
 use self::gpu_direct::{DirectReader, Directly, GpuDirect};
 use self::plan::{FilePlan, Plan};
 use self::portion::Reader;

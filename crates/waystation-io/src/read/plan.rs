@@ -243,6 +243,15 @@ impl<'a> Words<'a> {
         usize::try_from(word).map_err(|_| invalid(format!("the plan has the {field} {word}")))
     }
 
+    /// A word that says yes (1) or no (0).
+    pub fn flag(&mut self, field: &'static str) -> Result<bool> {
+        match self.next(field)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            word => Err(invalid(format!("the plan has the {field} {word}, which is neither 0 nor 1"))),
+        }
+    }
+
     /// So many words that count something.
     pub fn unsigned_list(&mut self, field: &'static str, count: u64) -> Result<Vec<u64>> {
         self.list(field, count)?.iter().map(|&word| unsigned(word, field)).collect()

@@ -1,13 +1,14 @@
 //! Arrays compressed by zstd, each to a frame of its own, before a writer stores them.
 //!
-//! Invariants: a frame says how long its content is and can be read by itself; every array is compressed by
-//! one thread, and threads take the next array when they are done; memory for frames is reserved for the
-//! worst case, of which only what is used is ever touched.
+//! Invariants: a frame says how long its content is and can be read by itself; its CRC-32C follows it where that
+//! is asked for; every array is compressed by one thread, and threads take the next array when they are done;
+//! memory for frames is reserved for the worst case, of which only what is used is ever touched.
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use waystation_format::checksum::crc32c;
 use waystation_format::{Error, Kind, Result};
 use zstd::bulk::Compressor;
 use zstd::zstd_safe::compress_bound;
@@ -20,6 +21,7 @@ use crate::job::in_parallel;
 const LEAST_BYTES_PER_THREAD: u64 = 256 << 10;
 /// Frames do not share cache lines.
 const ALIGN_BYTES: usize = 64;
+const CHECKSUM_BYTES: usize = 4;
 
 /// Frames, and the memory that holds them.
 pub struct Compressed {
@@ -30,11 +32,17 @@ pub struct Compressed {
 }
 
 /// Compresses every array of `words` (segment records, see [`super::FileInput`]) on up to `threads` threads,
-/// by default as many as there are cores.
+/// by default as many as there are cores. With `checksum`, the CRC-32C of each frame follows it, little-endian,
+/// as a part of its value.
 ///
 /// # Safety
 /// The blocks of the arrays must be readable host memory that nobody writes.
-pub unsafe fn compress(words: &[i64], level: i32, threads: Option<usize>) -> Result<Compressed> {
+pub unsafe fn compress(
+    words: &[i64],
+    level: i32,
+    checksum: bool,
+    threads: Option<usize>,
+) -> Result<Compressed> {
     let segments = parse_segments(words)?;
     if segments.iter().any(|segment| !segment.devices.is_empty()) {
         let message = "only host memory can be compressed; copy arrays of devices first";
@@ -54,7 +62,13 @@ pub unsafe fn compress(words: &[i64], level: i32, threads: Option<usize>) -> Res
             };
             // SAFETY: the caller vouches for the sources.
             let source = unsafe { content(&segments[index]) };
-            match compressor.compress_to_buffer(&source, target) {
+            let room = target.len() - CHECKSUM_BYTES;
+            match compressor.compress_to_buffer(&source, &mut target[..room]) {
+                Ok(length) if checksum => {
+                    let sum = crc32c(&target[..length]).to_le_bytes();
+                    target[length..length + CHECKSUM_BYTES].copy_from_slice(&sum);
+                    lengths[index].store(length + CHECKSUM_BYTES, Ordering::Relaxed);
+                }
                 Ok(length) => lengths[index].store(length, Ordering::Relaxed),
                 Err(error) => {
                     next.store(segments.len(), Ordering::Relaxed); // nobody takes another
@@ -80,7 +94,7 @@ fn reserve(segments: &[PlannedSegment]) -> Result<(Vec<Range<usize>>, usize)> {
     let mut places = Vec::with_capacity(segments.len());
     for segment in segments {
         let nbytes = usize::try_from(segment.host.nbytes()).map_err(|_| too_large())?;
-        let room = compress_bound(nbytes);
+        let room = compress_bound(nbytes).checked_add(CHECKSUM_BYTES).ok_or_else(too_large)?;
         places.push(end..end.checked_add(room).ok_or_else(too_large)?);
         end = (end + room).checked_next_multiple_of(ALIGN_BYTES).ok_or_else(too_large)?;
     }

@@ -9,6 +9,7 @@
 //! what it created; a job that succeeds with `sync` has every byte on stable storage.
 
 mod choice;
+mod chunk_checksums;
 mod compress;
 mod device;
 mod order;
@@ -29,6 +30,7 @@ use waystation_format::checksum::BLOCK_BYTES;
 use waystation_format::{Error, Kind, Result};
 
 use self::choice::{choose_way, open_ring, ring_depth};
+pub use self::chunk_checksums::chunk_checksums;
 pub use self::compress::{Compressed, compress};
 pub use self::device::{DeviceCopies, DeviceCopy, DeviceRows, register_device_copy};
 use self::output::Manner;

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,8 @@ from waystation.layouts.orbax.json_files import parse_object, reading, require
 BLOCK_BYTES: int = _native.BLOCK_BYTES
 _VERSION = 1
 _SUM_BYTES = 8
+_GAP_BYTES = 64 << 10  # reading so many bytes that nobody needs takes no longer than asking twice
+_CALL_BYTES = 16 << 20
 _RECORD_LIMIT_BYTES = 256 << 20
 _HANDLERS = "item_handlers"
 _ADVICE = "restore another checkpoint, or see 'waystation verify'"
@@ -307,12 +309,26 @@ class FileChecksums:
             raise self._unknown(path)
         self.whole[name].check(content, path)
 
-    def blocks(self, path: str, nbytes: int) -> bytes:
-        """The block checksums of a data file that has this length.
+    def blocks(self, files: Sequence[tuple[str, int]]) -> list[bytes]:
+        """The block checksums of data files, given with the lengths that they have.
 
         Raises:
-            Corrupt: The file was not written, or with another length.
+            Corrupt: A file was not written, or with another length.
         """
+        entries = {path: self._entry(path, nbytes) for path, nbytes in files}
+        unknown = [(entry.begin, path) for path, entry in entries.items() if path not in self._known]
+        for group in _grouped(sorted(unknown), entries):
+            begin, last = entries[group[0]].begin, entries[group[-1]]
+            content = _read_range(self.path, begin, last.begin + last.sum_bytes - begin)
+            for path in group:
+                entry = entries[path]
+                found = content[entry.begin - begin : entry.begin - begin + entry.sum_bytes]
+                if _native.crc64(found) != entry.crc64:
+                    raise _damaged(self.path)
+                self._known[path] = found
+        return [self._known[path] for path, _ in files]
+
+    def _entry(self, path: str, nbytes: int) -> _Blocks:
         entry = self._data.get(self._name(path))
         if entry is None:
             raise self._unknown(path)
@@ -320,13 +336,7 @@ class FileChecksums:
             raise Corrupt(
                 f"'{path}' has {nbytes} bytes where {entry.nbytes} were written; {_ADVICE}", path=path
             )
-        found = self._known.get(path)
-        if found is None:
-            found = _read_range(self.path, entry.begin, entry.sum_bytes)
-            if _native.crc64(found) != entry.crc64:
-                raise _damaged(self.path)
-            self._known[path] = found
-        return found
+        return entry
 
     def read(self, path: str, offset: int, nbytes: int, file_bytes: int) -> bytes:
         """Reads a part of a data file of this length, and verifies the blocks that it is in.
@@ -334,7 +344,7 @@ class FileChecksums:
         Raises:
             Corrupt: They are damaged.
         """
-        sums = self.blocks(path, file_bytes)
+        (sums,) = self.blocks([(path, file_bytes)])
         first, last = offset // BLOCK_BYTES, -(-(offset + nbytes) // BLOCK_BYTES)
         begin = first * BLOCK_BYTES
         content = memoryview(_read_range(path, begin, min(last * BLOCK_BYTES, file_bytes) - begin))
@@ -357,6 +367,22 @@ class FileChecksums:
             f"checkpoint; {_ADVICE}",
             path=path,
         )
+
+
+def _grouped(begins: Sequence[tuple[int, str]], entries: Mapping[str, _Blocks]) -> Iterator[list[str]]:
+    """Divides files, given with where their checksums begin, into those that are read in one call."""
+    group: list[str] = []
+    first = end = 0
+    for begin, path in begins:
+        if group and (begin > end + _GAP_BYTES or begin - first > _CALL_BYTES):
+            yield group
+            group = []
+        if not group:
+            first = begin
+        group.append(path)
+        end = begin + entries[path].sum_bytes
+    if group:
+        yield group
 
 
 def _read_range(path: str, begin: int, nbytes: int) -> bytes:

@@ -40,7 +40,7 @@ class StoredChunk(NamedTuple):
 
     value: Value  # of which it is a part
     offset: int  # in the file, or in the content of the value
-    nbytes: int  # as it is stored
+    nbytes: int  # as it is stored, with its checksum
 
 
 class Part(NamedTuple):
@@ -223,9 +223,10 @@ class ChunkPlaces:
     def _check_length(self, place: Place, nbytes: int) -> None:
         zarr = self._arrays[place[0]].zarr
         expected = math.prod(zarr.read_shape) * zarr.item_bytes
-        is_right = nbytes == expected if zarr.is_direct else 0 < nbytes >= expected // _MOST_BYTES_PER_BYTE
+        stored = nbytes - zarr.checksum_bytes
+        is_right = stored == expected if zarr.is_direct else 0 < stored >= expected // _MOST_BYTES_PER_BYTE
         if not is_right:
-            raise self._corrupt(place, f"holds a chunk of {nbytes} bytes where {expected} were written")
+            raise self._corrupt(place, f"holds a chunk of {stored} bytes where {expected} were written")
 
     def _corrupt(self, place: Place, problem: str) -> Corrupt:
         path = self._values.where(self._key(place))

@@ -41,6 +41,12 @@ class Engine:
         self._on_job = on_job
         self._statistics = statistics
 
+    @property
+    def verifies_chunks(self) -> bool:
+        """Whether the checksums that chunks have of their own are to be compared: nothing else vouches for
+        them."""
+        return self._checksums is None and self.options.array.loading.verify is not False
+
     def read(self, files: Files, words: NDArray[np.int64], owners: object) -> None:
         """Does what records of `_native.start_read` say.
 

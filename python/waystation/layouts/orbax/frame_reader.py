@@ -1,7 +1,9 @@
-"""Reads boxes of arrays whose chunks are zstd frames: each frame once, whole, and then decompressed in place.
+"""Reads boxes of arrays whose chunks are encoded: each chunk once, whole, and then decoded in place.
 
-Frames are read in groups; while one is decompressed by all cores, the next is read. Invariants: at most two
-groups are in memory, each of a bounded size or of one frame; a frame that several boxes need is read once.
+A *frame* is a chunk as it is stored: a frame of zstd or the elements themselves, and the checksum after it.
+Frames are read in groups; while one is decoded by all cores, the next is read. Invariants: at most two groups
+are in memory, each of a bounded size or of one frame; a frame that several boxes need is read once; a
+checksum that is to be verified is, before anything is made of its frame.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class _Group(NamedTuple):
 
 
 def read_frames(reads: Sequence[PartRead], engine: Engine) -> None:
-    """Reads parts of chunks that are zstd frames.
+    """Reads parts of chunks that are frames.
 
     Raises:
         Corrupt: A frame is damaged or missing.
@@ -65,9 +67,9 @@ def read_frames(reads: Sequence[PartRead], engine: Engine) -> None:
         for frames in groups:
             started.append(_start(frames, group_bytes, engine))
             if len(started) == 2:
-                _decompress(started.pop(0), engine)
+                _decode(started.pop(0), engine)
         while started:
-            _decompress(started.pop(0), engine)
+            _decode(started.pop(0), engine)
     except WaystationError as error:
         name_array(error, reads)
         raise
@@ -136,20 +138,29 @@ def _start(frames: list[_Frame], group_bytes: int, engine: Engine) -> _Group:
     return _Group(frames, addresses, owners, engine.start(files, np.asarray(words, np.int64), slab))
 
 
-def _decompress(group: _Group, engine: Engine) -> None:
+def _decode(group: _Group, engine: Engine) -> None:
     """Waits for a group, and puts what it holds in place."""
     if group.job is not None:
         engine.finish(group.job)
     buffers = [read.buffer for frame in group.frames for read in frame.reads]
-    _native.decompress_zstd(
-        _decompression(group), [group.owners, buffers], threads=engine.options.engine.threads
-    )
+    words = _decoding(group, engine)
+    try:
+        _native.decode_chunks(words, [group.owners, buffers], threads=engine.options.engine.threads)
+    except WaystationError as error:
+        number = error.context.pop("chunk", None)
+        if number is not None:
+            frame = group.frames[int(number)]
+            error.where(path=frame.chunk.value.path or None, array=frame.reads[0].array.name)
+        raise
 
 
 @paused_collection()
-def _decompression(group: _Group) -> NDArray[np.int64]:
+def _decoding(group: _Group, engine: Engine) -> NDArray[np.int64]:
     words: list[int] = []
     for frame, address in zip(group.frames, group.addresses, strict=True):
         for read in frame.reads:
-            words += (address, frame.chunk.nbytes, *read.chunk_words())
+            zarr = read.array.zarr
+            verify = zarr.has_checksum and engine.verifies_chunks
+            nbytes = frame.chunk.nbytes if verify else frame.chunk.nbytes - zarr.checksum_bytes
+            words += (address, nbytes, not zarr.is_direct, verify, *read.chunk_words())
     return np.asarray(words, np.int64)

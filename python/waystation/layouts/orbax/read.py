@@ -3,7 +3,8 @@
 There are two ways. Arrays whose chunks are stored as they are, each key in a file of its own, are read by the
 engine (`chunk_reader.py`): only the bytes that are needed, to where they are needed. All others are read by
 TensorStore (`tensor_store.py`). The engine verifies what it reads where Waystation has written the checkpoint
-(`checksums.py`): Orbax stores no checksums of data.
+(`checksums.py`). Orbax stores no checksums of data; chunks that have one of their own, as zarr 3 allows, are
+verified by that.
 """
 
 from __future__ import annotations
@@ -122,12 +123,8 @@ class OpenOrbax:
             Unsupported: It is stored in a way that needs TensorStore, which is not installed.
         """
         verify = options.array.loading.verify
-        if verify and self._checksums is None:
-            raise InvalidInput(
-                f"'{self.directory}' has no checksums of data to verify: Waystation has not written it; "
-                "leave the option array.loading.verify at None",
-                path=self.directory,
-            )
+        if verify:
+            self._require_checksums(requests)
         forms = [dtypes.of_stored(self.tree.arrays[request.array]) for request in requests]
         flat = [
             (request.array, _stored_box(box, form), form.host)
@@ -154,6 +151,17 @@ class OpenOrbax:
         statistics.bytes_needed += sum(sizes)
         remaining = iter(buffers)
         return [[next(remaining) for _ in request.boxes] for request in requests]
+
+    def _require_checksums(self, requests: Sequence[Request]) -> None:
+        """Refuses to verify arrays that nothing vouches for."""
+        bare = [request.array for request in requests if not self._arrays[request.array].zarr.has_checksum]
+        if bare and self._checksums is None:
+            raise InvalidInput(
+                f"'{self.directory}' has no checksums of data to verify: Waystation has not written it; "
+                "leave the option array.loading.verify at None",
+                path=self.directory,
+                array=self._arrays[bare[0]].name,
+            )
 
     def _divide(self, boxes: Sequence[tuple[int, Box]]) -> tuple[list[int], list[int]]:
         """Which boxes this package reads itself, and which TensorStore does."""

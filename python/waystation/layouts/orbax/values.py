@@ -60,10 +60,11 @@ class Files:
         Raises:
             Corrupt: A file is not one that was saved.
         """
-        return [
-            (path, nbytes, None if checksums is None else checksums.blocks(path, nbytes))
-            for path, nbytes in zip(self._numbers, self._lengths, strict=True)
-        ]
+        files = list(zip(self._numbers, self._lengths, strict=True))
+        if checksums is None:
+            return [(path, nbytes, None) for path, nbytes in files]
+        blocks = checksums.blocks(files)
+        return [(path, nbytes, own) for (path, nbytes), own in zip(files, blocks, strict=True)]
 
 
 class Values(Protocol):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from waystation import _native
 from waystation._options import Options
@@ -29,6 +30,7 @@ from waystation.layouts.orbax.write_parts import Part
 from waystation.layouts.orbax.write_plan import Arrays, Planned, Value
 
 _BATCH_VALUES = 4096
+_SUMMED_BYTES = 1 << 30  # between two heartbeats
 _MOST_SYNCED_FILES = 128
 
 
@@ -119,6 +121,7 @@ class _Writing:
             ]
             first += [(begin + position, end + position) for begin, end in entry.waited_for]
             position += planned.data_bytes
+            self._sum(entry.arrays, planned)
         self._note(files)
         sums = iter(self._run(files, prepared, first))
         parts = []
@@ -128,6 +131,22 @@ class _Writing:
             written = [SummedFile(file.name, file.file_bytes, next(sums)) for file in planned.files]
             parts.append(Part.of(entry.arrays.values, planned.data_files, planned.places, written))
         return parts
+
+    def _sum(self, arrays: Arrays, planned: Planned) -> None:
+        """Fills in the checksums of chunks that are stored as they are. Of memory of devices there are copies
+        of one chunk at a time."""
+        if not len(planned.checksums):
+            return
+        begin = 0
+        for batch in _batches(arrays.values, _SUMMED_BYTES):
+            self.observer.heartbeat()
+            is_here = [all(block.device < 0 for block in value.chunk.blocks) for value in batch]
+            here = [number for number, is_own in enumerate(is_here) if is_own]
+            for group in (here, *([number] for number, is_own in enumerate(is_here) if not is_own)):
+                words, owners = _segments([batch[number] for number in group], arrays)
+                sums = _native.chunk_checksums(words, owners, threads=self.options.engine.threads)
+                planned.checksums[[begin + number for number in group]] = sums
+            begin += len(batch)
 
     def _run(
         self,
@@ -230,18 +249,15 @@ class _Frames:
         self, batch: Sequence[Value], limits: FrameLimits
     ) -> tuple[object, list[engine_job.FileRecord]]:
         """Compresses values; returns what keeps the frames, and the files that they make."""
-        sources, level = self._arrays.sources, self._arrays.storage.level
-        assert level is not None, "these arrays are to be compressed"
-        words: list[int] = []
-        owners: list[object] = []
-        for value in batch:
-            item_bytes = sources[value.chunk.array].storage_item_bytes
-            chunk = dataclasses.replace(value.chunk, blocks=_on_host(value.chunk.blocks, item_bytes))
-            words += write_plan.segment_words(0, chunk, item_bytes)
-            owners.append(chunk)
-        threads = limits.threads(max(value.chunk.nbytes for value in batch))
+        storage = self._arrays.storage
+        assert storage.level is not None, "these arrays are to be compressed"
+        words, owners = _segments(batch, self._arrays)
         memory, frames = _native.compress_zstd(
-            np.asarray(words, np.int64), owners, level=level, threads=threads
+            words,
+            owners,
+            level=storage.level,
+            checksum=storage.has_checksums,
+            threads=limits.threads(max(value.chunk.nbytes for value in batch)),
         )
         self._values += batch
         return memory, self._files(batch, memory.address, frames)
@@ -294,6 +310,19 @@ def _batches(values: Sequence[Value], most_bytes: int) -> Iterator[Sequence[Valu
         held += value.chunk.nbytes
     if values:
         yield values[start:]
+
+
+def _segments(values: Sequence[Value], arrays: Arrays) -> tuple[NDArray[np.int64], object]:
+    """Records of the engine of what chunks hold, with copies of what is in the memory of devices; and what
+    keeps it alive."""
+    words: list[int] = []
+    owners: list[object] = []
+    for value in values:
+        item_bytes = arrays.sources[value.chunk.array].storage_item_bytes
+        chunk = dataclasses.replace(value.chunk, blocks=_on_host(value.chunk.blocks, item_bytes))
+        words += write_plan.segment_words(0, chunk, item_bytes)
+        owners.append(chunk)
+    return np.asarray(words, np.int64), owners
 
 
 def _on_host(blocks: list[Block], item_bytes: int) -> list[Block]:

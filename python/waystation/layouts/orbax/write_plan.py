@@ -32,7 +32,7 @@ from waystation.layouts.native.write_plan import PlannedFile
 from waystation.layouts.orbax import names, shard_index, write_ocdbt
 from waystation.layouts.orbax.frame_limits import FrameLimits
 from waystation.layouts.orbax.write_grid import PLAIN_CHUNK_BYTES, Cut, Cutter
-from waystation.layouts.orbax.zarr import Codec, ZarrArray
+from waystation.layouts.orbax.zarr import CHECKSUM, Codec, ZarrArray
 
 _PAGE_BYTES = 4096
 _LINE_BYTES = 64
@@ -49,12 +49,14 @@ class Storage:
     Attributes:
         use_ocdbt: Whether chunks are values in data files, else files.
         use_zarr3: Whether as zarr of version 3, else 2.
+        has_checksums: Whether the CRC-32C of each chunk follows it.
         level: Of zstd; None where chunks are not compressed.
         file_bytes: Data files are rolled over near this size.
     """
 
     use_ocdbt: bool
     use_zarr3: bool
+    has_checksums: bool
     level: int | None
     file_bytes: int
 
@@ -65,6 +67,7 @@ class Storage:
         return cls(
             saving.use_ocdbt is True,
             saving.use_zarr3,
+            saving.use_zarr3 and saving.use_crc32c,
             _LEVELS[saving.use_zarr3] if saving.use_compression else None,
             _FILE_BYTES if wanted is None else wanted or 1 << 62,
         )
@@ -125,14 +128,15 @@ class Arrays:
         words = source.storage_shape[len(source.shape) :] if is_key else ()
         shape, chunk_shape = source.shape + words, chunks.chunk_shape + words
         is_one_file = self._is_one_file(self.cuts[number])
-        level = {} if storage.level is None else {"level": storage.level}
+        codecs = [] if storage.level is None else [Codec("zstd", {"level": storage.level})]
+        codecs += [CHECKSUM] if storage.has_checksums else []
         return ZarrArray(
             3 if storage.use_zarr3 else 2,
             shape,
             "uint32" if is_key else source.dtype,
             shape if is_one_file else chunk_shape,
             chunk_shape if is_one_file else None,
-            (Codec("zstd", level),) if level else (),
+            tuple(codecs),
             # Without directories for the chunks of an array a save of many arrays makes a third as many.
             separator="/" if storage.use_ocdbt and storage.use_zarr3 else ".",
             has_prefix=storage.use_zarr3,
@@ -287,6 +291,8 @@ class Planned:
         positions: Of each value where it begins among the bytes of all files.
         data_bytes: Bytes of all files.
         owners: What keeps memory alive that is written, besides the chunks.
+        checksums: Of each value its CRC-32C, which is written after it: to be filled in before that. Empty if
+            chunks have none.
     """
 
     files: list[PlannedFile]
@@ -295,6 +301,7 @@ class Planned:
     positions: NDArray[np.int64]
     data_bytes: int
     owners: list[Any]
+    checksums: NDArray[np.uint32]
 
     def positions_of(
         self, ranges: Sequence[tuple[int, int]], values: Sequence[Value]
@@ -316,14 +323,17 @@ def plan(arrays: Arrays, process: int) -> Planned:
     """Plans the files of chunks that are stored as they are; the addresses of their memory must be final."""
     files: list[PlannedFile] = []
     data_files: list[write_ocdbt.DataFile] = []
-    owners: list[Any] = [arrays.zeros]
+    checksums = np.zeros(len(arrays.values) if arrays.storage.has_checksums else 0, "<u4")
+    owners: list[Any] = [arrays.zeros, checksums]
     numbers: list[int] = []  # of the values, file after file
     rows: list[tuple[int, int, int, int]] = []  # of each its place, and where its file begins among all bytes
     end = 0
     for group in _data_files(arrays) if arrays.storage.use_ocdbt else _plain_files(arrays):
         file = _File(arrays.zeros)
-        offsets = [file.add(arrays, arrays.values[number]) for number in group]
-        lengths = [arrays.values[number].chunk.nbytes for number in group]
+        offsets = [
+            file.add(arrays, arrays.values[number], checksums[number : number + 1]) for number in group
+        ]
+        lengths = [arrays.values[number].chunk.nbytes + checksums[:1].nbytes for number in group]
         if arrays.storage.use_ocdbt:
             data_files.append(write_ocdbt.new_data_file(names.ocdbt_process(process) + "/"))
             name = "".join(data_files[-1])
@@ -338,7 +348,7 @@ def plan(arrays: Arrays, process: int) -> Planned:
         end += file.end
     found = np.zeros((len(arrays.values), 4), np.int64)
     found[numbers] = np.array(rows, np.int64).reshape(-1, 4)
-    return Planned(files, data_files, found[:, :3], found[:, 3] + found[:, 1], end, owners)
+    return Planned(files, data_files, found[:, :3], found[:, 3] + found[:, 1], end, owners, checksums)
 
 
 class _File:
@@ -349,8 +359,8 @@ class _File:
         self.end = 0
         self._zeros = zeros
 
-    def add(self, arrays: Arrays, value: Value) -> int:
-        """Appends a chunk; returns where it begins."""
+    def add(self, arrays: Arrays, value: Value, checksum: NDArray[np.uint32]) -> int:
+        """Appends a chunk and its checksum, if it has one; returns where it begins."""
         chunk = value.chunk
         step = _PAGE_BYTES if chunk.nbytes >= _PAGED_BYTES else _LINE_BYTES
         padding = -self.end % step
@@ -359,6 +369,8 @@ class _File:
         begin = self.end
         self.words += write_plan.segment_words(begin, chunk, arrays.sources[chunk.array].storage_item_bytes)
         self.end += chunk.nbytes
+        if checksum.nbytes:
+            self._add_memory(checksum, checksum.nbytes)
         return begin
 
     def add_bytes(self, content: bytes) -> NDArray[np.uint8]:
@@ -367,7 +379,7 @@ class _File:
         self._add_memory(kept, len(content))
         return kept
 
-    def _add_memory(self, memory: NDArray[np.uint8], nbytes: int) -> None:
+    def _add_memory(self, memory: NDArray[Any], nbytes: int) -> None:
         self.words += [self.end, nbytes, 0, 1, -1, memory.ctypes.data]
         self.end += nbytes
 

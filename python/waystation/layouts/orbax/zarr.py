@@ -4,7 +4,7 @@ An array is a regular grid of chunks, each a file (or a key of an OCDBT database
 edge are stored in full; what of them lies beyond the array means nothing. With the codec `sharding_indexed` a
 chunk is itself a grid of *inner chunks* and an index of where each is (`shard_index.py`). Invariant: an
 `is_direct` array's inner chunks, or else its chunks, hold the elements in C order as the host has them, and
-nothing else.
+after them at most a checksum.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from waystation.layouts.orbax.json_files import dump, parse_object, reading, req
 Shape = tuple[int, ...]
 
 _BYTES, _CHECKSUM, _SHARDING = "bytes", "crc32c", "sharding_indexed"
+CHECKSUM_BYTES = 4
 _LITTLE = {"name": _BYTES, "configuration": {"endian": "little"}}
 # Those that change the length of a chunk; every other codec changes what its bytes mean.
 _BYTE_CODECS = frozenset({"zstd", "gzip", "blosc", _CHECKSUM})
@@ -34,6 +35,9 @@ class Codec:
 
     name: str
     configuration: dict[str, Any] = field(default_factory=dict)
+
+
+CHECKSUM = Codec(_CHECKSUM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +84,30 @@ class ZarrArray:
     fill_value: Any = None
 
     @property
+    def has_checksum(self) -> bool:
+        """Whether a chunk ends with the CRC-32C of what is before it."""
+        return self.version == 3 and bool(self.codecs) and self.codecs[-1].name == _CHECKSUM
+
+    @property
+    def checksum_bytes(self) -> int:
+        """Bytes of the checksum of a chunk."""
+        return CHECKSUM_BYTES if self.has_checksum else 0
+
+    @property
     def is_direct(self) -> bool:
-        """Whether what a chunk holds can be used as it is stored."""
-        return self.is_ordinary and not self.codecs
+        """Whether the elements of a chunk can be used as they are stored; a checksum may follow them."""
+        return self.is_ordinary and not self._encodings
 
     @property
     def is_known(self) -> bool:
-        """Whether chunks can be read without another library: as they are, or as single frames of zstd."""
-        return self.is_ordinary and [codec.name for codec in self.codecs] in ([], ["zstd"])
+        """Whether chunks can be read without another library: as they are, or as single frames of zstd, with
+        a checksum or without."""
+        return self.is_ordinary and self._encodings in ([], ["zstd"])
+
+    @property
+    def _encodings(self) -> list[str]:
+        """The names of the codecs but for that of the checksum at the end."""
+        return [codec.name for codec in (self.codecs[:-1] if self.has_checksum else self.codecs)]
 
     @property
     def read_shape(self) -> Shape:
