@@ -12,6 +12,8 @@ import gc
 import threading
 from collections.abc import Iterator
 
+from waystation import _forks
+
 
 class _State:
     """How many pauses are in effect, and whether the first of them found the collector running."""
@@ -22,21 +24,36 @@ class _State:
         self.was_enabled = False
 
 
-_state = _State()
+class _Here:
+    """The state of this process."""
+
+    def __init__(self) -> None:
+        self.state = _State()
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: the pauses of other threads of the parent are over."""
+        before, self.state = self.state, _State()
+        if before.pauses and before.was_enabled:
+            gc.enable()
+
+
+_here = _Here()
 
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
     """Within it (in any thread) no collection starts by itself; usable as a decorator, and nested."""
-    with _state.lock:
-        if _state.pauses == 0:
-            _state.was_enabled = gc.isenabled()
+    state = _here.state
+    with state.lock:
+        if state.pauses == 0:
+            state.was_enabled = gc.isenabled()
             gc.disable()
-        _state.pauses += 1
+        state.pauses += 1
     try:
         yield
     finally:
-        with _state.lock:
-            _state.pauses -= 1
-            if _state.pauses == 0 and _state.was_enabled:
+        with state.lock:
+            state.pauses -= 1
+            if state.pauses == 0 and state.was_enabled:
                 gc.enable()

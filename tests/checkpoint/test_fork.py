@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,10 +14,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.agents import memory_directory, running_agent
 
 import waystation as ws
+from waystation._collection import paused_collection
+from waystation.checkpoint.context import Context
 from waystation.checkpoint.turns import Turn
 from waystation.errors import InvalidInput
+from waystation.layouts.native.attempts import Attempt
+from waystation.safetensors.destination import Destination
+from waystation.training.catalogue import Catalogue
+from waystation.training.costs import SaveCosts
+from waystation.training.flights import Flights
+from waystation.training.leases import Leases
 from waystation.transfers.handle import AsyncResponse
 
 _BOUND_S = 60
@@ -106,6 +118,98 @@ def test_a_handle_that_had_ended_gives_its_result_in_a_child() -> None:
         assert response.result() == 5
 
     assert _exit_code_of_child(ask) == 0
+
+
+def test_a_child_leaves_attempts_leases_and_stages_to_its_parent(tmp_path: Path) -> None:
+    attempt = Attempt(str(tmp_path / "state"))
+    stage = Destination(str(tmp_path / "model.safetensors"), None, overwrite=False).staged()
+    staged = Path(stage.__enter__())
+    lease = Leases(tmp_path).hold("state")
+    assert lease.__enter__()
+
+    def end_what_the_parent_has_begun() -> None:
+        attempt.discard()
+        stage.__exit__(None, None, None)
+        lease.__exit__(None, None, None)
+
+    assert _exit_code_of_child(end_what_the_parent_has_begun) == 0
+    assert Path(attempt.path).is_dir()
+    assert staged.is_dir()
+    assert Leases(tmp_path).is_held("state")
+    lease.__exit__(None, None, None)
+    stage.__exit__(None, None, None)
+    attempt.discard()
+    assert not Leases(tmp_path).is_held("state")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_child_beats_for_its_own_leases_though_its_parent_has_some(tmp_path: Path) -> None:
+    def hold_one() -> None:
+        before = {thread.ident for thread in threading.enumerate()}
+        with Leases(tmp_path).hold("other"):
+            assert {thread.name for thread in threading.enumerate() if thread.ident not in before} == {
+                "waystation: leases"
+            }
+
+    with Leases(tmp_path).hold("state"):
+        assert _exit_code_of_child(hold_one) == 0
+
+
+def test_collection_goes_on_in_a_child_that_was_forked_in_a_pause() -> None:
+    def check() -> None:
+        assert gc.isenabled()
+        with paused_collection():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+
+    is_paused, may_end = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        with paused_collection():
+            is_paused.set()
+            assert may_end.wait(_BOUND_S)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    assert is_paused.wait(_BOUND_S)
+    try:
+        assert _exit_code_of_child(check) == 0
+    finally:
+        may_end.set()
+        thread.join(_BOUND_S)
+    assert gc.isenabled()
+
+
+def test_a_child_has_locks_of_its_own() -> None:
+    """Of everything that is told of forks, whatever its parent's threads hold."""
+    held = [Flights(1), SaveCosts(), Catalogue(), Context()]
+    locks = [each._lock for each in held]
+
+    def take() -> None:
+        for each in held:
+            assert each._lock.acquire(timeout=_BOUND_S / 2)
+
+    for lock in locks:
+        lock.acquire()
+    try:
+        assert _exit_code_of_child(take) == 0
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_children_forked_at_any_time(tmp_path: Path, seed: int) -> None:
+    with memory_directory() as directory, running_agent(directory) as agent:
+        arguments = [str(seed), "12", str(tmp_path), str(agent.directory)]
+        ended = subprocess.run(
+            [sys.executable, "-m", "tests.checkpoint.forking", *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=10 * _BOUND_S,
+        )
+    assert ended.returncode == 0, ended.stderr
 
 
 def _load(path: Path) -> None:

@@ -34,6 +34,7 @@ LAYERS: list[set[str]] = [
     {"tree", "grid"},
     {"_native"},
     {"_collection", "_distinct", "_extras", "_foreign", "_options", "_paths", "errors"},
+    {"_forks"},
     {"_errors", "_processes"},
 ]
 LEVELS = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}

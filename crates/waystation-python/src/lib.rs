@@ -13,6 +13,7 @@ mod format;
 mod job;
 mod memory;
 mod memory_tier;
+mod of_process;
 mod read;
 mod tables;
 mod throttle;

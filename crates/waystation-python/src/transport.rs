@@ -1,7 +1,7 @@
 //! The `# transport` section of `_native.pyi`: blocks between the hosts of a runtime.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -9,6 +9,7 @@ use waystation_format::{Error, Kind, Result};
 use waystation_transport::{Block, Key, Scope, Target, Transport, Waiting};
 
 use crate::error::{guarded, to_py};
+use crate::of_process::OfProcess;
 use crate::write::read_words;
 
 /// How long a wait goes on before Ctrl-C is looked for.
@@ -21,7 +22,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 #[pyclass(frozen, module = "waystation._native")]
-struct BlockTransport(Arc<Transport>);
+struct BlockTransport(OfProcess<Arc<Transport>>);
 
 #[pymethods]
 impl BlockTransport {
@@ -37,16 +38,16 @@ impl BlockTransport {
                 Transport::start(name, secret, listen_at, reads_memory)
             })
         })?;
-        Ok(Self(Arc::new(started)))
+        Ok(Self(OfProcess::new(Arc::new(started))))
     }
 
     #[getter]
-    fn address(&self) -> &str {
-        self.0.address()
+    fn address(&self) -> PyResult<&str> {
+        Ok(self.0.get().map_err(to_py)?.address())
     }
 
-    fn held(&self) -> (u64, u64) {
-        self.0.held()
+    fn held(&self) -> PyResult<(u64, u64)> {
+        Ok(self.0.get().map_err(to_py)?.held())
     }
 
     #[pyo3(signature = (words, /))]
@@ -56,7 +57,7 @@ impl BlockTransport {
             guarded(|| {
                 // SAFETY: only Waystation calls this module; it hands over addresses of memory that it keeps
                 // until the numbers are released.
-                unsafe { self.0.offer(records::<6>(&words)?.map(offered).collect::<Result<_>>()?) }
+                unsafe { self.0.get()?.offer(records::<6>(&words)?.map(offered).collect::<Result<_>>()?) }
             })
         })
     }
@@ -77,21 +78,21 @@ impl BlockTransport {
                 let targets = records::<5>(&words)?.map(wanted).collect::<Result<_>>()?;
                 // SAFETY: only Waystation calls this module; it hands over addresses of memory that it keeps,
                 // and that nobody uses, until the number is released.
-                unsafe { self.0.fetch(address, targets, number, within) }
+                unsafe { self.0.get()?.fetch(address, targets, number, within) }
             })
         })?;
-        Ok(BlockFetch(Mutex::new(Some(Arc::new(waiting)))))
+        Ok(BlockFetch(OfProcess::new(Mutex::new(Some(Arc::new(waiting))))))
     }
 
     fn released(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
-        py.detach(|| guarded(|| Ok(self.0.released())))
+        py.detach(|| guarded(|| Ok(self.0.get()?.released())))
     }
 
     #[pyo3(signature = (kind, message, run, epoch, /))]
     fn end(&self, py: Python<'_>, kind: &str, message: String, run: u64, epoch: Option<u64>) -> PyResult<()> {
         py.detach(|| {
             guarded(|| {
-                self.0.end(Scope { run, epoch }, &said(kind, message));
+                self.0.get()?.end(Scope { run, epoch }, &said(kind, message));
                 Ok(())
             })
         })
@@ -101,7 +102,7 @@ impl BlockTransport {
     fn lose(&self, py: Python<'_>, kind: &str, message: String, address: &str) -> PyResult<()> {
         py.detach(|| {
             guarded(|| {
-                self.0.lose(address, &said(kind, message));
+                self.0.get()?.lose(address, &said(kind, message));
                 Ok(())
             })
         })
@@ -109,13 +110,13 @@ impl BlockTransport {
 
     #[pyo3(signature = (limit_bytes, deadline_s, /))]
     fn wait_below(&self, py: Python<'_>, limit_bytes: u64, deadline_s: f64) -> PyResult<()> {
-        py.detach(|| guarded(|| self.0.wait_below(limit_bytes, duration(deadline_s)?)))
+        py.detach(|| guarded(|| self.0.get()?.wait_below(limit_bytes, duration(deadline_s)?)))
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
             guarded(|| {
-                self.0.close();
+                self.0.get()?.close();
                 Ok(())
             })
         })
@@ -123,23 +124,27 @@ impl BlockTransport {
 }
 
 #[pyclass(frozen, module = "waystation._native")]
-struct BlockFetch(Mutex<Option<Arc<Waiting>>>);
+struct BlockFetch(OfProcess<Mutex<Option<Arc<Waiting>>>>);
 
 impl BlockFetch {
-    fn waiting(&self) -> Option<Arc<Waiting>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn lock(&self) -> PyResult<MutexGuard<'_, Option<Arc<Waiting>>>> {
+        Ok(self.0.get().map_err(to_py)?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn waiting(&self) -> PyResult<Option<Arc<Waiting>>> {
+        Ok(self.lock()?.clone())
     }
 }
 
 #[pymethods]
 impl BlockFetch {
-    fn done(&self) -> bool {
-        self.waiting().is_none_or(|waiting| waiting.is_over())
+    fn done(&self) -> PyResult<bool> {
+        Ok(self.waiting()?.is_none_or(|waiting| waiting.is_over()))
     }
 
     #[pyo3(signature = (timeout_s, /))]
     fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
-        let Some(waiting) = self.waiting() else { return Ok(true) };
+        let Some(waiting) = self.waiting()? else { return Ok(true) };
         let mut left = timeout_s.map(duration).transpose().map_err(to_py)?.unwrap_or(Duration::MAX);
         loop {
             let slice = left.min(SLICE);
@@ -155,9 +160,10 @@ impl BlockFetch {
         }
     }
 
-    fn release(&self, py: Python<'_>) {
-        let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let waiting = self.lock()?.take();
         py.detach(|| drop(waiting));
+        Ok(())
     }
 }
 

@@ -11,6 +11,7 @@ import threading
 from types import TracebackType
 from typing import Any, Self
 
+from waystation import _forks
 from waystation._errors import InvalidInput, WrongType
 from waystation._options import (
     ArrayOptions,
@@ -91,6 +92,7 @@ class Context:
             options.checkpoint_layout = checkpoint_layout  # type: ignore[assignment]  # it is converted
         self._options: Options = options
         self._lock = threading.Lock()
+        _forks.watch(self)
         self._blocks = 0
 
     def __repr__(self) -> str:
@@ -98,6 +100,10 @@ class Context:
         defaults = dict(Options().walk())
         parts = [f"{name}={value!r}" for name, value in self._options.walk() if value != defaults[name]]
         return f"<Context: {', '.join(parts) or 'the defaults'}{'; in use' if self._blocks else ''}>"
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`."""
+        self._lock = threading.Lock()
 
     @property
     def array(self) -> ArrayOptions:

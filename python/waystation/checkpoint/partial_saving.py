@@ -19,6 +19,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from waystation import _forks
 from waystation._errors import InvalidInput, NotFound, Unsupported
 from waystation._options import Options
 from waystation._options.in_effect import current_options
@@ -210,6 +211,17 @@ class _Running:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ended: dict[str, threading.Event] = {}
+        self._in_parent: dict[str, int] = {}  # the process, of what it was saving when it was forked
+        self._process_id = os.getpid()
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`."""
+        self._lock = threading.Lock()
+        going_on = [final for final, ended in self._ended.items() if not ended.is_set()]
+        self._in_parent.update(dict.fromkeys(going_on, self._process_id))
+        self._ended = {}
+        self._process_id = os.getpid()
 
     def add(self, final: str, response: AsyncResponse[None]) -> None:
         """Remembers one until it has ended."""
@@ -219,7 +231,14 @@ class _Running:
         response.on_end(lambda _: ended.set())
 
     def wait(self, final: str) -> None:
-        """Waits until none is running for a path; how they end, their own handles say."""
+        """Waits until none is running for a path; how they end, their own handles say.
+
+        Raises:
+            InvalidInput: One runs in the parent of this process.
+        """
+        if final in self._in_parent:
+            what = f"a part of '{final}' that is being saved"
+            raise _forks.not_of_this_process(what, self._in_parent[final], "save the rest there")
         with self._lock:
             ended = self._ended.pop(final, None)
         if ended is not None:

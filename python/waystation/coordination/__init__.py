@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+from waystation import _forks
 from waystation.coordination import jax_distributed, torch_distributed
 from waystation.coordination.base import Coordinator, Session
 from waystation.coordination.single import SingleCoordinator
+from waystation.coordination.store_coordinator import ADVICE
 
 __all__ = ["Coordinator", "Session", "current"]
 
@@ -27,11 +31,29 @@ class _Known:
         self._lock = threading.Lock()
         self._over: Callable[[], Any] = lambda: None
         self._coordinator: Coordinator | None = None
+        self._process_id = os.getpid()
+        # In a forked child: what its parent ran over, which the child must not talk through.
+        self._of_parent: list[tuple[Callable[[], Any], int]] = []
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`."""
+        self._lock = threading.Lock()
+        for module in (jax_distributed, torch_distributed):
+            with contextlib.suppress(Exception):  # a framework that is being set up, or torn down
+                found = module.find()
+                if found is not None:
+                    self._of_parent.append((_reference(found[0]), self._process_id))
+        self._process_id = os.getpid()
 
     def of(self, module: Any, over: Any, process_index: int, process_count: int) -> Coordinator:
         """The coordinator over a client or a process group; made if it is a new one."""
         with self._lock:
             if self._coordinator is None or self._over() is not over:
+                for reference, process_id in self._of_parent:
+                    if reference() is over:
+                        what = "what the processes of this program talk through"
+                        raise _forks.not_of_this_process(what, process_id, ADVICE)
                 self._coordinator = module.coordinator(over, process_index, process_count)
                 self._over = _reference(over)
             return self._coordinator

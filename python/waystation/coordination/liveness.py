@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from waystation import _processes
+from waystation import _forks, _processes
 from waystation._errors import WaystationError
 
 BEAT_INTERVAL_S = 1.0
@@ -98,6 +98,14 @@ class Liveness:
         self._registrations: dict[int, Registration] = {}
         self._silent: set[int] = set()
         _living.add(self)
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: nothing of the child beats, or stops what does."""
+        _living.discard(self)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = None
 
     def begin(self, watched: Sequence[int]) -> bool:
         """A session begins that depends on these processes; returns whether it is the only one."""

@@ -6,10 +6,16 @@ import hashlib
 import threading
 from collections.abc import Collection
 
+from waystation import _forks
 from waystation.coordination.base import Session, participants
 from waystation.coordination.single import SingleSession
 from waystation.coordination.store import Store
 from waystation.coordination.store_session import StoreSession
+
+ADVICE = (
+    "a forked process has no part in that. Begin processes that save or load by themselves by 'spawn' or "
+    "'forkserver', or name this process alone in multiprocessing.active_processes and primary_host"
+)
 
 
 class StoreCoordinator:
@@ -22,11 +28,17 @@ class StoreCoordinator:
         self.process_index = process_index
         self.process_count = process_count
         self._store = store
+        self._owner = _forks.Owner()
         self._lock = threading.Lock()
+        _forks.watch(self)
         self._opened: dict[str, int] = {}
         generation = store.add(f"waystation/generation/{process_index}", 1)
         self._prefix = f"waystation/{generation}"
         store.join(f"{self._prefix}/liveness", process_index)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: sessions of one process alone can be opened all the same."""
+        self._lock = threading.Lock()
 
     def open(
         self,
@@ -47,6 +59,7 @@ class StoreCoordinator:
         )
         if len(chosen) == 1:
             return SingleSession(self.process_index)
+        self._owner.require("what the processes of this program talk through", ADVICE)
         # Any text can name a sequence; not any is part of a key, nor are thousands of numbers.
         named = f"named/{sequence.encode().hex()}/" if sequence else ""
         if len(chosen) < self.process_count:

@@ -36,6 +36,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+from waystation import _forks
 from waystation._errors import Unavailable
 from waystation.coordination.liveness import Watching
 from waystation.coordination.store_coordinator import StoreCoordinator
@@ -97,6 +98,7 @@ class TorchStore(Watching):
         self._idle: list[_Connection] = []
         self._waits: dict[str, _Wait] = {}
         weakref.finalize(self, _close, self._idle, self._waits)
+        _forks.watch(self)
         self._given_up: list[_Wait] = []  # inside the store all the same, until it has what they wait for
         self._lost: str | None = None
         store = find_store()
@@ -105,6 +107,13 @@ class TorchStore(Watching):
         # Whether a wait inside the store keeps nobody else waiting.
         self._can_wait = self.host is not None and hasattr(store, "clone")
         _stores.add(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: the threads, and the connections of theirs, are the parent's."""
+        _stores.discard(self)
+        self._lock = threading.Lock()
+        self._idle.clear()
+        self._waits.clear()
 
     def set(self, key: str, value: bytes) -> None:
         """Puts a value."""

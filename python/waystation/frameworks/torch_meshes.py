@@ -11,7 +11,6 @@ looked for among the objects of the program, which may live for a different time
 
 from __future__ import annotations
 
-import threading
 import weakref
 from dataclasses import dataclass, field
 from itertools import product
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from torch.distributed import device_mesh as torch_device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
+from waystation import _forks
 from waystation._distinct import distinct
 from waystation._errors import InvalidInput, Unavailable
 from waystation.frameworks.participation import require_all
@@ -65,13 +65,13 @@ class _Meshes:
     described_by_template: dict[int, MeshDescription] = field(default_factory=dict)
 
 
-_lock = threading.RLock()
+_known = _forks.WatchedLock()
 _held: list[_Meshes] = []
 
 
 def known_mesh(mesh: DeviceMesh) -> KnownMesh:
     """What is known of a mesh of this program; in place of a template, of the mesh that it stands for."""
-    with _lock:
+    with _known.lock:
         meshes = _present()
         described = meshes.described_by_template.get(id(mesh))
         if described is not None:
@@ -99,7 +99,7 @@ def fits(described: MeshDescription) -> bool:
 
 def rebuilt(described: MeshDescription) -> DeviceMesh:
     """The mesh that was described and fits; all processes have to call this where one has to be made."""
-    with _lock:
+    with _known.lock:
         meshes = _present()
         found = meshes.by_description.get(described)
         if found is None:
@@ -109,7 +109,7 @@ def rebuilt(described: MeshDescription) -> DeviceMesh:
 
 def template(described: MeshDescription) -> DeviceMesh:
     """A mesh that shows what was described and fits; made without the other processes."""
-    with _lock:
+    with _known.lock:
         meshes = _present()
         found = meshes.by_description.get(described) or meshes.templates.get(described)
         if found is None:

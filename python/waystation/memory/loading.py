@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeAlias
 
+from waystation import _forks
 from waystation._errors import NotFound, Unavailable, WaystationError, from_os_error
 from waystation._options import Options
 from waystation.checkpoint import opening
@@ -68,6 +69,7 @@ class VersionLoading(Loading):
         self._whole = whole
         self._version: OpenVersion | None = None
         self._files_directory: str | None = None
+        self._owner = _forks.Owner()
         self._disk = disk
         self._beneath: OpenCheckpoint | None = None
         self._until_closed = contextlib.ExitStack()
@@ -87,7 +89,7 @@ class VersionLoading(Loading):
         super().close()
         if self._version is not None:
             self._version.release()
-        if self._files_directory is not None:
+        if self._files_directory is not None and self._owner.is_here:
             shutil.rmtree(self._files_directory, ignore_errors=True)
         self._until_closed.close()
 

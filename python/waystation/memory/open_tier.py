@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from waystation import _native
+from waystation import _forks, _native
 from waystation._errors import (
     Cancelled,
     Corrupt,
@@ -101,6 +101,12 @@ class OpenMemoryTier:
         self._has_older = True  # versions in the store that this program has not saved
         self._uncommitted: Version | None = None  # of what is whole
         self._last_step: int | None = None  # that was saved in this epoch, or was to be
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: the client refuses what the child asks for."""
+        self._calls = threading.RLock()
+        self._known = threading.Lock()
 
     # ---- what it is ----------------------------------------------------------------------------
 

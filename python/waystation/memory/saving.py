@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 
+from waystation import _forks
 from waystation._errors import Unavailable, from_os_error
 from waystation._options import Options, StorageOptions
 from waystation.checkpoint.handlers.types import type_name
@@ -53,6 +54,7 @@ class VersionSaving(Saving):
         self._shard_name = shard_name(keeper.sequence, self._writer.process, self._writer.process_count)
         self.saved_bytes = 0
         self.shard_count = self._writer.process_count
+        self._owner = _forks.Owner()
 
     def finish(self, progress: Progress, on_copied_out: Callable[[], None] = lambda: None) -> None:
         """Copies this process's shard and has it sealed; returns once all shards are, and as safe as they are
@@ -147,7 +149,7 @@ class VersionSaving(Saving):
 
     def _close(self) -> None:
         super()._close()
-        if self._path is not None:
+        if self._path is not None and self._owner.is_here:
             shutil.rmtree(self._path, ignore_errors=True)
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from waystation import _native
+from waystation import _forks, _native
 from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_error
 from waystation.layouts.native import names
 from waystation.layouts.native.attempts import new_attempt_id, remove_tree
@@ -177,10 +177,12 @@ class Destination:
             os.makedirs(stage)
         except OSError as error:
             raise from_os_error(error, "create", stage) from error
+        owner = _forks.Owner()
         try:
             yield stage
         finally:
-            remove_tree(stage)
+            if owner.is_here:  # and not a child that was forked meanwhile
+                remove_tree(stage)
 
     def publish(self, stage: str, files: Sequence[PlannedFile[Any]]) -> list[str]:
         """Gives durable files their names; returns their paths, that of the index last."""

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from waystation import _forks
 from waystation._errors import Corrupt, WaystationError
 from waystation.training import step_records
 from waystation.training.step_metadata import CheckpointMetadata
@@ -41,12 +42,17 @@ class Catalogue:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        _forks.watch(self)
         self._ages = itertools.count()
         self._committed: dict[int, _Aged] = {}
         self._in_flight: dict[int, _Aged] = {}
         self._damaged: dict[int, Info] = {}
         self._own: set[int] = set()
         self._gone: set[int] = set()
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`."""
+        self._lock = threading.Lock()
 
     def committed(self) -> list[Info]:
         """The committed checkpoints, ascending."""

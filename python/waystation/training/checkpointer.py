@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from typing_extensions import deprecated
 
+from waystation import _forks
 from waystation._errors import InvalidInput, WrongType
 from waystation._options import Options
 from waystation.checkpoint.context import Context, copy_of_current
@@ -135,6 +136,7 @@ class Checkpointer(ReadingCheckpointer):
         self._decisions = Decisions(place, self._flights, costs, save_decision_policy or default_policy())
         self._deleter = deleting.Deleter(place)
         self._beginning = threading.RLock()  # one save or deletion begins at a time
+        _forks.watch(self)
         self._is_closed = False
         with place.options() as options:
             opening.open_directory(
@@ -145,6 +147,10 @@ class Checkpointer(ReadingCheckpointer):
                 with_records=self._with_records,
             )
             self._tier = None if memory is None else memory.open(place, options, self._logger)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`."""
+        self._beginning = threading.RLock()
 
     # ---- when ----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from waystation import _forks
 from waystation._errors import Corrupt, InvalidInput, WaystationError
 from waystation.layouts.native import attempts, commit
 from waystation.training import step_records
@@ -35,6 +36,11 @@ class Collector:
         self._catalogue = catalogue
         self._leases = leases
         self._policy = policy
+        self._deciding = threading.Lock()
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`."""
         self._deciding = threading.Lock()
 
     @contextlib.contextmanager

@@ -11,6 +11,8 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
+from waystation import _forks
+
 _REMEMBERED = 7
 
 
@@ -32,7 +34,12 @@ class SaveCosts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        _forks.watch(self)
         self._last: deque[SaveCost] = deque(maxlen=_REMEMBERED)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`."""
+        self._lock = threading.Lock()
 
     def record(self, cost: SaveCost) -> None:
         """Remembers what a save has cost."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 
+from waystation import _forks
 from waystation._options import Options
 from waystation.checkpoint.sessions import process_count
 from waystation.coordination import jax_preemption
@@ -42,8 +43,13 @@ class Decisions:
         self._costs = costs
         self._policy = policy
         self._lock = threading.Lock()
+        _forks.watch(self)
         self._last_save: float | None = None
         self._has_saved_for_preemption = False
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`."""
+        self._lock = threading.Lock()
 
     def should_save(self, step: int, options: Options, *, replaced: bool = False) -> bool:
         """Whether to save at a step.

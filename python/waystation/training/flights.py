@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from waystation import _forks
 from waystation.transfers.handle import AsyncResponse, Progress
 
 
@@ -34,7 +35,12 @@ class StepResponse(AsyncResponse[bool]):
         return error
 
     def wait(self) -> None:
-        """Waits for the end, whatever that is."""
+        """Waits for the end, whatever that is.
+
+        Raises:
+            InvalidInput: It runs in the parent of this process.
+        """
+        self._require_owner()
         self._finished.wait()
 
 
@@ -48,7 +54,12 @@ class Flights:
     def __init__(self, most_saves: int) -> None:
         self._most_saves = most_saves
         self._lock = threading.Lock()
+        _forks.watch(self)
         self._responses: list[StepResponse] = []
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`."""
+        self._lock = threading.Lock()
 
     def add(self, response: StepResponse) -> None:
         """Something has begun."""

@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from waystation import _forks
 from waystation._errors import PermissionDenied, from_os_error
 from waystation.layouts.native.attempts import is_dead, is_of_this_system, new_attempt_id, owner_record
 
@@ -59,6 +60,7 @@ class Leases:
         Yields:
             False if it is condemned already: then it must not be read.
         """
+        owner = _forks.Owner()
         path = self._put(name, _LEASE)
         try:
             if self._living(name, _CONDEMNED):
@@ -70,7 +72,7 @@ class Leases:
             with _HEARTBEAT.of(path):
                 yield True
         finally:
-            if path is not None:
+            if path is not None and owner.is_here:  # in a forked child it is still that of the parent
                 _remove(path)
 
     def is_held(self, name: str) -> bool:
@@ -84,11 +86,12 @@ class Leases:
         Yields:
             False if somebody reads it: then it must not be removed.
         """
+        owner = _forks.Owner()
         path = self._put(name, _CONDEMNED)
         try:
             yield not self.is_held(name)
         finally:
-            if path is not None:
+            if path is not None and owner.is_here:
                 _remove(path)
 
     def _put(self, name: str, kind: str) -> Path | None:
@@ -166,6 +169,12 @@ class _Heartbeat:
         self._lock = threading.Lock()
         self._held: set[Path] = set()
         self._stop = threading.Event()
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: what the parent holds is for its own thread."""
+        self._lock = threading.Lock()
+        self._held = set()
 
     @contextlib.contextmanager
     def of(self, path: Path) -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _native
+from waystation import _forks, _native
 from waystation._errors import from_os_error
 from waystation._options.in_effect import current_options
 from waystation.compat.fastsafetensors.tensors import wrapped
@@ -36,6 +36,7 @@ class Staged:
 
     def __init__(self, path: str, header: bytes, nbytes: int) -> None:
         self.path = os.path.abspath(path)
+        self._owner = _forks.Owner()
         self.header = header
         self.nbytes = nbytes
         directory, name = os.path.split(self.path)
@@ -49,7 +50,9 @@ class Staged:
             raise from_os_error(error, "write", self.path) from error
 
     def discard(self) -> None:
-        """Removes it if it has no name yet."""
+        """Removes it if it has no name yet; a child that was forked meanwhile leaves it to its parent."""
+        if not self._owner.is_here:
+            return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.place)
 

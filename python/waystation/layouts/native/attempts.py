@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from waystation import _processes
+from waystation import _forks, _processes
 from waystation._errors import InvalidInput, WaystationError, from_os_error
 from waystation.layouts.native import names, transactions
 
@@ -85,6 +85,7 @@ class Attempt:
         self, target: str, permission_mode: int | None = None, transaction: str | None = None
     ) -> None:
         self.target = target
+        self._owner = _forks.Owner()
         self.id = new_attempt_id(transaction)
         parent, name = os.path.split(target)
         self.parent = parent
@@ -101,6 +102,7 @@ class Attempt:
         """An attempt that another process has left, to go on with it."""
         attempt = cls.__new__(cls)
         attempt.target, attempt.id, attempt.path = target, leftover.attempt_id, leftover.path
+        attempt._owner = _forks.Owner()
         attempt.parent = os.path.dirname(target)
         attempt.created_parents = []
         return attempt
@@ -128,7 +130,12 @@ class Attempt:
         return [self.parent, *(os.path.dirname(path) for path in self.created_parents)]
 
     def discard(self) -> None:
-        """Removes the attempt, and the parents that it created if they are empty again."""
+        """Removes the attempt, and the parents that it created if they are empty again.
+
+        In a child that was forked meanwhile it does nothing: the parent goes on with the attempt.
+        """
+        if not self._owner.is_here:
+            return
         remove_tree(self.path)
         for directory in self.created_parents:
             with contextlib.suppress(OSError):

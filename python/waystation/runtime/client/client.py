@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import itertools
+import os
 import queue
 import threading
 import time
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from waystation import _forks
 from waystation._errors import WaystationError
 from waystation.runtime.client.backend import Backend
 from waystation.runtime.client.checkpoints import begin_load, begin_save, in_background
@@ -63,7 +65,7 @@ class Client:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.lock = threading.RLock()
+        self.lock: threading.RLock | _forks.LockOfParent = threading.RLock()
         self._handles = itertools.count()
         self._freed: Freed = queue.SimpleQueue()
         self._installed: OrderedDict[Hashable, _Kept] = OrderedDict()
@@ -77,6 +79,15 @@ class Client:
         ).start()
         # The thread ends with the client, also where nobody closes it.
         self._finalizer = weakref.finalize(self, self._freed.put, None)
+        self._process_id = os.getpid()
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: whoever records, sends or reads something takes the lock."""
+        advice = "start a client in this one"
+        error = _forks.not_of_this_process(f"client '{self.backend.client}'", self._process_id, advice)
+        self.lock = _forks.LockOfParent(error)
+        self._closed = True
 
     def __repr__(self) -> str:
         return f"Client({self.backend!r})"
@@ -272,7 +283,12 @@ class Client:
             raise
 
     def close(self) -> None:
-        """Sends what is left, waits for saves in the background, and ends. Once is enough."""
+        """Sends what is left, waits for saves in the background, and ends. Once is enough.
+
+        In a forked child it does nothing: the client is that of the parent.
+        """
+        if self.is_closed:
+            return
         with self.lock:
             if self._closed:
                 return

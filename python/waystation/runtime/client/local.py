@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from waystation import _forks
 from waystation._errors import InvalidInput, NotFound, WaystationError
 from waystation.runtime.client.local_hosts import LocalHost, Note, result_of, whole
 from waystation.runtime.devices import DeviceId, Host, Island
@@ -67,7 +69,7 @@ class LocalBackend:
             )
         self._client = client
         self._platform: str = available[0].platform
-        self._lock = threading.RLock()
+        self._lock: threading.RLock | _forks.LockOfParent = threading.RLock()
         self._resources = ResourceManager()
         self._programs: Held[Program] = Held()
         self._functions: Held[bytes] = Held()
@@ -86,6 +88,15 @@ class LocalBackend:
             own = list(itertools.islice(taken, count))
             self._hosts[host.name] = LocalHost(host.name, own, exchange)
         self._by_island = {name: self._hosts[f"{name}0"] for name in islands}
+
+        self._process_id = os.getpid()
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: neither its threads nor JAX's are in a child."""
+        advice = "JAX does not work in forked processes; begin processes by 'spawn' or 'forkserver'"
+        error = _forks.not_of_this_process(f"client '{self._client}'", self._process_id, advice)
+        self._lock = _forks.LockOfParent(error)
 
     def __repr__(self) -> str:
         return f"LocalBackend({list(self._by_island)})"

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from waystation import _forks
 from waystation._errors import Unavailable
 from waystation.grid import Box, slices_of_box
 from waystation.runtime.cluster.connection import Connection
@@ -50,6 +51,11 @@ class ClusterBackend:
         self._freed: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
         self._freeing = threading.Thread(target=self._free_all, name="waystation: frees", daemon=True)
         self._freeing.start()
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`; the connection refuses what the child asks for."""
+        self._lock = threading.Lock()
 
     @property
     def client(self) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from waystation import _forks
 from waystation._errors import InvalidInput
 from waystation.runtime.cluster.backend import ClusterBackend
 from waystation.runtime.cluster.connection import Connection
@@ -44,7 +46,16 @@ class Cluster:
         self._backend: ClusterBackend | None = None
         self._started: Client | None = None
         self._host_class = HOST_CLASS
+        self._owner = _forks.Owner()
+        _forks.watch(self)
         atexit.register(self.close)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: a child does not leave the cluster, which it is not in."""
+        self._lock = threading.Lock()
+        atexit.unregister(self.close)
+        # Which would wait for threads of Ray's that are in the parent only, and never end.
+        atexit.unregister(sys.modules["ray"].shutdown)
 
     def __repr__(self) -> str:
         return f"Cluster({self.address!r})"
@@ -221,7 +232,12 @@ class Cluster:
         self.timeline().write(path)
 
     def close(self) -> None:
-        """Leaves the cluster; the last program to leave ends it. Once is enough."""
+        """Leaves the cluster; the last program to leave ends it. Once is enough.
+
+        In a forked child it does nothing: the parent stays in the cluster.
+        """
+        if not self._owner.is_here:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -233,4 +249,5 @@ class Cluster:
     def _living(self) -> Connection:
         if self._closed:
             raise InvalidInput("the connection to the cluster is closed; connect again")
+        self._connection.require_owner()
         return self._connection

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from waystation import _forks
 from waystation._errors import Unavailable
 from waystation.runtime.cluster.event_log import append
 from waystation.runtime.control.connector import Connector
@@ -75,6 +76,24 @@ class Connection:
         self._numbers = itertools.count()
         self._has_ended = False
         threading.Thread(target=self._hear, name="waystation: answers", daemon=True).start()
+        self._owner = _forks.Owner()
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`."""
+        self._lock = threading.Lock()
+        self._is_sending, self._has_ended = False, True
+        self._answers.clear()
+
+    def require_owner(self) -> None:
+        """Refuses a forked child.
+
+        Raises:
+            InvalidInput: This process is one.
+        """
+        self._owner.require(
+            f"the connection of program '{self.client}' to the cluster", "connect in this one"
+        )
 
     def ask_by_ray(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the manager's actor; returns the answer.
@@ -85,6 +104,7 @@ class Connection:
         """
         import ray
 
+        self.require_owner()
         try:
             answer = ray.get(getattr(self.manager, method).remote(*arguments))
         except ray.exceptions.RayError:
@@ -107,6 +127,7 @@ class Connection:
         Raises:
             Unavailable: The manager has died, or the connection is lost.
         """
+        self.require_owner()
         future: Future[Any] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -114,6 +135,7 @@ class Connection:
         self._send(Call(method, arguments, number))
 
         def answer(timeout_s: float | None) -> Any:
+            self.require_owner()
             try:
                 return unwrap(future.result(timeout_s))
             except TimeoutError:
@@ -129,6 +151,7 @@ class Connection:
         Raises:
             Unavailable: The manager has died, or the connection is lost.
         """
+        self.require_owner()
         self._send(Call(method, arguments))
 
     def leave(self) -> None:
@@ -136,7 +159,9 @@ class Connection:
         self._is_leaving = True
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends it; a forked child leaves it to its parent."""
+        if not self._owner.is_here:
+            return
         self.leave()
         self._connector.close()
 

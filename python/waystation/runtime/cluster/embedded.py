@@ -8,6 +8,7 @@ import sys
 import tempfile
 from typing import IO
 
+from waystation import _forks
 from waystation._errors import Unavailable
 
 _ATTEMPTS = 2
@@ -26,12 +27,19 @@ class EmbeddedRay:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        _forks.watch(self)
         for _ in range(_ATTEMPTS):
             with tempfile.TemporaryFile() as output:
                 problem = self._try(output)
             if not problem:
                 return
         raise Unavailable(f"Ray does not start on this machine: {problem}")
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: Ray ends with the parent, however long a child of it lives."""
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
 
     def _try(self, output: IO[bytes]) -> str:
         command = [sys.executable, "-m", "waystation.runtime.cluster.local_ray"]

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
+from waystation import _forks
 from waystation._errors import Corrupt, Unavailable
 from waystation.runtime.control.frames import Opener, Sealer
 from waystation.runtime.control.handshake import CHALLENGE_BYTES, Connecting, Credential, Keys
@@ -50,6 +51,15 @@ class Connector:
         if self.receive() is None:  # an empty frame: the proof was right
             raise Unavailable(f"the controller at {address} has refused '{credential.name}'")
         self._socket.settimeout(None)
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: gives up the copy of the socket, and leaves the connection alone.
+
+        Whoever is at the other end hears of the parent's end then, and not only of that of its last child.
+        """
+        self._socket.close()
+        self._lock = threading.Lock()
 
     def send(self, body: bytes) -> None:
         """Sends a frame; waits until the system has taken it.

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _native
+from waystation import _forks, _native
 from waystation._errors import Cancelled, InvalidInput, WaystationError
 from waystation.runtime.transport.interface import Block, Key, Wanted
 
@@ -65,7 +65,7 @@ class TcpTransport:
             target=_take_back, args=(native, self._lent), name="waystation-transport", daemon=True
         )
         self._reaper.start()
-        self._close = weakref.finalize(self, _close, native, self._reaper)
+        self._close = weakref.finalize(self, _close, native, self._reaper, _forks.Owner())
 
     @property
     def address(self) -> str:
@@ -236,6 +236,7 @@ def _take_back(native: _native.BlockTransport, lent: dict[int, Any]) -> None:
             lent.pop(number, None)
 
 
-def _close(native: _native.BlockTransport, reaper: threading.Thread) -> None:
-    native.close()
-    reaper.join(_JOIN_S)
+def _close(native: _native.BlockTransport, reaper: threading.Thread, owner: _forks.Owner) -> None:
+    if owner.is_here:  # and not a child of that process, which has none of the threads
+        native.close()
+        reaper.join(_JOIN_S)

@@ -1,0 +1,19 @@
+"""Children that a program of a cluster forks: they are refused at once, and the parent goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.runtime.cluster import forking
+
+
+def test_children_of_a_program_are_refused_and_its_own_calls_go_on() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", forking.__name__],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=forking.CHILDREN * forking.BOUND_S,
+    )
+    assert ended.returncode == 0, ended.stderr
