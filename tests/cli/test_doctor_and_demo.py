@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from waystation import _native
+from waystation import _native, memory
 from waystation.cli import findings
 from waystation.cli.commands import doctor
 
@@ -23,6 +23,11 @@ def test_every_line_has_a_verdict_and_what_is_not_good_has_advice(tmp_path: Path
         "O_DIRECT",
         "huge pages",
         "locked memory",
+        "ray",
+        "tensorstore",
+        "agent",
+        "memory for slots",
+        "slots in huge pages",
     }
     assert expected <= found.keys()
     assert {"file system", "free space", "writable", "arena", "measured speed"} <= found.keys()
@@ -41,7 +46,7 @@ def test_the_text_has_a_line_for_each(tmp_path: Path, run, monkeypatch: pytest.M
     monkeypatch.setenv("WAYSTATION_CACHE_DIR", str(tmp_path / "cache"))
     outcome = run("doctor", tmp_path)
     titles = [line for line in outcome.out.splitlines() if line and not line.startswith(" ")]
-    assert titles == ["programs", "machine", "file system of [DIR]"]
+    assert titles == ["programs", "machine", "memory tier", "file system of [DIR]"]
     assert "  ✓ python" in outcome.out
     assert "  ! measured speed" in outcome.out
     assert "→ run 'waystation doctor --tune [DIR]' once" in outcome.out
@@ -98,6 +103,31 @@ def test_what_is_lacking_is_a_note(probe: dict[str, Any]) -> None:
     assert files["O_DIRECT"].text == "no (Operation not permitted): the page cache is used"
     untried = findings.file_system_findings(changed(probe, nowait={"works": None, "reason": "no file"}))
     assert by_name(untried)["cache look-ups"].verdict == "info"
+
+
+def test_what_the_memory_tier_lacks_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmpfs = {"kind": "tmpfs", "available_bytes": 8 << 30, "total_bytes": 9 << 30}
+    found = by_name(findings.memory_tier_findings(tmpfs, "6.1.0-generic", "never"))
+    assert {finding.verdict for finding in found.values()} == {"good"}
+    assert found["agent"].text == str(memory.agent_program())
+
+    small = tmpfs | {"available_bytes": 64 << 20, "total_bytes": 64 << 20}
+    found = by_name(findings.memory_tier_findings(small, "5.15.0", "advise"))
+    assert "--shm-size" in str(found["memory for slots"].advice)
+    assert "Linux 6.1" in str(found["slots in huge pages"].advice)
+    found = by_name(findings.memory_tier_findings(None, "6.18.1", "deny"))
+    assert found["memory for slots"].text == "/dev/shm is not a tmpfs"
+    assert found["slots in huge pages"].verdict == "note"
+
+    program = tmp_path / "agent"
+    program.write_text("#!/bin/sh\necho waystation-agent 0.0.1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("WAYSTATION_AGENT", str(program))
+    agent = by_name(findings.memory_tier_findings(tmpfs, "6.1.0", "never"))["agent"]
+    assert (agent.verdict, agent.text) == ("note", f"{program} is of another release: waystation-agent 0.0.1")
+    monkeypatch.setenv("WAYSTATION_AGENT", str(tmp_path / "none"))
+    agent = by_name(findings.memory_tier_findings(tmpfs, "6.1.0", "never"))["agent"]
+    assert "which is not an executable file" in agent.text
 
 
 def test_devices_are_listed_one_by_one() -> None:

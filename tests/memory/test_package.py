@@ -1,6 +1,7 @@
 """The agent is a program of the package: of its release, and found wherever the package is installed."""
 
 import importlib.metadata
+import os
 import re
 import subprocess
 import tomllib
@@ -44,7 +45,9 @@ def test_the_installed_program_comes_before_others(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     installed = agent_program()
     assert installed != other
-    recorded = [file.locate() for file in importlib.metadata.files("waystation") or []]
+    recorded = [
+        Path(os.path.normpath(file.locate())) for file in importlib.metadata.files("waystation") or []
+    ]
     assert installed in recorded
 
 

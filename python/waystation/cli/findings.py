@@ -6,17 +6,23 @@ import importlib.metadata
 import os
 import platform
 import re
+import subprocess
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from waystation._extras import install_command
 from waystation.cli import formatting
+from waystation.errors import NotFound
+from waystation.memory.program import agent_program
 
 # `info` says nothing about good or bad; `note` is slower or weaker than it could be; `bad` does not work.
 Verdict = Literal["good", "info", "note", "bad"]
 
 _LEAST_FREE_BYTES = 1 << 30
 _LEAST_LOCKED_BYTES = 1 << 20
+_ANSWER_TIMEOUT_S = 10
+
+MEMORY_PLACE = "/dev/shm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ def program_findings() -> list[Finding]:
         _framework("numpy", (2, 0), "numpy"),
         _jax(),
         _framework("torch", (2, 6), "torch"),
+        _framework("ray", (2, 60), "ray"),
+        _framework("tensorstore", (0, 1), "orbax"),
     ]
 
 
@@ -128,6 +136,58 @@ def _io_uring(answer: dict[str, Any]) -> Finding:
     return _answered(
         "io_uring", answer, "many requests in flight from one thread", "threads are used instead", advice
     )
+
+
+# ---- memory tier -------------------------------------------------------------------------------
+
+
+def memory_tier_findings(
+    places: dict[str, Any] | None, kernel: str, shared_huge_pages: str | None
+) -> list[Finding]:
+    """What the memory tier would find on this host: its program, memory for slots, huge pages.
+
+    Args:
+        places: What the probe says of the file system in memory; None if there is none.
+        kernel: Its release.
+        shared_huge_pages: The setting in effect for files in memory; None if the kernel has none.
+    """
+    return [_agent(), _memory_file_system(places), _slot_pages(kernel, shared_huge_pages)]
+
+
+def _agent() -> Finding:
+    advice = "install waystation again, or name the program in WAYSTATION_AGENT"
+    try:
+        program = agent_program()
+        told = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, check=True, timeout=_ANSWER_TIMEOUT_S
+        ).stdout.split()
+    except NotFound as error:
+        return Finding("agent", "note", error.message)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("agent", "note", f"cannot be run: {error}", advice)
+    if told[-1:] != [_version("waystation")]:
+        return Finding("agent", "note", f"{program} is of another release: {' '.join(told)}", advice)
+    return Finding("agent", "good", str(program))
+
+
+def _memory_file_system(found: dict[str, Any] | None) -> Finding:
+    name = "memory for slots"
+    if found is None or found["kind"] != "tmpfs":
+        return Finding(name, "note", f"{MEMORY_PLACE} is not a tmpfs", "mount one for 'launch --agent DIR'")
+    sizes = f"{formatting.size(found['available_bytes'])} of {formatting.size(found['total_bytes'])}"
+    text = f"{MEMORY_PLACE} has {sizes} left"
+    if found["available_bytes"] < _LEAST_FREE_BYTES:
+        advice = "mount a larger tmpfs; Docker gives 64 MiB unless it is told otherwise (--shm-size)"
+        return Finding(name, "note", text, advice)
+    return Finding(name, "good", text)
+
+
+def _slot_pages(kernel: str, setting: str | None) -> Finding:
+    name = "slots in huge pages"
+    if setting is None or setting == "deny" or _numbers(kernel) < (6, 1):
+        advice = "Linux 6.1 or later makes them, unless shmem_enabled is 'deny'"
+        return Finding(name, "note", "no: the first save to each slot maps small pages", advice)
+    return Finding(name, "good", "made when an agent starts")
 
 
 def device_findings(devices: list[dict[str, Any]], problem: str | None) -> list[Finding]:

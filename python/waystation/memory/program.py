@@ -46,7 +46,7 @@ def _recorded() -> Path | None:
         files = importlib.metadata.files("waystation") or []
     except importlib.metadata.PackageNotFoundError:  # sources on PYTHONPATH
         return None
-    return next((Path(str(file.locate())) for file in files if file.name == _NAME), None)
+    return next((Path(os.path.normpath(file.locate())) for file in files if file.name == _NAME), None)
 
 
 def _is_program(path: Path) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,22 @@ import typer
 from waystation import _native
 from waystation.cli import formatting
 from waystation.cli.findings import (
+    MEMORY_PLACE,
     Finding,
     Verdict,
     device_findings,
     file_system_findings,
     gpu_direct_findings,
     machine_findings,
+    memory_tier_findings,
     program_findings,
 )
 from waystation.cli.output import Output
 from waystation.errors import WaystationError
 
 FOUND_PROBLEM = 1
+
+SHARED_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 # Large enough to fill the queues of fast disks, small enough for seconds on slow ones.
 PROBE_BYTES = 512 << 20
@@ -54,6 +60,7 @@ def run(output: Output, path: Path, *, tune: bool) -> None:
             *device_findings(devices, problem),
             *gpu_direct_findings(devices, _native.gpu_direct_problem() if devices else None),
         ],
+        "memory tier": memory_tier_findings(_memory_file_system(), probe["kernel"], _shared_huge_pages()),
         f"file system of {directory}": [
             *file_system_findings(probe),
             _calibration_finding(calibration, directory),
@@ -66,6 +73,23 @@ def run(output: Output, path: Path, *, tune: bool) -> None:
         _show(output, groups)
     if any(finding.verdict == "bad" for findings in groups.values() for finding in findings):
         raise typer.Exit(FOUND_PROBLEM)
+
+
+def _memory_file_system() -> dict[str, Any] | None:
+    """What the file system in memory is, if this host has one where it is usual."""
+    try:
+        found: dict[str, Any] = _native.probe(MEMORY_PLACE)["filesystem"]
+    except WaystationError:
+        return None
+    return found
+
+
+def _shared_huge_pages() -> str | None:
+    """The kernel's setting of huge pages for files in memory: the word in brackets."""
+    with contextlib.suppress(OSError):
+        chosen = re.search(r"\[(\w+)\]", SHARED_HUGE_PAGES.read_text())
+        return None if chosen is None else chosen.group(1)
+    return None
 
 
 def _devices() -> tuple[list[dict[str, Any]], str | None]:
