@@ -247,3 +247,29 @@ def test_samples_are_read_as_they_are_specified() -> None:
     for wrong in ("one", "one{a=b} 1", 'one{a="b} 1', "1one 1", "one one"):
         with pytest.raises(Corrupt):
             list(samples_of(wrong))
+
+
+@pytest.mark.parametrize("columns", [80, 130])
+def test_a_narrow_terminal_shows_all_columns_whole(
+    agent: Agent, client: _native.AgentClient, columns: int
+) -> None:
+    shards.save(client, 10)
+    reader, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "dumb", "COLUMNS": str(columns)}
+    command = [SCRIPT, "top", "--once", "--directory", agent.directory]
+    with subprocess.Popen(command, stdout=terminal, stderr=subprocess.DEVNULL, env=environment) as top:
+        os.close(terminal)
+        shown = b""
+        try:
+            while data := os.read(reader, 4096):
+                shown += data
+        except OSError:
+            pass  # how a terminal tells that nobody writes to it any more
+        assert top.wait(60) == 0
+    os.close(reader)
+    lines = shown.decode().replace("\r", "").splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "…" not in shown.decode()
+    words = shown.decode().split()
+    assert [heading for heading in HEADINGS if heading not in words] == []
+    assert {"1/4", "MiB", "10"} <= set(words)

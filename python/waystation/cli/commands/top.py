@@ -20,11 +20,18 @@ from waystation.errors import InvalidInput
 from waystation.memory import DIRECTORY_VARIABLE
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 FOUND_SILENCE = 1
 _NOTHING = "-"
 _RECOVERY_PHASES = "decide", "transfer"
+_HEADINGS = [
+    *("slots", "memory", "processes", "epoch", "sealed", "committed", "lag"),
+    *("sent", "received", "damaged", "recovery", *_RECOVERY_PHASES),
+]
+_KEPT_HEADINGS = 7  # about what is kept; the others are about what goes on
+_UNLIMITED_COLUMNS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,21 @@ class _Look:
     views: list[View]
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What is shown of one agent.
+
+    Attributes:
+        name: Of its host.
+        cells: One for each heading, or fewer.
+        is_silent: Whether it does not answer.
+    """
+
+    name: str
+    cells: list[str]
+    is_silent: bool
+
+
 def run(output: Output, request: Request) -> None:
     """Shows agents: once, or until this is interrupted or nobody reads any more."""
     agents = _agents(request)
@@ -55,7 +77,7 @@ def run(output: Output, request: Request) -> None:
         if output.as_json:
             output.document({"agents": [_document(view) for view in views]})
         else:
-            output.show(_table(_Look(0, views), None))
+            output.show(_shown_agents(output, _Look(0, views), None))
             _show_problems(output, views)
         if any(view.problem for view in views):
             raise typer.Exit(FOUND_SILENCE)
@@ -86,7 +108,7 @@ def _follow(output: Output, agents: list[Agent], interval_s: float) -> None:
     if not output.console.is_terminal:
         while True:  # until writing fails, as whoever has read it is gone
             now = _Look(time.monotonic(), look(agents))
-            output.show(_table(now, earlier))
+            output.show(_shown_agents(output, now, earlier))
             _show_problems(output, now.views)
             output.line()
             sys.stdout.flush()
@@ -97,7 +119,7 @@ def _follow(output: Output, agents: list[Agent], interval_s: float) -> None:
     with Live(console=output.console, auto_refresh=False, transient=False) as live:
         while True:
             now = _Look(time.monotonic(), look(agents))
-            live.update(_table(now, earlier, with_problems=True), refresh=True)
+            live.update(_shown_agents(output, now, earlier, with_problems=True), refresh=True)
             earlier = now
             time.sleep(interval_s)
 
@@ -108,27 +130,47 @@ def _show_problems(output: Output, views: list[View]) -> None:
             output.line(f"{view.name}: {view.problem}", style="red")
 
 
-def _table(now: _Look, earlier: _Look | None, *, with_problems: bool = False) -> Table:
-    from rich.table import Table
-    from rich.text import Text
+def _shown_agents(output: Output, now: _Look, earlier: _Look | None, *, with_problems: bool = False) -> Group:
+    """One table; two, one above the other, where one would be wider than the terminal."""
+    from rich.console import Group
+    from rich.measure import Measurement
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("host", no_wrap=True)
-    columns = ["slots", "memory", "processes", "epoch", "sealed", "committed", "lag", "sent", "received"]
-    for heading in [*columns, "damaged", "recovery", *_RECOVERY_PHASES]:
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = _rows(now, earlier, with_problems=with_problems)
+    whole = _table(rows, slice(0, len(_HEADINGS)))
+    unlimited = output.console.options.update_width(_UNLIMITED_COLUMNS)
+    if Measurement.get(output.console, unlimited, whole).maximum <= output.console.width:
+        return Group(whole)
+    return Group(
+        _table(rows, slice(0, _KEPT_HEADINGS)), "", _table(rows, slice(_KEPT_HEADINGS, len(_HEADINGS)))
+    )
+
+
+def _rows(now: _Look, earlier: _Look | None, *, with_problems: bool) -> list[_Row]:
     before = {} if earlier is None else {view.name: view for view in earlier.views}
     passed_s = 0.0 if earlier is None else now.moment_s - earlier.moment_s
+    rows = []
     for view in now.views:
         name = view.name + (" *" if view.number("is_controller") else "")
         if view.problem is None:
             cells = _cells(view, before.get(view.name), passed_s)
-        elif with_problems:
-            cells = ["silent", formatting.plain(view.problem)]
         else:
-            cells = ["silent"]
-        style = "red" if view.problem else None
-        table.add_row(*(Text(formatting.plain(cell)) for cell in [name, *cells]), style=style)
+            cells = ["silent", view.problem] if with_problems else ["silent"]
+        rows.append(_Row(name, cells, is_silent=view.problem is not None))
+    return rows
+
+
+def _table(rows: Sequence[_Row], columns: slice) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("host", overflow="fold")
+    for heading in _HEADINGS[columns]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [row.name, *row.cells[columns]]
+        style = "red" if row.is_silent else None
+        table.add_row(*(Text(formatting.plain(cell)) for cell in cells), style=style)
     return table
 
 
