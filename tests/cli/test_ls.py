@@ -67,6 +67,12 @@ def test_json(runs: Path, script) -> None:
     assert all(entry["problem"] is None and entry["bytes"] > 0 for entry in document["checkpoints"])
 
 
+def test_the_tables_of_arrays_are_left_to_verify(runs: Path, run, damage) -> None:
+    damage(runs / "step_9" / "state" / "chunks.bin", 60)
+    assert run("ls", runs).code == 0, "a list of many checkpoints reads the least of each"
+    assert run("verify", runs / "step_9").code == 1
+
+
 def test_a_damaged_record_is_shown_and_exits_with_1(runs: Path, run, damage) -> None:
     damage(runs / "step_9" / "checkpoint.json", 60)
     outcome = run("ls", runs)

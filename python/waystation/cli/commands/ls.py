@@ -17,8 +17,8 @@ from waystation.cli import formatting
 from waystation.cli.attempts_table import attempt_document, show_attempts
 from waystation.cli.output import Output
 from waystation.errors import InvalidInput, WaystationError
-from waystation.layouts.native.open import open_any
-from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint
+from waystation.layouts.native.open import array_count
+from waystation.layouts.native.read import open_checkpoint
 
 FOUND_DAMAGE = 1
 
@@ -96,8 +96,7 @@ def _look_at(path: str) -> _Entry:
     nbytes = tree_bytes(path)
     try:
         record = open_checkpoint(path)
-        opened = [open_any(path, record, name) for name in record.checkpointables]
-        arrays = sum(len(entry.tree.arrays) for entry in opened if isinstance(entry, OpenCheckpointable))
+        arrays = sum(array_count(path, record, name) for name in record.checkpointables)
     except WaystationError as error:
         return _Entry(path, nbytes, problem=error.message)
     return _Entry(path, nbytes, arrays, record.created_ns, record.generation)

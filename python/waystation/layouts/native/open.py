@@ -12,6 +12,7 @@ from waystation.layouts.native.read import (
     read_files,
 )
 from waystation.layouts.native.records import PYTREE, CheckpointRecord
+from waystation.layouts.native.tree_file import TreeFile
 
 
 def open_any(target: str, record: CheckpointRecord, name: str) -> OpenCheckpointable | HandlerFiles:
@@ -27,3 +28,17 @@ def open_any(target: str, record: CheckpointRecord, name: str) -> OpenCheckpoint
     if own.kind == PYTREE:
         return decode_checkpointable(files)
     return HandlerFiles(os.path.join(directory, names.FILES), own)
+
+
+def array_count(target: str, record: CheckpointRecord, name: str) -> int:
+    """How many arrays a checkpointable has, by its tree alone: its tables are not read.
+
+    Raises:
+        CheckpointableNotFound: The checkpoint has no such checkpointable.
+        Corrupt: Its record or tree is missing, damaged or not the one that was committed.
+    """
+    directory, digest = record.entry(target, name)
+    files = read_files(directory, digest, paged_from_bytes=0)
+    if files.decode_record().kind != PYTREE:
+        return 0
+    return len(TreeFile.decode(files.contents[0], os.path.join(directory, names.TREE)).arrays)
