@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--seconds", type=float, default=None, help="begin no run after so many seconds")
     run.add_argument("--again", action="store_true", help="also runs that the journal has for these sources")
+    run.add_argument("--stop", action="store_true", help="end at the first run that goes wrong")
     run.add_argument("--quiet", action="store_true", help="print the table only")
     replay = command("replay", _replay, "make one run again, and say what came of it")
     replay.add_argument("system")
@@ -55,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     report = command("report", _report, "write docs/reliability.md from the journal")
     report.add_argument("--journal", type=Path, default=JOURNAL)
     report.add_argument("--output", type=Path, default=ROOT / "docs" / "reliability.md")
+    planted = command("planted", _planted, "look for planted bugs, each in a copy of the sources")
+    planted.add_argument("names", nargs="*", help="of patches; by default all")
+    planted.add_argument("--runs", type=int, default=60, help="most runs of each cell")
     command("list", _list, "print the systems and faults")
     return parser
 
@@ -83,6 +87,8 @@ def _run(options: argparse.Namespace) -> int:
             if not options.quiet and run.outcome != "ok":
                 sys.stdout.write(tables.line_of(run) + "\n")
                 sys.stdout.flush()
+            if options.stop and tables.is_bad(run):
+                break
         sys.stdout.write(f"{len(made)} runs\n\n{tables.table(session.journal.runs(), cells)}\n")
     return int(any(tables.is_bad(run) for run in made))
 
@@ -117,6 +123,12 @@ def _report(options: argparse.Namespace) -> int:
 
     options.output.write_text(tables.page(outcomes.Journal(options.journal).runs()))
     return 0
+
+
+def _planted(options: argparse.Namespace) -> int:
+    from torture import planted
+
+    return int(not planted.look_for_all(options.names, options.runs))
 
 
 def _list(_: argparse.Namespace) -> int:

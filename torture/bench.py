@@ -100,7 +100,7 @@ class Session:
         """Makes one run, and writes it down."""
         done = FAULTS[fault].run(SYSTEMS[system], seed, self._workspace)
         verdict = done.verdict
-        run = Run(system, fault, seed, verdict.outcome, verdict.detail, done.at, self._revision)
+        run = Run(system, fault, seed, verdict.outcome, verdict.detail, done.at, self._revision, done.count)
         self.journal.append(run)
         self._workspace.clear()
         return run

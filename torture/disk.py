@@ -41,7 +41,7 @@ class _Change:
     """A change of directories that is not durable yet: the directories, and what it does to their entries."""
 
     directories: list[_Node]
-    apply: Callable[[Callable[[_Node], dict[str, _Node]]], None]
+    apply: Callable[[Callable[[_Node], dict[str, _Node]]], object]
 
 
 class Disk:
@@ -100,7 +100,7 @@ class Disk:
         return self._find(str(where.parent)), where.name
 
     def _change(
-        self, directories: list[_Node], apply: Callable[[Callable[[_Node], dict[str, _Node]]], None]
+        self, directories: list[_Node], apply: Callable[[Callable[[_Node], dict[str, _Node]]], object]
     ) -> None:
         apply(lambda node: node.entries)
         self._changes.append(_Change(directories, apply))

@@ -207,11 +207,15 @@ class Workspace:
     """A directory in which runs are made, one after another, with what operations find prepared once.
 
     Systems that keep states in memory have one on a file system in memory.
+
+    Attributes:
+        in_memory: A directory on that file system.
     """
 
     def __init__(self, base: Path, in_memory: Path) -> None:
         self._bases = {True: base, False: in_memory}
         self._base = base
+        self.in_memory = in_memory
 
     @property
     def root(self) -> Path:

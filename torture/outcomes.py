@@ -54,6 +54,7 @@ class Run:
         detail: What was seen, where that is not as it should be.
         at: What the fault was done to.
         revision: Of the sources.
+        count: How many schedules or geometries were tried in it; where one goes wrong, it is the last.
     """
 
     system: str
@@ -63,6 +64,7 @@ class Run:
     detail: str
     at: str
     revision: str
+    count: int = 1
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -118,4 +120,5 @@ def counts(runs: Iterable[Run]) -> dict[tuple[str, str], dict[Outcome, int]]:
     for run in runs:
         cell = found.setdefault((run.system, run.fault), dict.fromkeys(Outcome, 0))
         cell[run.outcome] += 1
+        cell[Outcome.OK] += run.count - 1
     return found

@@ -111,6 +111,8 @@ _SYNCS = frozenset({"fsync", "fdatasync", "syncfs", "sync_file_range"})
 _MAKES = frozenset(
     {"mkdir", "mkdirat", "rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"}
 )
+# Calls whose failure tells that bytes which were taken before are lost.
+LOSING = frozenset({"fsync", "fdatasync", "close"})
 _GROWS = frozenset({"fallocate", "ftruncate", "truncate", "copy_file_range"})
 # Which calls an error is for: what POSIX and the manual pages of Linux name it for, on some file system.
 MAY_FAIL: dict[str, Callable[[Call], bool]] = {
@@ -277,6 +279,7 @@ class _Supervisor:
         self._child, self._listener, self._watched = child, listener, os.fspath(watched)
         self._address, self._fault, self._meanwhile = address, fault, meanwhile
         self._is_full = False
+        self._unsynced: set[str] = set()
         self._observe = observe
         self._counts: Counter[tuple[str, str]] = Counter()
         self._nowhere = os.open(os.devnull, os.O_RDWR)
@@ -340,6 +343,8 @@ class _Supervisor:
         self.calls.append(call)
         if self._observe is not None and call.address != self._address:
             self._observe(told)
+        if call.address != self._address or self._fault == "short":
+            self._note_written(told)
         if call.address != self._address:
             if self._is_full and call.name != "close" and MAY_FAIL["ENOSPC"](call):
                 self._send(told, error=errno.ENOSPC)
@@ -359,6 +364,9 @@ class _Supervisor:
         elif self._fault == "short":
             self._shorten(told, call)
         else:
+            if call.name in LOSING and self._fault in ("EIO", "ENOSPC"):
+                # What was written and not synced is gone with such a failure: nobody can write it again.
+                self._lose(told)
             if call.name == "close":
                 # A close that fails closes all the same.
                 self._close(told)
@@ -406,6 +414,19 @@ class _Supervisor:
         except OSError as error:
             if error.errno != errno.ENOENT:  # it was killed meanwhile
                 raise
+
+    def _note_written(self, told: Told) -> None:
+        """Remembers which files hold bytes that were written and not synced."""
+        if told.name in WRITES:
+            self._unsynced.update(told.paths)
+        elif told.name in ("fsync", "fdatasync"):
+            self._unsynced.difference_update(told.paths)
+        elif told.name in ("rename", "renameat", "renameat2") and told.paths[0] in self._unsynced:
+            self._unsynced.add(told.paths[1])
+
+    def _lose(self, told: Told) -> None:
+        if told.paths[0] in self._unsynced:
+            os.truncate(f"/proc/{told.task}/fd/{told.arguments[0]}", 0)
 
     def _close(self, told: Told) -> None:
         """Puts another file in the place of one in the process, which closes that."""

@@ -291,7 +291,7 @@ class WaystationMemory(_OneVersion):
 def _running_agent(store: Path) -> Iterator[None]:
     from waystation.memory import agent_program
 
-    command = [agent_program(), "run", f"--directory={store}", f"--run-id={_RUN}", "--slots=4"]
+    command = [str(agent_program()), "run", f"--directory={store}", f"--run-id={_RUN}", "--slots=4"]
     command += ["--data-bytes=2MiB", "--contents-bytes=64KiB", "--memory-cap-bytes=64MiB"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as agent:
         assert agent.stdout is not None

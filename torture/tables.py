@@ -66,7 +66,7 @@ def page(runs: Sequence[Run]) -> str:
     parts += [f"- **{outcome}**: {meaning}.\n" for outcome, meaning in MEANINGS.items()]
     made = [run for run in runs if run.outcome is not Outcome.MISSED]
     revisions = sorted({run.revision for run in made})
-    parts.append(f"\n{len(made)} runs, of the sources at {', '.join(revisions)}.\n")
+    parts.append(f"\n{sum(run.count for run in made)} runs, of the sources at {', '.join(revisions)}.\n")
     parts.append("\n## By system\n\n" + _markdown("system", made, lambda run: run.system))
     for system in dict.fromkeys(run.system for run in made):
         own = [run for run in made if run.system == system]

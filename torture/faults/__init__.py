@@ -4,12 +4,14 @@ from torture.faults.base import Done, Fault
 from torture.faults.calls import CALL_FAULTS
 from torture.faults.damage import DAMAGE
 from torture.faults.geometry import GEOMETRIES
+from torture.faults.in_process import IN_PROCESS
 from torture.faults.power import POWER_CUTS
 from torture.faults.sandbox import SANDBOXES
 from torture.faults.together import TOGETHER
 
 FAULTS: dict[str, Fault] = {
-    fault.name: fault for fault in [*CALL_FAULTS, *DAMAGE, *TOGETHER, *SANDBOXES, *GEOMETRIES, *POWER_CUTS]
+    fault.name: fault
+    for fault in [*CALL_FAULTS, *DAMAGE, *TOGETHER, *SANDBOXES, *GEOMETRIES, *POWER_CUTS, *IN_PROCESS]
 }
 
 __all__ = ["FAULTS", "Done", "Fault"]

@@ -13,10 +13,17 @@ from torture.systems import System
 
 @dataclass(frozen=True)
 class Done:
-    """A run that was made: what came of it, and what exactly the fault was done to."""
+    """A run that was made.
+
+    Attributes:
+        verdict: What came of it.
+        at: What exactly the fault was done to.
+        count: How many schedules or geometries were tried in it.
+    """
 
     verdict: Verdict
     at: str = ""
+    count: int = 1
 
 
 class Fault(Protocol):

@@ -6,6 +6,7 @@ specs that they are saved and loaded with, in one process of eight devices or in
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import socket
@@ -40,19 +41,31 @@ class _Spec:
 
 
 @dataclass(frozen=True)
-class _Array:
+class Geometric:
+    """An array's shape and dtype, and how it is saved and loaded."""
+
     shape: tuple[int, ...]
     dtype: str
     saved: _Spec
     loaded: _Spec
 
 
-def _drawn(chance: random.Random) -> dict[str, _Array]:
+def drawn(chance: random.Random, most_bytes: int = _MOST_BYTES) -> dict[str, Geometric]:
+    """Arrays of random shapes, with shardings."""
     count = chance.choice([1, 1, 2, 3, 5])
-    return {f"array {index}": _array(chance, _MOST_BYTES // count) for index in range(count)}
+    return {f"array {index}": _array(chance, most_bytes // count) for index in range(count)}
 
 
-def _array(chance: random.Random, most: int) -> _Array:
+def told(arrays: dict[str, Geometric]) -> str:
+    """What they are."""
+    return "; ".join(
+        f"{array.dtype}{list(array.shape)} {array.saved.mesh}{array.saved.axes} to "
+        f"{array.loaded.mesh}{array.loaded.axes}"
+        for array in arrays.values()
+    )
+
+
+def _array(chance: random.Random, most: int) -> Geometric:
     dtype = chance.choice(_DTYPES)
     item = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
     shape: list[int] = []
@@ -62,7 +75,7 @@ def _array(chance: random.Random, most: int) -> _Array:
         )
         shape.append(min(size, max(8, most // item // int(np.prod(shape or [1])) // 8 * 8)))
     chance.shuffle(shape)
-    return _Array(tuple(shape), dtype, _spec(chance, shape), _spec(chance, shape))
+    return Geometric(tuple(shape), dtype, _spec(chance, shape), _spec(chance, shape))
 
 
 def _spec(chance: random.Random, shape: list[int]) -> _Spec:
@@ -79,7 +92,7 @@ def _spec(chance: random.Random, shape: list[int]) -> _Spec:
     return _Spec(mesh, tuple(map(tuple, axes)))
 
 
-def _values(name: str, array: _Array, seed: int) -> npt.NDArray[Any]:
+def _values(name: str, array: Geometric, seed: int) -> npt.NDArray[Any]:
     """Random bits, of which those of floats may be any: they are compared as bytes."""
     import ml_dtypes
 
@@ -90,7 +103,7 @@ def _values(name: str, array: _Array, seed: int) -> npt.NDArray[Any]:
     nbytes = int(np.prod(array.shape)) * dtype.itemsize
     values = np.frombuffer(generator.bytes(nbytes), np.uint8)
     if dtype.kind in "fcV":  # no signalling NaN, which conversions may make quiet
-        values = values & 0x3F
+        values = np.bitwise_and(values, np.uint8(0x3F))
     return values.view(dtype).reshape(array.shape)
 
 
@@ -104,19 +117,19 @@ def _sharding(spec: _Spec) -> Any:
     return NamedSharding(mesh, PartitionSpec(*divided))
 
 
-def _save(system: Waystation | Orbax, path: Path, arrays: dict[str, _Array], seed: int) -> None:
+def save(system: Waystation | Orbax, path: Path, arrays: dict[str, Geometric], seed: int) -> None:
+    """Saves the arrays of a seed."""
     import jax
 
     state = {}
     for name, array in arrays.items():
         values = _values(name, array, seed)
-        state[name] = jax.make_array_from_callback(
-            array.shape, _sharding(array.saved), lambda index, values=values: values[index]
-        )
+        state[name] = jax.make_array_from_callback(array.shape, _sharding(array.saved), values.__getitem__)
     system.save_state(path, state)
 
 
-def _load(system: Waystation | Orbax, path: Path, arrays: dict[str, _Array], seed: int) -> None:
+def load(system: Waystation | Orbax, path: Path, arrays: dict[str, Geometric], seed: int) -> None:
+    """Loads them, and compares every bit."""
     import jax
 
     abstract = {
@@ -158,20 +171,16 @@ class Geometry:
 
     def run(self, system: System, seed: int, workspace: Workspace) -> Done:
         assert isinstance(system, Waystation | Orbax)
-        arrays = _drawn(random_of(system, self.name, seed))
+        arrays = drawn(random_of(system, self.name, seed))
         workspace.clear()
         workspace.root.mkdir()
         path = workspace.root / "checkpoint"
-        at = "; ".join(
-            f"{array.dtype}{list(array.shape)} {array.saved.mesh}{array.saved.axes} to "
-            f"{array.loaded.mesh}{array.loaded.axes}"
-            for array in arrays.values()
-        )
-        saved = self._together(lambda: _save(system, path, arrays, seed))
+        at = told(arrays)
+        saved = self._together(lambda: save(system, path, arrays, seed))
         if saved.how != "returned":
             return Done(_failed("save", saved), at)
         _make_cold(workspace.root)
-        loaded = self._together(lambda: _load(system, path, arrays, seed))
+        loaded = self._together(lambda: load(system, path, arrays, seed))
         if loaded.how != "returned":
             return Done(_failed("load", loaded), at)
         return Done(Verdict(Outcome.OK), at)
@@ -180,7 +189,7 @@ class Geometry:
         """Runs it in all processes; returns the worst that came of it."""
         port = _free_port()
         children = [
-            Child(lambda index=index: self._connected(act, port, index)) for index in range(self._processes)
+            Child(functools.partial(self._connected, act, port, index)) for index in range(self._processes)
         ]
         ended = [child.end() for child in children]
         return next((each for each in ended if each.how != "returned"), ended[0])
