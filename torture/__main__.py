@@ -45,8 +45,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--seconds", type=float, default=None, help="begin no run after so many seconds")
     run.add_argument("--again", action="store_true", help="also runs that the journal has for these sources")
     run.add_argument("--stop", action="store_true", help="end at the first run that goes wrong")
+    run.add_argument("--directory", help="where runs are made; by default the system's for temporary files")
     run.add_argument("--quiet", action="store_true", help="print the table only")
     replay = command("replay", _replay, "make one run again, and say what came of it")
+    replay.add_argument("--directory", help="as for `run`")
     replay.add_argument("system")
     replay.add_argument("fault")
     replay.add_argument("seed", type=int)
@@ -58,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--output", type=Path, default=ROOT / "docs" / "reliability.md")
     planted = command("planted", _planted, "look for planted bugs, each in a copy of the sources")
     planted.add_argument("names", nargs="*", help="of patches; by default all")
+    planted.add_argument("--directory", help="as for `run`")
     planted.add_argument("--runs", type=int, default=60, help="most runs of each cell")
     command("list", _list, "print the systems and faults")
     return parser
@@ -75,7 +78,7 @@ def _prepare_environment(base: Path) -> None:
 def _run(options: argparse.Namespace) -> int:
     from torture import bench, tables
 
-    with tempfile.TemporaryDirectory(prefix="torture-") as name:
+    with tempfile.TemporaryDirectory(prefix="torture-", dir=options.directory) as name:
         _prepare_environment(Path(name))
         session = bench.Session(Path(name), options.journal, revision())
         until = None if options.seconds is None else time.monotonic() + options.seconds
@@ -96,7 +99,7 @@ def _run(options: argparse.Namespace) -> int:
 def _replay(options: argparse.Namespace) -> int:
     from torture import bench, tables
 
-    with tempfile.TemporaryDirectory(prefix="torture-") as name:
+    with tempfile.TemporaryDirectory(prefix="torture-", dir=options.directory) as name:
         _prepare_environment(Path(name))
         session = bench.Session(Path(name), Path(name) / "journal.jsonl", revision())
         session.prepare({options.system})
@@ -128,7 +131,7 @@ def _report(options: argparse.Namespace) -> int:
 def _planted(options: argparse.Namespace) -> int:
     from torture import planted
 
-    return int(not planted.look_for_all(options.names, options.runs))
+    return int(not planted.look_for_all(options.names, options.runs, options.directory))
 
 
 def _list(_: argparse.Namespace) -> int:

@@ -63,13 +63,15 @@ def all_planted() -> list[Planted]:
     return sorted(found, key=lambda planted: planted.needs_build)
 
 
-def look_for(planted: Planted, runs: int) -> Run | None:
+def look_for(planted: Planted, runs: int, directory: str | None) -> Run | None:
     """Plants a bug in a copy of the sources, and has the bench look for it; returns the run that shows it.
 
     Args:
         planted: The bug.
         runs: Most runs of each cell.
+        directory: Where runs are made.
     """
+    where = [] if directory is None else [f"--directory={directory}"]
     with tempfile.TemporaryDirectory(prefix="torture-planted-") as name:
         copy = Path(name)
         _copy(copy)
@@ -77,8 +79,8 @@ def look_for(planted: Planted, runs: int) -> Run | None:
         subprocess.run(["git", "apply", "--whitespace=nowarn", patch], cwd=copy, check=True)
         if planted.needs_build:
             _build(copy)
-        for run in _bad_runs(copy, planted, planted.runs or runs):
-            if not _is_bad_without(run):
+        for run in _bad_runs(copy, planted, planted.runs or runs, where):
+            if not _is_bad_without(run, where):
                 return run
     return None
 
@@ -129,7 +131,7 @@ def _build(copy: Path) -> None:
     shutil.copy(built, copy / _EXTENSION)
 
 
-def _bad_runs(copy: Path, planted: Planted, runs: int) -> Iterator[Run]:
+def _bad_runs(copy: Path, planted: Planted, runs: int, where: list[str]) -> Iterator[Run]:
     """The runs that go wrong in the copy, one after another."""
     journal = copy / "journal.jsonl"
     seen: set[tuple[str, str, int]] = set()
@@ -137,7 +139,7 @@ def _bad_runs(copy: Path, planted: Planted, runs: int) -> Iterator[Run]:
         while True:
             # Each call goes on after the run at which the one before has stopped.
             options = [f"--systems={system}", f"--faults={fault}", f"--runs={runs}", f"--journal={journal}"]
-            done = _torture(copy, "run", *options, "--stop", "--quiet")
+            done = _torture(copy, "run", *options, "--stop", "--quiet", *where)
             if done.returncode not in (0, 1):
                 raise RuntimeError(
                     f"the bench does not run with '{planted.name}': {done.stdout}{done.stderr}"
@@ -149,9 +151,9 @@ def _bad_runs(copy: Path, planted: Planted, runs: int) -> Iterator[Run]:
                 break
 
 
-def _is_bad_without(run: Run) -> bool:
+def _is_bad_without(run: Run, where: list[str]) -> bool:
     """Whether the same run goes wrong here, too."""
-    return _torture(ROOT, "replay", run.system, run.fault, str(run.seed)).returncode != 0
+    return _torture(ROOT, "replay", *where, run.system, run.fault, str(run.seed)).returncode != 0
 
 
 def _torture(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -167,12 +169,12 @@ def _torture(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def look_for_all(names: list[str], runs: int) -> bool:
+def look_for_all(names: list[str], runs: int, directory: str | None) -> bool:
     """Looks for each, and tells what was found; returns whether nearly all were."""
     wanted = [planted for planted in all_planted() if not names or planted.name in names]
     missed = []
     for planted in wanted:
-        run = look_for(planted, runs)
+        run = look_for(planted, runs, directory)
         if run is None:
             missed.append(planted.name)
         told = "NOT FOUND" if run is None else f"found: {line_of(run)[:200]}"
