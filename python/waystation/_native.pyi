@@ -108,6 +108,25 @@ def copy_from_devices(words: Buffer, slabs: Sequence[Slab], owners: object, /) -
 # ---- files -------------------------------------------------------------------------------------
 
 @final
+class Directory:
+    """An open directory, which stays the same whatever happens to its path. Functions that take it as `root`
+    open the files at the paths that they are given beneath it: these begin with its own path. Unless
+    `follow_links_out`, symbolic links that lead out of it are Unsupported (where the system has no `openat2`,
+    all symbolic links beneath it)."""
+
+    def __new__(cls, path: str, /, *, follow_links_out: bool = False) -> Directory: ...
+    @property
+    def path(self) -> str: ...
+    def is_current(self) -> bool:
+        """Whether its path still leads to it."""
+
+    def open(self, path: str, /, *, flags: int = 0) -> int:
+        """Opens what is at a path beneath it for reading; the caller closes the descriptor."""
+
+    def fileno(self) -> int:
+        """Its descriptor, which stays its own."""
+
+@final
 class Job:
     """A batch of reads or writes in the background. Dropping it cancels it and waits."""
 
@@ -195,6 +214,8 @@ def start_read(
     announce: bool = False,
     gpu_direct: bool = False,
     among: tuple[int, int] | None = None,
+    root: Directory | None = None,
+    may_be_longer: bool = False,
 ) -> Job:
     """Reads boxes of stored chunks to chosen addresses. Each file is
     `(path, file_bytes, block_checksums)`; with checksums every block that is touched is verified
@@ -205,6 +226,8 @@ def start_read(
     memory before must have been waited for. Unsupported without a CUDA driver. With `announce`, the job tells
     record by record what is in place (`Job.wait_arrived`). With `gpu_direct`, files without checksums are
     read straight to them where cuFile can do that; the statistics say how much was, and why the rest was not.
+
+    A file that has not `file_bytes` is Corrupt; with `may_be_longer`, one that has fewer.
 
     `among` is the number of this process and the count of those that read the same through the page cache:
     each begins with another part.
@@ -241,15 +264,23 @@ def throttle_usage(path: str, /) -> dict[str, int]:
 def write_small_files(files: Sequence[tuple[str, Buffer]], /, *, sync: bool = True) -> None:
     """Creates each file, writes it and makes it durable, all in parallel. Conflict if one exists."""
 
-def read_small_files(paths: Sequence[str], /, *, limit_bytes: int | Sequence[int]) -> list[bytes]:
+def read_small_files(
+    paths: Sequence[str], /, *, limit_bytes: int | Sequence[int], root: Directory | None = None
+) -> list[bytes]:
     """Reads whole files in parallel; one that is larger than the limit, of all or its own, is Corrupt before
     memory is taken for it."""
 
-def table_counts(path: str, kind: str, file_bytes: int, /) -> list[int]:
+def table_counts(path: str, kind: str, file_bytes: int, /, *, root: Directory | None = None) -> list[int]:
     """The number of entries of each section of a table of `file_bytes`; reads its header page."""
 
 def read_table_entries(
-    path: str, kind: str, file_bytes: int, ranges: Sequence[tuple[int, int, int]], /
+    path: str,
+    kind: str,
+    file_bytes: int,
+    ranges: Sequence[tuple[int, int, int]],
+    /,
+    *,
+    root: Directory | None = None,
 ) -> list[bytes]:
     """Reads `(section, begin, end)` ranges of raw entries, in parallel, and verifies every page that it
     reads, the header page too. A reserved field in use is Unsupported; what must be true between entries

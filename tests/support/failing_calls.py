@@ -30,7 +30,13 @@ _MACHINES = {
     ),
 }
 # The same on all machines.
-_COMMON = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "clone3": 435}
+_COMMON = {
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "clone3": 435,
+    "openat2": 437,
+}
 
 SUPPORTED = platform.system() == "Linux" and platform.machine() in _MACHINES
 

@@ -13,9 +13,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{CWD, OFlags, RenameFlags};
 use waystation_format::{Error, Kind, Result};
 
+use crate::directory::{Directory, open_to_read};
 use crate::job::panicked;
 
 /// Threads that wait for syncs or reads side by side. They sleep in the kernel, so cores do not count.
@@ -84,18 +85,16 @@ fn sync_file(file: &File, path: &Path) -> Result<()> {
 }
 
 /// Reads whole files, each with the most bytes that it may have. A larger one is Corrupt before memory is taken
-/// for it.
-pub fn read_small_files<P: AsRef<Path> + Sync>(files: &[(P, u64)]) -> Result<Vec<Vec<u8>>> {
-    in_parallel(files.len(), |index| read_small_file(files[index].0.as_ref(), files[index].1))
+/// for it. With `root` they are opened beneath it.
+pub fn read_small_files<P: AsRef<Path> + Sync>(
+    files: &[(P, u64)],
+    root: Option<&Directory>,
+) -> Result<Vec<Vec<u8>>> {
+    in_parallel(files.len(), |index| read_small_file(files[index].0.as_ref(), files[index].1, root))
 }
 
-fn read_small_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>> {
-    // Without O_NONBLOCK, opening a named pipe that somebody put there would wait for ever.
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)
-        .map_err(|error| Error::from_io(error, "open the file", path))?;
+fn read_small_file(path: &Path, limit_bytes: u64, root: Option<&Directory>) -> Result<Vec<u8>> {
+    let file = open_to_read(root, path, OFlags::empty(), "open the file")?;
     let metadata = file.metadata().map_err(|error| Error::from_io(error, "examine the file", path))?;
     let named = |kind, message: String| Error::new(kind, message).with("path", path.display().to_string());
     if metadata.is_dir() {

@@ -8,6 +8,7 @@ pub mod batch;
 pub mod calibrate;
 pub mod copy;
 pub mod cuda;
+pub mod directory;
 pub mod files;
 pub mod filesystem;
 pub mod job;

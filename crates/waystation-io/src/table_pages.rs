@@ -4,14 +4,16 @@
 //! length of the file; every page that is used matches its checksum and stands in its place. What holds
 //! only between entries is not checked here: whoever reads some of them checks what it relies on.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use rustix::fs::OFlags;
 use waystation_format::table::{Layout, PAGE_BYTES, TableKind, check_fields};
 use waystation_format::{Error, Kind, Result};
 
+use crate::directory::{Directory, open_to_read};
 use crate::files::in_parallel;
 
 /// A table of which some pages are to be read.
@@ -22,9 +24,15 @@ struct Table<'a> {
     layout: Layout,
 }
 
-/// The number of entries of each section of the table at `path`, which must have `file_bytes`.
-pub fn table_counts(path: &Path, kind: TableKind, file_bytes: u64) -> Result<Vec<u64>> {
-    let table = Table::open(path, kind, file_bytes)?;
+/// The number of entries of each section of the table at `path`, which must have `file_bytes`. With `root` it is
+/// opened beneath that.
+pub fn table_counts(
+    path: &Path,
+    kind: TableKind,
+    file_bytes: u64,
+    root: Option<&Directory>,
+) -> Result<Vec<u64>> {
+    let table = Table::open(path, kind, file_bytes, root)?;
     Ok(table.layout.sections.iter().map(|section| section.entry_count).collect())
 }
 
@@ -34,8 +42,9 @@ pub fn read_table_entries(
     kind: TableKind,
     file_bytes: u64,
     ranges: &[(usize, Range<u64>)],
+    root: Option<&Directory>,
 ) -> Result<Vec<Vec<u8>>> {
-    let table = Table::open(path, kind, file_bytes)?;
+    let table = Table::open(path, kind, file_bytes, root)?;
     in_parallel(ranges.len(), |index| {
         let (section, range) = &ranges[index];
         table.read(*section, range.clone()).map_err(|error| error.with("path", path.display().to_string()))
@@ -43,13 +52,8 @@ pub fn read_table_entries(
 }
 
 impl<'a> Table<'a> {
-    fn open(path: &'a Path, kind: TableKind, file_bytes: u64) -> Result<Self> {
-        // Without O_NONBLOCK, opening a named pipe that somebody put there would wait for ever.
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-            .open(path)
-            .map_err(|error| Error::from_io(error, "open the table", path))?;
+    fn open(path: &'a Path, kind: TableKind, file_bytes: u64, root: Option<&Directory>) -> Result<Self> {
+        let file = open_to_read(root, path, OFlags::empty(), "open the table")?;
         let corrupt = |message: String| {
             Err(Error::new(Kind::Corrupt, message).with("path", path.display().to_string()))
         };

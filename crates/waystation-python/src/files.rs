@@ -7,6 +7,7 @@ use pyo3::types::PyBytes;
 use waystation_io::calibrate::{calibrate as measure, calibration as remembered};
 use waystation_io::{Error, Kind, files, probe as probing, sync_point};
 
+use crate::directory::{Directory, opened};
 use crate::error::guarded;
 use crate::format::Bytes;
 
@@ -61,23 +62,25 @@ enum Limits {
 }
 
 #[pyfunction]
-#[pyo3(signature = (paths, /, *, limit_bytes))]
+#[pyo3(signature = (paths, /, *, limit_bytes, root=None))]
 fn read_small_files<'py>(
     py: Python<'py>,
     paths: Vec<PathBuf>,
     limit_bytes: Limits,
+    root: Option<PyRef<'_, Directory>>,
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
     let limits = match limit_bytes {
         Limits::Common(limit) => vec![limit; paths.len()],
         Limits::Own(limits) => limits,
     };
+    let root = opened(root);
     let contents = py.detach(|| {
         guarded(|| {
             if limits.len() != paths.len() {
                 let message = format!("{} limits for {} files", limits.len(), paths.len());
                 return Err(Error::new(Kind::InvalidInput, message));
             }
-            files::read_small_files(&paths.into_iter().zip(limits).collect::<Vec<_>>())
+            files::read_small_files(&paths.into_iter().zip(limits).collect::<Vec<_>>(), root.as_deref())
         })
     })?;
     Ok(contents.iter().map(|content| PyBytes::new(py, content)).collect())

@@ -6,6 +6,7 @@
 use pyo3::prelude::*;
 
 mod device;
+mod directory;
 mod dlpack;
 mod error;
 mod files;
@@ -23,6 +24,7 @@ mod write;
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     device::register(module)?;
+    directory::register(module)?;
     dlpack::register(module)?;
     files::register(module)?;
     format::register(module)?;

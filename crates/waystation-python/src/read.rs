@@ -11,8 +11,9 @@ use waystation_io::mode::Mode;
 use waystation_io::read::device::{Devices, Region};
 use waystation_io::read::gpu_direct::GpuDirect;
 use waystation_io::read::plan::{Plan, ReadFile};
-use waystation_io::read::{self, Options, Statistics};
+use waystation_io::read::{self, Opening, Options, Statistics};
 
+use crate::directory::{Directory, opened};
 use crate::error::guarded;
 use crate::format::Bytes;
 use crate::job::{IntoDictionary, Job};
@@ -29,7 +30,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyo3(signature = (
     files, words, owners, /, *, mode=None, block_bytes=None, depth=None, threads=None, throttle=None,
     device_memory=None, staging_bytes=None, announce=false,
-    gpu_direct=false, among=None
+    gpu_direct=false, among=None, root=None, may_be_longer=false
 ))]
 #[allow(clippy::too_many_arguments)] // they are the keywords of the Python function
 fn start_read(
@@ -47,8 +48,11 @@ fn start_read(
     announce: bool,
     gpu_direct: bool,
     among: Option<(usize, usize)>,
+    root: Option<PyRef<'_, Directory>>,
+    may_be_longer: bool,
 ) -> PyResult<Job> {
     let words = Bytes::of(words)?;
+    let opening = Opening { root: opened(root), may_be_longer };
     let regions = device_memory.map(|regions| {
         let region = |(device, address, nbytes)| Region { device, address, nbytes };
         regions.into_iter().map(region).collect()
@@ -77,6 +81,7 @@ fn start_read(
                 gpu_direct,
                 announce,
                 among,
+                opening,
             };
             // SAFETY: `Job` keeps the owners of the destinations until the job has finished, and only
             // Waystation calls this module, with destinations that are nobody else's meanwhile.

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use waystation_io::table_pages;
 
+use crate::directory::{Directory, opened};
 use crate::error::guarded;
 use crate::format::table_kind;
 
@@ -18,25 +19,33 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 #[pyfunction]
-#[pyo3(signature = (path, kind, file_bytes, /))]
-fn table_counts(py: Python<'_>, path: PathBuf, kind: &str, file_bytes: u64) -> PyResult<Vec<u64>> {
-    let kind = table_kind(kind)?;
-    py.detach(|| guarded(|| table_pages::table_counts(&path, kind, file_bytes)))
+#[pyo3(signature = (path, kind, file_bytes, /, *, root=None))]
+fn table_counts(
+    py: Python<'_>,
+    path: PathBuf,
+    kind: &str,
+    file_bytes: u64,
+    root: Option<PyRef<'_, Directory>>,
+) -> PyResult<Vec<u64>> {
+    let (kind, root) = (table_kind(kind)?, opened(root));
+    py.detach(|| guarded(|| table_pages::table_counts(&path, kind, file_bytes, root.as_deref())))
 }
 
 #[pyfunction]
-#[pyo3(signature = (path, kind, file_bytes, ranges, /))]
+#[pyo3(signature = (path, kind, file_bytes, ranges, /, *, root=None))]
 fn read_table_entries<'py>(
     py: Python<'py>,
     path: PathBuf,
     kind: &str,
     file_bytes: u64,
     ranges: Vec<(usize, u64, u64)>,
+    root: Option<PyRef<'_, Directory>>,
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-    let kind = table_kind(kind)?;
+    let (kind, root) = (table_kind(kind)?, opened(root));
     let ranges: Vec<(usize, Range<u64>)> =
         ranges.into_iter().map(|(section, begin, end)| (section, begin..end)).collect();
-    let read = || guarded(|| table_pages::read_table_entries(&path, kind, file_bytes, &ranges));
+    let read =
+        || guarded(|| table_pages::read_table_entries(&path, kind, file_bytes, &ranges, root.as_deref()));
     let found = py.detach(read)?;
     Ok(found.iter().map(|entries| PyBytes::new(py, entries)).collect())
 }

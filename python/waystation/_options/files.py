@@ -31,6 +31,11 @@ class FileOptions(OptionGroup):
             split by it.
         path_permission_mode: Permission bits of new directories, None for the process's default.
         path_class: The class of the paths that programs are given.
+        follow_links_out: Whether loads follow symbolic links inside a checkpoint that lead out of it.
+            Waystation writes none, so by default such a link is refused: whoever can write it could have a
+            load read any file that the program may read. Set it for checkpoints whose files a tool has
+            replaced by links into a store of its own, if you trust that tool. The path of the checkpoint
+            itself may be a link.
         skip_sync_file_validations: Taken for Orbax's sake: the look at the destination before an
             asynchronous save returns is one system call, and stays.
     """
@@ -38,11 +43,13 @@ class FileOptions(OptionGroup):
     file_bytes_target: int = 2 * _GIB
     path_permission_mode: int | None = None
     path_class: type[Any] = pathlib.Path
+    follow_links_out: bool = False
     skip_sync_file_validations: bool = False
     _checks: ClassVar = {
         "file_bytes_target": checks.positive,
         "path_permission_mode": _mode_bits,
         "path_class": _class,
+        "follow_links_out": checks.boolean,
         "skip_sync_file_validations": checks.boolean,
     }
 

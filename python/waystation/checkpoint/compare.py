@@ -18,8 +18,9 @@ from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.differing_values import Tally, Tolerance, ValueDifference, same_scalar
-from waystation.checkpoint.opening import open_checkpoint
+from waystation.checkpoint.opening import open_held
 from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.checkpoint.stored import Stored
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
@@ -105,23 +106,42 @@ def compare(
         raise InvalidInput("tolerances are numbers from 0 on")
     paths = resolve(first), resolve(second)
     options = current_options()
-    found = Comparison(*paths)
-    names = _compare_names([open_checkpoint(path, [], options).names for path in paths], found)
-    opened = [open_checkpoint(path, names, options) for path in paths]
+
+    def compare_held(one: Held, two: Held) -> Comparison:
+        tolerance = None if structure_only else Tolerance(absolute_tolerance, relative_tolerance)
+        return _compare((one, two), tolerance, options, on_progress)
+
+    return read_what_is_there(
+        paths[0],
+        options,
+        lambda one: read_what_is_there(paths[1], options, lambda two: compare_held(one, two)),
+    )
+
+
+def _compare(
+    held: tuple[Held, Held], tolerance: Tolerance | None, options: Options, on_progress: OnProgress
+) -> Comparison:
+    """Compares two checkpoints that are held open; without a tolerance their structure only."""
+    found = Comparison(held[0].target, held[1].target)
+    names = _compare_names([open_held(one, [], options).names for one in held], found)
+    opened = [open_held(one, names, options) for one in held]
     pairs: list[_Pair] = []
     for name in names:
         one, two = (checkpoint.stored[name] for checkpoint in opened)
         if one.state is not None and two.state is not None:
             pairs.append(_Pair(name, one.state, two.state, options))
         else:
-            _compare_files(name, one, two, found, structure_only=structure_only)
+            _compare_files(name, one, two, found, structure_only=tolerance is None)
     for pair in pairs:
         pair.match_leaves()
         found.leaves += len(pair.matched)
-    if not structure_only:
-        _compare_values(pairs, Tolerance(absolute_tolerance, relative_tolerance), found, on_progress)
+    if tolerance is not None:
+        _compare_values(pairs, tolerance, found, on_progress)
     for pair in pairs:
         found.differences += pair.ordered_differences()
+    if not all(pair.first.notices_absence and pair.second.notices_absence for pair in pairs):
+        for checkpoint_held in held:
+            checkpoint_held.require_current()
     return found
 
 
@@ -152,7 +172,7 @@ def _compare_files(name: str, one: Stored, two: Stored, found: Comparison, *, st
 
 
 def _digests(stored: Stored) -> dict[str, Digest]:
-    return stored.files or handler_files.digests(stored.directory)
+    return stored.files or handler_files.digests(stored.directory, stored.root)
 
 
 def _content_text(file: Digest) -> str:

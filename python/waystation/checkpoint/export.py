@@ -19,8 +19,9 @@ import numpy as np
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.export_files import ExportedArray, open_writer
-from waystation.checkpoint.opening import open_checkpoint, require_state
+from waystation.checkpoint.opening import open_held, require_state
 from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.checkpoint.stored import AUTO
 from waystation.frameworks import casts as conversions
 from waystation.frameworks import dtypes
@@ -92,21 +93,27 @@ def export(
     """
     if max_shard_bytes < 1:
         raise InvalidInput(f"max_shard_bytes is {max_shard_bytes}; give at least 1")
-    source = resolve(path)
-    (stored,) = open_checkpoint(source, [checkpointable_name], current_options()).stored.values()
-    opened = require_state(stored, source)
-    destination = Destination(os.fspath(output), file_format, overwrite=overwrite)
-    arrays, left_out = _select(opened, select)
+    source, options = resolve(path), current_options()
     rule = Rule(allow_lossy_casts, "allow_lossy_casts (--allow-lossy-casts on the command line)")
-    planned = _plan(opened, arrays, destination.format, dict(casts or {}), rule)
-    files = destination.plan(planned, max_shard_bytes)
-    total = sum(entry.nbytes for entry in planned)
-    progress = _Progress(total, on_progress)
-    with destination.staged() as stage:
-        for file in files:
-            _write_file(opened, file, os.path.join(stage, file.name), destination.format, rule, progress)
-        paths = destination.publish(stage, files)
-    return Exported(tuple(paths), len(planned), total, tuple(left_out))
+
+    def export_held(held: Held) -> Exported:
+        (stored,) = open_held(held, [checkpointable_name], options).stored.values()
+        opened = require_state(stored, source)
+        destination = Destination(os.fspath(output), file_format, overwrite=overwrite)
+        arrays, left_out = _select(opened, select)
+        planned = _plan(opened, arrays, destination.format, dict(casts or {}), rule)
+        files = destination.plan(planned, max_shard_bytes)
+        total = sum(entry.nbytes for entry in planned)
+        progress = _Progress(total, on_progress)
+        with destination.staged() as stage:
+            for file in files:
+                _write_file(opened, file, os.path.join(stage, file.name), destination.format, rule, progress)
+            if not opened.notices_absence:
+                held.require_current()
+            paths = destination.publish(stage, files)
+        return Exported(tuple(paths), len(planned), total, tuple(left_out))
+
+    return read_what_is_there(source, options, export_held)
 
 
 class _Progress:

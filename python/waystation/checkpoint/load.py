@@ -19,7 +19,6 @@ from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import CheckpointMetadata
 from waystation.checkpoint.paths import PathLike, resolve
-from waystation.checkpoint.replaced import load_what_is_there
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.stored import AUTO
 from waystation.frameworks.mesh_in_effect import with_mesh_in_effect
@@ -61,12 +60,8 @@ def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str
     if keeper is not None:
         _require_plain(checkpointable_name)
         return keeper.load(resolve(path), abstract_state)
-    target, options = resolve(path), current_options()
-
-    def attempt() -> Any:
-        return Loading(target, [checkpointable_name or AUTO], options).run(abstract_state, Progress())
-
-    return load_what_is_there(target, options, attempt)
+    loading = Loading(resolve(path), [checkpointable_name or AUTO], current_options())
+    return loading.run(abstract_state, Progress())
 
 
 def load_async(
@@ -114,13 +109,9 @@ def load_checkpointables(path: PathLike, abstract_checkpointables: Any = None) -
         HandlerFailed: The handler of one of them did.
         InvalidInput, StructureMismatch, Corrupt, Unsupported: As `load` does.
     """
-
-    def attempt() -> dict[str, Any]:
-        loading, abstracts = _opened(path, abstract_checkpointables, is_in_background=False)
-        loading.begin(abstracts, Progress())
-        return loading.end()
-
-    return load_what_is_there(resolve(path), current_options(), attempt)
+    loading, abstracts = _opened(path, abstract_checkpointables, is_in_background=False)
+    loading.begin(abstracts, Progress())
+    return loading.end()
 
 
 def load_checkpointables_async(

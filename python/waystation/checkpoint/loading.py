@@ -5,6 +5,9 @@ where everything comes from and goes to; verify the files of handlers, and call 
 exchange, make arrays). All checkpointables go through the same rounds; a failure of one process is raised by
 all. Where each process has a storage of its own, each reads its own metadata, and only its own data.
 
+A checkpoint that is replaced while it is read is read again from the first step on, by all processes, in
+the same session (`replaced.py`).
+
 Invariant: after `prepare` a state can fail by damage of its data only.
 """
 
@@ -14,7 +17,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from waystation._errors import InvalidInput
 from waystation._options import Options
@@ -25,6 +28,7 @@ from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.metadata import CheckpointMetadata
 from waystation.checkpoint.opening import require_state
 from waystation.checkpoint.paths import naming_checkpoint
+from waystation.checkpoint.replaced import MOST_ATTEMPTS, Held, Replaced, Rounds, always_replaced
 from waystation.checkpoint.sessions import are_all, open_session
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.checkpoint.turns import Turn
@@ -34,6 +38,9 @@ from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.opened import Opened
 from waystation.transfers.handle import Progress
 from waystation.tree import unflatten
+
+T = TypeVar("T")
+Asked = Callable[[OpenCheckpoint], dict[str, Any]]  # the names of what is wanted, and what as
 
 _DIFFERENT_NAMES = (
     "the processes of the program load different checkpointables; give all the same names, and abstract "
@@ -73,25 +80,32 @@ class Loading:
         self._is_local = options.multiprocessing.primary_host is None
         self._is_settled = False
         self._is_model = False
+        self._held: Held | None = None
+        self._begin: Callable[[], None] = lambda: None
+        self._is_begun = False
         self._asked: list[str] = []
         self._states: dict[str, _State] = {}
         self._decisions: list[bytes] = []
         self._calls: HandlerCalls | None = None
         what = "load from local storage" if self._is_local else f"load '{target}'"
-        self._session = open_session(what, options)
+        self._session = Rounds(open_session(what, options), self._was_replaced)
         self._turn = Turn()
 
     # ---- whole loads ---------------------------------------------------------------------------
 
     def run(self, abstract_state: Any, progress: Progress) -> Any:
         """Loads the one checkpointable that was named, which has to be a state."""
+
+        def asked(opened: OpenCheckpoint) -> dict[str, Any]:
+            (stored,) = opened.stored.values()
+            return {stored.name: abstract_state}
+
         try:
             if isinstance(abstract_state, CheckpointMetadata):
                 abstract_state = abstract_state.metadata
-            opened = self._open()
-            (stored,) = opened.stored.values()
-            self._prepare(opened, {stored.name: abstract_state}, progress, are_states=True)
-            return self._finish()[stored.name]
+            self._begin = lambda: self._prepare(asked, progress, are_states=True)
+            (state,) = self._until_whole(self._finish).values()
+            return state
         finally:
             self.close()
 
@@ -102,11 +116,14 @@ class Loading:
             abstracts: What each is wanted as, by name; what is not among them, as it was saved.
             progress: Of the load.
         """
-        try:
-            opened = self._open()
+
+        def asked(opened: OpenCheckpoint) -> dict[str, Any]:
             published.require_checkpointables(opened)
-            asked = {name: abstracts.get(name) for name in opened.stored}
-            self._prepare(opened, asked, progress, are_states=False)
+            return {name: abstracts.get(name) for name in opened.stored}
+
+        try:
+            self._begin = lambda: self._prepare(asked, progress, are_states=False)
+            self._until_whole(lambda: None)
         except BaseException:
             self.close()
             raise
@@ -114,9 +131,42 @@ class Loading:
     def end(self) -> dict[str, Any]:
         """The rest of what was begun; returns what was loaded, by name."""
         try:
-            return self._finish()
+            return self._until_whole(self._finish)
         finally:
             self.close()
+
+    def _until_whole(self, go_on: Callable[[], T]) -> T:
+        """Begins, where that is not done, and goes on; again and again while the checkpoint is replaced.
+
+        Raises:
+            Unavailable: The checkpoint was replaced during every attempt.
+        """
+        for _ in range(MOST_ATTEMPTS):
+            try:
+                if not self._is_begun:
+                    self._begin()
+                    self._is_begun = True
+                return go_on()
+            except Replaced as error:
+                failure = error.__cause__
+                self._forget()
+        raise always_replaced(self.target) from failure
+
+    def _forget(self) -> None:
+        """Lets go of what an attempt has made."""
+        if self._calls is not None:
+            self._calls.close()
+        self._held = self._calls = None
+        self._is_begun = self._is_settled = False
+        self._states, self._decisions = {}, []
+
+    def _notices_absence(self) -> bool:
+        """Whether this would have failed if files had gone. Handlers go by paths, which may have led to
+        another version."""
+        return self._calls is None and all(state.opened.notices_absence for state in self._states.values())
+
+    def _was_replaced(self) -> bool:
+        return self._held is not None and self._held.was_replaced()
 
     def require_checkpoint(self) -> None:
         """Refuses a path that holds no checkpoint; ends the load then."""
@@ -131,8 +181,8 @@ class Loading:
 
     def close(self) -> None:
         """Ends the load; idempotent."""
-        if self._calls is not None:
-            self._calls.close()
+        self._forget()
+        self._begin = lambda: None  # which would keep the load, and the directory that it holds, for a while
         self._turn.end()
         self._session.close()
 
@@ -148,14 +198,25 @@ class Loading:
         opening.recognise(self.target, self._options.checkpoint_layout)
         return b""
 
-    def _open(self) -> OpenCheckpoint:
+    def _open(self) -> Callable[[], OpenCheckpoint]:
+        """Has the primary read the metadata; what is returned makes sense of them, in the next round."""
         if self._is_local:
             self._settle()
-        if self._is_local or self._session.process_count == 1:
-            read = opening.read(self.target, self._names, self._options)
-        else:
-            read = self._session.broadcast(lambda: opening.read(self.target, self._names, self._options))
-        opened = opening.decode(self.target, read, self._options)
+            return lambda: self._decode(self._read())
+        read = self._session.broadcast(self._read)
+        return lambda: self._decode(read)
+
+    def _read(self) -> bytes:
+        self._held = Held(self.target, self._options)
+        return opening.read(self._held, self._names, self._options)
+
+    def _decode(self, read: bytes) -> OpenCheckpoint:
+        """Makes sense of what was read, here or in the primary; holds the checkpoint, too."""
+        if self._held is None:
+            self._held = Held(self.target, self._options)
+            if not opening.is_same(self._held, read):
+                raise Replaced
+        opened = opening.decode(self._held, read, self._options)
         self._is_model = opened.is_model
         self._check_readable(opened)
         return opened
@@ -173,13 +234,14 @@ class Loading:
                 path=self.target,
             )
 
-    def _prepare(
-        self, opened: OpenCheckpoint, asked: Mapping[str, Any], progress: Progress, *, are_states: bool
-    ) -> None:
-        """Decides about all states, and has handlers begin."""
-        self._asked = list(asked)
+    def _prepare(self, asked_of: Asked, progress: Progress, *, are_states: bool) -> None:
+        """Opens the checkpoint, decides about all states, and has handlers begin."""
+        decode = self._open()
 
         def work() -> bytes:
+            opened = decode()
+            asked = asked_of(opened)
+            self._asked = list(asked)
             self._require_same_names(opened)
             self._turn.wait()  # what follows may make device meshes
             with naming_checkpoint(self.target), participation(of_all=are_all(self._options)):
@@ -247,7 +309,8 @@ class Loading:
             return
         if self._options.array.loading.verify is not False:
             for _, stored in handled.values():
-                handler_files.verify(stored.directory, stored.files, self._own_share(sorted(stored.files)))
+                share = self._own_share(sorted(stored.files))
+                handler_files.verify(stored.directory, stored.files, share, stored.root)
         self._calls = HandlerCalls("load")
         path_class = self._options.file.path_class
 
@@ -284,6 +347,8 @@ class Loading:
                     make(name)
             if self._calls is not None:
                 made.update(self._calls.finish())
+            if self._held is not None and not self._notices_absence():
+                self._held.require_current()
             return b""
 
         if self._is_local:

@@ -16,6 +16,7 @@ from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.nested_state import abstract_state
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.published import abstract_model, require_checkpointables
+from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.layouts.native.records import LocalPart
 from waystation.tree import flatten, format_key_path
@@ -126,10 +127,14 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
         Unsupported: It is of a newer format version.
         NoHandler, HandlerFailed: It is no state, and its handler is not there, or fails.
     """
-    opened = opening.open_checkpoint(resolve(path), [checkpointable_name or AUTO], current_options())
-    (stored,) = opened.stored.values()
-    described = abstract_model(stored) if opened.is_model else _describe(stored)
-    return _made(opened, stored.name, described)
+
+    def read(held: Held) -> CheckpointMetadata[Any]:
+        opened = opening.open_held(held, [checkpointable_name or AUTO], current_options())
+        (stored,) = opened.stored.values()
+        described = abstract_model(stored) if opened.is_model else _describe(stored, held)
+        return _made(opened, stored.name, described)
+
+    return read_what_is_there(resolve(path), current_options(), read)
 
 
 def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, Any]]:
@@ -147,18 +152,22 @@ def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, Any
         Corrupt: Its metadata is damaged.
         Unsupported: It is of a newer format version.
     """
-    opened = opening.open_checkpoint(resolve(path), None, current_options())
-    require_checkpointables(opened)
-    described: dict[str, Any] = {}
-    for name, stored in opened.stored.items():
-        try:
-            described[name] = _describe(stored)
-        except WaystationError as error:
-            if stored.state is not None:
-                raise
-            _log.warning("the metadata of checkpointable '%s' of '%s' is left out: %s", name, path, error)
-            described[name] = None
-    return _made(opened, None, described)
+
+    def read(held: Held) -> CheckpointMetadata[dict[str, Any]]:
+        opened = opening.open_held(held, None, current_options())
+        require_checkpointables(opened)
+        described: dict[str, Any] = {}
+        for name, stored in opened.stored.items():
+            try:
+                described[name] = _describe(stored, held)
+            except WaystationError as error:
+                if stored.state is not None or held.was_replaced():
+                    raise
+                _log.warning("the metadata of checkpointable '%s' of '%s' is left out: %s", name, path, error)
+                described[name] = None
+        return _made(opened, None, described)
+
+    return read_what_is_there(resolve(path), current_options(), read)
 
 
 def pytree_metadata(*args: Any, **kwargs: Any) -> CheckpointMetadata[Any]:
@@ -167,7 +176,7 @@ def pytree_metadata(*args: Any, **kwargs: Any) -> CheckpointMetadata[Any]:
     return metadata(*args, **kwargs)
 
 
-def _describe(stored: Stored) -> Any:
+def _describe(stored: Stored, held: Held) -> Any:
     options = current_options()
     registry, is_state = options.checkpointables.registry, stored.state is not None
     handler = choice.loader(registry, stored.name, None, stored.handler, is_state=is_state)
@@ -176,9 +185,11 @@ def _describe(stored: Stored) -> Any:
     directory = options.file.path_class(stored.directory)
     calls = HandlerCalls("read the metadata of")
     try:
-        return calls.ask({stored.name: lambda: handler.metadata(directory)})[stored.name]
+        described = calls.ask({stored.name: lambda: handler.metadata(directory)})[stored.name]
     finally:
         calls.close()
+    held.require_current()  # handlers go by paths, which may have led to another version
+    return described
 
 
 def _made(opened: OpenCheckpoint, name: str | None, described: Any) -> CheckpointMetadata[Any]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from waystation import _native
 from waystation._errors import CheckpointableNotFound, NoHandler
 from waystation._options import CheckpointLayout, Options
 from waystation.checkpoint.handlers.choice import METRICS, STATE, STATE_HANDLER
 from waystation.checkpoint.orbax_reading import OrbaxReader
 from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
 from waystation.checkpoint.published import SafetensorsReader, refuse_other_than_model
-from waystation.checkpoint.replaced import read_what_is_there
+from waystation.checkpoint.replaced import Held, Replaced, read_what_is_there
 from waystation.checkpoint.stored import AUTO, LayoutReader, OpenCheckpoint, Stored
+from waystation.layouts import beneath
 from waystation.layouts.native import commit, names
 from waystation.layouts.native.read import (
     MetadataFiles,
@@ -27,30 +29,38 @@ from waystation.layouts.opened import Opened
 class NativeReader:
     """Reads the native layout."""
 
-    def recognises(self, target: str) -> bool:
+    def recognises(self, target: str, root: _native.Directory | None = None) -> bool:
         """Whether the record of a checkpoint is there."""
-        return os.path.lexists(os.path.join(target, names.RECORD))
+        return beneath.is_there(os.path.join(target, names.RECORD), root)
 
-    def read(self, target: str, wanted: Sequence[str] | None, options: Options) -> bytes:
+    def read(self, root: _native.Directory, wanted: Sequence[str] | None, options: Options) -> bytes:
         """Reads the record, and the metadata files of what is wanted."""
-        record = commit.read_record(target)
+        target = root.path
+        content = commit.read_record_file(target, root)
+        record = _decode_record(content, target)
         chosen = choose(
-            tuple(record.checkpointables), wanted, target, lambda name: _is_state(target, record, name)
+            tuple(record.checkpointables), wanted, target, lambda name: _is_state(root, record, name)
         )
-        parts = [record.encode()]
+        parts = [content]
         for name in chosen:
             directory, digest = record.checkpointables[name]
-            parts += [name.encode(), read_files(os.path.join(target, directory), digest).pack()]
+            parts += [name.encode(), read_files(os.path.join(target, directory), digest, root).pack()]
         return join_strings(parts)
 
-    def decode(self, target: str, data: bytes, options: Options) -> OpenCheckpoint:
+    def is_same(self, root: _native.Directory, data: bytes) -> bool:
+        """Whether the record in this directory is the one that was read."""
+        head, *_ = split_strings(data)
+        return commit.read_record_file(root.path, root) == head
+
+    def decode(self, root: _native.Directory, data: bytes, options: Options) -> OpenCheckpoint:
         """Makes sense of these."""
         head, *parts = split_strings(data)
-        record = CheckpointRecord.decode(head, os.path.join(target, names.RECORD))
+        target = root.path
+        record = _decode_record(head, target)
         stored = {}
         for name_bytes, packed in zip(parts[::2], parts[1::2], strict=True):
             name = name_bytes.decode()
-            stored[name] = _stored(name, MetadataFiles.unpack(packed))
+            stored[name] = _stored(name, MetadataFiles.unpack(packed), root)
         return OpenCheckpoint(
             target,
             tuple(sorted(record.checkpointables)),
@@ -63,30 +73,36 @@ class NativeReader:
         )
 
 
-# Checkpoints of these layouts, in the order in which they are tried.
-_CHECKPOINTS: dict[str, LayoutReader] = {"native": NativeReader(), "orbax": OrbaxReader()}
-_MODELS: dict[str, LayoutReader] = {"safetensors": SafetensorsReader()}
-_READERS = _CHECKPOINTS | _MODELS
-_READERS_OF = {
-    CheckpointLayout.ORBAX: _CHECKPOINTS,
-    CheckpointLayout.SAFETENSORS: _MODELS,
-    CheckpointLayout.AUTO: _READERS,
-}
+# The layouts of checkpoints, in the order in which they are tried.
+READERS: dict[str, LayoutReader] = {"native": NativeReader(), "orbax": OrbaxReader()}
+MODEL = "safetensors"
+_MODELS = SafetensorsReader()
 
 
-def recognise(target: str, layout: CheckpointLayout = CheckpointLayout.ORBAX) -> str:
-    """The layout of the checkpoint at a path: `native`, `orbax` or `safetensors`.
+def _decode_record(content: bytes, target: str) -> CheckpointRecord:
+    return CheckpointRecord.decode(content, os.path.join(target, names.RECORD))
+
+
+def recognise(
+    target: str,
+    layout: CheckpointLayout = CheckpointLayout.ORBAX,
+    root: _native.Directory | None = None,
+) -> str:
+    """The layout of the checkpoint at a path, or in a directory: as `READERS` calls it, or `MODEL`.
 
     Args:
         target: The checkpoint.
         layout: Which layouts are meant.
+        root: The directory, where it is held open.
 
     Raises:
         NotFound, InvalidInput: There is no checkpoint of these.
     """
-    found = next((name for name, reader in _READERS_OF[layout].items() if reader.recognises(target)), None)
-    if found in _MODELS:
-        return found
+    found = None
+    if layout is not CheckpointLayout.SAFETENSORS:
+        found = next((name for name, reader in READERS.items() if reader.recognises(target, root)), None)
+    if found is None and layout is not CheckpointLayout.ORBAX and _MODELS.recognises(target):
+        return MODEL
     if layout is CheckpointLayout.SAFETENSORS:
         refuse_other_than_model(target)
     if found is None or names.attempt_target(os.path.basename(target)) is not None:
@@ -94,8 +110,8 @@ def recognise(target: str, layout: CheckpointLayout = CheckpointLayout.ORBAX) ->
     return found or "native"
 
 
-def read(target: str, wanted: Sequence[str] | None, options: Options) -> bytes:
-    """Reads what a load needs of the checkpoint at a path, whatever its layout.
+def read(held: Held, wanted: Sequence[str] | None, options: Options) -> bytes:
+    """Reads what a load needs of a checkpoint, whatever its layout.
 
     Raises:
         NotFound, InvalidInput: There is no checkpoint.
@@ -103,19 +119,41 @@ def read(target: str, wanted: Sequence[str] | None, options: Options) -> bytes:
         Corrupt: Its metadata is damaged.
         Unsupported: It is of a newer format version.
     """
-    layout = recognise(target, options.checkpoint_layout)
-    return join_strings([layout.encode(), _READERS[layout].read(target, wanted, options)])
+    layout = recognise(held.target, options.checkpoint_layout, held.root_if_directory)
+    if layout == MODEL:
+        return join_strings([layout.encode(), _MODELS.read(held.target, wanted)])
+    found = READERS[layout].read(held.root, wanted, options)
+    # What is in a checkpoint of Orbax's, a listing tells, also of one whose files are being deleted.
+    if layout != "native" and not held.root.is_current():
+        raise Replaced
+    return join_strings([layout.encode(), found])
 
 
-def decode(target: str, data: bytes, options: Options) -> OpenCheckpoint:
+def is_same(held: Held, data: bytes) -> bool:
+    """Whether `read` has read, in another process, the version of the checkpoint that is held."""
+    layout, content = split_strings(data)
+    if layout.decode() == MODEL:
+        return True  # its files are compared one by one
+    return READERS[layout.decode()].is_same(held.root, content)
+
+
+def decode(held: Held, data: bytes, options: Options) -> OpenCheckpoint:
     """Makes sense of what `read` has read."""
     layout, content = split_strings(data)
-    return _READERS[layout.decode()].decode(target, content, options)
+    if layout.decode() == MODEL:
+        return _MODELS.decode(held.target, content)
+    return READERS[layout.decode()].decode(held.root, content, options)
+
+
+def open_held(held: Held, wanted: Sequence[str] | None, options: Options) -> OpenCheckpoint:
+    """Opens a checkpoint that is held, in one process."""
+    return decode(held, read(held, wanted, options), options)
 
 
 def open_checkpoint(target: str, wanted: Sequence[str] | None, options: Options) -> OpenCheckpoint:
-    """Opens a checkpoint in one process."""
-    return read_what_is_there(target, lambda: decode(target, read(target, wanted, options), options))
+    """Opens a checkpoint in one process. Whoever reads more than its metadata takes `read_what_is_there` and
+    `open_held`, so as to begin again where the checkpoint was replaced meanwhile."""
+    return read_what_is_there(target, options, lambda held: open_held(held, wanted, options))
 
 
 def choose(
@@ -167,19 +205,19 @@ def require_state(stored: Stored, target: str) -> Opened:
     return stored.state
 
 
-def _is_state(target: str, record: CheckpointRecord, name: str) -> bool:
+def _is_state(root: _native.Directory, record: CheckpointRecord, name: str) -> bool:
     if name == STATE:
         return True  # or an error says what it is
     directory, digest = record.checkpointables[name]
-    files = read_files(os.path.join(target, directory), digest, record_only=True)
+    files = read_files(os.path.join(root.path, directory), digest, root, record_only=True)
     return files.decode_record().kind == PYTREE
 
 
-def _stored(name: str, files: MetadataFiles) -> Stored:
+def _stored(name: str, files: MetadataFiles, root: _native.Directory) -> Stored:
     own = files.decode_record()
     if own.kind == PYTREE:
-        return Stored(name, STATE_HANDLER, files.directory, decode_checkpointable(files))
-    return Stored(name, own.handler, os.path.join(files.directory, names.FILES), None, own.files)
+        return Stored(name, STATE_HANDLER, files.directory, decode_checkpointable(files, root))
+    return Stored(name, own.handler, os.path.join(files.directory, names.FILES), None, own.files, root)
 
 
 def is_orbax_checkpoint(path: PathLike) -> bool:
@@ -189,5 +227,5 @@ def is_orbax_checkpoint(path: PathLike) -> bool:
     """
     target = resolve(path)
     return names.attempt_target(os.path.basename(target)) is None and any(
-        reader.recognises(target) for reader in _CHECKPOINTS.values()
+        reader.recognises(target) for reader in READERS.values()
     )

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 
+from waystation import _native
 from waystation._options import Options
 from waystation.checkpoint.handlers.choice import METRICS, STATE_HANDLER
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
@@ -23,13 +24,14 @@ from waystation.layouts.orbax.open import TreeFiles, decode_tree_files, read_tre
 class OrbaxReader:
     """Reads Orbax's layouts, of version 0 and 1."""
 
-    def recognises(self, target: str) -> bool:
+    def recognises(self, target: str, root: _native.Directory | None = None) -> bool:
         """Whether what is there looks like a checkpoint of Orbax."""
-        return orbax.is_checkpoint(target)
+        return orbax.is_checkpoint(target, root)
 
-    def read(self, target: str, wanted: Sequence[str] | None, options: Options) -> bytes:
+    def read(self, root: _native.Directory, wanted: Sequence[str] | None, options: Options) -> bytes:
         """Reads what a checkpoint says of itself, and the metadata of the trees that are wanted."""
-        found = orbax.open_checkpoint(target)
+        target = root.path
+        found = orbax.open_checkpoint(target, root)
         if wanted is None:
             chosen = sorted(name for name in found.items if name != METRICS)
         else:
@@ -41,31 +43,39 @@ class OrbaxReader:
             "committed_ns": found.metadata.commit_timestamp_nsecs,
             "chosen": [[name, found.item(name).handler] for name in chosen],
         }
-        parts = [json.dumps(head).encode(), b"" if found.checksums is None else found.checksums.record]
+        record = b"" if found.checksums is None else found.checksums.record
+        parts = [json.dumps(head).encode(), orbax.read_identity(target, root), record]
         for name in chosen:
             item = found.item(name)
             files = b""
             if item.is_tree:
-                files = read_tree_files(item.directory, options, found.checksums_of(name)).pack()
+                files = read_tree_files(item.directory, options, found.checksums_of(name), root).pack()
             parts += [os.fsencode(item.directory), files]
         return join_strings(parts)
 
-    def decode(self, target: str, data: bytes, options: Options) -> OpenCheckpoint:
+    def is_same(self, root: _native.Directory, data: bytes) -> bool:
+        """Whether the checkpoint in this directory says the same of itself as the one that was read."""
+        _, identity, *_ = split_strings(data)
+        return orbax.read_identity(root.path, root) == identity
+
+    def decode(self, root: _native.Directory, data: bytes, options: Options) -> OpenCheckpoint:
         """Makes sense of these."""
-        encoded, record, *parts = split_strings(data)
+        encoded, _, record, *parts = split_strings(data)
         head = json.loads(encoded)
-        checksums = Checksums.decode(record, os.path.join(target, CHECKSUMS)) if record else None
+        checksums = Checksums.decode(record, os.path.join(root.path, CHECKSUMS), root) if record else None
         stored: dict[str, Stored] = {}
         for (name, saver), encoded_path, files in zip(head["chosen"], parts[::2], parts[1::2], strict=True):
             directory = os.fsdecode(encoded_path)
             own = None if checksums is None else checksums.of(name, directory)
             if files:
-                state = decode_tree_files(TreeFiles.unpack(files), options, own)
-                stored[name] = Stored(name, STATE_HANDLER if saver is None else saver, directory, state)
+                state = decode_tree_files(TreeFiles.unpack(files), options, own, root)
+                handler = STATE_HANDLER if saver is None else saver
+                stored[name] = Stored(name, handler, directory, state, root=root)
             else:
-                stored[name] = Stored(name, saver, directory, None, {} if own is None else own.whole)
+                whole = {} if own is None else own.whole
+                stored[name] = Stored(name, saver, directory, None, whole, root)
         return OpenCheckpoint(
-            target,
+            root.path,
             tuple(head["names"]),
             stored,
             head["custom_metadata"],

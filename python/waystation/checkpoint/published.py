@@ -37,14 +37,14 @@ class SafetensorsReader:
         """Whether a safetensors file is there, or a directory of such files."""
         return bool(files_of_checkpoint(target))
 
-    def read(self, target: str, wanted: Sequence[str] | None, options: Options) -> bytes:
+    def read(self, target: str, wanted: Sequence[str] | None) -> bytes:
         """Says which files there are, once their headers have been checked."""
         asked = wanted[0] if wanted else STATE
         headers = find_in_checkpoint(target)
         files = [[header.path, *_version(header)] for header in headers]
         return json.dumps({"name": STATE if asked == AUTO else asked, "files": files}).encode()
 
-    def decode(self, target: str, data: bytes, options: Options) -> OpenCheckpoint:
+    def decode(self, target: str, data: bytes) -> OpenCheckpoint:
         """Opens these files in this process."""
         head = json.loads(data)
         headers = read_headers([path for path, *_ in head["files"]])

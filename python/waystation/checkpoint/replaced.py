@@ -1,60 +1,205 @@
-"""Loads that begin again where the checkpoint was replaced while they read it.
+"""Readers of a checkpoint that may be overwritten, deleted or collected while they read it.
 
-A load opens files by path. An overwrite that commits between two of these openings gives it files of two
-checkpoints: their checksums differ, or a file has gone. Such a failure says nothing of the checkpoint that is
-there now. Programs of several processes do not begin again: their rounds have ended with the failure.
+A reader holds the directory of the checkpoint open and opens every file beneath it, so that all files are
+of one version. An overwrite moves that directory aside and deletes its files; where names cannot be swapped
+it replaces the record, and moves aside what the earlier one named. A reader that fails, and finds that
+another version has the place now, begins again with that: what it raised may come of files that have gone.
+All processes of a load begin again together, in the session that they have: what one of them met is a part
+of the round, which ends for all with the same decision.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from waystation._errors import Corrupt, InvalidLayoutError, NotFound, Unavailable
-from waystation._options import Options
-from waystation.checkpoint.sessions import process_count
+from waystation import _native
+from waystation._errors import Cancelled, NotFound, Unavailable, WaystationError
+from waystation._options import CheckpointLayout, Options
+from waystation.checkpoint.paths import require_checkpoint
+from waystation.coordination import Session
+from waystation.layouts import beneath
 from waystation.layouts.native import names
 
 T = TypeVar("T")
 
-_MOST_ATTEMPTS = 50
+MOST_ATTEMPTS = 50
+
+_WORKED, _REPLACED = b"w", b"r"
 
 
-def load_what_is_there(target: str, options: Options, load: Callable[[], T]) -> T:
-    """`read_what_is_there` where the load is of one process; in a program of several, one attempt."""
-    return load() if process_count(options) > 1 else read_what_is_there(target, load)
+class Replaced(Exception):
+    """The checkpoint was replaced while it was read: to be read again. Never leaves the package."""
 
 
-def read_what_is_there(target: str, load: Callable[[], T]) -> T:
-    """Calls `load` until it succeeds, or the checkpoint was not replaced while it failed.
+class Held:
+    """A checkpoint whose directory is held open.
+
+    Args:
+        target: Its path.
+        options: Whether links out of it are followed.
+
+    Attributes:
+        target: Its path.
+        root_if_directory: The directory; what is opened beneath it is of this checkpoint, whatever has its
+            path by now. None for a published model that is one file.
+
+    Raises:
+        NotFound, InvalidInput: There is no checkpoint.
+    """
+
+    def __init__(self, target: str, options: Options) -> None:
+        self.target = target
+        is_model = options.checkpoint_layout is not CheckpointLayout.ORBAX and os.path.isfile(target)
+        self.root_if_directory = None if is_model else _opened(target, options)
+        self._record = os.path.join(target, names.RECORD)
+        self._seen = self._identity()
+
+    @property
+    def root(self) -> _native.Directory:
+        """The directory of a checkpoint that is one."""
+        assert self.root_if_directory is not None, "a published model of one file has no directory"
+        return self.root_if_directory
+
+    def was_replaced(self) -> bool:
+        """Whether another checkpoint, another version of it, or nothing, is at the path by now."""
+        if self.root_if_directory is None:
+            return False  # what reads the file compares what identifies it
+        try:
+            return not self.root.is_current() or self._identity() != self._seen
+        except WaystationError:
+            return False  # what failed before says more
+
+    def require_current(self) -> None:
+        """Has the reader begin again if the checkpoint was replaced: for what does not fail where files are
+        missing, and for what went by the path.
+
+        Raises:
+            Replaced: It was.
+        """
+        if self.was_replaced():
+            raise Replaced
+
+    def _identity(self) -> tuple[int, int] | None:
+        """What differs between two versions of a record in one directory; the time is part of it, since inode
+        numbers are used again."""
+        if self.root_if_directory is None:
+            return None
+        status = beneath.status(self._record, self.root)
+        return None if status is None else (status.st_ino, status.st_ctime_ns)
+
+
+def _opened(target: str, options: Options) -> _native.Directory:
+    for _ in range(MOST_ATTEMPTS):
+        try:
+            return _native.Directory(target, follow_links_out=options.file.follow_links_out)
+        except WaystationError as error:
+            failure = error
+        try:
+            require_checkpoint(target)  # which tells best what is there instead
+        except WaystationError as better:
+            if isinstance(better, NotFound) or not isinstance(failure, NotFound):
+                raise
+            failure = better
+        # Something came between the two looks.
+    raise failure
+
+
+def read_what_is_there(target: str, options: Options, read: Callable[[Held], T]) -> T:
+    """Calls `read` until it succeeds, or the checkpoint was not replaced while it failed.
 
     Raises:
         Unavailable: The checkpoint was replaced during every attempt.
     """
-    for _ in range(_MOST_ATTEMPTS):
-        before = _identity(target)
+    for _ in range(MOST_ATTEMPTS):
+        held = Held(target, options)
         try:
-            return load()
-        except (Corrupt, NotFound, InvalidLayoutError) as error:
-            if before == _identity(target):
+            return read(held)
+        except Replaced as error:
+            failure: BaseException | None = error.__cause__
+        except WaystationError as error:
+            if isinstance(error, Cancelled) or not held.was_replaced():
                 raise
             failure = error
-    raise Unavailable(
-        f"checkpoint '{target}' was replaced during each of {_MOST_ATTEMPTS} attempts to load it; save to it "
+    raise always_replaced(target) from failure
+
+
+def always_replaced(target: str) -> Unavailable:
+    """The error of a checkpoint that was replaced during every attempt to read it."""
+    return Unavailable(
+        f"checkpoint '{target}' was replaced during each of {MOST_ATTEMPTS} attempts to read it; save to it "
         "less often, or save each step to a path of its own",
         path=target,
-    ) from failure
+    )
 
 
-def _identity(target: str) -> list[tuple[int, int, int] | None]:
-    """What differs between two checkpoints at one path; the time, since inode numbers are used again."""
-    return [_identity_of_file(path) for path in (target, os.path.join(target, names.RECORD))]
+class Rounds:
+    """A session in whose rounds the processes of a load learn together that the checkpoint was replaced.
 
+    It takes the place of the session that it is given, see `coordination.base.Session`. A round in which a
+    process failed for that reason ends with `Replaced` in all of them; the session goes on.
 
-def _identity_of_file(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_ctime_ns
+    Args:
+        session: Of the load.
+        was_replaced: Whether what this process reads was replaced.
+    """
+
+    def __init__(self, session: Session, was_replaced: Callable[[], bool]) -> None:
+        self._session = session
+        self._was_replaced = was_replaced
+        self.process_index = session.process_index
+        self.process_count = session.process_count
+        self.primary = session.primary
+        self.processes = session.processes
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether this process decides."""
+        return self._session.is_primary
+
+    def round(self, work: Callable[[], bytes], decide: Callable[[Sequence[bytes]], bytes]) -> bytes:
+        """Does this process's part, has the primary decide, and returns the decision.
+
+        Raises:
+            Replaced: The checkpoint was replaced while some process did its part, or the primary decided.
+        """
+        failure: Exception | None = None
+
+        def noticing(act: Callable[[], bytes]) -> bytes:
+            nonlocal failure
+            try:
+                return _WORKED + act()
+            except Replaced as error:
+                failure = error
+            except WaystationError as error:
+                if isinstance(error, Cancelled) or not self._was_replaced():
+                    raise
+                failure = error
+            return _REPLACED
+
+        def decide_or_notice(parts: Sequence[bytes]) -> bytes:
+            if any(part.startswith(_REPLACED) for part in parts):
+                return _REPLACED
+            return noticing(lambda: decide([part.removeprefix(_WORKED) for part in parts]))
+
+        decision = self._session.round(lambda: noticing(work), decide_or_notice)
+        if decision.startswith(_REPLACED):
+            raise Replaced from failure
+        return decision.removeprefix(_WORKED)
+
+    def barrier(self) -> None:
+        """Waits until every process is here."""
+        self._session.barrier()
+
+    def broadcast(self, make: Callable[[], bytes]) -> bytes:
+        """What `make` returns in the primary, in which alone it is called."""
+        return self.round(lambda: b"", lambda parts: make())
+
+    def gather(self, part: bytes) -> list[bytes] | None:
+        """The parts of all processes by their index in the primary, None elsewhere."""
+        return self._session.gather(part)
+
+    def close(self) -> None:
+        """Ends the session; idempotent."""
+        self._session.close()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from waystation import _native
 from waystation._options import Options
 from waystation.layouts.native.records import Digest, LocalPart
 from waystation.layouts.opened import Opened
@@ -29,6 +30,7 @@ class Stored:
         directory: What a handler is given.
         state: Its metadata, if the layout can read it as a state.
         files: What vouches for the files that a handler reads, by their paths below the directory.
+        root: The open directory of the checkpoint, beneath which they are verified.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Stored:
     directory: str
     state: Opened | None
     files: dict[str, Digest] = field(default_factory=dict)
+    root: _native.Directory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +70,27 @@ class OpenCheckpoint:
 
 
 class LayoutReader(Protocol):
-    """Reads the checkpoints of one layout."""
+    """Reads the checkpoints of one layout. Files are opened beneath the open directory of the checkpoint."""
 
-    def recognises(self, target: str) -> bool:
-        """Whether a checkpoint of this layout is at the path."""
+    def recognises(self, target: str, root: _native.Directory | None = None) -> bool:
+        """Whether a checkpoint of this layout is at the path, or in the directory."""
         ...
 
-    def read(self, target: str, wanted: Sequence[str] | None, options: Options) -> bytes:
+    def read(self, root: _native.Directory, wanted: Sequence[str] | None, options: Options) -> bytes:
         """Reads the metadata that a load needs, in one process.
 
         Args:
-            target: The checkpoint.
+            root: The checkpoint.
             wanted: The names of checkpointables; `AUTO` among them is the state that is meant by default.
                 None for all that users have named.
             options: How to load.
         """
         ...
 
-    def decode(self, target: str, data: bytes, options: Options) -> OpenCheckpoint:
+    def decode(self, root: _native.Directory, data: bytes, options: Options) -> OpenCheckpoint:
         """Makes sense of what `read` has read, in any process."""
+        ...
+
+    def is_same(self, root: _native.Directory, data: bytes) -> bool:
+        """Whether `read` has read, in another process, the version of the checkpoint that is in `root`."""
         ...

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from waystation import _native
 from waystation._errors import Corrupt, NotFound, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.paths import PathLike, is_orbax_layout, require_native_checkpoint, resolve
+from waystation.checkpoint.replaced import Held, Replaced, read_what_is_there
+from waystation.layouts import beneath
 from waystation.layouts.native import handler_files, names, tables
 from waystation.layouts.native.handler_files import HandlerFiles
 from waystation.layouts.native.open import open_any
@@ -82,15 +85,14 @@ def verify(
         Unsupported: Orbax has written it, without checksums.
     """
     target = resolve(path)
-    found = Verification(target)
-    checksums = _checksums_in(target, found) if is_orbax_layout(target) else None
-    if checksums is not None:
-        files = list(_files_of_orbax(target, checksums, found))
-    elif found.damages:
-        return found
-    else:
+    if not is_orbax_layout(target):
         require_native_checkpoint(target)
-        files = [file for entry in _open_all(target, found) for file in _files_of(entry)]
+    return read_what_is_there(target, current_options(), lambda held: _verify(held, on_progress))
+
+
+def _verify(held: Held, on_progress: Callable[[int, int], None]) -> Verification:
+    found = Verification(held.root.path)
+    files = _all_files(held.root, found)
     total = sum(file.nbytes for file in files)
 
     def on_read() -> None:
@@ -101,7 +103,17 @@ def verify(
             _verify_whole(file, found, on_read)
         else:
             _verify_blocks(file, found, on_read)
+    if (found.damages or found.strays) and held.was_replaced():
+        raise Replaced  # what is missing or new says nothing of the checkpoint that is there now
     return found
+
+
+def _all_files(root: _native.Directory, found: Verification) -> list[_WholeFile | _BlockFile]:
+    """The files to be verified; adds what is wrong with the records."""
+    if is_orbax_layout(root.path):
+        checksums = _checksums_in(root, found)
+        return [] if checksums is None else list(_files_of_orbax(root, checksums, found))
+    return [file for entry in _open_all(root, found) for file in _files_of(entry, root)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +122,7 @@ class _WholeFile:
 
     path: str
     digest: Digest
+    root: _native.Directory
 
     @property
     def nbytes(self) -> int:
@@ -124,11 +137,14 @@ class _BlockFile:
     nbytes: int
     checksums: Callable[[], bytes | memoryview]
     arrays_at: Callable[[int, int], Sequence[str]]  # that have bytes in a range
+    root: _native.Directory
 
 
-def _files_of(entry: OpenCheckpointable | HandlerFiles) -> Iterator[_WholeFile | _BlockFile]:
+def _files_of(
+    entry: OpenCheckpointable | HandlerFiles, root: _native.Directory
+) -> Iterator[_WholeFile | _BlockFile]:
     if isinstance(entry, HandlerFiles):
-        yield from (_WholeFile(*pair) for pair in entry.paths())
+        yield from (_WholeFile(*pair, root) for pair in entry.paths())
         return
     for number, path in enumerate(entry.paths()):
         yield _BlockFile(
@@ -136,13 +152,14 @@ def _files_of(entry: OpenCheckpointable | HandlerFiles) -> Iterator[_WholeFile |
             int(entry.tables.files["file_bytes"][number]),
             functools.partial(entry.tables.file_checksums, number),
             functools.partial(arrays_at, entry, number),
+            root,
         )
 
 
-def _open_all(target: str, found: Verification) -> Iterator[OpenCheckpointable | HandlerFiles]:
-    known = {names.RECORD}
+def _open_all(root: _native.Directory, found: Verification) -> Iterator[OpenCheckpointable | HandlerFiles]:
+    target, known = root.path, {names.RECORD}
     try:
-        record = open_checkpoint(target)
+        record = open_checkpoint(target, root)
     except WaystationError as error:
         found.damages.append(Damage(os.path.join(target, names.RECORD), error.message))
         return
@@ -150,7 +167,7 @@ def _open_all(target: str, found: Verification) -> Iterator[OpenCheckpointable |
     for name, (directory, _) in record.checkpointables.items():
         known.add(directory)
         try:
-            opened = open_any(target, record, name)
+            opened = open_any(target, record, name, root)
         except WaystationError as error:
             where = str(error.context.get("path", os.path.join(target, directory)))
             found.damages.append(Damage(where, error.message))
@@ -161,26 +178,28 @@ def _open_all(target: str, found: Verification) -> Iterator[OpenCheckpointable |
             found.strays += opened.strays()
         else:
             own.update(map(os.path.basename, opened.paths()))
-        found.strays += _others(os.path.join(target, directory), own)
+        found.strays += _others(os.path.join(target, directory), own, root)
         yield opened
-    found.strays += _others(target, known)
+    found.strays += _others(target, known, root)
 
 
-def _others(directory: str, known: set[str]) -> list[str]:
-    return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if name not in known]
+def _others(directory: str, known: set[str], root: _native.Directory) -> list[str]:
+    present = [entry.name for entry in beneath.entries_or_none(directory, root)]
+    return [os.path.join(directory, name) for name in present if name not in known]
 
 
 # ---- Orbax's layouts ---------------------------------------------------------------------------
 
 
-def _checksums_in(target: str, found: Verification) -> Checksums | None:
+def _checksums_in(root: _native.Directory, found: Verification) -> Checksums | None:
     """The record of the file of checksums; None where that is damaged.
 
     Raises:
         Unsupported: There is no such file.
     """
+    target = root.path
     try:
-        checksums = Checksums.read(target)
+        checksums = Checksums.read(target, root)
     except Corrupt as error:
         found.damages.append(Damage(os.path.join(target, orbax_names.CHECKSUMS), error.message))
         return None
@@ -194,22 +213,23 @@ def _checksums_in(target: str, found: Verification) -> Checksums | None:
 
 
 def _files_of_orbax(
-    target: str, checksums: Checksums, found: Verification
+    root: _native.Directory, checksums: Checksums, found: Verification
 ) -> Iterator[_WholeFile | _BlockFile]:
     """The files that a checkpoint of Orbax's layouts has; what is missing or does not belong is reported."""
+    target = root.path
     named: Container[str] = checksums.checkpointables
     try:
-        handlers = orbax.open_checkpoint(target).metadata.item_handlers
+        handlers = orbax.open_checkpoint(target, root).metadata.item_handlers
         named = handlers if isinstance(handlers, dict) else ()
     except WaystationError as error:
         found.damages.append(Damage(str(error.context.get("path", target)), error.message))
     known = {orbax_names.CHECKSUMS, orbax_names.CHECKPOINT_METADATA, orbax_names.DELETION}
     for name, digest in checksums.top.items():
         known.add(name)
-        yield _WholeFile(os.path.join(target, name), digest)
+        yield _WholeFile(os.path.join(target, name), digest, root)
     for name in checksums.checkpointables:
         directory = os.path.join(target, name)
-        if not os.path.isdir(directory):
+        if not beneath.is_there(directory, root):
             if name in named:
                 found.damages.append(Damage(directory, "is missing"))
             continue
@@ -220,21 +240,23 @@ def _files_of_orbax(
             found.damages.append(Damage(checksums.path, error.message))
             continue
         assert own is not None, "the record names it"
-        found.strays += _strays_below(directory, own)
-        yield from (_WholeFile(_joined(directory, file), digest) for file, digest in own.whole.items())
-        arrays_in = _arrays_in(directory, own) if checksums.is_tree(name) else _no_arrays
+        found.strays += _strays_below(directory, own, root)
+        yield from (_WholeFile(_joined(directory, file), digest, root) for file, digest in own.whole.items())
+        arrays_in = _arrays_in(directory, own, root) if checksums.is_tree(name) else _no_arrays
         for file, nbytes in own.data.items():
             path = _joined(directory, file)
             blocks = functools.partial(_blocks_of, own, path, nbytes)
-            yield _BlockFile(path, nbytes, blocks, functools.partial(arrays_in, path))
-    found.strays += _others(target, known)
+            yield _BlockFile(path, nbytes, blocks, functools.partial(arrays_in, path), root)
+    found.strays += _others(target, known, root)
 
 
-def _arrays_in(directory: str, own: FileChecksums) -> Callable[[str, int, int], Sequence[str]]:
+def _arrays_in(
+    directory: str, own: FileChecksums, root: _native.Directory
+) -> Callable[[str, int, int], Sequence[str]]:
     """Tells which arrays of a tree have bytes in a range of a file; of a damaged tree nothing is known."""
     options = current_options()
     try:
-        opened = decode_tree_files(read_tree_files(directory, options, own), options, own)
+        opened = decode_tree_files(read_tree_files(directory, options, own, root), options, own, root)
     except WaystationError:
         return _no_arrays
     return opened.arrays_at
@@ -249,10 +271,10 @@ def _blocks_of(own: FileChecksums, path: str, nbytes: int) -> bytes:
     return blocks
 
 
-def _strays_below(directory: str, own: FileChecksums) -> list[str]:
+def _strays_below(directory: str, own: FileChecksums, root: _native.Directory) -> list[str]:
     known = {_joined(directory, file) for file in (*own.whole, *own.data)}
-    present = [os.path.join(root, file) for root, _, files in os.walk(directory) for file in files]
-    return sorted(set(present) - known)
+    present = {os.path.join(directory, file) for file in beneath.files_below(directory, root)}
+    return sorted(present - known)
 
 
 def _joined(directory: str, file: str) -> str:
@@ -265,7 +287,7 @@ def _joined(directory: str, file: str) -> str:
 def _verify_whole(file: _WholeFile, found: Verification, on_file: Callable[[], None]) -> None:
     found.files += 1
     try:
-        handler_files.check(file.path, file.digest)
+        handler_files.check(file.path, file.digest, file.root)
     except WaystationError as error:
         found.damages.append(Damage(file.path, error.message))
     found.bytes_read += file.nbytes
@@ -274,14 +296,15 @@ def _verify_whole(file: _WholeFile, found: Verification, on_file: Callable[[], N
 
 def _verify_blocks(file: _BlockFile, found: Verification, on_window: Callable[[], None]) -> None:
     try:
-        present = os.stat(file.path).st_size
+        status = beneath.status(file.path, file.root)
         checksums = file.checksums()
-    except OSError as error:
-        found.damages.append(Damage(file.path, f"cannot be read: {error.strerror}"))
-        return
-    except Corrupt as error:
+    except WaystationError as error:
         found.damages.append(Damage(str(error.context.get("path", file.path)), error.message))
         return
+    if status is None or not stat.S_ISREG(status.st_mode):
+        found.damages.append(Damage(file.path, "is missing" if status is None else "is no regular file"))
+        return
+    present = status.st_size
     if present != file.nbytes:
         found.damages.append(Damage(file.path, f"has {present} bytes where {file.nbytes} were written"))
     found.files += 1
@@ -318,6 +341,9 @@ def _verify_window(
 
 def _read(file: _BlockFile, begin: int, end: int, checksums: bytes | memoryview, slab: _native.Slab) -> None:
     words = np.array([0, begin, end - begin, 0, slab.address], np.int64)
-    job = _native.start_read([(file.path, file.nbytes, checksums)], words, slab)
+    # What was appended has been told already.
+    job = _native.start_read(
+        [(file.path, file.nbytes, checksums)], words, slab, root=file.root, may_be_longer=True
+    )
     job.wait()
     job.result()

@@ -23,6 +23,11 @@ class Opened(Protocol):
         ...
 
     @property
+    def notices_absence(self) -> bool:
+        """Whether a read fails where a file is missing that belongs to it; else it may stand for a value."""
+        ...
+
+    @property
     def tree(self) -> TreeFile:
         """Its structure, its leaves and what is known of its arrays."""
         ...

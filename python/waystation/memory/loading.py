@@ -93,7 +93,7 @@ class VersionLoading(Loading):
             shutil.rmtree(self._files_directory, ignore_errors=True)
         self._until_closed.close()
 
-    def _open(self) -> OpenCheckpoint:
+    def _open(self) -> Callable[[], OpenCheckpoint]:
         record_bytes, is_scattered, shares = split_strings(self._session.round(self._hold, self._share_out))
         record = ShardRecord.decode(record_bytes, self.target)
         names = tuple(sorted(record.handlers))
@@ -102,7 +102,8 @@ class VersionLoading(Loading):
             self._look_beneath(wanted, record)
         entries = self._read_entries(_is_of(wanted), json.loads(shares))
         stored = {name: self._stored(name, record, entries) for name in wanted}
-        return OpenCheckpoint(self.target, names, stored, record.custom_metadata, begun_ns=record.begun_ns)
+        opened = OpenCheckpoint(self.target, names, stored, record.custom_metadata, begun_ns=record.begun_ns)
+        return lambda: opened
 
     def _hold(self) -> bytes:
         """Holds what is here; returns which shards these are, which of them has the structures, and what they

@@ -236,6 +236,8 @@ def _read(held: HeldShard, wanted: Sequence[tuple[str, int, int]], options: Opti
         if nbytes:
             words += [0, offset, nbytes, 0, buffers[path].ctypes.data]
     if words:
-        job = read_job.start([held.file], np.asarray(words, np.int64), (buffers, held), options)
+        records = np.asarray(words, np.int64)
+        # A slot goes on after its data.
+        job = read_job.start([held.file], records, (buffers, held), options, may_be_longer=True)
         read_job.finish(job, ReadStatistics())
     return {path: buffer.tobytes() for path, buffer in buffers.items()}

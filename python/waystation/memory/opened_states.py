@@ -60,7 +60,10 @@ class _Slots(OpenCheckpointable):
         """What these have of it; `are_all`: nothing else has any."""
         files, entries = [one.file for one in held], [one.entries for one in held]
         made = tables.make(tree, prefix, files, entries, are_all=are_all)
-        opened = cls(f"{name} in memory", CheckpointableRecord(len(files), {}), tree, made)
+        # A slot goes on after its data.
+        opened = cls(
+            f"{name} in memory", CheckpointableRecord(len(files), {}), tree, made, may_be_longer=True
+        )
         opened.files = files
         return opened
 

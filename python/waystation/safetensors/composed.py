@@ -71,6 +71,11 @@ class Composed(Readable):
         self.labels = [composition.label for composition in compositions]
 
     @property
+    def notices_absence(self) -> bool:
+        """Whether a read fails where a file is missing: always."""
+        return True
+
+    @property
     def directory(self) -> str:
         """Where the files are: that of the first."""
         return self._opened.directory

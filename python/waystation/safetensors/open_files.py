@@ -79,6 +79,11 @@ class OpenFiles(Readable):
         self._checksums: list[FileChecksums | None] | None = None  # until first needed
 
     @property
+    def notices_absence(self) -> bool:
+        """Whether a read fails where a file is missing: always."""
+        return True
+
+    @property
     def directory(self) -> str:
         """Where the files are: that of the first."""
         return os.path.dirname(self.headers[0].path)

@@ -190,7 +190,7 @@ fn path_of(key: &str) -> Option<PathBuf> {
 pub fn load(filesystem: &FileSystem) -> Option<Calibration> {
     let key = key_of(filesystem);
     let path = path_of(&key)?;
-    let bytes = crate::files::read_small_files(&[(&path, LIMIT_BYTES)]).ok()?.pop()?;
+    let bytes = crate::files::read_small_files(&[(&path, LIMIT_BYTES)], None).ok()?.pop()?;
     let mut calibration = Calibration::from_json(&serde_json::from_slice(&bytes).ok()?)?;
     calibration.stored = Some(path);
     (calibration.key == key && calibration.kernel == kernel_release()).then_some(calibration)

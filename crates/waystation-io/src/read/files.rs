@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use waystation_format::Result;
 
 use super::plan::Plan;
-use super::source::{Source, Wanted};
+use super::source::{Opening, Source, Wanted};
 use super::spans::span_bytes;
 use crate::job::in_parallel;
 use crate::mode::Mode;
@@ -29,6 +29,7 @@ pub struct Files<'a> {
     prescribed: Option<Mode>,
     /// The mode that is best for files that are not cached.
     cold_mode: Mode,
+    opening: Opening,
     states: Vec<State>,
 }
 
@@ -46,9 +47,10 @@ impl<'a> Files<'a> {
         spans: &'a [Vec<Range<u64>>],
         prescribed: Option<Mode>,
         cold_mode: Mode,
+        opening: Opening,
     ) -> Self {
         let states = spans.iter().map(|_| State::default()).collect();
-        Self { plan, spans, prescribed, cold_mode, states }
+        Self { plan, spans, prescribed, cold_mode, opening, states }
     }
 
     /// Whether most of what is to be read comes through the page cache, as far as the largest files tell.
@@ -105,6 +107,7 @@ impl<'a> Files<'a> {
             spans: &self.spans[file],
             mode: self.prescribed,
             cold_mode: self.cold_mode,
+            opening: &self.opening,
         })?);
         *source = Some(Arc::clone(&opened));
         Ok(opened)

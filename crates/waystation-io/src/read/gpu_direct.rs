@@ -196,7 +196,7 @@ impl<'a> DirectReader<'a> {
             return unsupported("the files are in memory already, or short");
         }
         let path: &Path = &plan.file.path;
-        let reopened = source.another(path).map_err(|error| Error::from_io(error, "open the file", path))?;
+        let reopened = source.another(path)?;
         let file = self.reader.open(reopened)?;
         let begin = plan.pieces().first().map_or(0, |piece| piece.file_range().start);
         self.compare(&*file, source.buffered(), begin / PAGE_GRANULE_BYTES * PAGE_GRANULE_BYTES)?;

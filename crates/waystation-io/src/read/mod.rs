@@ -41,6 +41,7 @@ pub use self::frames::{decode_chunks, decompress_one};
 use self::gpu_direct::{DirectReader, Directly, GpuDirect};
 use self::plan::{FilePlan, Plan};
 use self::portion::Reader;
+pub use self::source::Opening;
 use self::source::Source;
 use self::spans::{Stripe, portions, span_bytes, spans_of, stripes_of};
 use crate::job::{Handle, Shared, panicked};
@@ -84,6 +85,8 @@ pub struct Options {
     /// Of so many processes that read the same through the page cache, which this is, counted from 0: each
     /// begins with another part, so that all of them together read everything from storage once.
     pub among: Option<(usize, usize)>,
+    /// How files are opened.
+    pub opening: Opening,
 }
 
 /// What a finished job has done.
@@ -126,7 +129,8 @@ unsafe fn run(plan: &Plan, options: &Options, shared: &Shared<Statistics>) -> Re
     let spans: Vec<Vec<Range<u64>>> = plan.files.iter().map(spans_of).collect();
     let total = spans.iter().map(|spans| span_bytes(spans)).sum();
     let mut way = choose_way(plan, options, total);
-    let files = Files::new(plan, &spans, options.mode.map(|_| way.mode), way.mode);
+    let opening = options.opening.clone();
+    let files = Files::new(plan, &spans, options.mode.map(|_| way.mode), way.mode, opening);
     way.threads = count_workers(&way, options, total, plan, &files)?;
     let directly = Directly::new(&options.gpu_direct, options.devices.as_ref());
     if let (Some(directly), None) = (&directly, options.threads) {

@@ -1,20 +1,20 @@
 //! An open file of a plan, and the way in which it is best read.
 //!
-//! Invariants: the file is at least as long as the plan says; all descriptors of a source refer to one
+//! Invariants: the file is as long as the plan says (or longer, where that is allowed); all descriptors of a source refer to one
 //! and the same file; direct transfers that the system refuses after all are repeated through the page
 //! cache, so a wrong choice costs time and never a load.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use rustix::fs::Advice;
+use rustix::fs::{Advice, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use waystation_format::{Error, Kind, Result};
 
@@ -22,6 +22,7 @@ use super::gpu_direct::DirectFile;
 use super::layout::Rules;
 use super::plan::FilePlan;
 use super::spans::{PAGE_GRANULE_BYTES, span_bytes};
+use crate::directory::{Directory, open_to_read};
 use crate::filesystem::direct_alignment;
 use crate::mode::Mode;
 
@@ -43,9 +44,19 @@ pub const DIRECT_MOST_PARTS: NonZeroUsize = NonZeroUsize::new(9).unwrap();
 /// The same where a part is an entry of a vector: 128 runs, and the gaps around them.
 const BUFFERED_MOST_PARTS: NonZeroUsize = NonZeroUsize::new(257).unwrap();
 
+/// How the files of a plan are opened, and how long they may be.
+#[derive(Clone, Debug, Default)]
+pub struct Opening {
+    /// The directory beneath which all of them are opened; without it, by their paths.
+    pub root: Option<Arc<Directory>>,
+    /// Whether a file may go on after the length that the plan gives.
+    pub may_be_longer: bool,
+}
+
 /// An open file.
 #[derive(Debug)]
 pub struct Source {
+    root: Option<Arc<Directory>>,
     buffered: File,
     direct: Option<File>,
     mode: Mode,
@@ -67,19 +78,23 @@ pub struct Wanted<'a> {
     pub mode: Option<Mode>,
     /// The mode that is best for files that are not cached.
     pub cold_mode: Mode,
+    /// How it is opened.
+    pub opening: &'a Opening,
 }
 
 impl Source {
     /// Opens a file and decides how to read it.
     pub fn open(wanted: &Wanted<'_>) -> Result<Self> {
         let path = &wanted.plan.file.path;
-        let buffered = open(path, 0).map_err(|error| Error::from_io(error, "open the file", path))?;
-        check_length(&buffered, path, wanted.plan.file.file_bytes)?;
+        let root = wanted.opening.root.clone();
+        let buffered = open_to_read(root.as_deref(), path, OFlags::empty(), "open the file")?;
+        check_length(&buffered, path, wanted.plan.file.file_bytes, wanted.opening.may_be_longer)?;
         let extent = match wanted.spans {
             [first, .., last] => last.end - first.start,
             spans => span_bytes(spans),
         };
         let mut source = Self {
+            root,
             buffered,
             direct: None,
             mode: Mode::Buffered,
@@ -104,7 +119,7 @@ impl Source {
 
     /// Stays with the page cache where the system refuses, or wants more alignment than units have.
     fn open_direct(&mut self, path: &Path, mode: Mode, verified: bool) {
-        let Ok(file) = self.reopen(path, libc::O_DIRECT) else { return };
+        let Ok(file) = self.reopen(path, OFlags::DIRECT) else { return };
         let (memory, offset) = direct_alignment(&file).unwrap_or((PAGE_ALIGNMENT, PAGE_ALIGNMENT));
         let granule = if verified { super::BLOCK_BYTES as u64 } else { PAGE_GRANULE_BYTES };
         if !offset.is_power_of_two() || !memory.is_power_of_two() || u64::from(offset) > granule {
@@ -124,24 +139,27 @@ impl Source {
     }
 
     /// A further descriptor of the same file.
-    fn reopen(&self, path: &Path, flags: i32) -> io::Result<File> {
-        let file = open(path, flags)?;
-        let (ours, theirs) = (self.buffered.metadata()?, file.metadata()?);
+    fn reopen(&self, path: &Path, flags: OFlags) -> Result<File> {
+        let file = open_to_read(self.root.as_deref(), path, flags, "open the file")?;
+        let examined =
+            |file: &File| file.metadata().map_err(|error| Error::from_io(error, "examine the file", path));
+        let (ours, theirs) = (examined(&self.buffered)?, examined(&file)?);
         if (ours.dev(), ours.ino()) != (theirs.dev(), theirs.ino()) {
-            return Err(io::Error::other("the file was replaced"));
+            return Err(Error::new(Kind::Unavailable, "the file was replaced while it was read".to_owned())
+                .with("path", path.display().to_string()));
         }
         Ok(file)
     }
 
     /// A further descriptor, for direct transfers where the system has them for this file.
-    pub fn another(&self, path: &Path) -> io::Result<File> {
-        self.reopen(path, libc::O_DIRECT).or_else(|_| self.reopen(path, 0))
+    pub fn another(&self, path: &Path) -> Result<File> {
+        self.reopen(path, OFlags::DIRECT).or_else(|_| self.reopen(path, OFlags::empty()))
     }
 
     /// A descriptor with a read-ahead of its own, for a worker that reads a distant part of the file;
     /// `None` where there is none to be had.
     pub fn stream(&self, path: &Path) -> Option<File> {
-        let file = self.reopen(path, 0).ok()?;
+        let file = self.reopen(path, OFlags::empty()).ok()?;
         self.advise(&file);
         Some(file)
     }
@@ -211,12 +229,7 @@ const BUFFERED_RULES: Rules = Rules {
     most_parts: BUFFERED_MOST_PARTS,
 };
 
-/// Without O_NONBLOCK, opening a named pipe that somebody put there would wait for ever.
-fn open(path: &Path, flags: i32) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(flags | libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
-}
-
-fn check_length(file: &File, path: &Path, file_bytes: u64) -> Result<()> {
+fn check_length(file: &File, path: &Path, file_bytes: u64, may_be_longer: bool) -> Result<()> {
     let metadata = file.metadata().map_err(|error| Error::from_io(error, "examine the file", path))?;
     let named = |kind, message: String| Error::new(kind, message).with("path", path.display().to_string());
     if !metadata.is_file() {
@@ -224,6 +237,14 @@ fn check_length(file: &File, path: &Path, file_bytes: u64) -> Result<()> {
     }
     if metadata.len() < file_bytes {
         return Err(truncated(path, metadata.len(), file_bytes));
+    }
+    if metadata.len() > file_bytes && !may_be_longer {
+        let message = format!(
+            "the file has {} bytes where {file_bytes} were written: bytes were appended to it; use another copy \
+             of it",
+            metadata.len()
+        );
+        return Err(named(Kind::Corrupt, message));
     }
     Ok(())
 }

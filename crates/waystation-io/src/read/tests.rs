@@ -20,7 +20,7 @@ use super::flight::Flight;
 use super::layout::{Layout, Rules};
 use super::plan::{FilePlan, Plan, ReadFile};
 use super::portion::Reader;
-use super::source::{DIRECT_MOST_PARTS, Source, Wanted};
+use super::source::{DIRECT_MOST_PARTS, Opening, Source, Wanted};
 use super::spans::{portions, spans_of, stripes_of};
 use super::*;
 use crate::aligned::AlignedBlock;
@@ -128,7 +128,7 @@ fn processes_that_read_the_same_begin_with_other_parts() {
     let spans: Vec<Vec<Range<u64>>> = plan.files.iter().map(spans_of).collect();
     let way = Way { mode: Mode::Buffered, block_bytes: 1 << 20, depth: 1, threads: 4 };
     let begins_of = |among| {
-        let files = Files::new(&plan, &spans, Some(Mode::Buffered), Mode::Buffered);
+        let files = Files::new(&plan, &spans, Some(Mode::Buffered), Mode::Buffered, Opening::default());
         let options = Options { among, ..Options::default() };
         let shared = Shared::new(0);
         let total = span_bytes(&spans[0]);
@@ -165,7 +165,13 @@ fn opened(mode: Mode, destination_offset: usize) -> Opened {
     let checksums = content.chunks(BLOCK_BYTES).map(crc64).collect();
     let plan = plan(file.path().to_owned(), 2 * BLOCK, Some(checksums), &[(0, 2 * BLOCK, address)]);
     let spans = spans_of(&plan.files[0]);
-    let wanted = Wanted { plan: &plan.files[0], spans: &spans, mode: Some(mode), cold_mode: mode };
+    let wanted = Wanted {
+        plan: &plan.files[0],
+        spans: &spans,
+        mode: Some(mode),
+        cold_mode: mode,
+        opening: &Opening::default(),
+    };
     let source = Arc::new(Source::open(&wanted).unwrap());
     Opened { plan, source, memory, content, file }
 }
@@ -241,7 +247,7 @@ fn workers(path: PathBuf, run_bytes: u64, options: &Options) -> usize {
     let spans: Vec<Vec<Range<u64>>> = plan.files.iter().map(spans_of).collect();
     let mode = options.mode.unwrap_or(Mode::DirectRing);
     let way = Way { mode, block_bytes: 1 << 20, depth: 16, threads: RING_THREADS };
-    let files = Files::new(&plan, &spans, options.mode, way.mode);
+    let files = Files::new(&plan, &spans, options.mode, way.mode, Opening::default());
     count_workers(&way, options, FILE_BYTES, &plan, &files).unwrap()
 }
 
@@ -314,7 +320,8 @@ fn a_cached_file_goes_to_a_device_by_every_core_a_cold_one_as_the_way_says() {
     let missing = file.path().with_extension("missing");
     let plan = plan(missing, 64 << 20, None, &[(0, 64 << 20, 0x10_0000)]);
     let spans: Vec<Vec<Range<u64>>> = plan.files.iter().map(spans_of).collect();
-    let error = Files::new(&plan, &spans, None, Mode::DirectRing).are_cached().unwrap_err();
+    let error =
+        Files::new(&plan, &spans, None, Mode::DirectRing, Opening::default()).are_cached().unwrap_err();
     assert_eq!(error.kind(), Kind::NotFound);
 }
 
@@ -453,7 +460,7 @@ proptest! {
         let mode = Some(Mode::DirectRing);
         let spans = spans_of(plan);
         let mut source =
-            Source::open(&Wanted { plan, spans: &spans, mode, cold_mode: Mode::DirectRing }).unwrap();
+            Source::open(&Wanted { plan, spans: &spans, mode, cold_mode: Mode::DirectRing, opening: &Opening::default() }).unwrap();
         source.believe(geometry.rules());
         let source = Arc::new(source);
         // Scratch is as long as a unit that is rounded up to the alignment.
@@ -518,7 +525,14 @@ fn a_refused_file_is_divided_into_no_more_requests_than_the_ring_takes() {
     let plan = Plan::new(vec![read], &words).unwrap();
     let (plan, spans) = (&plan.files[0], spans_of(&plan.files[0]));
     let mode = Mode::DirectRing;
-    let source = Source::open(&Wanted { plan, spans: &spans, mode: Some(mode), cold_mode: mode }).unwrap();
+    let source = Source::open(&Wanted {
+        plan,
+        spans: &spans,
+        mode: Some(mode),
+        cold_mode: mode,
+        opening: &Opening::default(),
+    })
+    .unwrap();
     source.refuse();
     let source = Arc::new(source);
     for depth in 1..40 {

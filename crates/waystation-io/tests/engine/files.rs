@@ -31,7 +31,7 @@ proptest! {
         let paths: Vec<PathBuf> = (0..bodies.len()).map(|index| directory.path().join(format!("{index}"))).collect();
         let files: Vec<(&PathBuf, &[u8])> = paths.iter().zip(bodies.iter().map(Vec::as_slice)).collect();
         write_small_files(&files, sync).unwrap();
-        prop_assert_eq!(read_small_files(&limited(&paths, 5000)).unwrap(), bodies);
+        prop_assert_eq!(read_small_files(&limited(&paths, 5000), None).unwrap(), bodies);
     }
 }
 
@@ -53,7 +53,7 @@ fn a_missing_directory_is_not_found() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("absent/file");
     assert_eq!(write_small_files(&[(&path, b"".as_slice())], true).unwrap_err().kind(), Kind::NotFound);
-    let error = read_small_files(&[(&path, 10)]).unwrap_err();
+    let error = read_small_files(&[(&path, 10)], None).unwrap_err();
     assert_eq!((error.kind(), error.context("path")), (Kind::NotFound, path.to_str()));
     assert_eq!(sync_paths(&[&path]).unwrap_err().kind(), Kind::NotFound);
 }
@@ -63,25 +63,25 @@ fn too_large_files_and_things_that_are_no_files_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     fs::write(&path, [0; 11]).unwrap();
-    assert_eq!(read_small_files(&[(&path, 11)]).unwrap(), [[0; 11]]);
-    assert_eq!(read_small_files(&[(&path, 10)]).unwrap_err().kind(), Kind::Corrupt);
-    let error = read_small_files(&[(directory.path(), 10)]).unwrap_err();
+    assert_eq!(read_small_files(&[(&path, 11)], None).unwrap(), [[0; 11]]);
+    assert_eq!(read_small_files(&[(&path, 10)], None).unwrap_err().kind(), Kind::Corrupt);
+    let error = read_small_files(&[(directory.path(), 10)], None).unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidInput);
     // Of a sparse file of terabytes nothing is read, and no memory is taken for it.
     fs::File::options().write(true).open(&path).unwrap().set_len(4 << 40).unwrap();
-    let error = read_small_files(&[(&path, 64 << 30)]).unwrap_err();
+    let error = read_small_files(&[(&path, 64 << 30)], None).unwrap_err();
     assert_eq!((error.kind(), error.context("path")), (Kind::Corrupt, path.to_str()));
 
     let pipe = directory.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
-    assert_eq!(read_small_files(&[(&pipe, 10)]).unwrap_err().kind(), Kind::Corrupt);
+    assert_eq!(read_small_files(&[(&pipe, 10)], None).unwrap_err().kind(), Kind::Corrupt);
 }
 
 #[test]
 fn the_error_of_the_first_bad_path_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let paths: Vec<PathBuf> = (0..100).map(|index| directory.path().join(format!("{index}"))).collect();
-    let error = read_small_files(&limited(&paths, 10)).unwrap_err();
+    let error = read_small_files(&limited(&paths, 10), None).unwrap_err();
     assert_eq!(error.context("path"), paths[0].to_str());
 }
 

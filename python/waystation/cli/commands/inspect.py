@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from waystation._options.in_effect import current_options
 from waystation.checkpoint.paths import is_orbax_layout, require_checkpoint, resolve
+from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.cli import formatting, state_tree
 from waystation.cli.commands import inspect_orbax
 from waystation.cli.output import Output
@@ -26,9 +28,13 @@ def run(output: Output, path: Path, checkpointable: str | None, depth: int | Non
         inspect_orbax.run(output, target, checkpointable, depth)
         return
     require_checkpoint(target)
-    record = open_checkpoint(target)
-    chosen = sorted(record.checkpointables) if checkpointable is None else [checkpointable]
-    opened = {name: open_any(target, record, name) for name in chosen}
+
+    def read(held: Held) -> tuple[CheckpointRecord, dict[str, Opened]]:
+        record = open_checkpoint(target, held.root)
+        chosen = sorted(record.checkpointables) if checkpointable is None else [checkpointable]
+        return record, {name: open_any(target, record, name, held.root) for name in chosen}
+
+    record, opened = read_what_is_there(target, current_options(), read)
     if output.as_json:
         output.document(_document(target, record, opened))
     else:

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from typing import Any
 
 from waystation._options.in_effect import current_options
-from waystation.checkpoint.opening import open_checkpoint
+from waystation.checkpoint.opening import open_held
+from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.checkpoint.stored import OpenCheckpoint, Stored
 from waystation.cli import formatting, state_tree
 from waystation.cli.output import Output
+from waystation.layouts import beneath
 from waystation.layouts.opened import Opened
+
+Files = dict[str, int]  # lengths in bytes, by paths from the directory of the checkpointable
 
 
 def run(output: Output, target: str, checkpointable: str | None, depth: int | None) -> None:
     """Prints what a checkpoint holds."""
     wanted = None if checkpointable is None else [checkpointable]
-    opened = open_checkpoint(target, wanted, current_options())
+    options = current_options()
+
+    def read(held: Held) -> tuple[OpenCheckpoint, dict[str, Files]]:
+        opened = open_held(held, wanted, options)
+        return opened, {
+            name: beneath.files_below(stored.directory, held.root) for name, stored in opened.stored.items()
+        }
+
+    opened, files = read_what_is_there(target, options, read)
     if output.as_json:
-        output.document(_document(opened))
+        output.document(_document(opened, files))
         return
     facts = {"format": "Orbax"}
     if opened.committed_ns is not None:
@@ -33,25 +44,26 @@ def run(output: Output, target: str, checkpointable: str | None, depth: int | No
     state_tree.show_facts(output, target, facts)
     for name, stored in opened.stored.items():
         if stored.state is None:
-            state_tree.show_files(output, name, stored.handler, _files(stored))
+            state_tree.show_files(output, name, stored.handler, files[name])
         else:
             title = f"{name}: {state_tree.totals(stored.state.tree)}"
             state_tree.show(output, title, stored.state.tree, depth)
 
 
-def _document(opened: OpenCheckpoint) -> dict[str, Any]:
+def _document(opened: OpenCheckpoint, files: dict[str, Files]) -> dict[str, Any]:
     committed = opened.committed_ns
     return {
         "path": opened.target,
         "layout": "orbax",
         "committed_at": None if committed is None else formatting.moment(committed),
         "custom_metadata": opened.custom_metadata,
-        "checkpointables": {name: _checkpointable_document(stored) for name, stored in opened.stored.items()},
+        "checkpointables": {
+            name: _checkpointable_document(stored, files[name]) for name, stored in opened.stored.items()
+        },
     }
 
 
-def _checkpointable_document(stored: Stored) -> dict[str, Any]:
-    files = _files(stored)
+def _checkpointable_document(stored: Stored, files: Files) -> dict[str, Any]:
     held = {"files": len(files), "file_bytes": sum(files.values())}
     state = stored.state
     if state is None:
@@ -64,13 +76,3 @@ def _chunk_count(state: Opened, number: int) -> int:
     if chunk is None or 0 in shape:
         return 0
     return math.prod(-(-extent // part) for extent, part in zip(shape, chunk, strict=True))
-
-
-def _files(stored: Stored) -> dict[str, int]:
-    """The files of a checkpointable, with their lengths in bytes."""
-    found = {}
-    for directory, _, names in os.walk(stored.directory):
-        for name in names:
-            path = os.path.join(directory, name)
-            found[os.path.relpath(path, stored.directory)] = os.lstat(path).st_size
-    return found

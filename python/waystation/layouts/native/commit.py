@@ -271,11 +271,18 @@ def locked(target: str) -> Iterator[None]:
         os.close(directory)
 
 
-def read_record(directory: str) -> records.CheckpointRecord:
-    """The record of the checkpoint at `directory`."""
+def read_record(directory: str, root: _native.Directory | None = None) -> records.CheckpointRecord:
+    """The record of the checkpoint at `directory` (opened beneath `root`)."""
+    return records.CheckpointRecord.decode(
+        read_record_file(directory, root), os.path.join(directory, names.RECORD)
+    )
+
+
+def read_record_file(directory: str, root: _native.Directory | None = None) -> bytes:
+    """The bytes of that record."""
     path = os.path.join(directory, names.RECORD)
-    (data,) = _native.read_small_files([path], limit_bytes=records.RECORD_LIMIT_BYTES)
-    return records.CheckpointRecord.decode(data, path)
+    (data,) = _native.read_small_files([path], limit_bytes=records.RECORD_LIMIT_BYTES, root=root)
+    return data
 
 
 def _rename_directory(source: str, target: str) -> None:

@@ -9,7 +9,6 @@ mapping, so that its size does not matter to memory.
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import stat
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 
 from waystation import _native
 from waystation._errors import Corrupt, NotFound, Unsupported, from_os_error
+from waystation.layouts import beneath
 from waystation.layouts.native.records import CheckpointableRecord, Digest
 
 
@@ -28,10 +28,12 @@ class HandlerFiles:
     Attributes:
         directory: Where they are.
         record: Its record.
+        root: The directory beneath which they are opened; without it, they are by their paths.
     """
 
     directory: str
     record: CheckpointableRecord
+    root: _native.Directory | None = None
 
     def paths(self) -> list[tuple[str, Digest]]:
         """Where each file is, and what vouches for it."""
@@ -42,22 +44,26 @@ class HandlerFiles:
 
     def strays(self) -> list[str]:
         """Files in the directory that the record does not name."""
-        if not os.path.isdir(self.directory):
+        if not beneath.is_there(self.directory, self.root):
             return []
-        return [path for name, path in listed(self.directory).items() if name not in self.record.files]
+        files = listed(self.directory, self.root)
+        return [path for name, path in files.items() if name not in self.record.files]
 
 
 _ADVICE = "restore another checkpoint, or see 'waystation verify'"
 
 
-def listed(directory: str) -> dict[str, str]:
-    """The files below a directory: their paths from there, divided by slashes, to where they are.
+def listed(directory: str, root: _native.Directory | None = None) -> dict[str, str]:
+    """The files below a directory (beneath `root`): their paths from there, divided by slashes, to where they
+    are.
 
     Raises:
         Unsupported: There is something that cannot be vouched for: a symbolic link, a device, a name that
             is no text.
     """
-    return {_name(path, directory): path for path, is_directory in _walked(directory) if not is_directory}
+    return {
+        _name(path, directory): path for path, is_directory in _walked(directory, root) if not is_directory
+    }
 
 
 def below(directory: str) -> list[str]:
@@ -83,85 +89,94 @@ def sync_present(directory: str) -> None:
     _native.sync_paths([directory])
 
 
-def digests(directory: str) -> dict[str, Digest]:
-    """What vouches for the files below a directory."""
-    return {name: digest(path) for name, path in sorted(listed(directory).items())}
+def digests(directory: str, root: _native.Directory | None = None) -> dict[str, Digest]:
+    """What vouches for the files below a directory (beneath `root`)."""
+    return {name: digest(path, root) for name, path in sorted(listed(directory, root).items())}
 
 
-def digest(path: str) -> Digest:
+def digest(path: str, root: _native.Directory | None = None) -> Digest:
     """The digest of a whole file."""
+    with beneath.opened(path, root) as descriptor:
+        return _digest(descriptor, path)
+
+
+def _digest(descriptor: int, path: str) -> Digest:
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return Digest.of(b"")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return Digest(len(content), _native.crc64(content))
+        if os.fstat(descriptor).st_size == 0:
+            return Digest.of(b"")
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
+            return Digest(len(content), _native.crc64(content))
     except OSError as error:
         raise from_os_error(error, "read", path) from error
 
 
-def verify(directory: str, expected: Mapping[str, Digest], names: Iterable[str] | None = None) -> None:
+def verify(
+    directory: str,
+    expected: Mapping[str, Digest],
+    names: Iterable[str] | None = None,
+    root: _native.Directory | None = None,
+) -> None:
     """Compares files with what vouches for them.
 
     Args:
         directory: Where they are.
         expected: What vouches for all.
         names: Those to look at; by default all.
+        root: The directory beneath which they are opened.
 
     Raises:
         Corrupt: A file is missing, or is not the one that was committed.
     """
     for name in expected if names is None else names:
-        check(os.path.join(directory, *name.split("/")), expected[name])
+        check(os.path.join(directory, *name.split("/")), expected[name], root)
 
 
-def check(path: str, expected: Digest) -> None:
-    """Compares a file with what vouches for it.
+def check(path: str, expected: Digest, root: _native.Directory | None = None) -> None:
+    """Compares a file (opened beneath `root`) with what vouches for it.
 
     Raises:
         Corrupt: It is missing, or is not the one that was committed.
     """
-    try:
-        nbytes = os.stat(path).st_size
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise Corrupt(f"a committed file is missing: '{path}'; {_ADVICE}", path=path) from error
-        raise from_os_error(error, "look at", path) from error
-    if nbytes != expected.nbytes:
-        raise Corrupt(
-            f"'{path}' has {nbytes} bytes where {expected.nbytes} were written; {_ADVICE}", path=path
-        )
-    if digest(path) != expected:
+    status = beneath.status(path, root)
+    if status is None:
+        raise Corrupt(f"a committed file is missing: '{path}'; {_ADVICE}", path=path)
+    if not stat.S_ISREG(status.st_mode):
+        raise Corrupt(f"'{path}' is no regular file, as was committed; {_ADVICE}", path=path)
+    with beneath.opened(path, root) as descriptor:
+        nbytes = os.fstat(descriptor).st_size
+        if nbytes != expected.nbytes:
+            raise Corrupt(
+                f"'{path}' has {nbytes} bytes where {expected.nbytes} were written; {_ADVICE}", path=path
+            )
+        found = _digest(descriptor, path)
+    if found != expected:
         raise Corrupt(
             f"'{path}' is not the file that was committed: its checksum differs; {_ADVICE}", path=path
         )
 
 
-def _walked(directory: str, *, may_vanish: bool = False) -> Iterator[tuple[str, bool]]:
+def _walked(
+    directory: str, root: _native.Directory | None = None, *, may_vanish: bool = False
+) -> Iterator[tuple[str, bool]]:
     """Paths below a directory, each directory after what is in it; and whether each is a directory."""
     try:
-        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-    except OSError as error:
-        if may_vanish and error.errno == errno.ENOENT:
+        entries = beneath.entries(directory, root)
+    except NotFound:
+        if may_vanish:
             return
-        raise from_os_error(error, "list", directory) from error
+        raise
     for entry in entries:
-        try:
-            mode = entry.stat(follow_symlinks=False).st_mode
-        except OSError as error:
-            if may_vanish and error.errno == errno.ENOENT:
-                continue
-            raise from_os_error(error, "look at", entry.path) from error
-        if stat.S_ISDIR(mode):
-            yield from _walked(entry.path, may_vanish=may_vanish)
-            yield entry.path, True
-        elif stat.S_ISREG(mode):
-            yield entry.path, False
+        path = os.path.join(directory, entry.name)
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walked(path, root, may_vanish=may_vanish)
+            yield path, True
+        elif entry.is_file(follow_symlinks=False):
+            yield path, False
         else:
             raise Unsupported(
-                f"'{entry.path}' is neither a file nor a directory, so no checkpoint can vouch for it; "
+                f"'{path}' is neither a file nor a directory, so no checkpoint can vouch for it; "
                 "a handler has to write files",
-                path=entry.path,
+                path=path,
             )
 
 

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from waystation._errors import Corrupt, from_os_error
+from waystation import _native
+from waystation._errors import Corrupt, NotFound, from_os_error
 from waystation.frameworks import dtypes
+from waystation.layouts import beneath
 from waystation.layouts.native import tables
 from waystation.layouts.native.read import OpenCheckpointable, Request
 
@@ -55,18 +57,18 @@ class Mappings:
         if mapped is None:
             expected = int(self._opened.tables.files[file]["file_bytes"])
             (path,) = self._opened.paths([file])
-            mapped = self._maps[file] = _map_file(path, expected)
+            mapped = self._maps[file] = _map_file(path, expected, self._opened.root)
         return mapped
 
 
-def _map_file(path: str, expected_bytes: int) -> mmap.mmap:
+def _map_file(path: str, expected_bytes: int, root: _native.Directory | None) -> mmap.mmap:
     try:
-        with open(path, "rb") as file:
-            present = os.fstat(file.fileno()).st_size
-            if present < expected_bytes:
-                raise Corrupt(f"truncated: {present} of {expected_bytes} bytes are there", path=path)
-            mapped = mmap.mmap(file.fileno(), expected_bytes, access=mmap.ACCESS_COPY)
-    except FileNotFoundError as error:
+        with beneath.opened(path, root) as descriptor:
+            present = os.fstat(descriptor).st_size
+            if present != expected_bytes:
+                raise Corrupt(f"the file has {present} bytes where {expected_bytes} were written", path=path)
+            mapped = mmap.mmap(descriptor, expected_bytes, access=mmap.ACCESS_COPY)
+    except NotFound as error:
         raise Corrupt("a committed file is missing", path=path) from error
     except OSError as error:
         raise from_os_error(error, "map", path) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from waystation import _native
 from waystation.layouts.native import names
 from waystation.layouts.native.handler_files import HandlerFiles
 from waystation.layouts.native.read import (
@@ -15,19 +16,21 @@ from waystation.layouts.native.records import PYTREE, CheckpointRecord
 from waystation.layouts.native.tree_file import TreeFile
 
 
-def open_any(target: str, record: CheckpointRecord, name: str) -> OpenCheckpointable | HandlerFiles:
-    """Reads and verifies the metadata of one checkpointable; files of a handler are not looked at.
+def open_any(
+    target: str, record: CheckpointRecord, name: str, root: _native.Directory | None = None
+) -> OpenCheckpointable | HandlerFiles:
+    """Reads and verifies the metadata of one checkpointable, beneath `root`; looks at no file of a handler.
 
     Raises:
         CheckpointableNotFound: The checkpoint has no such checkpointable.
         Corrupt: A metadata file is missing, damaged or not the one that was committed.
     """
     directory, digest = record.entry(target, name)
-    files = read_files(directory, digest, paged_from_bytes=None)
+    files = read_files(directory, digest, root, paged_from_bytes=None)
     own = files.decode_record()
     if own.kind == PYTREE:
-        return decode_checkpointable(files)
-    return HandlerFiles(os.path.join(directory, names.FILES), own)
+        return decode_checkpointable(files, root)
+    return HandlerFiles(os.path.join(directory, names.FILES), own, root)
 
 
 def array_count(target: str, record: CheckpointRecord, name: str) -> int:

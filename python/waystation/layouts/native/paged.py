@@ -34,12 +34,19 @@ class PagedTable:
         bytes_read: So far.
     """
 
-    def __init__(self, path: str, kind: Literal["files", "chunks", "checksums"], file_bytes: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        kind: Literal["files", "chunks", "checksums"],
+        file_bytes: int,
+        root: _native.Directory | None = None,
+    ) -> None:
         self.path = path
+        self._root = root
         self._kind = kind
         self._file_bytes = file_bytes
         try:
-            self.counts = _native.table_counts(path, kind, file_bytes)
+            self.counts = _native.table_counts(path, kind, file_bytes, root=root)
         except NotFound as error:
             raise _missing(error) from error
         self.bytes_read = PAGE_BYTES
@@ -52,7 +59,9 @@ class PagedTable:
         """The raw entries of ranges of a section that begin with a page."""
         wanted = [(section, begin, end) for begin, end in ranges]
         try:
-            return _native.read_table_entries(self.path, self._kind, self._file_bytes, wanted)
+            return _native.read_table_entries(
+                self.path, self._kind, self._file_bytes, wanted, root=self._root
+            )
         except NotFound as error:
             raise _missing(error) from error
 

@@ -60,12 +60,21 @@ class OpenCheckpointable:
         record: Its record.
         tree: Its structure and leaves.
         tables: Where its chunks are.
+        root: The directory beneath which its files are opened; without it, they are by their paths.
+        may_be_longer: Whether a data file may have more bytes than the tables say.
     """
 
     directory: str
     record: CheckpointableRecord
     tree: TreeFile
     tables: tables.Tables
+    root: _native.Directory | None = None
+    may_be_longer: bool = False
+
+    @property
+    def notices_absence(self) -> bool:
+        """Whether a read fails where a file is missing: always."""
+        return True
 
     def paths(self, files: Sequence[int] | None = None) -> list[str]:
         """The data files, in table order, or those of these numbers."""
@@ -137,13 +146,15 @@ class Request:
     missing: Sequence[Sequence[Box]] | None = None
 
 
-def open_checkpoint(target: str) -> CheckpointRecord:
-    """Reads the record of a checkpoint."""
-    return commit.read_record(target)
+def open_checkpoint(target: str, root: _native.Directory | None = None) -> CheckpointRecord:
+    """Reads the record of a checkpoint (beneath `root`)."""
+    return commit.read_record(target, root)
 
 
-def open_checkpointable(target: str, record: CheckpointRecord, name: str) -> OpenCheckpointable:
-    """Reads and verifies the metadata of one checkpointable, all of it.
+def open_checkpointable(
+    target: str, record: CheckpointRecord, name: str, root: _native.Directory | None = None
+) -> OpenCheckpointable:
+    """Reads and verifies the metadata of one checkpointable, all of it (beneath `root`).
 
     Raises:
         CheckpointableNotFound: The checkpoint has no such checkpointable.
@@ -151,7 +162,7 @@ def open_checkpointable(target: str, record: CheckpointRecord, name: str) -> Ope
         Corrupt: A file is missing, damaged or not the one that was committed.
     """
     directory, digest = record.entry(target, name)
-    return decode_checkpointable(read_files(directory, digest, paged_from_bytes=None))
+    return decode_checkpointable(read_files(directory, digest, root, paged_from_bytes=None), root)
 
 
 @dataclass(slots=True)
@@ -188,6 +199,7 @@ class MetadataFiles:
 def read_files(
     directory: str,
     digest: Digest,
+    root: _native.Directory | None = None,
     *,
     paged_from_bytes: int | None = PAGED_FROM_BYTES,
     record_only: bool = False,
@@ -198,6 +210,7 @@ def read_files(
     Args:
         directory: Where they are.
         digest: Of the record.
+        root: The directory beneath which they are opened.
         paged_from_bytes: Tables that have more bytes together are not read here, but page by page.
         record_only: Read no more than the record; of files that a handler made there is no more.
 
@@ -205,7 +218,7 @@ def read_files(
         Corrupt: A file is missing, damaged or not the one that was committed.
     """
     record_path = os.path.join(directory, names.CHECKPOINTABLE_RECORD)
-    (data,) = _read_committed({record_path: digest})
+    (data,) = _read_committed({record_path: digest}, root)
     own = CheckpointableRecord.decode(data, record_path)
     if own.kind != PYTREE or record_only:
         return MetadataFiles(directory, data, [])
@@ -214,15 +227,15 @@ def read_files(
         raise Corrupt(f"'{record_path}' does not vouch for {', '.join(sorted(absent))}", path=record_path)
     if paged_from_bytes is not None and sum(own.tables[name].nbytes for name in _TABLES) > paged_from_bytes:
         tree_path = os.path.join(directory, names.TREE)
-        return MetadataFiles(directory, data, _read_committed({tree_path: own.tables[names.TREE]}))
+        return MetadataFiles(directory, data, _read_committed({tree_path: own.tables[names.TREE]}, root))
     # Those that are needed first, then whatever else the record vouches for (the index for other tools).
     listed = [*LOADED_FILES, *sorted(own.tables.keys() - set(LOADED_FILES))]
-    contents = _read_committed({os.path.join(directory, table): own.tables[table] for table in listed})
+    contents = _read_committed({os.path.join(directory, table): own.tables[table] for table in listed}, root)
     return MetadataFiles(directory, data, contents[: len(LOADED_FILES)])
 
 
-def decode_checkpointable(files: MetadataFiles) -> OpenCheckpointable:
-    """Makes sense of verified metadata files.
+def decode_checkpointable(files: MetadataFiles, root: _native.Directory | None = None) -> OpenCheckpointable:
+    """Makes sense of verified metadata files; the others will be opened beneath `root`.
 
     Raises:
         InvalidInput: They are not those of a state.
@@ -239,15 +252,17 @@ def decode_checkpointable(files: MetadataFiles) -> OpenCheckpointable:
         _check_arrays(tree, decoded, paths[2])
     else:
         file_bytes, chunk_bytes, checksum_bytes = (record.tables[name].nbytes for name in _TABLES)
-        decoded = tables.open_paged((paths[1], paths[2], paths[3]), (file_bytes, chunk_bytes, checksum_bytes))
+        decoded = tables.open_paged(
+            (paths[1], paths[2], paths[3]), (file_bytes, chunk_bytes, checksum_bytes), root
+        )
         _check_count(tree, decoded, paths[2])
-    return OpenCheckpointable(files.directory, record, tree, decoded)
+    return OpenCheckpointable(files.directory, record, tree, decoded, root)
 
 
-def _read_committed(digests: Mapping[str, Digest]) -> list[bytes]:
+def _read_committed(digests: Mapping[str, Digest], root: _native.Directory | None) -> list[bytes]:
     """Files that a committed record names: their absence is damage."""
     try:
-        return read_vouched(digests)
+        return read_vouched(digests, root)
     except NotFound as error:
         raise Corrupt(f"a committed file is missing: {error.message}", **error.context) from error
 
@@ -330,7 +345,15 @@ def _run(
     if verify and unread:
         headers, words = _with_headers(opened, used, unread, words)
         owners = (owners, headers)
-    job = read_job.start(files, words, owners, options, destinations.regions)
+    job = read_job.start(
+        files,
+        words,
+        owners,
+        options,
+        destinations.regions,
+        root=opened.root,
+        may_be_longer=opened.may_be_longer,
+    )
     on_job(job)
     try:
         read_job.finish(job, statistics)

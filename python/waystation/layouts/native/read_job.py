@@ -53,6 +53,8 @@ def start(
     *,
     announce: bool = False,
     among: tuple[int, int] | None = None,
+    root: _native.Directory | None = None,
+    may_be_longer: bool = False,
 ) -> _native.Job:
     """Starts to read files as the options say.
 
@@ -65,6 +67,8 @@ def start(
         announce: Whether the job tells record by record what is in place.
         among: The number of this process among so many that read the same through the page cache, if there
             are others: each begins with another part.
+        root: The directory beneath which all files are opened; without it they are opened by their paths.
+        may_be_longer: Whether a file may have more bytes than it is said to have.
     """
     engine = options.engine
     return _native.start_read(
@@ -81,6 +85,8 @@ def start(
         announce=announce,
         gpu_direct=engine.gpu_direct,
         among=among,
+        root=root,
+        may_be_longer=may_be_longer,
     )
 
 

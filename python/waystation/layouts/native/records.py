@@ -61,16 +61,16 @@ class Digest:
             )
 
 
-def read_vouched(digests: Mapping[str, Digest]) -> list[bytes]:
-    """Reads the files at these paths, and verifies each. Lengths are compared first, so that a file that has
-    grown costs neither memory nor time.
+def read_vouched(digests: Mapping[str, Digest], root: _native.Directory | None = None) -> list[bytes]:
+    """Reads the files at these paths (beneath `root`), and verifies each. Lengths are compared first, so
+    that a file that has grown costs neither memory nor time.
 
     Raises:
         Corrupt: A file is not what was written.
         NotFound: A file is missing.
     """
     limits = [min(digest.nbytes, _VOUCHED_LIMIT_BYTES) for digest in digests.values()]
-    contents = _native.read_small_files(list(digests), limit_bytes=limits)
+    contents = _native.read_small_files(list(digests), limit_bytes=limits, root=root)
     for (path, digest), content in zip(digests.items(), contents, strict=True):
         digest.check(content, path)
     return contents

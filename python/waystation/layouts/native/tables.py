@@ -188,14 +188,17 @@ def _check_together(tables: Tables, paths: tuple[str, str, str]) -> None:
         raise Corrupt(f"chunk {worst} lies outside of its file", path=paths[1])
 
 
-def open_paged(paths: tuple[str, str, str], sizes: tuple[int, int, int]) -> Tables:
-    """The three tables, of `sizes` bytes, to be read page by page; only the array entries are read now.
+def open_paged(
+    paths: tuple[str, str, str], sizes: tuple[int, int, int], root: _native.Directory | None = None
+) -> Tables:
+    """The three tables, of `sizes` bytes, to be read page by page (beneath `root`); only the array entries
+    are read now.
 
     What must be true between entries is not checked for the tables as a whole, but where they are used.
     """
-    files = PagedTable(paths[0], "files", sizes[0])
-    chunks = PagedTable(paths[1], "chunks", sizes[1])
-    checksums = PagedTable(paths[2], "checksums", sizes[2])
+    files = PagedTable(paths[0], "files", sizes[0], root)
+    chunks = PagedTable(paths[1], "chunks", sizes[1], root)
+    checksums = PagedTable(paths[2], "checksums", sizes[2], root)
     arrays: Table = chunks.section(0, ARRAY_ENTRY)[:]
     tables = Tables(
         files.section(0, FILE_ENTRY),

@@ -17,8 +17,8 @@ from waystation._errors import (
     CheckpointableNotFound,
     DeletionInProgressError,
     InvalidLayoutError,
-    from_os_error,
 )
+from waystation.layouts import beneath
 from waystation.layouts.orbax import deletion, names
 from waystation.layouts.orbax.checkpoint_metadata import CheckpointMetadata
 from waystation.layouts.orbax.checksums import Checksums, FileChecksums
@@ -106,13 +106,17 @@ def _shown(items: Mapping[str, Item]) -> str:
     return ", ".join(sorted(items)) or "none"
 
 
-def is_checkpoint(path: str) -> bool:
-    """Whether a checkpoint of Orbax's is at a path, by what is there; nothing of it is verified."""
+def is_checkpoint(path: str, root: _native.Directory | None = None) -> bool:
+    """Whether a checkpoint of Orbax's is at a path (beneath `root`), by what is there; nothing of it is
+    verified."""
     if names.is_temporary(os.path.basename(path)):
         return False
-    if any(os.path.lexists(os.path.join(path, marker)) for marker in _MARKERS):
+    if any(_has(path, marker, root) for marker in _MARKERS):
         return True
-    return any(_has(directory, names.TREE_METADATA) and not _is_own(directory) for directory in _below(path))
+    return any(
+        _has(directory, names.TREE_METADATA, root) and not _is_own(directory, root)
+        for directory in _below(path, root)
+    )
 
 
 def is_checkpointable(path: str) -> bool:
@@ -121,9 +125,9 @@ def is_checkpointable(path: str) -> bool:
     return _is_own(whole) or _has(whole, names.DELETION)
 
 
-def _is_own(directory: str) -> bool:
+def _is_own(directory: str, root: _native.Directory | None = None) -> bool:
     """Whether a directory is a checkpoint itself, not a checkpointable of one."""
-    return _has(directory, names.CHECKPOINT_METADATA) or _has(directory, names.INDICATOR)
+    return _has(directory, names.CHECKPOINT_METADATA, root) or _has(directory, names.INDICATOR, root)
 
 
 def has_checksums(path: str) -> bool:
@@ -131,40 +135,48 @@ def has_checksums(path: str) -> bool:
     return _has(path, names.CHECKSUMS)
 
 
-def open_checkpoint(path: str) -> OrbaxCheckpoint:
-    """Looks at a checkpoint.
+def open_checkpoint(path: str, root: _native.Directory | None = None) -> OrbaxCheckpoint:
+    """Looks at a checkpoint (beneath `root`).
 
     Raises:
         InvalidLayoutError: There is none of Orbax's.
         Corrupt: What it says of itself makes no sense, or is not what was saved.
         DeletionRecoveryError: Nor does what it says of a deletion that has begun.
     """
-    if not is_checkpoint(path):
+    if not is_checkpoint(path, root):
         raise InvalidLayoutError(f"'{path}' is not a checkpoint of Orbax", path=path)
-    checksums = Checksums.read(path)
-    metadata = _read_metadata(path, checksums)
-    if isinstance(metadata.item_handlers, str) or _has(path, names.TREE_METADATA):
+    checksums = Checksums.read(path, root)
+    metadata = _read_metadata(path, checksums, root)
+    if isinstance(metadata.item_handlers, str) or _has(path, names.TREE_METADATA, root):
         handler = metadata.item_handlers if isinstance(metadata.item_handlers, str) else None
         return OrbaxCheckpoint(path, {STATE: Item(path, handler, is_tree=True)}, metadata)
-    record = deletion.read_record(path)
+    record = deletion.read_record(path, root)
     deleting = None if record is None else record.checkpointable_name
     items = {
-        name: Item(directory, metadata.handler_of(name), _is_tree(directory, name, checksums))
-        for directory in _below(path)
+        name: Item(directory, metadata.handler_of(name), _is_tree(directory, name, checksums, root))
+        for directory in _below(path, root)
         for name in (os.path.basename(directory),)
         if name not in names.RESERVED and name != deleting
     }
     return OrbaxCheckpoint(path, items, metadata, deleting, checksums)
 
 
-def _is_tree(directory: str, name: str, checksums: Checksums | None) -> bool:
+def read_identity(path: str, root: _native.Directory) -> bytes:
+    """What tells one version of a checkpoint from another: what it says of itself, which has the times of its
+    save; nothing where it says nothing."""
+    return _read(os.path.join(path, names.CHECKPOINT_METADATA), root) or b""
+
+
+def _is_tree(directory: str, name: str, checksums: Checksums | None, root: _native.Directory | None) -> bool:
     """Whether a checkpointable is a tree, or was one when it was saved."""
-    return _has(directory, names.TREE_METADATA) or (checksums is not None and checksums.is_tree(name))
+    return _has(directory, names.TREE_METADATA, root) or (checksums is not None and checksums.is_tree(name))
 
 
-def _read_metadata(path: str, checksums: Checksums | None) -> CheckpointMetadata:
+def _read_metadata(
+    path: str, checksums: Checksums | None, root: _native.Directory | None
+) -> CheckpointMetadata:
     file = os.path.join(path, names.CHECKPOINT_METADATA)
-    content = _read(file)
+    content = _read(file, root)
     if checksums is not None:
         checksums.check_metadata(content, file)
     # Orbax does not sync this file, and finds empty ones.
@@ -173,27 +185,21 @@ def _read_metadata(path: str, checksums: Checksums | None) -> CheckpointMetadata
     return CheckpointMetadata.decode(content, file)
 
 
-def _read(path: str) -> bytes | None:
-    if not os.path.lexists(path):
+def _read(path: str, root: _native.Directory | None) -> bytes | None:
+    if not beneath.is_there(path, root):
         return None
-    (content,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES)
+    (content,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES, root=root)
     return content
 
 
-def _has(directory: str, name: str) -> bool:
-    return os.path.lexists(os.path.join(directory, name))
+def _has(directory: str, name: str, root: _native.Directory | None = None) -> bool:
+    return beneath.is_there(os.path.join(directory, name), root)
 
 
-def _below(path: str) -> Sequence[str]:
+def _below(path: str, root: _native.Directory | None = None) -> Sequence[str]:
     """The directories below a path that could be checkpointables."""
-    try:
-        with os.scandir(path) as entries:
-            return sorted(
-                entry.path
-                for entry in entries
-                if entry.is_dir() and not names.is_temporary(entry.name) and not entry.name.startswith(".")
-            )
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise from_os_error(error, "look into", path) from error
+    return [
+        os.path.join(path, entry.name)
+        for entry in beneath.entries_or_none(path, root)
+        if entry.is_dir() and not names.is_temporary(entry.name) and not entry.name.startswith(".")
+    ]

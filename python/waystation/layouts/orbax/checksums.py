@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from waystation import _native
-from waystation._errors import Corrupt, Unsupported, from_os_error
+from waystation._errors import Corrupt, NotFound, Unsupported, from_os_error
+from waystation.layouts import beneath
 from waystation.layouts.native.records import Digest
 from waystation.layouts.orbax import names
 from waystation.layouts.orbax.json_files import parse_object, reading, require
@@ -160,9 +161,10 @@ class Checksums:
     _metadata: Digest
     _handlers: Any
     _sections: dict[str, _Section]
+    _root: _native.Directory | None
 
     @classmethod
-    def read(cls, checkpoint: str) -> Checksums | None:
+    def read(cls, checkpoint: str, root: _native.Directory | None = None) -> Checksums | None:
         """The record in a checkpoint; None if it has none.
 
         Raises:
@@ -171,14 +173,14 @@ class Checksums:
         """
         path = os.path.join(checkpoint, names.CHECKSUMS)
         try:
-            with open(path, "rb") as file:
+            with beneath.opened(path, root) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 record = file.readline(_RECORD_LIMIT_BYTES)
-                file_bytes = os.fstat(file.fileno()).st_size
-        except FileNotFoundError:
+                file_bytes = os.fstat(descriptor).st_size
+        except NotFound:
             return None
         except OSError as error:
             raise from_os_error(error, "read", path) from error
-        found = cls.decode(record, path)
+        found = cls.decode(record, path, root)
         if file_bytes != found.file_bytes:
             raise Corrupt(
                 f"'{path}' has {file_bytes} bytes where {found.file_bytes} were written; {_ADVICE}", path=path
@@ -186,7 +188,7 @@ class Checksums:
         return found
 
     @classmethod
-    def decode(cls, record: bytes, path: str) -> Checksums:
+    def decode(cls, record: bytes, path: str, root: _native.Directory | None = None) -> Checksums:
         """Makes sense of a record.
 
         Raises:
@@ -210,7 +212,8 @@ class Checksums:
             }
             top = {name: _digest(entry) for name, entry in body["top"].items()}
             file_bytes = len(record) + _natural(body["bytes_after"])
-            return cls(path, record, file_bytes, top, _digest(body["metadata"]), body["handlers"], sections)
+            metadata = _digest(body["metadata"])
+            return cls(path, record, file_bytes, top, metadata, body["handlers"], sections, root)
 
     @property
     def checkpointables(self) -> list[str]:
@@ -250,7 +253,7 @@ class Checksums:
         section = self._sections.get(name)
         if section is None:
             return None
-        content = _read_range(self.path, section.begin, section.nbytes)
+        content = _read_range(self.path, self._root, section.begin, section.nbytes)
         if _native.crc64(content) != section.crc64:
             raise _damaged(self.path)
         body = parse_object(content, self.path)
@@ -264,7 +267,7 @@ class Checksums:
                 sums = -(-_natural(nbytes) // BLOCK_BYTES) * _SUM_BYTES
                 data[file] = _Blocks(nbytes, begin, sums, _checksum(crc64))
                 begin += sums
-        return FileChecksums(self.path, directory, whole, data)
+        return FileChecksums(self.path, directory, whole, data, self._root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +294,7 @@ class FileChecksums:
     directory: str
     whole: dict[str, Digest]
     _data: dict[str, _Blocks]
+    _root: _native.Directory | None
     _known: dict[str, bytes] = field(default_factory=dict)
 
     @property
@@ -319,7 +323,7 @@ class FileChecksums:
         unknown = [(entry.begin, path) for path, entry in entries.items() if path not in self._known]
         for group in _grouped(sorted(unknown), entries):
             begin, last = entries[group[0]].begin, entries[group[-1]]
-            content = _read_range(self.path, begin, last.begin + last.sum_bytes - begin)
+            content = _read_range(self.path, self._root, begin, last.begin + last.sum_bytes - begin)
             for path in group:
                 entry = entries[path]
                 found = content[entry.begin - begin : entry.begin - begin + entry.sum_bytes]
@@ -347,7 +351,9 @@ class FileChecksums:
         (sums,) = self.blocks([(path, file_bytes)])
         first, last = offset // BLOCK_BYTES, -(-(offset + nbytes) // BLOCK_BYTES)
         begin = first * BLOCK_BYTES
-        content = memoryview(_read_range(path, begin, min(last * BLOCK_BYTES, file_bytes) - begin))
+        content = memoryview(
+            _read_range(path, self._root, begin, min(last * BLOCK_BYTES, file_bytes) - begin)
+        )
         for block in range(first, last):
             at = (block - first) * BLOCK_BYTES
             expected = int.from_bytes(sums[block * _SUM_BYTES : (block + 1) * _SUM_BYTES], "little")
@@ -385,13 +391,8 @@ def _grouped(begins: Sequence[tuple[int, str]], entries: Mapping[str, _Blocks]) 
         yield group
 
 
-def _read_range(path: str, begin: int, nbytes: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(begin)
-            content = file.read(nbytes)
-    except OSError as error:
-        raise from_os_error(error, "read", path) from error
+def _read_range(path: str, root: _native.Directory | None, begin: int, nbytes: int) -> bytes:
+    content = beneath.read(path, root, begin, nbytes)
     if len(content) != nbytes:
         raise Corrupt(f"'{path}' is truncated; {_ADVICE}", path=path)
     return content

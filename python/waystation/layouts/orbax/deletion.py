@@ -28,6 +28,7 @@ from typing import Any
 
 from waystation import _native
 from waystation._errors import Corrupt, DeletionRecoveryError, from_os_error
+from waystation.layouts import beneath
 from waystation.layouts.native import commit
 from waystation.layouts.native import names as native_names
 from waystation.layouts.native.attempts import remove_dead, remove_tree
@@ -84,19 +85,19 @@ class DeletionRecord:
             return found
 
 
-def read_record(path: str) -> DeletionRecord | None:
-    """The record in a checkpoint; None where there is none.
+def read_record(path: str, root: _native.Directory | None = None) -> DeletionRecord | None:
+    """The record in a checkpoint (beneath `root`); None where there is none.
 
     Raises:
         DeletionRecoveryError: It makes no sense, or not in this checkpoint.
     """
     file = os.path.join(path, names.DELETION)
-    content = _read(file)
+    content = _read(file, root)
     if content is None:
         return None
     try:
         record = DeletionRecord.decode(content, file)
-        present = _metadata(path)
+        present = _metadata(path, root)
     except Corrupt as error:
         raise _unusable(path, error.message) from error
     if not any(_same(present, known) for known in (record.original_metadata, record.updated_metadata)):
@@ -206,17 +207,17 @@ def _same(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def _metadata(path: str) -> dict[str, Any]:
+def _metadata(path: str, root: _native.Directory | None = None) -> dict[str, Any]:
     """What a checkpoint says of itself, as it stands in the file; nothing if there is none."""
     file = os.path.join(path, names.CHECKPOINT_METADATA)
-    content = _read(file)
+    content = _read(file, root)
     return parse_object(content, file) if content else {}
 
 
-def _read(path: str) -> bytes | None:
-    if not os.path.lexists(path):
+def _read(path: str, root: _native.Directory | None = None) -> bytes | None:
+    if not beneath.is_there(path, root):
         return None
-    (content,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES)
+    (content,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES, root=root)
     return content
 
 

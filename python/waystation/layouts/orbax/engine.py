@@ -24,6 +24,7 @@ class Engine:
         on_job: Told of every job.
         statistics: Where what was read is added.
         checksums: What vouches for the files; None to verify nothing.
+        root: The directory beneath which files are opened; without it, they are by their paths.
 
     Attributes:
         options: How to read.
@@ -35,9 +36,11 @@ class Engine:
         on_job: Callable[[Any], None],
         statistics: ReadStatistics,
         checksums: FileChecksums | None,
+        root: _native.Directory | None = None,
     ) -> None:
         self.options = options
         self._checksums = checksums
+        self._root = root
         self._on_job = on_job
         self._statistics = statistics
 
@@ -62,7 +65,7 @@ class Engine:
         listed = files.listed(self._checksums)
         if not listed:
             return None
-        job = read_job.start(listed, words, owners, self.options)
+        job = read_job.start(listed, words, owners, self.options, root=self._root)
         self._on_job(job)
         return job
 

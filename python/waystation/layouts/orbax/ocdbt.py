@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from waystation import _native
-from waystation._errors import Corrupt, NotFound, Unsupported, from_os_error
+from waystation._errors import Corrupt, NotFound, Unsupported
+from waystation.layouts import beneath
 from waystation.layouts.orbax.checksums import FileChecksums
 from waystation.layouts.orbax.json_files import reading, require
 from waystation.layouts.orbax.names import MANIFEST
@@ -73,20 +74,27 @@ class OcdbtValues:
     Args:
         directory: Where its manifest is.
         checksums: What vouches for its files; None where Orbax has written it.
+        root: The directory beneath which its files are opened; without it, they are by their paths.
 
     Raises:
         Corrupt: The manifest is missing or damaged.
         Unsupported: It is of a kind that Orbax does not write.
     """
 
-    def __init__(self, directory: str, checksums: FileChecksums | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        checksums: FileChecksums | None = None,
+        root: _native.Directory | None = None,
+    ) -> None:
         self._directory = directory
         self._checksums = checksums
+        self._held = root
         self._nodes: dict[tuple[_Extent, bytes, int], _Leaf | _Interior] = {}
         self._files: dict[str, int] = {}
         path = os.path.join(directory, MANIFEST)
         try:
-            (data,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES)
+            (data,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES, root=root)
         except NotFound as error:
             raise Corrupt(f"a file of the checkpoint is missing: {error.message}", **error.context) from error
         if checksums is not None:
@@ -171,12 +179,10 @@ class OcdbtValues:
             raise Corrupt(f"'{self._directory}' is damaged: a part of it is in no file", path=self._directory)
         path = os.path.join(self._directory, extent.file.path)
         if path not in self._files:
-            try:
-                self._files[path] = os.stat(path).st_size
-            except FileNotFoundError as error:
-                raise Corrupt(f"a file of the checkpoint is missing: '{path}'", path=path) from error
-            except OSError as error:
-                raise from_os_error(error, "look at", path) from error
+            status = beneath.status(path, self._held)
+            if status is None:
+                raise Corrupt(f"a file of the checkpoint is missing: '{path}'", path=path)
+            self._files[path] = status.st_size
         file_bytes = self._files[path]
         if extent.offset + extent.nbytes > file_bytes:
             raise Corrupt(
@@ -192,11 +198,7 @@ class OcdbtValues:
             raise Corrupt(f"'{path}' is said to hold a node of {extent.nbytes} bytes", path=path)
         if self._checksums is not None:
             return self._checksums.read(path, extent.offset, extent.nbytes, file_bytes)
-        try:
-            with open(path, "rb") as file:
-                return os.pread(file.fileno(), extent.nbytes, extent.offset)
-        except OSError as error:
-            raise from_os_error(error, "read", path) from error
+        return beneath.read(path, self._held, extent.offset, extent.nbytes)
 
 
 # ---- decoding ----------------------------------------------------------------------------------

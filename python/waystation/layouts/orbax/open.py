@@ -14,10 +14,11 @@ from typing import Literal
 
 from waystation import _native
 from waystation._collection import paused_collection
-from waystation._errors import Corrupt, NotFound, Unsupported, from_os_error
+from waystation._errors import Corrupt, NotFound, Unsupported
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
+from waystation.layouts import beneath
 from waystation.layouts.native.strings import join_strings, split_strings
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf
 from waystation.layouts.orbax import array_metadatas, names, rich_types, shardings_file, strings_file, zarr
@@ -79,8 +80,13 @@ class TreeFiles:
 # ---- reading -----------------------------------------------------------------------------------
 
 
-def read_tree_files(directory: str, options: Options, checksums: FileChecksums | None) -> TreeFiles:
-    """Reads all metadata of a tree.
+def read_tree_files(
+    directory: str,
+    options: Options,
+    checksums: FileChecksums | None,
+    root: _native.Directory | None = None,
+) -> TreeFiles:
+    """Reads all metadata of a tree (beneath `root`).
 
     Args:
         directory: Where it is.
@@ -91,7 +97,7 @@ def read_tree_files(directory: str, options: Options, checksums: FileChecksums |
         Corrupt: Something is missing, damaged or makes no sense.
         Unsupported: It is stored in a way that needs TensorStore, which is not installed.
     """
-    present = _listed(directory) if checksums is None else _first_names(checksums)
+    present = _listed(directory, root) if checksums is None else _first_names(checksums)
     if names.TREE_METADATA not in present:
         raise Corrupt(
             f"'{directory}' is no tree that Orbax saved: it has no {names.TREE_METADATA}", path=directory
@@ -100,18 +106,18 @@ def read_tree_files(directory: str, options: Options, checksums: FileChecksums |
     found = [name for name in known if name in present]
     if names.ARRAY_METADATAS in present:
         own = os.path.join(directory, names.ARRAY_METADATAS)
-        listed = _listed(own) if checksums is None else _names_below(names.ARRAY_METADATAS, checksums)
+        listed = _listed(own, root) if checksums is None else _names_below(names.ARRAY_METADATAS, checksums)
         processes = [process for name in listed if (process := names.process_of(name)) is not None]
         if processes:  # all say the same of keys, and there may be thousands
             found.append(os.path.join(names.ARRAY_METADATAS, names.process_file(min(processes))))
     paths = [os.path.join(directory, name) for name in found]
-    contents = dict(zip(found, _read_files(paths, checksums), strict=True))
+    contents = dict(zip(found, _read_files(paths, checksums, root), strict=True))
     path = os.path.join(directory, names.TREE_METADATA)
     metadata = TreeMetadata.decode(contents[names.TREE_METADATA], path)
     is_ocdbt = names.MANIFEST in present if metadata.use_ocdbt is None else metadata.use_ocdbt
     leaves = _leaves_of(metadata, path, options)
     keys = [_metadata_key(leaf.name, metadata) for leaf in leaves.arrays]
-    found_metadata = _read_array_metadata(directory, keys, metadata, checksums, is_ocdbt=is_ocdbt)
+    found_metadata = _read_array_metadata(directory, keys, metadata, checksums, root, is_ocdbt=is_ocdbt)
     contents.update(zip(keys, found_metadata, strict=True))
     return TreeFiles(directory, is_ocdbt, contents)
 
@@ -127,16 +133,15 @@ def _names_below(directory: str, checksums: FileChecksums) -> set[str]:
     return {name.removeprefix(begin) for name in checksums.whole if name.startswith(begin)}
 
 
-def _listed(directory: str) -> set[str]:
-    try:
-        return set(os.listdir(directory))
-    except OSError as error:
-        raise from_os_error(error, "look into", directory) from error
+def _listed(directory: str, root: _native.Directory | None) -> set[str]:
+    return {entry.name for entry in beneath.entries(directory, root)}
 
 
-def _read_files(paths: Sequence[str], checksums: FileChecksums | None) -> list[bytes]:
+def _read_files(
+    paths: Sequence[str], checksums: FileChecksums | None, root: _native.Directory | None
+) -> list[bytes]:
     try:
-        contents = _native.read_small_files(list(paths), limit_bytes=_LIMIT_BYTES)
+        contents = _native.read_small_files(list(paths), limit_bytes=_LIMIT_BYTES, root=root)
     except NotFound as error:
         raise Corrupt(f"a file of the checkpoint is missing: {error.message}", **error.context) from error
     if checksums is not None:
@@ -150,19 +155,24 @@ def _read_array_metadata(
     keys: Sequence[str],
     metadata: TreeMetadata,
     checksums: FileChecksums | None,
+    root: _native.Directory | None,
     *,
     is_ocdbt: bool,
 ) -> list[bytes]:
     if not keys:
         return []
     if not is_ocdbt:
-        return _read_files([os.path.join(directory, key) for key in keys], checksums)
-    values = _values(directory, checksums, is_ocdbt=True)
+        return _read_files([os.path.join(directory, key) for key in keys], checksums, root)
+    values = _values(directory, checksums, root, is_ocdbt=True)
     if isinstance(values, OcdbtValues):
         contents = values.read(keys)
     else:
         store = TensorStore(
-            directory, is_ocdbt=True, version=_version(metadata), absent_is_damage=metadata.has_every_chunk
+            directory,
+            is_ocdbt=True,
+            version=_version(metadata),
+            absent_is_damage=metadata.has_every_chunk,
+            root=root,
         )
         contents = store.values(keys)
     found = []
@@ -173,12 +183,14 @@ def _read_array_metadata(
     return found
 
 
-def _values(directory: str, checksums: FileChecksums | None, *, is_ocdbt: bool) -> Values | None:
+def _values(
+    directory: str, checksums: FileChecksums | None, root: _native.Directory | None, *, is_ocdbt: bool
+) -> Values | None:
     """Where the values of keys are; None of a database that only TensorStore can read."""
     if not is_ocdbt:
-        return FileValues(directory)
+        return FileValues(directory, root)
     try:
-        return OcdbtValues(directory, checksums)
+        return OcdbtValues(directory, checksums, root)
     except Unsupported:
         return None
 
@@ -256,8 +268,13 @@ def _are_rich(options: Options) -> bool:
 
 
 @paused_collection()
-def decode_tree_files(files: TreeFiles, options: Options, checksums: FileChecksums | None) -> OpenOrbax:
-    """Makes sense of the metadata of a tree.
+def decode_tree_files(
+    files: TreeFiles,
+    options: Options,
+    checksums: FileChecksums | None,
+    root: _native.Directory | None = None,
+) -> OpenOrbax:
+    """Makes sense of the metadata of a tree; the other files will be opened beneath `root`.
 
     Args:
         files: The metadata.
@@ -285,8 +302,9 @@ def decode_tree_files(files: TreeFiles, options: Options, checksums: FileChecksu
         is_ocdbt=files.is_ocdbt,
         absent_is_damage=absent_is_damage,
         # Without arrays there may be no database.
-        values=_values(directory, checksums, is_ocdbt=files.is_ocdbt and bool(arrays)),
+        values=_values(directory, checksums, root, is_ocdbt=files.is_ocdbt and bool(arrays)),
         checksums=checksums,
+        root=root,
     )
 
 

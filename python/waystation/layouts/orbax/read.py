@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from waystation import _native
 from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation.frameworks import dtypes
@@ -60,6 +61,7 @@ class OpenOrbax:
         absent_is_damage: Whether a chunk that is not there is missing, or stands for the fill value.
         values: Where chunks are; None if only TensorStore can tell.
         checksums: What vouches for its files; None where Orbax has written it.
+        root: The directory beneath which files are opened; without it, they are by their paths.
 
     Attributes:
         directory: Where its files are.
@@ -76,8 +78,10 @@ class OpenOrbax:
         absent_is_damage: bool,
         values: Values | None,
         checksums: FileChecksums | None,
+        root: _native.Directory | None = None,
     ) -> None:
         self.directory = directory
+        self._root = root
         self.tree = tree
         self._arrays = arrays
         self._is_ocdbt = is_ocdbt
@@ -87,6 +91,11 @@ class OpenOrbax:
         )
         self._checksums = checksums
         self._store: TensorStore | None = None
+
+    @property
+    def notices_absence(self) -> bool:
+        """Whether a chunk that is not there is missing; else it stands for the fill value."""
+        return self._absent_is_damage
 
     def storage_metadata(self, number: int) -> StorageMetadata:
         """How one of its arrays is cut."""
@@ -131,7 +140,7 @@ class OpenOrbax:
             for request, form in zip(requests, forms, strict=True)
             for box in request.boxes
         ]
-        engine = Engine(options, on_job, statistics, None if verify is False else self._checksums)
+        engine = Engine(options, on_job, statistics, None if verify is False else self._checksums, self._root)
         own, others = self._divide([(array, box) for array, box, _ in flat])
         located = []
         if self._places is not None:  # before anything is allocated for what files claim to have
@@ -186,6 +195,7 @@ class OpenOrbax:
                 is_ocdbt=self._is_ocdbt,
                 version=self._arrays[0].zarr.version,
                 absent_is_damage=self._absent_is_damage,
+                root=self._root,
             )
         job = StoreJob(sum(read.buffer.nbytes for read in reads))
         on_job(job)

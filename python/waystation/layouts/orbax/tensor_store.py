@@ -8,15 +8,19 @@ Invariant: no more than a bound of bytes is on its way at a time, or one box.
 from __future__ import annotations
 
 import importlib
+import os
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from waystation import _native
 from waystation._errors import Cancelled, Corrupt, Unsupported
 from waystation._extras import install_command
 from waystation.grid import Box, slices_of_box
+from waystation.layouts import beneath
 
 # As Orbax has them: files read at a time, and bytes of OCDBT's nodes that are kept.
 _FILES_AT_ONCE = 128
@@ -77,14 +81,26 @@ class TensorStore:
         is_ocdbt: Whether it holds an OCDBT database, else a file for every key.
         version: Of zarr.
         absent_is_damage: Whether a chunk that is not there is missing, or stands for the fill value.
+        root: The open directory of the checkpoint, beneath which files are opened; without it, they are by
+            their paths.
 
     Raises:
-        Unsupported: TensorStore is not installed.
+        Unsupported: TensorStore is not installed, or a symbolic link leads out of the checkpoint.
     """
 
-    def __init__(self, directory: str, *, is_ocdbt: bool, version: int, absent_is_damage: bool) -> None:
+    def __init__(
+        self,
+        directory: str,
+        *,
+        is_ocdbt: bool,
+        version: int,
+        absent_is_damage: bool,
+        root: _native.Directory | None = None,
+    ) -> None:
         self._library = _imported(directory)
         self._directory = directory
+        self._held: int | None = None
+        self._place = directory if root is None else self._hold(root)
         self._is_ocdbt = is_ocdbt
         self._driver = "zarr3" if version == 3 else "zarr"
         self._absent_is_damage = absent_is_damage
@@ -166,15 +182,23 @@ class TensorStore:
     def _keys(self, name: str) -> dict[str, Any]:
         """The specification of the keys that begin with a name."""
         if not self._is_ocdbt:
-            return {"driver": "file", "path": f"{self._directory}/{name}"}
-        base = {"driver": "file", "path": f"{self._directory}/"}
+            return {"driver": "file", "path": f"{self._place}/{name}"}
+        base = {"driver": "file", "path": f"{self._place}/"}
         specification = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#ocdbt"}
         return {**specification, "path": name} if name else specification
 
     def _corrupt(self, error: ValueError, name: str | None = None) -> Corrupt:
-        return Corrupt(
-            f"'{self._directory}' cannot be read: {_first_line(error)}", path=self._directory, array=name
-        )
+        reason = _first_line(error).replace(self._place, self._directory)
+        return Corrupt(f"'{self._directory}' cannot be read: {reason}", path=self._directory, array=name)
+
+    def _hold(self, root: _native.Directory) -> str:
+        """A path that leads to the directory as long as this holds it open, whatever has its own path."""
+        beneath.check_links(self._directory, root)
+        with beneath.opened(self._directory, root, os.O_PATH | os.O_DIRECTORY) as descriptor:
+            self._held = os.dup(descriptor)
+        weakref.finalize(self, os.close, self._held)
+        held = f"/proc/self/fd/{self._held}"
+        return held if os.path.isdir(held) else self._directory
 
 
 def _imported(directory: str) -> Any:

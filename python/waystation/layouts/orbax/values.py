@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from waystation._errors import from_os_error
+from waystation import _native
+from waystation.layouts import beneath
 from waystation.layouts.native.read_job import ReadFile
 from waystation.layouts.orbax.checksums import FileChecksums
 
@@ -86,23 +87,19 @@ class Values(Protocol):
 class FileValues:
     """Every key is a file in the directory of the checkpointable."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, root: _native.Directory | None = None) -> None:
         self._directory = directory
+        self._root = root
 
     def find(self, keys: Sequence[str]) -> list[Value | None]:
         """Where the files are."""
-        return [_look_at(self.where(key)) for key in keys]
+        return [_look_at(self.where(key), self._root) for key in keys]
 
     def where(self, key: str) -> str:
         """The path of the file."""
         return os.path.join(self._directory, key)
 
 
-def _look_at(path: str) -> Value | None:
-    try:
-        nbytes = os.stat(path).st_size
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise from_os_error(error, "look at", path) from error
-    return Value(path, 0, nbytes, nbytes)
+def _look_at(path: str, root: _native.Directory | None) -> Value | None:
+    status = beneath.status(path, root)
+    return None if status is None else Value(path, 0, status.st_size, status.st_size)
