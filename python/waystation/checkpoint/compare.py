@@ -123,11 +123,11 @@ def _compare(
 ) -> Comparison:
     """Compares two checkpoints that are held open; without a tolerance their structure only."""
     found = Comparison(held[0].target, held[1].target)
-    names = _compare_names([open_held(one, [], options).names for one in held], found)
-    opened = [open_held(one, names, options) for one in held]
+    names = _compare_names([open_held(either, [], options).names for either in held], found)
+    opened = [open_held(either, names, options) for either in held]
     pairs: list[_Pair] = []
     for name in names:
-        one, two = (checkpoint.stored[name] for checkpoint in opened)
+        one, two = (either.stored[name] for either in opened)
         if one.state is not None and two.state is not None:
             pairs.append(_Pair(name, one.state, two.state, options))
         else:
@@ -140,8 +140,8 @@ def _compare(
     for pair in pairs:
         found.differences += pair.ordered_differences()
     if not all(pair.first.notices_absence and pair.second.notices_absence for pair in pairs):
-        for checkpoint_held in held:
-            checkpoint_held.require_current()
+        for checkpoint in held:
+            checkpoint.require_current()
     return found
 
 

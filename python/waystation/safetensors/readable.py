@@ -62,6 +62,11 @@ class Readable(ABC):
     labels: list[str]
 
     @property
+    def notices_absence(self) -> bool:
+        """Whether a read fails where a file is missing: always."""
+        return True
+
+    @property
     @abstractmethod
     def directory(self) -> str:
         """Where the files are: that of the first."""
