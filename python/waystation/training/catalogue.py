@@ -28,6 +28,8 @@ from waystation.training.step_names import NameFormat, steps_in
 
 Info = CheckpointMetadata[None]
 
+_LOOKS = 10
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Aged:
@@ -96,6 +98,13 @@ class Catalogue:
             self._committed = {info.step: self._youngest(info) for info in listing.committed}
             self._damaged = {info.step: info for info in listing.damaged}
             self._own &= self._committed.keys()
+
+    def add(self, infos: Iterable[Info]) -> None:
+        """Checkpoints were found that other programs have committed since; what is known already stays."""
+        with self._lock:
+            for info in infos:
+                if info.step not in self._committed and info.step not in self._damaged:
+                    self._committed[info.step] = self._youngest(info)
 
     def begin(self, info: Info) -> None:
         """A step is being saved."""
@@ -166,7 +175,19 @@ class Listing:
 
     @classmethod
     def read(cls, root: Path, name_format: NameFormat, *, with_records: bool) -> Listing:
-        """Looks into a directory; of a step that has two directories the first counts."""
+        """Looks into a directory; of a step that has two directories the first counts.
+
+        Beside a program that saves a step and removes the one before it, a single look may miss both. So
+        where nothing is found, it is looked again.
+        """
+        for _ in range(_LOOKS):
+            found = cls._look(root, name_format, with_records=with_records)
+            if found.committed or found.damaged:
+                break
+        return found
+
+    @classmethod
+    def _look(cls, root: Path, name_format: NameFormat, *, with_records: bool) -> Listing:
         paths: dict[int, Path] = {}
         for step, path in steps_in(root, name_format):
             paths.setdefault(step, path)
@@ -176,7 +197,8 @@ class Listing:
             try:
                 committed.append(described(info) if with_records else info)
             except Corrupt:
-                damaged.append(info)
+                if step_records.is_committed(path):  # else it was removed meanwhile
+                    damaged.append(info)
         return cls(committed, damaged)
 
     def encode(self) -> bytes:

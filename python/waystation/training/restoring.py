@@ -29,7 +29,7 @@ from waystation._options import Options
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.context import copy_of_current
 from waystation.training import step_records
-from waystation.training.catalogue import Info, from_json, relocated, to_json
+from waystation.training.catalogue import Info, Listing, described, from_json, relocated, to_json
 from waystation.training.errors import DamagedCheckpointWarning, StepNotFoundError
 from waystation.training.place import Place
 from waystation.transfers.handle import AsyncResponse
@@ -216,6 +216,17 @@ class Restorer:
                         return info
                 time.sleep(_LOOK_AGAIN_S)  # a collector removes it, or gives way to a reader
             self._place.catalogue.drop([info.step])
+            if step is None:
+                self._look_again()
+
+    def _look_again(self) -> None:
+        """Takes up what other programs have committed since it was looked: whoever removes a step has usually
+        saved a newer one."""
+        listing = Listing.read(self._place.root, self._place.name_format, with_records=False)
+        new = [info for info in listing.committed if self._place.catalogue.find(info.step) is None]
+        self._place.catalogue.add(new)
+        with contextlib.suppress(Corrupt):  # a load will tell
+            self._place.catalogue.describe(map(described, new))
 
     def _require_damage(self, step: int | None, info: Info, error: WaystationError, options: Options) -> None:
         """Raises an error again that an older step would not help against, or that is about the step that was

@@ -1,0 +1,50 @@
+"""A `Checkpointer` that is opened beside a program that keeps one step always finds a step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from waystation import training
+
+_BOUND_S = 120
+
+_COLLECTOR = """
+import sys
+import numpy as np
+from waystation import training
+
+policy = training.preservation_policies.LatestN(1)
+with training.Checkpointer(sys.argv[1], preservation_policy=policy) as checkpointer:
+    for step in range(1, 150):
+        checkpointer.save(step, {"step": step, "x": np.full(1000, step)})
+"""
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("lightweight", [False, True])
+def test_a_step_is_always_found(tmp_path: Path, *, lightweight: bool) -> None:
+    directory = tmp_path / "run"
+    collector = subprocess.Popen([sys.executable, "-c", _COLLECTOR, str(directory)])
+    try:
+        until = time.monotonic() + _BOUND_S
+        while not training.Checkpointer(directory).checkpoints:
+            assert time.monotonic() < until
+        newest = 0
+        while collector.poll() is None:
+            with training.Checkpointer(directory, lightweight_initialize=lightweight) as checkpointer:
+                state = checkpointer.load()
+                assert (state["x"] == state["step"]).all()
+                assert state["step"] >= newest
+                newest = state["step"]
+                assert checkpointer.metadata().step >= newest
+                assert not checkpointer.damaged
+        assert collector.returncode == 0
+    finally:
+        collector.kill()
+        collector.wait(_BOUND_S)
+    assert training.Checkpointer(directory).load()["step"] == 149
