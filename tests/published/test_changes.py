@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,40 @@ def test_a_model_that_is_replaced_while_it_is_opened(
     monkeypatch.setattr(sources, "read_headers", read_and_replace)
     loaded = load(tmp_path, framework="numpy")
     assert {name: set(array.tolist()) for name, array in loaded.items()} == {"a": {2.0}, "b": {2.0}}
+
+
+_SAVER = """
+import sys
+import numpy as np
+from waystation import safetensors
+
+for value in range(1, 40):
+    arrays = {f"{number}": np.full(20_000, value) for number in range(20)}
+    safetensors.save(arrays, sys.argv[1], max_file_bytes=int(sys.argv[2]), overwrite=True)
+"""
+
+
+@pytest.mark.parametrize("max_file_bytes", [1 << 30, 500_000])
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_loads_beside_saves_give_one_model(
+    tmp_path: Path, max_file_bytes: int, *, is_asynchronous: bool
+) -> None:
+    """In a process of its own, models are saved to one place; every load gives all of one of them."""
+    arrays = {f"{number}": np.full(20_000, 0) for number in range(20)}
+    waystation.safetensors.save(arrays, tmp_path / "model", max_file_bytes=max_file_bytes)
+    command = [sys.executable, "-c", _SAVER, str(tmp_path / "model"), str(max_file_bytes)]
+    saver = subprocess.Popen(command)
+    try:
+        while saver.poll() is None:
+            if is_asynchronous:
+                loaded = load_async(tmp_path / "model", framework="numpy").result()
+            else:
+                loaded = load(tmp_path / "model", framework="numpy")
+            assert len({value for array in loaded.values() for value in (array.min(), array.max())}) == 1
+        assert saver.returncode == 0
+    finally:
+        saver.kill()
+        saver.wait()
 
 
 def test_a_model_that_is_replaced_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,9 @@ with training.Checkpointer(sys.argv[1], preservation_policy=policy) as checkpoin
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("lightweight", [False, True])
-def test_a_step_is_always_found(tmp_path: Path, *, lightweight: bool) -> None:
+def test_a_step_is_always_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, lightweight: bool
+) -> None:
     directory = tmp_path / "run"
     collector = subprocess.Popen([sys.executable, "-c", _COLLECTOR, str(directory)])
     try:
@@ -44,6 +46,7 @@ def test_a_step_is_always_found(tmp_path: Path, *, lightweight: bool) -> None:
                 assert checkpointer.metadata().step >= newest
                 assert not checkpointer.damaged
         assert collector.returncode == 0
+        assert not caplog.records  # such as those of a step that is read without a lease
     finally:
         collector.kill()
         collector.wait(_BOUND_S)

@@ -8,10 +8,13 @@ made in batches.
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
+from waystation._errors import Conflict, Corrupt, NotFound
 from waystation.safetensors import by_rows, nesting
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
@@ -24,6 +27,9 @@ from waystation.transfers.handle import AsyncResponse, Progress
 from waystation.transfers.statistics import LoadStatistics
 
 _PROGRESS_INTERVAL_S = 0.1
+_MOST_ATTEMPTS = 50  # while a model is replaced
+
+Decide = Callable[[], tuple[Request, Together]]
 
 
 def load(
@@ -83,12 +89,14 @@ def load(
         NotFound: There is nothing there; TensorNotFound, if it is a tensor.
         InvalidInput: Something cannot be had as wanted; names the tensor where it is about one.
         Corrupt: A file is damaged, missing, or not what its index says; names file and tensor.
-        Conflict: A file changed while it was read.
+        Conflict: A file changed while it was read. The load of a path by one process begins again instead, if
+            there still is a model.
         Unavailable: A process that loads with this one has died, or has not come within the deadline
             (`multiprocessing.deadline_s`).
         Unsupported: The framework has no such dtype, or is not installed.
     """
-    request, others = _decide(
+    decided = functools.partial(
+        _decide,
         files,
         framework,
         Placing(device=device, sharding=sharding, sharding_fn=sharding_fn),
@@ -103,9 +111,11 @@ def load(
         gpu_direct=gpu_direct,
         may_exchange=True,
     )
+    request, others = decided()
+    again = decided if isinstance(files, str | os.PathLike) else None
     if progress is None:
-        return _load(request, others, Progress())
-    return _watched(_started(request, others), progress)
+        return _load_what_is_there(request, others, Progress(), again)
+    return _watched(_started(request, others, again), progress)
 
 
 def load_async(
@@ -129,7 +139,8 @@ def load_async(
 
     What is wrong with the call or the headers is raised at once, the rest by the handle.
     """
-    request, others = _decide(
+    decided = functools.partial(
+        _decide,
         files,
         framework,
         Placing(device=device, sharding=sharding, sharding_fn=sharding_fn),
@@ -144,7 +155,8 @@ def load_async(
         gpu_direct=gpu_direct,
         may_exchange=False,  # devices would be used at any time
     )
-    return _started(request, others)
+    request, others = decided()
+    return _started(request, others, decided if isinstance(files, str | os.PathLike) else None)
 
 
 def _decide(
@@ -194,9 +206,9 @@ def _decide(
     return request, others
 
 
-def _started(request: Request, others: Together) -> AsyncResponse[dict[str, Any]]:
+def _started(request: Request, others: Together, again: Decide | None) -> AsyncResponse[dict[str, Any]]:
     what = f"loading '{request.opened.headers[0].path}'"
-    return AsyncResponse(what, lambda progress: _load(request, others, progress))
+    return AsyncResponse(what, lambda progress: _load_what_is_there(request, others, progress, again))
 
 
 def _watched(
@@ -213,6 +225,26 @@ def _watched(
         response.cancel()
         raise
     return response.result()
+
+
+def _load_what_is_there(
+    request: Request, others: Together, progress: Progress, again: Decide | None
+) -> dict[str, Any]:
+    """Loads; where files changed meanwhile, it begins again with what is there now.
+
+    A change is an error where no model is there any more, and where several processes load together.
+    """
+    for _ in range(_MOST_ATTEMPTS):
+        try:
+            return _load(request, others, progress)
+        except Conflict as error:
+            if again is None or not others.is_alone:
+                raise
+            try:
+                request, others = again()
+            except (NotFound, Corrupt):
+                raise error from None  # which says how the files changed
+    return _load(request, others, progress)
 
 
 def _load(request: Request, others: Together, progress: Progress) -> dict[str, Any]:

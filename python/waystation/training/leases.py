@@ -108,7 +108,9 @@ class Leases:
 
     def _create(self, path: Path) -> IO[str]:
         for _ in range(_MAX_TRIES):
-            self._directory.mkdir(exist_ok=True)
+            # Not `Path.mkdir(exist_ok=True)`, which fails where the directory goes just after it was there.
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._directory)
             with contextlib.suppress(FileNotFoundError):
                 return path.open("x", encoding="utf-8")
         return path.open("x", encoding="utf-8")
