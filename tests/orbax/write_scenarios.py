@@ -41,15 +41,20 @@ def save(place: Place, path: Path, state: State, layout: dict[str, Any]) -> None
 
 
 def load(place: Place, path: Path, state: State, layout: dict[str, Any]) -> None:
-    """Loads with genuine Orbax, in all processes of the program that has saved."""
+    """Loads with genuine Orbax, and by us with checksums, in all processes of the program that has saved."""
     from tests.orbax import oracle
 
     abstract: dict[str, Any] = {
         str(number): abstract_of(case, as_saved=True) for number, case in enumerate(state.cases)
     }
-    loaded = oracle.load(path, abstract | {"step": 0, "host": np.zeros(10, int), "name": ""})
-    for number, case in enumerate(state.cases):
-        check(case, loaded[str(number)], case.saved)
+    abstract |= {"step": 0, "host": np.zeros(10, int), "name": ""}
+    context = waystation.Context()
+    context.array.loading.verify = True
+    with context:
+        ours = waystation.load(path, abstract)
+    for loaded in (oracle.load(path, abstract), ours):
+        for number, case in enumerate(state.cases):
+            check(case, loaded[str(number)], case.saved)
 
 
 ACTIONS = {"save": save, "load": load}
