@@ -87,6 +87,13 @@ def test_constraints_choose_the_hosts() -> None:
     )
 
 
+def test_an_island_that_is_not_there_is_named_with_those_that_are() -> None:
+    manager = manager_of(island("left"), island("right"))
+    with pytest.raises(NotEnoughDevices) as caught:
+        manager.grant("x", SliceRequest.of(1, island="lft"))
+    assert str(caught.value) == "there is no island 'lft'; the islands are 'left', 'right'"
+
+
 def test_slices_of_their_own_and_shared_ones_exclude_each_other() -> None:
     manager = manager_of(island("a"))
     own = manager.grant("x", SliceRequest.of(3))

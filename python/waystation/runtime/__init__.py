@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from waystation.runtime.cluster import Cluster, connect
 from waystation.runtime.devices import DeviceId, Host, Island
+from waystation.runtime.needs import needing_packages
 from waystation.runtime.resources import Assignment, Placement, ResourceManager, SliceRequest
 
 if TYPE_CHECKING:
@@ -73,8 +74,10 @@ def local(islands: Mapping[str, int] | None = None, *, devices: int | None = Non
     Raises:
         InvalidInput: JAX has not so many devices. On CPUs there are as many as are asked for, if JAX has not
             been used before.
+        Unsupported: JAX is not installed.
     """
-    from waystation.runtime.client.starting import start_local
+    with needing_packages():
+        from waystation.runtime.client.starting import start_local
 
     return start_local(islands, devices)
 
@@ -88,6 +91,7 @@ def __getattr__(name: str) -> Any:
     """Imports a name from its home."""
     if name not in _HOMES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    with needing_packages():
+        home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
     value = globals()[name] = getattr(home, name)
     return value

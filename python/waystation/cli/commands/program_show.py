@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from waystation._extras import install_command
 from waystation.cli.commands import program_picture
 from waystation.cli.output import Output
 from waystation.errors import InvalidInput, NotFound, Unavailable, Unsupported, WaystationError
 from waystation.runtime.ir import Program, decode, fingerprint, parse, show
+from waystation.runtime.needs import advice
 
 
 def run(output: Output, source: str, picture: Path | None) -> None:
@@ -113,8 +113,8 @@ def _told(error: Exception) -> str:
 
 def _remedy(error: Exception) -> str:
     """What to install, where a module of the runtime's extra is missing."""
-    missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
-    return f"; {install_command('ray')}" if missing in ("jax", "jaxlib", "ray", "flatbuffers") else ""
+    command = advice(error) if isinstance(error, ImportError) else None
+    return f"; {command}" if command else ""
 
 
 def _read(path: Path) -> Program:

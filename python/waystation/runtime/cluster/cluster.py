@@ -24,6 +24,7 @@ from waystation.runtime.cluster.status import (
     IslandRequest,
 )
 from waystation.runtime.errors import NoSuchIsland
+from waystation.runtime.needs import needing_packages
 from waystation.runtime.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -86,8 +87,9 @@ class Cluster:
 
         It is the one that is meant where none is named. The same until it is closed; then another.
         """
-        from waystation.runtime.client.client import Client
-        from waystation.runtime.client.starting import current
+        with needing_packages():
+            from waystation.runtime.client.client import Client
+            from waystation.runtime.client.starting import current
 
         connection = self._living
         with self._lock:

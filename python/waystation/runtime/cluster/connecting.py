@@ -11,8 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from waystation._errors import Conflict, InvalidInput, NotFound, Unavailable, Unsupported
-from waystation._extras import install_command
+from waystation._errors import Conflict, InvalidInput, NotFound, Unavailable
 from waystation.runtime.cluster.authentication import use_token
 from waystation.runtime.cluster.cluster import Cluster
 from waystation.runtime.cluster.connection import Connection, ask
@@ -20,6 +19,7 @@ from waystation.runtime.cluster.embedded import EmbeddedRay
 from waystation.runtime.cluster.probing import require_listener
 from waystation.runtime.cluster.status import DEADLINE_S, MAX_RESTARTS, NAMESPACE, ClusterStatus
 from waystation.runtime.control.connector import Connector
+from waystation.runtime.needs import needing_packages
 
 _ANSWER_TIMEOUT_S = 60.0
 _LEAVE_TIMEOUT_S = 10.0
@@ -120,14 +120,8 @@ def looking(address: str | None = None) -> Iterator[Callable[[], ClusterStatus]]
 
 
 def _ray() -> Any:
-    try:
-        with _quiet():
-            import ray
-    except ImportError as error:
-        raise Unsupported(
-            f"the runtime needs Ray and JAX 0.12 or later, on Python 3.12 or later ({error}): "
-            f"{install_command('ray')}"
-        ) from None
+    with needing_packages(), _quiet():
+        import ray
     return ray
 
 

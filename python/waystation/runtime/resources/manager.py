@@ -303,6 +303,10 @@ class ResourceManager:
         return [found for found in self.slices if found.client == client]
 
     def _not_enough(self, request: SliceRequest, without_hosts: Collection[str] = ()) -> NotEnoughDevices:
+        names = sorted(island.name for island in self._pool.islands())
+        if request.island is not None and names and request.island not in names:
+            shown = ", ".join(f"'{name}'" for name in names)
+            return NotEnoughDevices(f"there is no island '{request.island}'; the islands are {shown}")
         left_out = f" without hosts {sorted(without_hosts)}" if without_hosts else ""
         free = self._pool.describe_free(request)
         return NotEnoughDevices(
