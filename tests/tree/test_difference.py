@@ -43,6 +43,17 @@ def test_what_a_rule_does_not_explain_is_compared_by_itself():
     assert explained[1:] == ["instead of ['step'], did you mean ['steps']?"]
 
 
+def test_leaves_and_kinds_that_differ_stand_at_their_own_paths():
+    stored, wanted = {"n": None, "s": "x", "v": 3}, {"n": 1.0, "s": int, "v": None}
+    structures = flatten(stored)[1], flatten(wanted)[1]
+    text = describe_difference(*structures, ["text", "number"].__getitem__, ["real", "type"].__getitem__)
+    assert text.splitlines() == [
+        "! ['n']: None in the checkpoint, real wanted",
+        "! ['s']: text in the checkpoint, type wanted",
+        "! ['v']: number in the checkpoint, None wanted",
+    ]
+
+
 @pytest.mark.parametrize(
     ("stored", "wanted", "text"),
     [

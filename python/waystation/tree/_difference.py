@@ -52,6 +52,7 @@ def describe_difference(
         outcome = Mismatch(stored, wanted, outcome, [], [], {})
     differing = _differing_leaves(outcome, stored_leaf_text, wanted_leaf_text)
     differing |= _differing_kinds(outcome, stored_leaf_text, wanted_leaf_text)
+    differing = dict(sorted(differing.items()))  # in the order in which the paths are listed
     paired = set(outcome.clashes.values())
     missing = [place for place in outcome.missing if place not in outcome.clashes]
     unexpected = [place for place in outcome.unexpected if place not in paired]
