@@ -58,8 +58,19 @@ def test_absent_devices_are_an_error_that_names_the_ways_out(from_elsewhere: Pat
         waystation.load(from_elsewhere)
     text = str(caught.value)
     assert caught.value.context["array"] == "['params']['w']"
-    for way_out in ("ShapeDtypeStruct", "array.loading.restore_on_host", "array.loading.sharding_for"):
+    for way_out in ("ShapeDtypeStruct", "framework='numpy'", "restore_on_host", "array.loading.sharding_for"):
         assert way_out in text
+
+
+def test_the_framework_numpy_loads_what_was_saved_on_absent_devices(from_elsewhere: Path) -> None:
+    loaded = waystation.load(from_elsewhere, framework="numpy")
+    assert {type(leaf) for leaf in jax.tree.leaves(loaded)} == {np.ndarray, int}
+    again = waystation.load_async(from_elsewhere, framework="numpy").result()
+    np.testing.assert_array_equal(again["params"]["w"], loaded["params"]["w"])
+    with pytest.raises(errors.InvalidInput, match="framework is 'numpy' or None, not 'torch'"):
+        waystation.load(from_elsewhere, framework="torch")  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidInput, match="both say what arrays become"):
+        waystation.load(from_elsewhere, {"a": int}, framework="numpy")
 
 
 def test_restore_on_host_gives_numpy_arrays(from_elsewhere: Path) -> None:

@@ -204,6 +204,13 @@ class Context:
                 self._options.thaw()
 
 
+def _check_context(given: object) -> None:
+    if given is None or isinstance(given, Context):
+        return
+    shown = f"the class {given.__name__}; call it" if isinstance(given, type) else f"{given!r:.60}"
+    raise WrongType(f"a context must be a waystation.Context or None, not {shown}")
+
+
 def copy_of_current() -> Context:
     """A context of its own with the options in effect here."""
     context = Context()

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 from waystation._errors import InvalidInput, Unsupported
+from waystation._options import Options
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import elsewhere
 from waystation.checkpoint.handlers.choice import STATE
@@ -25,7 +26,13 @@ from waystation.frameworks.mesh_in_effect import with_mesh_in_effect
 from waystation.transfers.handle import AsyncResponse, Progress
 
 
-def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO) -> Any:
+def load(
+    path: PathLike,
+    abstract_state: Any = None,
+    *,
+    checkpointable_name: str | None = AUTO,
+    framework: Literal["numpy"] | None = None,
+) -> Any:
     """Loads a state.
 
     Args:
@@ -42,6 +49,9 @@ def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str
             arrays of NumPy and JAX, and scalars.
         checkpointable_name: Which checkpointable; by default `state`, or the first state by name where there
             is none of that name.
+        framework: `numpy` loads every array as one of NumPy, whatever saved it and wherever it was: on fewer
+            devices than it was saved on, say. Only without an abstract state. It is the option
+            `array.loading.restore_on_host` for one call.
 
     Returns:
         The state.
@@ -56,16 +66,21 @@ def load(path: PathLike, abstract_state: Any = None, *, checkpointable_name: str
         Unavailable: The checkpoint was replaced each time that the load began.
         Unsupported: The checkpoint is of a newer format version.
     """
+    options = _options(framework, abstract_state)
     keeper = elsewhere.keeper_of(abstract_state)
     if keeper is not None:
         _require_plain(checkpointable_name)
         return keeper.load(resolve(path), abstract_state)
-    loading = Loading(resolve(path), [checkpointable_name or AUTO], current_options())
+    loading = Loading(resolve(path), [checkpointable_name or AUTO], options)
     return loading.run(abstract_state, Progress())
 
 
 def load_async(
-    path: PathLike, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO
+    path: PathLike,
+    abstract_state: Any = None,
+    *,
+    checkpointable_name: str | None = AUTO,
+    framework: Literal["numpy"] | None = None,
 ) -> AsyncResponse[Any]:
     """Loads a state in the background; takes what `load` takes, and its handle raises what it raises.
 
@@ -73,14 +88,32 @@ def load_async(
     could come between those of the program. With the option `array.loading.load_and_broadcast = True` there
     are such; let the program have none of its own then until the handle is done.
     """
+    options = _options(framework, abstract_state)
     keeper = elsewhere.keeper_of(abstract_state)
     if keeper is not None:
         _require_plain(checkpointable_name)
         return keeper.load_async(resolve(path), abstract_state)
-    loading = Loading(resolve(path), [checkpointable_name or AUTO], current_options(), is_in_background=True)
+    loading = Loading(resolve(path), [checkpointable_name or AUTO], options, is_in_background=True)
     loading.require_checkpoint()
     run = with_mesh_in_effect(functools.partial(loading.run, abstract_state))
     return AsyncResponse(f"loading '{loading.target}'", run)
+
+
+def _options(framework: str | None, abstract_state: Any) -> Options:
+    """The options in effect, with what `framework` says of them."""
+    options = current_options()
+    if framework is None:
+        return options
+    if framework != "numpy":
+        raise InvalidInput(
+            f"framework is 'numpy' or None, not {framework!r}; the leaves of an abstract state ask for "
+            "arrays of other frameworks"
+        )
+    if abstract_state is not None:
+        raise InvalidInput("framework='numpy' and an abstract state both say what arrays become; give one")
+    changed = options.thawed()
+    changed.array.loading.restore_on_host = True
+    return changed.frozen()
 
 
 def _require_plain(checkpointable_name: str | None) -> None:

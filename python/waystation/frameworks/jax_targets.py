@@ -230,9 +230,9 @@ def _saved(chooser: _Chooser, stored: StoredArray) -> Target:
 
 def _absent(description: dict[str, Any]) -> str:
     advice = (
-        "load with an abstract state whose leaves say where they go, for example "
-        "jax.ShapeDtypeStruct(shape, dtype, sharding=...), or set the option array.loading.sharding_for to "
-        "choose a sharding for each array, or array.loading.restore_on_host to have NumPy arrays"
+        "load(path, framework='numpy') gives NumPy arrays (so does array.loading.restore_on_host); "
+        "an abstract state says where arrays go: jax.ShapeDtypeStruct(shape, dtype, sharding=...); the "
+        "option array.loading.sharding_for chooses a sharding for each array"
     )
     if description.get("kind") != "named":
         return f"the array was saved with a sharding that cannot be rebuilt; {advice}"
@@ -240,8 +240,8 @@ def _absent(description: dict[str, Any]) -> str:
     platform = mesh["platform"] or "unnamed"
     present = ", ".join(sorted({f"{device.platform} {device.id}" for device in jax.devices()})[:8])
     return (
-        f"the array was saved on a mesh of {len(mesh['devices'])} {platform} devices that are not "
-        f"all here (here: {len(jax.devices())}, {present}); {advice}"
+        f"the array was saved on a mesh of {len(mesh['devices'])} {platform} devices, not all of which "
+        f"are here (here: {len(jax.devices())}, {present}); {advice}"
     )
 
 

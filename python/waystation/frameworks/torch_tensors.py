@@ -328,7 +328,7 @@ def _saved_form(stored: StoredArray) -> Form | None:
             f"the tensor was saved as a DTensor on {described}, this program has {here}; load with an "
             "abstract state: for whole tensors torch.empty(shape, dtype=..., device='meta'), for DTensors "
             "distribute_tensor of that on a mesh of this program, or a module whose parameters are such; or "
-            "set the option array.loading.restore_on_host to have NumPy arrays"
+            "load(path, framework='numpy') for NumPy arrays (the option array.loading.restore_on_host)"
         )
     return form
 
