@@ -106,7 +106,7 @@ def _inspect(
 
 @application.command("ls", rich_help_panel=topics.CHECKPOINTS)
 def _ls(directory: Directory = Path("."), as_json: AsJson = False, traceback: Traceback = False) -> None:
-    """List the checkpoints of a directory, and what did not end there. Damaged records exit with 1."""
+    """List the checkpoints of a directory, and unfinished saves. Damaged records exit with 1."""
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import ls
 
@@ -142,7 +142,7 @@ def _verify(
         ),
     ],
     every: Annotated[
-        bool, typer.Option("--all", help="Verify each checkpoint of the directory that PATH is.")
+        bool, typer.Option("--all", help="PATH is a directory; verify each checkpoint in it.")
     ] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
@@ -248,7 +248,7 @@ def _gc(
         typer.Option(
             "--older-than",
             metavar="AGE",
-            help="Attempts of other machines: only after this long without a sign.",
+            help="Minimum age of leftovers of other machines.",
         ),
     ] = "1d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
@@ -256,7 +256,7 @@ def _gc(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Remove what killed saves and exports left behind. Checkpoints and running saves are never touched."""
+    """Remove leftovers of interrupted saves and exports. Checkpoints and running saves are never touched."""
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import gc
 
@@ -270,17 +270,17 @@ def _demo(
     ] = Path("waystation-demo"),
     memory: Annotated[
         bool,
-        typer.Option("--memory", help="Over four hosts, one of which is lost: go on from others' memory."),
+        typer.Option("--memory", help="Use four hosts, lose one, and resume from the memory of the others."),
     ] = False,
     runtime: Annotated[
         bool,
-        typer.Option("--runtime", help="Two programs on two islands of Ray, a host of which is killed."),
+        typer.Option("--runtime", help="Run two programs on two islands of Ray hosts, and kill a host."),
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Train less.")] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Train, be killed, resume on other devices, and prove that nothing was lost."""
+    """Train, kill the program, resume on other devices, and prove that nothing was lost."""
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import demo
 
@@ -301,7 +301,7 @@ def _doctor(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Tell what this machine and file system offer, and what would make saves and loads faster.
+    """Report what this machine and file system offer, and what would make saves and loads faster.
 
     Exits with 1 if something keeps Waystation from working here.
     """
@@ -315,70 +315,75 @@ def _doctor(
     "launch", rich_help_panel=topics.PROGRAMS, context_settings={"allow_interspersed_args": False}
 )
 def _launch(
-    command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND...", help="The program and its arguments.")
-    ],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments.")],
     count: Annotated[
-        int, typer.Option("-n", "--processes", min=1, help="How many processes, on each host.")
+        int, typer.Option("-n", "--processes", min=1, help="Number of processes on each host.")
     ] = 1,
     jax: Annotated[bool, typer.Option("--jax", help="Set only what JAX reads.")] = False,
     torch: Annotated[bool, typer.Option("--torch", help="Set only what torch reads.")] = False,
     grace: Annotated[
         float,
-        typer.Option("--grace", metavar="SECONDS", min=0, help="How long others may go on when one failed."),
+        typer.Option(
+            "--grace", metavar="SECONDS", min=0, help="Time that the others have to end after one failed."
+        ),
     ] = 30.0,
     restarts: Annotated[
-        int, typer.Option("--restarts", metavar="N", min=0, help="Start what died again, so often at most.")
+        int, typer.Option("--restarts", metavar="N", min=0, help="Most restarts of what has died.")
     ] = 0,
     agent: Annotated[
         Path | None,
         typer.Option(
-            "--agent", metavar="DIR", help="Have an agent keep checkpoints in memory; its store, on tmpfs."
+            "--agent", metavar="DIR", help="Store of an agent that keeps checkpoints in memory (on tmpfs)."
         ),
     ] = None,
     agent_memory: Annotated[
         str | None,
-        typer.Option("--agent-memory", metavar="BYTES", help="What a new agent may take, such as 8GiB."),
+        typer.Option("--agent-memory", metavar="BYTES", help="Memory limit of a new agent, such as 8GiB."),
     ] = None,
     hosts: Annotated[
         str | None,
         typer.Option(
             "--hosts",
             metavar="FILE|N",
-            help="The hosts of the program, listed in a JSON file, or so many emulated on this machine.",
+            help="A JSON file that lists the hosts, or the number of hosts to emulate on this machine.",
         ),
     ] = None,
     host: Annotated[
-        str | None, typer.Option("--host", metavar="NAME", help="Which of the hosts in the file this is.")
+        str | None, typer.Option("--host", metavar="NAME", help="Name of this host in the file.")
     ] = None,
     secret_file: Annotated[
         Path | None,
-        typer.Option("--secret-file", metavar="FILE", help="The secret that the hosts' agents share."),
+        typer.Option(
+            "--secret-file", metavar="FILE", help="File with the secret that the agents of all hosts share."
+        ),
     ] = None,
     tls_certificate: Annotated[
         Path | None,
-        typer.Option("--tls-certificate", metavar="FILE", help="What this host's agent shows the others."),
+        typer.Option("--tls-certificate", metavar="FILE", help="Certificate of this host's agent."),
     ] = None,
     tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="The key of that certificate.")
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Private key of that certificate.")
     ] = None,
     tls_authorities: Annotated[
         Path | None,
-        typer.Option("--tls-authorities", metavar="FILE", help="Who signs the certificates of all hosts."),
+        typer.Option(
+            "--tls-authorities", metavar="FILE", help="Authorities that sign the certificates of all hosts."
+        ),
     ] = None,
     copies: Annotated[
-        int, typer.Option("--copies", metavar="M", min=1, help="Copies that hosts keep of each shard.")
+        int, typer.Option("--copies", metavar="M", min=1, help="Number of copies of each shard.")
     ] = 2,
     port: Annotated[
         int,
-        typer.Option(
-            "--port", min=1, max=65533, help="First of three ports of the first host where all meet."
-        ),
+        typer.Option("--port", min=1, max=65533, help="First of three rendezvous ports on the first host."),
     ] = 29500,
     wait: Annotated[
         float,
         typer.Option(
-            "--wait", metavar="SECONDS", min=0, help="How long launches of several hosts wait for each other."
+            "--wait",
+            metavar="SECONDS",
+            min=0,
+            help="Time that launches of several hosts wait for each other.",
         ),
     ] = 600.0,
     as_json: AsJson = False,

@@ -21,22 +21,26 @@ def declare(application: typer.Typer) -> None:
 
 @_COMMANDS.command("placement", rich_help_panel=topics.MEMORY)
 def _placement(
-    hosts: Annotated[int | None, typer.Option("--hosts", min=1, help="How many hosts there are.")] = None,
+    hosts: Annotated[int | None, typer.Option("--hosts", min=1, help="Number of hosts.")] = None,
     copies: Annotated[
-        int, typer.Option("--copies", min=1, help="Copies of each shard, that of its own host included.")
+        int, typer.Option("--copies", min=1, help="Copies of each shard, including that of its own host.")
     ] = 2,
     domains: Annotated[
         Path | None,
-        typer.Option("--domains", metavar="FILE", help="Lines of a host and its failure domain."),
+        typer.Option(
+            "--domains", metavar="FILE", help="File with a host and its failure domain on each line."
+        ),
     ] = None,
     hosts_per_domain: Annotated[
         int | None,
-        typer.Option("--hosts-per-domain", min=1, help="So many hosts in order share a failure domain."),
+        typer.Option(
+            "--hosts-per-domain", min=1, help="Number of consecutive hosts that share a failure domain."
+        ),
     ] = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Plan which hosts keep copies of whose shards in memory, and show what losses that survives."""
+    """Plan which hosts keep copies of each shard in memory, and show which losses the plan survives."""
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import placement
 
@@ -55,12 +59,13 @@ def _placement(
 )
 def _agent(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="run|discard [OPTION...]", help="What the agent is told.")
+        list[str] | None, typer.Argument(metavar="run|discard [OPTION...]", help="Arguments of the agent.")
     ] = None,
 ) -> None:
-    """Run the agent that keeps checkpoints in this host's memory, or remove what one has left.
+    """Run the agent that keeps checkpoints in this host's memory, or remove the store of an earlier one.
 
-    It is a program of its own, which this command becomes; 'waystation agent --help' tells of its options.
+    The agent is a program of its own, which replaces this command; 'waystation agent --help' lists its
+    options.
     """
     with reporting(as_json=False, show_traceback=False) as output:
         from waystation.cli.commands import agent
@@ -72,22 +77,23 @@ def _agent(
 def _top(
     directory: Annotated[
         Path | None,
-        typer.Option("--directory", metavar="DIR", help="The agent of this store on this host."),
+        typer.Option("--directory", metavar="DIR", help="Store of an agent on this host."),
     ] = None,
     metrics: Annotated[
         list[str] | None,
         typer.Option(
-            "--metrics", metavar="HOST:PORT", help="An agent that serves metrics there; repeatable."
+            "--metrics", metavar="HOST:PORT", help="Address at which an agent serves metrics; repeatable."
         ),
     ] = None,
     hosts: Annotated[
-        Path | None, typer.Option("--hosts", metavar="FILE", help="The agents of this file of hosts.")
+        Path | None,
+        typer.Option("--hosts", metavar="FILE", help="JSON file that lists the hosts of the agents."),
     ] = None,
     metrics_port: Annotated[
-        int, typer.Option("--metrics-port", help="Where each agent of the file serves metrics.")
+        int, typer.Option("--metrics-port", help="Port at which the agents of the file serve metrics.")
     ] = 9464,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often to look.")
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks.")
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
     as_json: AsJson = False,
@@ -95,8 +101,8 @@ def _top(
 ) -> None:
     """Watch the agents that keep checkpoints in memory: slots, versions, replication, recovery.
 
-    By default the agent that the environment names. With --json it looks once. An agent that does not answer
-    exits with 1.
+    By default it watches the agent that the environment names. With --json it looks once. Exits with 1 if an
+    agent does not answer.
     """
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import top

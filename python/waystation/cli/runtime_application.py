@@ -54,7 +54,7 @@ def _top(
         typer.Argument(metavar="ADDRESS", help="Of the cluster; by default the one of this machine."),
     ] = None,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often to look.")
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks.")
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
     as_json: AsJson = False,
