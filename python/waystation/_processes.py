@@ -10,6 +10,9 @@ these rules hold:
 - A process is dead if the kernel has no process of its id, if that began at another time, or if only a zombie
   without other threads is left of it. A process that cannot be looked at (`hidepid`) counts as running.
 - Where the kernel does not tell (no /proc), nothing is dead.
+
+The agent asks in the same way (`crates/waystation-agent/src/process.rs`); the cases in its
+`tests/vectors/processes.json` hold both to it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import os
 import socket
 from pathlib import Path
 
+_PROC = "/proc"
 _STATE_FIELD, _START_FIELD = 0, 19  # after the name of the program in /proc/ID/stat
+_GONE = frozenset("ZX")  # only an entry of it is left, unless threads go on
 
 
 @functools.cache
@@ -31,7 +36,7 @@ def host_name() -> str:
 @functools.cache
 def boot_id() -> str:
     """The id of this boot of the kernel. Raises OSError where /proc does not tell."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Path(_PROC, "sys/kernel/random/boot_id").read_text().strip()
 
 
 def system() -> str:
@@ -39,7 +44,7 @@ def system() -> str:
 
     Raises OSError where /proc does not tell.
     """
-    return f"{host_name()} {boot_id()} {os.readlink('/proc/self/ns/pid')}"
+    return f"{host_name()} {boot_id()} {os.readlink(f'{_PROC}/self/ns/pid')}"
 
 
 def start_time(process_id: int) -> str:
@@ -57,7 +62,7 @@ def may_run(process_id: int, start: str) -> bool:
         if fields[_START_FIELD] != start:
             return False
         # A zombie's threads may still write; a zombie without other threads cannot.
-        return fields[_STATE_FIELD] != "Z" or len(os.listdir(f"/proc/{process_id}/task")) > 1
+        return fields[_STATE_FIELD] not in _GONE or len(os.listdir(f"{_PROC}/{process_id}/task")) > 1
     except (FileNotFoundError, ProcessLookupError):  # the second if it ends between opening and reading
         return _is_hidden(process_id)
     except (OSError, IndexError):
@@ -66,7 +71,7 @@ def may_run(process_id: int, start: str) -> bool:
 
 def _is_hidden(process_id: int) -> bool:
     """Whether the kernel has a process of this id, although /proc does not show it."""
-    if not os.path.exists("/proc/self/stat"):
+    if not os.path.exists(f"{_PROC}/self/stat"):
         return True
     try:
         os.kill(process_id, 0)
@@ -80,4 +85,4 @@ def _is_hidden(process_id: int) -> bool:
 
 def _stat(process_id: int) -> list[str]:
     """What the process table says of a process, from its state on."""
-    return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return Path(_PROC, str(process_id), "stat").read_text().rpartition(")")[2].split()

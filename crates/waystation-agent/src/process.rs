@@ -1,19 +1,22 @@
 //! Which process a writer is, and whether it still runs.
 //!
 //! Invariants: a process is called dead only on proof: same boot, same namespace of process ids, and no
-//! process of that id and start time, or one that has left but for its entry in the process table. Where
-//! there is no proof, the answer is [`Life::Unknown`], and nothing of that writer may be taken from it.
+//! process of that id and start time, or one that has left but for its entry in the process table. A process
+//! that /proc does not show (`hidepid`) is not dead while the kernel has one of its id. Where there is no proof,
+//! the answer is [`Life::Unknown`], and nothing of that writer may be taken from it. Python asks in the same way
+//! (`waystation/_processes.py`); `tests/vectors/processes.json` holds both to it.
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use waystation_format::slot::{Id, Writer};
 use waystation_format::{Error, Kind, Result};
 
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-const NAMESPACE: &str = "/proc/self/ns/pid";
+const PROC: &str = "/proc";
+/// Beneath /proc.
+const BOOT_ID: &str = "sys/kernel/random/boot_id";
+const NAMESPACE: &str = "self/ns/pid";
 /// Positions among the fields after the name of a process in `/proc/<id>/stat`.
 const STATE_FIELD: usize = 0;
 const START_FIELD: usize = 19;
@@ -36,8 +39,8 @@ pub fn current() -> Result<Writer> {
 
 /// The running process of that id, as this process sees ids.
 pub fn identify(process: u32) -> Result<Writer> {
-    let (boot, namespace) = scope()?;
-    let path = format!("/proc/{process}/stat");
+    let (boot, namespace) = scope(Path::new(PROC))?;
+    let path = format!("{PROC}/{process}/stat");
     let text = fs::read_to_string(&path)
         .map_err(|error| Error::from_io(error, "identify a process", Path::new(&path)))?;
     let start_ticks = fields_of(&text).nth(START_FIELD).and_then(|field| field.parse().ok());
@@ -47,26 +50,26 @@ pub fn identify(process: u32) -> Result<Writer> {
 
 /// Whether a writer still runs.
 pub fn life_of(writer: &Writer) -> Result<Life> {
-    let (boot, namespace) = scope()?;
+    life_in(Path::new(PROC), writer)
+}
+
+fn life_in(proc: &Path, writer: &Writer) -> Result<Life> {
+    let (boot, namespace) = scope(proc)?;
     if writer.boot != boot {
         return Ok(Life::Dead); // with the kernel that it ran on, whose memory held the slot
     }
     if writer.namespace != namespace {
         return Ok(Life::Unknown);
     }
-    match fs::read_to_string(format!("/proc/{}/stat", writer.process)) {
-        Ok(text) => Ok(judge(&text, writer)),
-        // ESRCH: it left between being opened and being read.
-        Err(error)
-            if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) =>
-        {
-            Ok(Life::Dead)
-        }
+    let own = proc.join(writer.process.to_string());
+    match fs::read_to_string(own.join("stat")) {
+        Ok(text) => Ok(judge(&text, &own, writer)),
+        Err(error) if is_absent(&error) => Ok(absent(writer.process)),
         Err(_) => Ok(Life::Unknown),
     }
 }
 
-fn judge(text: &str, writer: &Writer) -> Life {
+fn judge(text: &str, own: &Path, writer: &Writer) -> Life {
     let mut fields = fields_of(text);
     let state = fields.nth(STATE_FIELD);
     let start = fields.nth(START_FIELD - STATE_FIELD - 1).and_then(|field| field.parse::<u64>().ok());
@@ -74,14 +77,33 @@ fn judge(text: &str, writer: &Writer) -> Life {
         (_, None) | (None, _) => Life::Unknown,
         (_, Some(start)) if start != writer.start_ticks => Life::Dead,
         // A zombie's threads may still write; a zombie without other threads cannot.
-        (Some("Z" | "X"), _) if thread_count(writer.process) <= 1 => Life::Dead,
+        (Some("Z" | "X"), _) => match fs::read_dir(own.join("task")) {
+            Ok(threads) => {
+                if threads.count() > 1 {
+                    Life::Runs
+                } else {
+                    Life::Dead
+                }
+            }
+            Err(error) if is_absent(&error) => absent(writer.process),
+            Err(_) => Life::Unknown,
+        },
         _ => Life::Runs,
     }
 }
 
-/// How many threads a process has; none if it is gone.
-fn thread_count(process: u32) -> usize {
-    fs::read_dir(format!("/proc/{process}/task")).map_or(0, Iterator::count)
+/// ESRCH: it left between being opened and being read.
+fn is_absent(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// What is known of a process that /proc does not show.
+fn absent(process: u32) -> Life {
+    let Ok(id) = libc::pid_t::try_from(process) else { return Life::Unknown };
+    // SAFETY: no signal is sent; the call only looks.
+    let answer = unsafe { libc::kill(id, 0) };
+    let is_nobody = answer != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+    if is_nobody { Life::Dead } else { Life::Unknown }
 }
 
 /// The fields after the name, which may itself hold blanks and brackets.
@@ -90,14 +112,18 @@ fn fields_of(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The boot and the namespace in which process ids have their meaning here.
-fn scope() -> Result<(Id, u64)> {
-    let text = fs::read_to_string(BOOT_ID)
-        .map_err(|error| Error::from_io(error, "read the id of the boot", Path::new(BOOT_ID)))?;
+fn scope(proc: &Path) -> Result<(Id, u64)> {
+    let (boot_path, namespace_path) = (proc.join(BOOT_ID), proc.join(NAMESPACE));
+    let text = fs::read_to_string(&boot_path)
+        .map_err(|error| Error::from_io(error, "read the id of the boot", &boot_path))?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    let boot = u128::from_str_radix(&digits, 16).map_err(|_| unreadable(BOOT_ID))?;
-    let namespace = fs::metadata(NAMESPACE)
-        .map_err(|error| Error::from_io(error, "examine the namespace of processes", Path::new(NAMESPACE)))?;
-    Ok((Id(boot.to_be_bytes()), namespace.ino()))
+    let boot = u128::from_str_radix(&digits, 16).map_err(|_| unreadable(&boot_path.display().to_string()))?;
+    let link = fs::read_link(&namespace_path)
+        .map_err(|error| Error::from_io(error, "examine the namespace of processes", &namespace_path))?;
+    // `pid:[4026531836]`
+    let number = link.to_str().and_then(|text| text.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok());
+    let namespace = number.ok_or_else(|| unreadable(&namespace_path.display().to_string()))?;
+    Ok((Id(boot.to_be_bytes()), namespace))
 }
 
 fn unreadable(path: &str) -> Error {
@@ -137,12 +163,68 @@ mod tests {
         assert_eq!(identify(child.id()).unwrap_err().kind(), Kind::NotFound);
     }
 
+    #[derive(serde::Deserialize)]
+    struct Vectors {
+        here: Scope,
+        cases: Vec<Case>,
+    }
+
+    #[derive(serde::Deserialize)]
+    struct Scope {
+        boot: String,
+        namespace: u64,
+    }
+
+    #[derive(serde::Deserialize)]
+    struct Case {
+        what: String,
+        writer: Began,
+        stat: Option<String>,
+        tasks: Option<usize>,
+        exists: bool,
+        life: String,
+    }
+
+    #[derive(serde::Deserialize)]
+    struct Began {
+        boot: String,
+        namespace: u64,
+        start: u64,
+    }
+
+    fn boot(text: &str) -> Id {
+        Id(u128::from_str_radix(&text.replace('-', ""), 16).unwrap().to_be_bytes())
+    }
+
     #[test]
-    fn names_of_processes_may_hold_anything() {
-        let text = format!("77 (a ) R 1 (b) S {} 4242 0", vec!["0"; START_FIELD - 1].join(" "));
-        let writer = Writer { process: 77, start_ticks: 4242, ..Writer::default() };
-        assert_eq!(judge(&text, &writer), Life::Runs);
-        assert_eq!(judge("77 (x) S 1 2", &writer), Life::Unknown);
-        assert_eq!(judge("", &writer), Life::Unknown);
+    fn processes_are_judged_as_python_judges_them() {
+        let vectors: Vectors = serde_json::from_str(include_str!("../tests/vectors/processes.json")).unwrap();
+        for case in vectors.cases {
+            let proc = tempfile::tempdir().unwrap();
+            // No process has an id beyond the highest that Linux gives.
+            let process = if case.exists { std::process::id() } else { 1 << 23 };
+            let own = proc.path().join(process.to_string());
+            for directory in ["sys/kernel/random", "self/ns"] {
+                fs::create_dir_all(proc.path().join(directory)).unwrap();
+            }
+            fs::write(proc.path().join(BOOT_ID), format!("{}\n", vectors.here.boot)).unwrap();
+            let link = format!("pid:[{}]", vectors.here.namespace);
+            std::os::unix::fs::symlink(link, proc.path().join(NAMESPACE)).unwrap();
+            if let Some(stat) = &case.stat {
+                fs::create_dir_all(&own).unwrap();
+                fs::write(own.join("stat"), stat.replace("{process}", &process.to_string())).unwrap();
+            }
+            for task in 0..case.tasks.unwrap_or(0) {
+                fs::create_dir_all(own.join("task").join(task.to_string())).unwrap();
+            }
+            let writer = Writer {
+                boot: boot(&case.writer.boot),
+                namespace: case.writer.namespace,
+                process,
+                start_ticks: case.writer.start,
+            };
+            let found = format!("{:?}", life_in(proc.path(), &writer).unwrap()).to_lowercase();
+            assert_eq!(found, case.life, "{}", case.what);
+        }
     }
 }
