@@ -124,13 +124,13 @@ impl AgentClient {
     #[pyo3(signature = (epoch, step, shard, /))]
     fn hold(&self, py: Python<'_>, epoch: u64, step: u64, shard: &str) -> PyResult<HeldShard> {
         let reader = self.call(py, |client, stop| client.hold(shard, Version { epoch, step }, stop))?;
-        Ok(HeldShard(Mutex::new(Some(reader))))
+        Ok(HeldShard::new(reader))
     }
 
     #[pyo3(signature = (epoch, step, shard, /))]
     fn bring(&self, py: Python<'_>, epoch: u64, step: u64, shard: &str) -> PyResult<HeldShard> {
         let reader = self.call(py, |client, stop| client.bring(shard, Version { epoch, step }, stop))?;
-        Ok(HeldShard(Mutex::new(Some(reader))))
+        Ok(HeldShard::new(reader))
     }
 
     fn standing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -191,11 +191,18 @@ impl AgentClient {
 
 /// A version of a shard that is kept while it is read.
 #[pyclass(frozen, module = "waystation._native")]
-struct HeldShard(Mutex<Option<SlotReader>>);
+struct HeldShard {
+    reader: Mutex<Option<SlotReader>>,
+    process: u32,
+}
 
 impl HeldShard {
+    fn new(reader: SlotReader) -> Self {
+        Self { reader: Mutex::new(Some(reader)), process: std::process::id() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<SlotReader>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn with<T>(&self, look: impl FnOnce(&SlotReader) -> T) -> PyResult<T> {
@@ -230,8 +237,15 @@ impl HeldShard {
         PyList::new(py, tuples.collect::<PyResult<Vec<_>>>()?)
     }
 
+    /// In a forked child this closes the child's copy of the file, which would keep the slot from being used
+    /// again for as long as the child lives; never waits there for a thread that is in the parent only.
     fn release(&self) {
-        drop(self.lock().take());
+        let held = if self.process == std::process::id() {
+            self.lock().take()
+        } else {
+            self.reader.try_lock().ok().and_then(|mut reader| reader.take())
+        };
+        drop(held);
     }
 }
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from waystation import grid
+from waystation import _forks, grid
 from waystation._errors import Corrupt, NotFound, Unavailable
 from waystation._options import Options
 from waystation.layouts.native import read_job
@@ -118,7 +118,12 @@ class OpenVersion:
         except BaseException:
             version.release()
             raise
+        _forks.watch(version)
         return version
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: a child that lives on keeps no slot from being used again."""
+        self.release()
 
     @property
     def has_all(self) -> bool:
