@@ -69,7 +69,7 @@ def test_no_load_changes_values_in_silence(
             abstract = {"outer": {"x": kept_in(kind, (4,), dtype), "large": ...}}
             with pytest.raises(errors.LossyCast, match="allow_lossy_casts") as caught:
                 waystation.load(tmp_path / "checkpoint", abstract)
-            assert caught.value.context["array"] == "['outer']['x']"
+            assert caught.value.context["array"] == "outer.x"
         abstract = {"outer": {"x": ..., "large": kept_in(kind, (2,), "float16")}}
         with pytest.raises(errors.LossyCast, match=r"the value 1\.0000000150474662e\+30") as caught:
             waystation.load(tmp_path / "checkpoint", abstract)
@@ -119,7 +119,8 @@ def test_scalars_are_equal_or_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(errors.InvalidInput) as caught:
             waystation.load(tmp_path / "checkpoint", left_out | {name: wanted})
-        assert caught.value.context["array"] == f"['{name}']"
+        is_lossy = isinstance(caught.value, errors.LossyCast)
+        assert caught.value.context["array"] == (name if is_lossy else f"['{name}']")
 
 
 @pytest.mark.parametrize("kind", KINDS)

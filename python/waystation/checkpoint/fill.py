@@ -65,7 +65,7 @@ class Filling:
         except WaystationError as error:
             leaf = error.context.pop("leaf", None)
             if isinstance(leaf, int):
-                error.where(array=self._leaves.key_path(leaf))
+                error.where(array=self._leaves.name_for(error, leaf))
             if self.reading.options.array.loading.in_place:
                 error.add_note("arrays that were to be loaded in place may hold a part of what was loaded")
             raise
@@ -213,7 +213,7 @@ def _naming_leaves(decided: Decided, numbers: Sequence[int]) -> Iterator[None]:
     except WaystationError as error:
         index = error.context.pop("index", None)
         if isinstance(index, int):
-            error.where(array=decided.key_path(numbers[index]))
+            error.where(array=decided.name_for(error, numbers[index]))
         raise
 
 
@@ -240,9 +240,9 @@ class _Leaves:
             is_no_array = incoming.stored.framework in filling.NO_ARRAYS and codec.name == "numpy"
             self.made[incoming.leaf] = self._as_saved(leaf, incoming.stored) if is_no_array else leaf
 
-    def key_path(self, leaf: int) -> str:
-        """Key path of a leaf, for messages."""
-        return self._decided.key_path(leaf)
+    def name_for(self, error: WaystationError, leaf: int) -> str:
+        """See `Decided`."""
+        return self._decided.name_for(error, leaf)
 
     def keep(self, arrays: Sequence[Incoming], leaves: Sequence[Any]) -> None:
         """Takes leaves that are made already."""
@@ -264,7 +264,7 @@ class _Leaves:
             if made is not None:
                 (self.made[leaf],) = in_place.put(part.whole.codec, [part.whole.incoming], [made])
         except WaystationError as error:
-            raise error.where(array=self._decided.key_path(leaf))
+            raise error.where(array=self._decided.name_for(error, leaf))
 
     def scalars_from_arrays(self) -> None:
         """Turns stored arrays that are wanted as Python scalars into those."""
@@ -278,4 +278,4 @@ def _converted(value: Scalar, abstract: Any, decided: Decided, number: int) -> S
     try:
         return convert(value, scalar_type(abstract))
     except WaystationError as error:
-        raise error.where(array=decided.key_path(number))
+        raise error.where(array=decided.name_for(error, number))

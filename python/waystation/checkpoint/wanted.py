@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from waystation._errors import InvalidInput, StructureMismatch
+from waystation._errors import InvalidInput, LossyCast, StructureMismatch, WaystationError
 from waystation._options import PyTreeLoadingOptions
 from waystation.checkpoint.prepare import SCALARS
 from waystation.frameworks import dtypes, registry
@@ -76,6 +76,11 @@ class Decided:
     def key_path(self, number: int) -> str:
         """Key path of a leaf, for messages."""
         return format_key_path(self.structure.key_paths()[number])
+
+    def name_for(self, error: WaystationError, number: int) -> str:
+        """What an error calls the array of a leaf: its key path, or in a lossy cast the label of the saved
+        array, as wherever else elements are read or written."""
+        return self.structure.labels()[number] if isinstance(error, LossyCast) else self.key_path(number)
 
 
 def as_saved(tree: TreeFile, loading: PyTreeLoadingOptions) -> Decided:
