@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from waystation.layouts.native import signs_of_life
 from waystation.layouts.native.attempts import new_attempt_id, owner_record
 from waystation.training import leases
 from waystation.training.leases import Leases
@@ -22,7 +23,7 @@ def lease_files(root: Path) -> list[str]:
 
 
 def test_a_reader_shows_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(signs_of_life, "HEARTBEAT_S", 0.01)
     with Leases(tmp_path).hold("5"):
         (path,) = (tmp_path / leases.DIRECTORY).iterdir()
         os.utime(path, (0, 0))

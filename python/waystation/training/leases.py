@@ -25,7 +25,6 @@ import contextlib
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,10 +33,9 @@ from typing import IO
 from waystation import _forks
 from waystation._errors import PermissionDenied, from_os_error
 from waystation.layouts.native.attempts import is_dead, is_of_this_system, new_attempt_id, owner_record
+from waystation.layouts.native.signs_of_life import EXPIRES_S, HEARTBEAT
 
 DIRECTORY = ".waystation-leases"
-HEARTBEAT_S = 60.0
-EXPIRES_S = 600.0
 
 # How often a directory is made again that others remove before it is used.
 _MAX_TRIES = 1000
@@ -69,7 +67,7 @@ class Leases:
             if path is None:
                 yield True
                 return
-            with _HEARTBEAT.of(path):
+            with HEARTBEAT.of(os.fspath(path)):
                 yield True
         finally:
             if path is not None and owner.is_here:  # in a forked child it is still that of the parent
@@ -162,47 +160,3 @@ def _remove(path: Path) -> None:
         path.unlink()
     with contextlib.suppress(OSError):
         path.parent.rmdir()
-
-
-class _Heartbeat:
-    """Touches the leases that this process holds, from one thread, which lives as long as there are any."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: set[Path] = set()
-        self._stop = threading.Event()
-        _forks.watch(self)
-
-    def begin_in_child(self) -> None:
-        """See `waystation._forks.Watched`: what the parent holds is for its own thread."""
-        self._lock = threading.Lock()
-        self._held = set()
-
-    @contextlib.contextmanager
-    def of(self, path: Path) -> Iterator[None]:
-        """Shows within the block that the holder of a lease is alive."""
-        with self._lock:
-            self._held.add(path)
-            if len(self._held) == 1:
-                self._stop = threading.Event()
-                threading.Thread(
-                    target=self._beat, args=(self._stop,), name="waystation: leases", daemon=True
-                ).start()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._held.discard(path)
-                if not self._held:
-                    self._stop.set()
-
-    def _beat(self, stop: threading.Event) -> None:
-        while not stop.wait(HEARTBEAT_S):
-            with self._lock:
-                held = list(self._held)
-            for path in held:
-                with contextlib.suppress(OSError):
-                    os.utime(path)
-
-
-_HEARTBEAT = _Heartbeat()

@@ -20,6 +20,7 @@ import os
 import secrets
 import stat
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +28,14 @@ from typing import Any, Literal
 
 from waystation import _forks, _processes
 from waystation._errors import InvalidInput, WaystationError, from_os_error
-from waystation.layouts.native import names, transactions
+from waystation.layouts.native import names, signs_of_life, transactions
 
 _log = logging.getLogger("waystation")
 
 LeftoverKind = Literal["save", "overwrite", "export"]
 
-# On these a writer of another boot cannot be alive: only this kernel can have them mounted.
-_LOCAL_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs"})
+# Of this process: tells its records from those of a copy of its machine.
+_TOKEN = secrets.token_hex(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,11 @@ class Leftover:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process provably runs. That of another system may, or may not."""
-        return not self.dead and is_of_this_system(self.attempt_id)
+        """Whether its process runs, as far as this system can see. That of another may, or may not."""
+        match = names.ATTEMPT_ID.fullmatch(self.attempt_id)
+        if match is None or not is_of_this_system(self.attempt_id):
+            return False
+        return _processes.may_run(int(match["process"]), match["start"])
 
 
 class Attempt:
@@ -86,6 +90,7 @@ class Attempt:
     ) -> None:
         self.target = target
         self._owner = _forks.Owner()
+        self._renewal: weakref.finalize[..., Attempt] | None = None
         self.id = new_attempt_id(transaction)
         parent, name = os.path.split(target)
         self.parent = parent
@@ -102,7 +107,7 @@ class Attempt:
         """An attempt that another process has left, to go on with it."""
         attempt = cls.__new__(cls)
         attempt.target, attempt.id, attempt.path = target, leftover.attempt_id, leftover.path
-        attempt._owner = _forks.Owner()
+        attempt._owner, attempt._renewal = _forks.Owner(), None
         attempt.parent = os.path.dirname(target)
         attempt.created_parents = []
         return attempt
@@ -112,8 +117,13 @@ class Attempt:
         mode = _mode_of_empty(self.target) if permission_mode is None else permission_mode
         if mode is not None:
             os.chmod(self.path, mode)
-        with open(os.path.join(self.path, names.OWNER), "x", encoding="utf-8") as file:
+        record = os.path.join(self.path, names.OWNER)
+        with open(record, "x", encoding="utf-8") as file:
             json.dump(owner_record(), file)
+        signs_of_life.HEARTBEAT.begin(record)
+        # Also that of an attempt which nobody ends: what is left of it is to run out.
+        self._renewal = weakref.finalize(self, signs_of_life.HEARTBEAT.end, record)
+        self._renewal.atexit = False
 
     def heartbeat(self) -> None:
         """Shows observers on other hosts that the attempt is alive."""
@@ -122,8 +132,13 @@ class Attempt:
 
     def seal(self) -> None:
         """Removes the owner record, which is no part of a checkpoint. The proof is in the name."""
+        self._end_renewal()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.path, names.OWNER))
+
+    def _end_renewal(self) -> None:
+        if self._renewal is not None:
+            self._renewal()
 
     def directories_to_sync(self) -> list[str]:
         """Directories whose entries this attempt changed outside of its own: innermost first."""
@@ -136,6 +151,7 @@ class Attempt:
         """
         if not self._owner.is_here:
             return
+        self._end_renewal()
         remove_tree(self.path)
         for directory in self.created_parents:
             with contextlib.suppress(OSError):
@@ -237,6 +253,10 @@ def describe(
 def is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
     """Whether the process that made an attempt, or anything else of such an id, provably no longer runs.
 
+    In a file system that several machines may share, what it has made must also have run out
+    (`signs_of_life`), as this machine may be a copy of the one that the process is on; what says that it is
+    renewed is dead when it has run out, wherever its process was.
+
     Args:
         attempt_id: The id.
         path: What it has made.
@@ -245,12 +265,16 @@ def is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
     match = names.ATTEMPT_ID.fullmatch(attempt_id)
     if match is None:
         return False
-    if match["scope"] == _scope():
-        return not _processes.may_run(int(match["process"]), match["start"])
+    is_ours = match["scope"] == _scope()
+    if is_ours and _processes.may_run(int(match["process"]), match["start"]):
+        return False
+    if signs_of_life.is_shared(path):
+        record = os.path.join(path, names.OWNER)
+        sign = record if os.path.lexists(record) else path
+        return (is_ours or "token" in owner) and signs_of_life.has_run_out(sign)
     # Another machine, boot or namespace of process ids: only an earlier boot of this machine can be decided.
     boot = owner.get("boot_id")
-    is_other_boot = isinstance(boot, str) and boot != _processes.boot_id()
-    return is_other_boot and _file_system(path) in _LOCAL_FILE_SYSTEMS
+    return is_ours or (isinstance(boot, str) and boot != _processes.boot_id())
 
 
 def new_attempt_id(transaction: str | None = None) -> str:
@@ -281,26 +305,13 @@ def owner_record() -> dict[str, Any]:
         "process": os.getpid(),
         "process_start": _processes.start_time(os.getpid()),
         "started_at": time.time(),
+        "token": _TOKEN,
     }
 
 
 def _scope() -> str:
     """Identifies the set of processes among which a process id and start time mean one process."""
     return hashlib.sha256(_processes.system().encode()).hexdigest()[:12]
-
-
-def _file_system(path: str) -> str | None:
-    """Type of the file system that holds `path`, None if it cannot be told."""
-    try:
-        device = os.stat(path).st_dev
-        wanted = f"{os.major(device)}:{os.minor(device)}"
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            left, _, right = line.partition(" - ")
-            if left.split()[2] == wanted:
-                return right.split()[0]
-    except (OSError, IndexError):
-        pass
-    return None
 
 
 def _mode_of_empty(target: str) -> int | None:
