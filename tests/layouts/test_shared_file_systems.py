@@ -111,7 +111,7 @@ def test_one_s_own_attempt_is_never_dead(shared: Path, monkeypatch: pytest.Monke
 def test_an_attempt_is_renewed_until_it_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     renewed: list[str] = []
     ended: list[str] = []
-    monkeypatch.setattr(signs_of_life.HEARTBEAT, "begin", renewed.append)
+    monkeypatch.setattr(signs_of_life.HEARTBEAT, "begin", lambda held, _touch: renewed.append(held))
     monkeypatch.setattr(signs_of_life.HEARTBEAT, "end", ended.append)
     attempt = attempts.Attempt(str(tmp_path / "state"))
     record = os.path.join(attempt.path, names.OWNER)

@@ -13,10 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from orbax.checkpoint import v1 as oracle
 from tests.training.gates import Gate
 
+import waystation
+from waystation.layouts.native import marks
 from waystation.layouts.native.attempts import new_attempt_id, owner_record
 from waystation.training import Checkpointer, leases, preservation_policies, save_decision_policies
+from waystation.training.leases import Leases
 
 EVERY_STEP = save_decision_policies.FixedIntervalPolicy(1)
 READER = """
@@ -39,9 +43,8 @@ def steps_of(checkpointer: Checkpointer) -> list[int]:
     return [info.step for info in checkpointer.checkpoints]
 
 
-def lease_files(root: Path) -> list[str]:
-    directory = root / leases.DIRECTORY
-    return os.listdir(directory) if directory.exists() else []
+def lease_files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if marks.is_mark(path.name)]
 
 
 def other_system() -> str:
@@ -78,12 +81,35 @@ def test_a_step_that_is_being_loaded_stays(tmp_path: Path) -> None:
         assert reader.began.wait(60)
         checkpointer.save(1, {"a": 1})
         assert steps_of(checkpointer) == [0, 1]
+        assert len(lease_files(tmp_path)) == 1
+        assert sorted(os.listdir(tmp_path)) == ["0", "1"], "programs that list steps meet these alone"
+        assert waystation.verify(tmp_path / "0").strays == []
         reader.may_end.set()
         loading.result()
         assert lease_files(tmp_path) == []
         checkpointer.save(2, {"a": 2})
         assert steps_of(checkpointer) == [2]
         assert not (tmp_path / "0").exists()
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, None])
+def test_what_is_read_is_what_it_was_to_orbax(tmp_path: Path, use_ocdbt: bool | None) -> None:
+    context = waystation.Context()
+    context.array.saving.use_ocdbt = use_ocdbt
+    with Checkpointer(tmp_path, context=context) as checkpointer:
+        checkpointer.save(0, {"a": np.arange(3)})
+    before = sorted(os.listdir(tmp_path / "0"))
+    with Leases(tmp_path).hold("0") as may_read, Leases(tmp_path).hold("0"):
+        assert may_read
+        assert len(lease_files(tmp_path)) == 2
+        assert waystation.load(tmp_path / "0")["a"].tolist() == [0, 1, 2]
+        if use_ocdbt:
+            assert oracle.load(tmp_path / "0")["a"].tolist() == [0, 1, 2]
+            assert list(oracle.checkpointables_metadata(tmp_path / "0").metadata) == ["state"]
+            with oracle.training.Checkpointer(tmp_path) as theirs:
+                assert [entry.step for entry in theirs.checkpoints] == [0]
+                assert theirs.load(0)["a"].tolist() == [0, 1, 2]
+    assert sorted(os.listdir(tmp_path / "0")) == before
 
 
 def test_a_step_that_another_process_reads_stays_until_that_dies(tmp_path: Path) -> None:
@@ -108,8 +134,7 @@ def test_a_reader_of_another_machine_counts_while_it_shows_signs_of_life(
 ) -> None:
     with keeper(tmp_path) as checkpointer:
         checkpointer.save(0, {"a": 0})
-        (tmp_path / leases.DIRECTORY).mkdir(exist_ok=True)
-        path = tmp_path / leases.DIRECTORY / f"0.lease-{other_system()}"
+        path = tmp_path / "0" / f"{marks.LEASE}{other_system()}"
         path.write_text(json.dumps(owner_record()))
         os.utime(path, (time.time() - age_s,) * 2)
         checkpointer.save(1, {"a": 1})

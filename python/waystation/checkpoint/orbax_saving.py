@@ -275,14 +275,13 @@ class OrbaxSaving(Saving):
             commit.publish_new(self._attempt)
             return
         try:
-            _native.rename_exchange(self._attempt.path, self.target)
+            commit.swap(self._attempt)
         except Unsupported as error:
             raise Unsupported(
                 f"this file system cannot swap '{self.target}' with a new checkpoint in one act; save to a "
                 "new path, and delete the old one",
                 path=self.target,
             ) from error
-        _native.sync_paths(self._attempt.directories_to_sync())
         commit.remove_replaced(self._attempt)
 
 

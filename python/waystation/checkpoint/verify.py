@@ -24,6 +24,7 @@ from waystation.checkpoint.replaced import Held, Replaced, read_what_is_there
 from waystation.layouts import beneath
 from waystation.layouts.native import handler_files, names, tables
 from waystation.layouts.native.handler_files import HandlerFiles
+from waystation.layouts.native.marks import without_marks
 from waystation.layouts.native.open import open_any
 from waystation.layouts.native.read import OpenCheckpointable, arrays_at, open_checkpoint
 from waystation.layouts.native.records import Digest, LocalPart
@@ -184,7 +185,7 @@ def _open_all(root: _native.Directory, found: Verification) -> Iterator[OpenChec
 
 
 def _others(directory: str, known: set[str], root: _native.Directory) -> list[str]:
-    present = [entry.name for entry in beneath.entries_or_none(directory, root)]
+    present = without_marks([entry.name for entry in beneath.entries_or_none(directory, root)])
     return [os.path.join(directory, name) for name in present if name not in known]
 
 

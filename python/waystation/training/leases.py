@@ -1,18 +1,20 @@
 """Leases: who reads a checkpoint at present, so that nobody removes it meanwhile.
 
-A reader puts a file into `.waystation-leases` beside the checkpoints, a collector one that condemns a
-checkpoint. Each puts its own first and then looks for the other's. So of a reader and a collector that come
-at the same time at least one sees the other, and gives way: a reader takes another checkpoint, a collector
-leaves this one to the next collection.
+A reader puts a mark into the checkpoint's directory, a collector one that condemns the checkpoint
+(`layouts/native/marks`). Each puts its own first and then looks for the other's. So of a reader and a
+collector that come at the same time at least one sees the other, and gives way: a reader takes another
+checkpoint, a collector leaves this one to the next collection. A listing of steps meets nothing of this.
 
-The directory is there while a file is in it, so that programs which list steps do not meet it once nobody
-reads. Whoever removes the last file removes the directory; whoever loses it between making it and putting a
-file into it makes it again.
+A mark is put through a descriptor of the directory, and again where another directory has taken the place of
+that meanwhile. A checkpoint that is overwritten later brings its marks along (`layouts/native/marks`). In the
+moment between the swap and that, a look at the new directory misses a mark; so a collector leaves what
+somebody overwrites to the next collection.
 
-Both files have the identity of their process in their name, as attempts have (`layouts/native/attempts`):
-whose process provably no longer runs counts for nothing, and is removed. Of a process on another machine that
-cannot be proved. It counts until it has shown no sign of life for `EXPIRES_S`; a reader shows one each
-`HEARTBEAT_S`, from a thread that runs while it holds something.
+Each mark has the identity of its process in its name, as attempts have (`layouts/native/attempts`). The mark
+of a process that provably no longer runs counts for nothing, and is removed. Of a process on another machine
+that cannot be proved: its mark counts until it has shown no sign of life for `EXPIRES_S`; a reader shows one
+each `HEARTBEAT_S`, from a thread that runs while it holds something. A process that takes its mark away says
+so in it first, for another directory may have it, too.
 
 What can go wrong, in order: a reader is killed: its lease is dead. A collector is killed between condemning
 and removing: what it condemned stays, and its mark is dead. The directory cannot be written to by a reader:
@@ -25,22 +27,28 @@ import contextlib
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from waystation import _forks
 from waystation._errors import PermissionDenied, from_os_error
-from waystation.layouts.native.attempts import is_dead, is_of_this_system, new_attempt_id, owner_record
+from waystation.layouts.native.attempts import (
+    is_dead,
+    is_of_this_system,
+    leftovers,
+    new_attempt_id,
+    owner_record,
+)
+from waystation.layouts.native.marks import CONDEMNED, LEASE
 from waystation.layouts.native.signs_of_life import EXPIRES_S, HEARTBEAT
 
-DIRECTORY = ".waystation-leases"
-
-# How often a directory is made again that others remove before it is used.
+# How often a mark is put, or looked for, again because the checkpoint was replaced meanwhile.
 _MAX_TRIES = 1000
 
-_LEASE, _CONDEMNED = ".lease-", ".condemned-"
+_OVER = b'{"is_over": true}'
+_MARK_LIMIT_BYTES = 64 << 10
 
 _log = logging.getLogger("waystation")
 
@@ -49,7 +57,7 @@ class Leases:
     """The leases on the checkpoints of one directory."""
 
     def __init__(self, root: Path) -> None:
-        self._directory = root / DIRECTORY
+        self._root = root
 
     @contextlib.contextmanager
     def hold(self, name: str) -> Iterator[bool]:
@@ -58,105 +66,195 @@ class Leases:
         Yields:
             False if it is condemned already: then it must not be read.
         """
-        owner = _forks.Owner()
-        path = self._put(name, _LEASE)
+        mark = self._put(name, LEASE)
         try:
-            if self._living(name, _CONDEMNED):
+            if self._living(name, CONDEMNED):
                 yield False
                 return
-            if path is None:
+            if mark is None:
                 yield True
                 return
-            with HEARTBEAT.of(os.fspath(path)):
+            with HEARTBEAT.of(mark, mark.touch):
                 yield True
         finally:
-            if path is not None and owner.is_here:  # in a forked child it is still that of the parent
-                _remove(path)
+            if mark is not None:
+                mark.remove()
 
     def is_held(self, name: str) -> bool:
         """Whether somebody reads the checkpoint of this name."""
-        return self._living(name, _LEASE)
+        return self._living(name, LEASE)
 
     @contextlib.contextmanager
     def condemned(self, name: str) -> Iterator[bool]:
         """Condemns the checkpoint of this name within the block.
 
         Yields:
-            False if somebody reads it: then it must not be removed.
+            False if somebody reads it, or overwrites it: then it must not be removed.
         """
-        owner = _forks.Owner()
-        path = self._put(name, _CONDEMNED)
+        mark = self._put(name, CONDEMNED)
         try:
-            yield not self.is_held(name)
+            # In this order: until an overwrite has brought all marks along, its attempt is to be seen.
+            is_used = self._is_overwritten(name) or self.is_held(name)
+            yield not is_used and (mark is None or mark.is_in_place())
         finally:
-            if path is not None and owner.is_here:
-                _remove(path)
+            if mark is not None:
+                mark.remove()
 
-    def _put(self, name: str, kind: str) -> Path | None:
-        path = self._directory / f"{name}{kind}{new_attempt_id()}"
+    def _is_overwritten(self, name: str) -> bool:
+        """Whether a process that may still run overwrites the checkpoint, or removes what it replaced."""
+        attempts = leftovers(os.fspath(self._root), name)
+        return any(
+            attempt.is_running or (not attempt.is_over and attempt.age_s <= EXPIRES_S) for attempt in attempts
+        )
+
+    def _put(self, name: str, kind: str) -> _Mark | None:
+        """Puts a mark; None if that cannot be, or there is no checkpoint."""
+        checkpoint = self._root / name
         try:
-            with self._create(path) as file:
-                json.dump(owner_record(), file)
+            for _ in range(_MAX_TRIES):
+                try:
+                    directory = _opened(checkpoint)
+                except (FileNotFoundError, NotADirectoryError):
+                    return None  # it has been removed, as the caller will see
+                with contextlib.suppress(FileNotFoundError):  # another directory took its place
+                    mark = _Mark(checkpoint, directory, kind)
+                    if mark.is_in_place():
+                        return mark
+                    mark.remove()
         except OSError as error:
-            typed = from_os_error(error, "write the lease", os.fspath(path))
+            typed = from_os_error(error, "write the lease", os.fspath(checkpoint))
             if not isinstance(typed, PermissionDenied):  # which is how readers of others' checkpoints live
                 _log.warning("checkpoint '%s' is used without a lease: %s", name, typed)
             return None
-        return path
-
-    def _create(self, path: Path) -> IO[str]:
-        for _ in range(_MAX_TRIES):
-            # Not `Path.mkdir(exist_ok=True)`, which fails where the directory goes just after it was there.
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self._directory)
-            with contextlib.suppress(FileNotFoundError):
-                return path.open("x", encoding="utf-8")
-        return path.open("x", encoding="utf-8")
+        _log.warning("checkpoint '%s' is used without a lease: it is replaced all the time", name)
+        return None
 
     def _living(self, name: str, kind: str) -> bool:
-        """Whether a process that may still run has put such a file; those of dead ones are removed."""
-        living = False
-        for found in self._listed():
-            stem, infix, identity = found.rpartition(kind)
-            if not infix or stem != name:
-                continue
-            path = self._directory / found
-            if _is_over(path, identity):
-                _remove(path)
-            else:
-                living = True
-        return living
+        """Whether a process that may still run has put such a mark; those of dead ones are removed."""
+        for _ in range(_MAX_TRIES):
+            found = self._look(name, kind)
+            if found is not None:
+                return found
+        return True  # marks came and went all the time
 
-    def _listed(self) -> list[str]:
+    def _look(self, name: str, kind: str) -> bool | None:
+        """The same at one look; None if the marks changed meanwhile, or the checkpoint was replaced."""
+        checkpoint = self._root / name
         try:
-            return os.listdir(self._directory)
-        except FileNotFoundError:
-            return []
+            directory = _opened(checkpoint)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         except OSError as error:
-            raise from_os_error(error, "list", os.fspath(self._directory)) from error
+            raise from_os_error(error, "open", os.fspath(checkpoint)) from error
+        try:
+            living = False
+            for found in os.listdir(directory):
+                if not found.startswith(kind):
+                    continue
+                is_over = _is_over(directory, found, found.removeprefix(kind), os.fspath(checkpoint))
+                if is_over is None:
+                    return None
+                if is_over:
+                    with contextlib.suppress(OSError):
+                        os.unlink(found, dir_fd=directory)
+                living = living or not is_over
+            return living if _is_at(checkpoint, directory) else None
+        except OSError as error:
+            raise from_os_error(error, "list", os.fspath(checkpoint)) from error
+        finally:
+            os.close(directory)
 
 
-def _is_over(path: Path, identity: str) -> bool:
-    """Whether the process that has put a file provably no longer runs, or has been silent for too long."""
+def _opened(checkpoint: Path) -> int:
+    return os.open(checkpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _is_at(checkpoint: Path, directory: int) -> bool:
+    """Whether an open directory is still that of the checkpoint."""
     try:
-        content = path.read_bytes()
-        age_s = time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return True
+        return os.path.samestat(os.fstat(directory), os.stat(checkpoint))
     except OSError:
         return False
+
+
+class _Mark:
+    """A mark of this process in the directory of a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        directory: A descriptor of its directory, which is closed with the mark, or where that cannot be put.
+        kind: What the mark says.
+
+    Raises:
+        OSError: It cannot be put; FileNotFoundError, if the directory has been removed.
+    """
+
+    def __init__(self, checkpoint: Path, directory: int, kind: str) -> None:
+        self._owner = _forks.Owner()
+        self._lock = threading.Lock()
+        self._is_removed = False
+        self._checkpoint = checkpoint
+        self._directory = directory
+        self._name = f"{kind}{new_attempt_id()}"
+        with contextlib.ExitStack() as until_failure:
+            until_failure.callback(os.close, directory)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._file = os.open(self._name, flags, 0o666, dir_fd=self._directory)
+            until_failure.callback(os.close, self._file)
+            until_failure.callback(os.unlink, self._name, dir_fd=self._directory)
+            os.write(self._file, json.dumps(owner_record()).encode())
+            until_failure.pop_all()
+
+    def is_in_place(self) -> bool:
+        """Whether the directory that it is in is still that of the checkpoint."""
+        return _is_at(self._checkpoint, self._directory)
+
+    def touch(self) -> None:
+        """Shows that this process is alive."""
+        with self._lock, contextlib.suppress(OSError):
+            if not self._is_removed:
+                os.utime(self._file)
+
+    def remove(self) -> None:
+        """Takes it away, also where an overwrite has carried it to. In a forked child it stays: it is that of
+        the parent."""
+        if self._owner.is_here:
+            with self._lock:
+                self._is_removed = True  # its descriptor may be that of another file from now on
+            self._take_away()
+        os.close(self._file)
+        os.close(self._directory)
+
+    def _take_away(self) -> None:
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, _OVER, 0)
+            os.ftruncate(self._file, len(_OVER))
+        with contextlib.suppress(OSError):
+            os.unlink(self._name, dir_fd=self._directory)
+        with contextlib.suppress(OSError):
+            os.unlink(self._checkpoint / self._name)
+
+
+def _is_over(directory: int, name: str, identity: str, checkpoint: str) -> bool | None:
+    """Whether the process that has put a mark is done with it, provably no longer runs, or is silent for too
+    long; None if the mark has gone."""
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            content = os.read(file, _MARK_LIMIT_BYTES)
+            age_s = time.time() - os.fstat(file).st_mtime
+        finally:
+            os.close(file)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return False
+    if content == _OVER:
+        return True
     try:
         owner = json.loads(content)
     except ValueError:
         owner = {}  # it is being written, or was never finished
-    if is_dead(identity, os.fspath(path), owner if isinstance(owner, dict) else {}):
+    if is_dead(identity, checkpoint, owner if isinstance(owner, dict) else {}):
         return True
     return not is_of_this_system(identity) and age_s > EXPIRES_S
-
-
-def _remove(path: Path) -> None:
-    """Removes a file, and its directory if that is empty then."""
-    with contextlib.suppress(OSError):
-        path.unlink()
-    with contextlib.suppress(OSError):
-        path.parent.rmdir()

@@ -13,6 +13,8 @@ attempt's name and is as dead as its owner); killed while leftovers are removed 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import hashlib
 import json
 import logging
@@ -36,6 +38,9 @@ LeftoverKind = Literal["save", "overwrite", "export"]
 
 # Of this process: tells its records from those of a copy of its machine.
 _TOKEN = secrets.token_hex(8)
+
+# How often a directory is emptied that others put something into at the same time.
+_REMOVAL_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ class Attempt:
         record = os.path.join(self.path, names.OWNER)
         with open(record, "x", encoding="utf-8") as file:
             json.dump(owner_record(), file)
-        signs_of_life.HEARTBEAT.begin(record)
+        signs_of_life.HEARTBEAT.begin(record, functools.partial(os.utime, record))
         # Also that of an attempt which nobody ends: what is left of it is to run out.
         self._renewal = weakref.finalize(self, signs_of_life.HEARTBEAT.end, record)
         self._renewal.atexit = False
@@ -208,7 +213,8 @@ def remove_dead(parent: str, target_name: str) -> list[str]:
 def remove_tree(path: str) -> None:
     """Removes a directory tree, its owner record last; what is gone already is no error.
 
-    Symbolic links are removed, never followed.
+    Symbolic links are removed, never followed. Where others put something into a directory at the same time,
+    as readers do that take a lease, that is removed as well.
     """
     try:
         mode = os.lstat(path).st_mode
@@ -218,10 +224,17 @@ def remove_tree(path: str) -> None:
         if not stat.S_ISDIR(mode):
             os.unlink(path)
             return
-        children = sorted(os.listdir(path), key=lambda name: (name == names.OWNER, name))
-        for child in children:
-            remove_tree(os.path.join(path, child))
-        os.rmdir(path)
+        for tries_left in reversed(range(_REMOVAL_TRIES)):
+            children = sorted(os.listdir(path), key=lambda name: (name == names.OWNER, name))
+            for child in children:
+                remove_tree(os.path.join(path, child))
+            try:
+                os.rmdir(path)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or not tries_left:
+                    raise
+            else:
+                return
     except FileNotFoundError:
         return
     except OSError as error:

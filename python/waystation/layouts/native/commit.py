@@ -30,7 +30,7 @@ from waystation._errors import (
     WaystationError,
     from_os_error,
 )
-from waystation.layouts.native import names, records
+from waystation.layouts.native import marks, names, records
 from waystation.layouts.native.attempts import Attempt, remove_tree
 
 _log = logging.getLogger("waystation")
@@ -55,10 +55,21 @@ def publish_over(attempt: Attempt) -> None:
     The attempt's directory holds afterwards what was replaced: see `remove_replaced`.
     """
     try:
-        _native.rename_exchange(attempt.path, attempt.target)
+        swap(attempt)
     except Unsupported:
         replace_in_place(attempt)
-        return
+
+
+def swap(attempt: Attempt) -> None:
+    """Swaps the attempt and the checkpoint in its place in one act, and brings along the marks that others
+    have put there.
+
+    Raises:
+        Unsupported: The file system cannot do that.
+    """
+    marks.carry(attempt.target, attempt.path)
+    _native.rename_exchange(attempt.path, attempt.target)
+    marks.carry(attempt.path, attempt.target)  # those that were put meanwhile
     _native.sync_paths(attempt.directories_to_sync())
 
 

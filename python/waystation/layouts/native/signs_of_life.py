@@ -17,7 +17,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 
 from waystation import _forks
@@ -36,48 +36,48 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: set[str] = set()
+        self._held: dict[Hashable, Callable[[], None]] = {}
         self._stop = threading.Event()
         _forks.watch(self)
 
     def begin_in_child(self) -> None:
         """See `waystation._forks.Watched`: what the parent holds is for its own thread."""
         self._lock = threading.Lock()
-        self._held = set()
+        self._held = {}
 
-    def begin(self, path: str) -> None:
-        """Renews a file from now on."""
+    def begin(self, held: Hashable, touch: Callable[[], None]) -> None:
+        """Calls `touch` each `HEARTBEAT_S` from now on, until `end` of the same."""
         with self._lock:
-            self._held.add(path)
+            self._held[held] = touch
             if len(self._held) == 1:
                 self._stop = threading.Event()
                 threading.Thread(
                     target=self._beat, args=(self._stop,), name="waystation: leases", daemon=True
                 ).start()
 
-    def end(self, path: str) -> None:
-        """Does not renew a file any more; once is enough."""
+    def end(self, held: Hashable) -> None:
+        """Does not call it any more; once is enough."""
         with self._lock:
-            self._held.discard(path)
+            self._held.pop(held, None)
             if not self._held:
                 self._stop.set()
 
     @contextlib.contextmanager
-    def of(self, path: str) -> Iterator[None]:
-        """Renews a file within the block."""
-        self.begin(path)
+    def of(self, held: Hashable, touch: Callable[[], None]) -> Iterator[None]:
+        """Calls `touch` each `HEARTBEAT_S` within the block."""
+        self.begin(held, touch)
         try:
             yield
         finally:
-            self.end(path)
+            self.end(held)
 
     def _beat(self, stop: threading.Event) -> None:
         while not stop.wait(HEARTBEAT_S):
             with self._lock:
-                held = list(self._held)
-            for path in held:
+                held = list(self._held.values())
+            for touch in held:
                 with contextlib.suppress(OSError):
-                    os.utime(path)
+                    touch()
 
 
 HEARTBEAT = Heartbeat()
