@@ -49,13 +49,13 @@ def test_ls(saved: Path, run: Any) -> None:
 
 def test_verify(saved: Path, run: Any) -> None:
     assert "intact" in run("verify", saved).out
-    file = saved / "dataset" / "files" / "position.txt"
+    file = saved / "dataset" / "position.txt"
     file.write_text("4")
     outcome = run("verify", saved, "--json")
     assert outcome.code == 1
     found = outcome.document["checkpoints"][0]
     assert [damage["path"] for damage in found["damages"]] == [
-        "[DIR]/checkpoints/step_1/dataset/files/position.txt"
+        "[DIR]/checkpoints/step_1/dataset/position.txt"
     ]
 
 

@@ -14,6 +14,7 @@ if __name__ == "__main__":
     here = Path(__file__).parent
     if not (here / "format-1").exists():
         waystation.save(here / "format-1", state(), custom_metadata=CUSTOM_METADATA)
-    if not (here / "format-1-files").exists():
+    # `format-1-files` has the files of handlers where earlier saves put them.
+    if not (here / "format-1-handled").exists():
         with with_handlers():
-            waystation.save_checkpointables(here / "format-1-files", checkpointables())
+            waystation.save_checkpointables(here / "format-1-handled", checkpointables())

@@ -14,6 +14,7 @@ from tests.golden.golden_state import CUSTOM_METADATA, checkpointables, state, w
 
 import waystation
 from waystation import errors
+from waystation.layouts.native import names
 
 HERE = Path(__file__).parent
 VERSIONS = [1]
@@ -30,15 +31,16 @@ def test_golden_checkpoint(version: int) -> None:
     assert not found.strays
 
 
+@pytest.mark.parametrize("kind", ["files", "handled"])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_golden_files_of_handlers(version: int) -> None:
-    path = HERE / f"format-{version}-files"
+def test_golden_files_of_handlers(version: int, kind: str) -> None:
+    path = HERE / f"format-{version}-{kind}"
     assert json.loads((path / "checkpoint.json").read_bytes())["record"]["format_version"] == version
     kinds = {
-        name: json.loads((path / name / "record.json").read_bytes())["record"]["kind"]
+        name: json.loads(Path(names.checkpointable_record(str(path / name))).read_bytes())["record"]["kind"]
         for name in ("config", "notes", "state")
     }
-    assert kinds == {"config": "files", "notes": "files", "state": "pytree"}
+    assert kinds == {"config": kind, "notes": kind, "state": "pytree"}
     expected = checkpointables()
     with with_handlers():
         loaded = waystation.load_checkpointables(path)
@@ -51,9 +53,10 @@ def test_golden_files_of_handlers(version: int) -> None:
     assert not found.strays
 
 
-def test_files_of_handlers_are_verified(tmp_path: Path) -> None:
-    path = shutil.copytree(HERE / "format-1-files", tmp_path / "checkpoint")
-    file = path / "notes" / "files" / "lines" / "1" / "ü 1.txt"
+@pytest.mark.parametrize(("kind", "place"), [("files", "notes/files"), ("handled", "notes")])
+def test_files_of_handlers_are_verified(tmp_path: Path, kind: str, place: str) -> None:
+    path = shutil.copytree(HERE / f"format-1-{kind}", tmp_path / "checkpoint")
+    file = path / place / "lines" / "1" / "ü 1.txt"
     file.write_text("zwolf", encoding="utf-8")
     with with_handlers(), pytest.raises(errors.Corrupt, match="ü 1"):
         waystation.load_checkpointables(path)
@@ -72,7 +75,7 @@ def test_what_is_written_today_is_the_same_bytes(tmp_path: Path) -> None:
     with with_handlers():
         waystation.save_checkpointables(tmp_path / "files", checkpointables())
     for name in checkpointables():
-        require_same_files(tmp_path / "files" / name, HERE / "format-1-files" / name)
+        require_same_files(tmp_path / "files" / name, HERE / "format-1-handled" / name)
 
 
 def require_same_files(found: Path, golden: Path) -> None:

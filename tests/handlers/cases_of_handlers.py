@@ -40,6 +40,20 @@ def files_below(ocp: Any, path: Path) -> Any:
 
 
 @case
+def files_are_where_programs_look(ocp: Any, path: Path) -> Any:
+    with registry_of(ocp, SubdirectoryHandler):
+        ocp.save_checkpointables(path, {"counter": Counter(3), "iter": Iterator(7), "model": state()})
+    return {
+        name: sorted(
+            file.relative_to(path / name).as_posix()
+            for file in (path / name).rglob("*")
+            if not file.name.startswith(".")
+        )
+        for name in ("counter", "iter")
+    }
+
+
+@case
 def the_last_one_saves(ocp: Any, path: Path) -> Any:
     with registry_of(ocp, CounterHandler, OtherCounterHandler):
         ocp.save_checkpointables(path, {"counter": Counter(3)})

@@ -40,9 +40,9 @@ def test_states_of_several_frameworks(tmp_path: Path) -> None:
 
 def test_the_layout_of_each(saved: Path) -> None:
     assert sorted(os.listdir(saved)) == ["a", "b", "checkpoint.json", "counter"]
-    assert sorted(os.listdir(saved / "counter")) == ["files", "record.json"]
-    body = json.loads((saved / "counter" / "record.json").read_text())["record"]
-    assert body["kind"] == "files"
+    assert sorted(os.listdir(saved / "counter")) == [".waystation-record.json", "deep"]
+    body = json.loads((saved / "counter" / ".waystation-record.json").read_text())["record"]
+    assert body["kind"] == "handled"
     assert body["handler"] == "tests.handlers.examples.SubdirectoryHandler"
     assert sorted(body["files"]) == ["deep/empty", "deep/er/value.txt"]
     assert sorted(os.listdir(saved / "a")) == sorted(os.listdir(saved / "b"))
@@ -140,7 +140,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["flipped", "missing", "longer"])
 def test_damage_of_a_handlers_file(saved: Path, damage: str) -> None:
-    file = saved / "counter" / "files" / "deep" / "er" / "value.txt"
+    file = saved / "counter" / "deep" / "er" / "value.txt"
     if damage == "flipped":
         flip(file)
     elif damage == "missing":
@@ -156,7 +156,7 @@ def test_damage_of_a_handlers_file(saved: Path, damage: str) -> None:
 
 
 def test_damage_is_loaded_only_if_asked_for(saved: Path) -> None:
-    file = saved / "counter" / "files" / "deep" / "er" / "value.txt"
+    file = saved / "counter" / "deep" / "er" / "value.txt"
     file.write_text("4")
     context = with_handlers(SubdirectoryHandler)
     context.array.loading.verify = False
@@ -165,14 +165,14 @@ def test_damage_is_loaded_only_if_asked_for(saved: Path) -> None:
 
 
 def test_a_damaged_record_of_files(saved: Path) -> None:
-    flip(saved / "counter" / "record.json")
+    flip(saved / "counter" / ".waystation-record.json")
     with with_handlers(SubdirectoryHandler), pytest.raises(errors.Corrupt, match=r"record\.json"):
         waystation.load_checkpointables(saved)
     assert same(waystation.load(saved, checkpointable_name="b"), state(2))
 
 
 def test_what_came_later_is_a_stray(saved: Path) -> None:
-    (saved / "counter" / "files" / "later").write_text("x")
+    (saved / "counter" / "later").write_text("x")
     found = waystation.checkpoint.verify(saved)
     assert [os.path.basename(stray) for stray in found.strays] == ["later"]
     assert not found.damages
@@ -186,7 +186,7 @@ def test_a_kind_that_is_not_known_is_refused_by_itself(saved: Path) -> None:
     from waystation.layouts.native.commit import read_record, replace_record
     from waystation.layouts.native.records import Digest
 
-    path = saved / "counter" / "record.json"
+    path = saved / "counter" / ".waystation-record.json"
     body = json.loads(path.read_text())["record"] | {"kind": "spirits"}
     path.write_bytes(_native.seal_json(json.dumps(body).encode()))
     record = read_record(str(saved))

@@ -14,7 +14,6 @@ import pytest
 
 from waystation.layouts.native import commit, marks, names, signs_of_life
 from waystation.layouts.native.attempts import Attempt, new_attempt_id, owner_record, remove_tree
-from waystation.training import leases
 from waystation.training.leases import Leases
 
 

@@ -217,7 +217,7 @@ def _stored(name: str, files: MetadataFiles, root: _native.Directory) -> Stored:
     own = files.decode_record()
     if own.kind == PYTREE:
         return Stored(name, STATE_HANDLER, files.directory, decode_checkpointable(files, root))
-    return Stored(name, own.handler, os.path.join(files.directory, names.FILES), None, own.files, root)
+    return Stored(name, own.handler, own.files_directory(files.directory), None, own.files, root)
 
 
 def is_orbax_checkpoint(path: PathLike) -> bool:

@@ -27,7 +27,7 @@ from waystation.layouts.native.handler_files import HandlerFiles
 from waystation.layouts.native.marks import without_marks
 from waystation.layouts.native.open import open_any
 from waystation.layouts.native.read import OpenCheckpointable, arrays_at, open_checkpoint
-from waystation.layouts.native.records import Digest, LocalPart
+from waystation.layouts.native.records import HANDLED, Digest, LocalPart
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax import names as orbax_names
 from waystation.layouts.orbax.checksums import Checksums, FileChecksums
@@ -173,13 +173,14 @@ def _open_all(root: _native.Directory, found: Verification) -> Iterator[OpenChec
             where = str(error.context.get("path", os.path.join(target, directory)))
             found.damages.append(Damage(where, error.message))
             continue
-        own = {names.CHECKPOINTABLE_RECORD, *opened.record.tables}
         if isinstance(opened, HandlerFiles):
-            own.add(names.FILES)
+            own = {names.CHECKPOINTABLE_RECORD, names.FILES}
             found.strays += opened.strays()
         else:
+            own = {names.CHECKPOINTABLE_RECORD, *opened.record.tables}
             own.update(map(os.path.basename, opened.paths()))
-        found.strays += _others(os.path.join(target, directory), own, root)
+        if opened.record.kind != HANDLED:
+            found.strays += _others(os.path.join(target, directory), own, root)
         yield opened
     found.strays += _others(target, known, root)
 

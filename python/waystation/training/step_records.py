@@ -96,7 +96,7 @@ def check(path: Path) -> None:
         return
     record = commit.read_record(os.fspath(path))
     digests = {
-        os.path.join(path, directory, native_names.CHECKPOINTABLE_RECORD): digest
+        native_names.checkpointable_record(os.path.join(path, directory)): digest
         for directory, digest in record.checkpointables.values()
     }
     read_vouched(digests)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from waystation import _native
 from waystation._errors import Corrupt, NotFound, Unsupported, from_os_error
 from waystation.layouts import beneath
+from waystation.layouts.native import names
 from waystation.layouts.native.records import CheckpointableRecord, Digest
 
 
@@ -55,15 +56,16 @@ _ADVICE = "restore another checkpoint, or see 'waystation verify'"
 
 def listed(directory: str, root: _native.Directory | None = None) -> dict[str, str]:
     """The files below a directory (beneath `root`): their paths from there, divided by slashes, to where they
-    are.
+    are. The record that vouches for them is none of them.
 
     Raises:
         Unsupported: There is something that cannot be vouched for: a symbolic link, a device, a name that
             is no text.
     """
-    return {
-        _name(path, directory): path for path, is_directory in _walked(directory, root) if not is_directory
-    }
+    walked = _walked(directory, root)
+    files = {_name(path, directory): path for path, is_directory in walked if not is_directory}
+    files.pop(names.HANDLED_RECORD, None)
+    return files
 
 
 def below(directory: str) -> list[str]:
@@ -113,7 +115,7 @@ def _digest(descriptor: int, path: str) -> Digest:
 def verify(
     directory: str,
     expected: Mapping[str, Digest],
-    names: Iterable[str] | None = None,
+    files: Iterable[str] | None = None,
     root: _native.Directory | None = None,
 ) -> None:
     """Compares files with what vouches for them.
@@ -121,13 +123,13 @@ def verify(
     Args:
         directory: Where they are.
         expected: What vouches for all.
-        names: Those to look at; by default all.
+        files: Those to look at; by default all.
         root: The directory beneath which they are opened.
 
     Raises:
         Corrupt: A file is missing, or is not the one that was committed.
     """
-    for name in expected if names is None else names:
+    for name in expected if files is None else files:
         check(os.path.join(directory, *name.split("/")), expected[name], root)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 RECORD = "checkpoint.json"
 CHECKPOINTABLE_RECORD = "record.json"
+HANDLED_RECORD = ".waystation-record.json"  # the same, among files of a handler, which may have any names
 TREE = "tree.json"
 FILE_TABLE = "files.bin"
 CHUNK_TABLE = "chunks.bin"
 CHECKSUM_TABLE = "checksums.bin"
 INDEX = "model.safetensors.index.json"
 OWNER = "owner.json"
-FILES = "files"  # in it, what a handler made of a checkpointable
+FILES = "files"  # in it, what a handler made of a checkpointable, where the record is not among that
 
 PARTIAL_SUFFIX = ".waystation-partial"
 ATTEMPT_INFIX = ".waystation-tmp-"
@@ -25,6 +27,12 @@ ATTEMPT_ID = re.compile(
 )
 
 FORMAT_VERSION = 1
+
+
+def checkpointable_record(directory: str) -> str:
+    """Where the record of the checkpointable in a directory is."""
+    handled = os.path.join(directory, HANDLED_RECORD)
+    return handled if os.path.lexists(handled) else os.path.join(directory, CHECKPOINTABLE_RECORD)
 
 
 def data_file(process: int, sequence: int) -> str:

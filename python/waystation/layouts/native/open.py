@@ -30,7 +30,7 @@ def open_any(
     own = files.decode_record()
     if own.kind == PYTREE:
         return decode_checkpointable(files, root)
-    return HandlerFiles(os.path.join(directory, names.FILES), own, root)
+    return HandlerFiles(own.files_directory(directory), own, root)
 
 
 def array_count(target: str, record: CheckpointRecord, name: str) -> int:

@@ -104,7 +104,9 @@ def _find(target: str, directory: int) -> list[Leftover]:
 
 def _is_checkpointable(directory: int, name: str) -> bool:
     """Whether an entry is the directory of a checkpointable, as a save makes them."""
-    path = f"{name}/{names.CHECKPOINTABLE_RECORD}"
+    handled = f"{name}/{names.HANDLED_RECORD}"
+    is_handled = os.access(handled, os.F_OK, dir_fd=directory, follow_symlinks=False)
+    path = handled if is_handled else f"{name}/{names.CHECKPOINTABLE_RECORD}"
     try:
         if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
             return False

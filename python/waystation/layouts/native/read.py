@@ -182,8 +182,7 @@ class MetadataFiles:
 
     def decode_record(self) -> CheckpointableRecord:
         """What the record says."""
-        path = os.path.join(self.directory, names.CHECKPOINTABLE_RECORD)
-        return CheckpointableRecord.decode(self.record, path)
+        return CheckpointableRecord.decode(self.record, names.checkpointable_record(self.directory))
 
     def pack(self) -> bytes:
         """As one string of bytes, for other processes."""
@@ -217,7 +216,7 @@ def read_files(
     Raises:
         Corrupt: A file is missing, damaged or not the one that was committed.
     """
-    record_path = os.path.join(directory, names.CHECKPOINTABLE_RECORD)
+    record_path = names.checkpointable_record(directory)
     (data,) = _read_committed({record_path: digest}, root)
     own = CheckpointableRecord.decode(data, record_path)
     if own.kind != PYTREE or record_only:

@@ -24,7 +24,7 @@ RECORD_LIMIT_BYTES = 256 << 20
 _VOUCHED_LIMIT_BYTES = 64 << 30  # of a file whose length a record tells
 
 # Of a checkpointable: a state in the tables and data files of this layout, or files that a handler made.
-PYTREE, FILES = "pytree", "files"
+PYTREE, FILES, HANDLED = "pytree", "files", "handled"
 
 _TRANSACTION = re.compile("[0-9a-f]{16}")
 
@@ -207,9 +207,10 @@ class CheckpointableRecord:
     Attributes:
         process_count: Processes that wrote data.
         tables: File name to digest, for every metadata file beside the record.
-        kind: What it vouches for: `PYTREE` or `FILES`.
-        handler: Of `FILES`: the name of the type whose files these are.
-        files: Of `FILES`: path to digest, for every file; paths count from the directory `names.FILES` and
+        kind: What it vouches for: `PYTREE`; `HANDLED`, files that a handler made beside the record; `FILES`,
+            such files in the directory `names.FILES`, which earlier saves wrote.
+        handler: Of files: the name of the type of their handler.
+        files: Path to digest, for every file; paths count from the directory that the handler was given, and
             have their parts divided by slashes.
         extra: Unknown members, kept for display.
     """
@@ -221,10 +222,14 @@ class CheckpointableRecord:
     files: dict[str, Digest] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
+    def files_directory(self, directory: str) -> str:
+        """Where the files of a handler are whose record is in this directory."""
+        return os.path.join(directory, names.FILES) if self.kind == FILES else directory
+
     def encode(self) -> bytes:
         """The bytes of the file."""
         body = {"kind": self.kind, "process_count": self.process_count, "tables": _digests_json(self.tables)}
-        if self.kind == FILES:
+        if self.kind != PYTREE:
             body |= {"handler": self.handler, "files": _digests_json(self.files)}
         return _seal(body)
 
@@ -234,7 +239,7 @@ class CheckpointableRecord:
         body = _unseal(data, path)
         with _Malformed(path):
             kind = body["kind"]
-            if kind not in (PYTREE, FILES):
+            if kind not in (PYTREE, FILES, HANDLED):
                 raise Unsupported(
                     f"'{path}' is of kind {kind!r}, which this Waystation does not know: upgrade it",
                     path=path,
@@ -242,7 +247,7 @@ class CheckpointableRecord:
             process_count, tables = _natural(body["process_count"]), _digests(body["tables"], _is_plain_name)
             known = {"kind", "process_count", "tables"}
             handler, files = None, {}
-            if kind == FILES:
+            if kind != PYTREE:
                 known |= {"handler", "files"}
                 handler, files = body["handler"], _digests(body["files"], _is_plain_path)
                 _require(isinstance(handler, str))

@@ -22,7 +22,7 @@ from waystation.layouts.native.attempts import Attempt
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.merge import Part
 from waystation.layouts.native.records import (
-    FILES,
+    HANDLED,
     CheckpointableRecord,
     CheckpointRecord,
     Digest,
@@ -69,7 +69,7 @@ class Handled:
 
     def directory(self, attempt_path: str) -> str:
         """Where the handler puts its files."""
-        return os.path.join(attempt_path, self.name, names.FILES)
+        return os.path.join(attempt_path, self.name)
 
 
 @dataclass(slots=True)
@@ -149,8 +149,8 @@ def write_metadata(
         entries[prepared.name] = (prepared.name, Digest.of(contents[names.CHECKPOINTABLE_RECORD]))
     for entry in handled:
         made = handler_files.digests(entry.directory(attempt.path))
-        record = CheckpointableRecord(entry.process_count, {}, FILES, entry.handler, made).encode()
-        files.append((os.path.join(attempt.path, entry.name, names.CHECKPOINTABLE_RECORD), record))
+        record = CheckpointableRecord(entry.process_count, {}, HANDLED, entry.handler, made).encode()
+        files.append((os.path.join(attempt.path, entry.name, names.HANDLED_RECORD), record))
         entries[entry.name] = (entry.name, Digest.of(record))
     checkpoint = dataclasses.replace(checkpoint, checkpointables=entries)
     files.append((os.path.join(attempt.path, names.RECORD), checkpoint.encode()))
