@@ -21,7 +21,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm demo docs wheel check-packages fuzz torture lock clean
+.PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages fuzz torture lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ bench-startup-vllm: build ## measure starts of a model in vLLM, which gets an en
 	@tools/vllm-environment
 	$(PYTHON) -m benchmarks.startup --server vllm $(BENCH_ARGUMENTS)
 
+orbax-users: build ## run the checkpoint tests of Keras, tunix, MaxText, Grain and Flax with Orbax and with ours (needs a network)
+	@tools/orbax-users $(ORBAX_USERS_ARGUMENTS)
+
 demo: build ## train, kill, resume on other devices, and compare the losses
 	.venv/bin/waystation demo $(DEMO_ARGUMENTS)
 
@@ -97,6 +100,6 @@ lock: build ## resolve requirements.lock anew
 	@tools/lock $(LOCK_ARGUMENTS)
 
 clean: ## remove what the other targets have made
-	rm -rf .venv .venv-vllm target fuzz/target dist site python/waystation/_native.abi3.so THIRD-PARTY-LICENSES.txt
+	rm -rf .venv .venv-vllm .venv-orbax-users target fuzz/target dist site python/waystation/_native.abi3.so THIRD-PARTY-LICENSES.txt
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis
