@@ -1,10 +1,14 @@
-"""Paths as users give them."""
+"""Paths as users give them, and the names in directories."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 from waystation._errors import InvalidInput, WrongType
+
+T = TypeVar("T")
 
 
 def absolute(path: object) -> str:
@@ -24,3 +28,22 @@ def absolute(path: object) -> str:
             f"'{text}' is a URL; this version knows paths of mounted file systems only", path=text
         )
     return os.path.abspath(os.path.expanduser(text))
+
+
+def list_directory(path: str | os.PathLike[str]) -> list[str]:
+    """`os.listdir`, which by itself fails where a signal comes while a file system opens the directory."""
+    return _uninterrupted(lambda: os.listdir(path))
+
+
+def scan_directory(path: str | os.PathLike[str]) -> os._ScandirIterator[str]:
+    """`os.scandir`, in the same way."""
+    return _uninterrupted(lambda: os.scandir(path))
+
+
+def _uninterrupted(call: Callable[[], T]) -> T:
+    # Python tries calls again that a signal has interrupted, but for those that open directories.
+    while True:
+        try:
+            return call()
+        except InterruptedError:
+            continue

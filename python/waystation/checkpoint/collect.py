@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from waystation._errors import InvalidInput, NotFound, from_os_error
+from waystation._paths import scan_directory
 from waystation.checkpoint.paths import PathLike, is_native_checkpoint
 from waystation.layouts.native import names, orphans
 from waystation.layouts.native.attempts import (
@@ -97,7 +98,7 @@ def tree_bytes(path: str) -> int:
     try:
         if not os.path.isdir(path) or os.path.islink(path):
             return os.lstat(path).st_size
-        with os.scandir(path) as entries:
+        with scan_directory(path) as entries:
             return sum(
                 tree_bytes(entry.path)
                 if entry.is_dir(follow_symlinks=False)
@@ -113,7 +114,9 @@ def tree_bytes(path: str) -> int:
 def _places(parent: str) -> Iterator[str]:
     """The directory, and the checkpoints in it: a record that is being replaced stands inside of one."""
     try:
-        children = sorted(entry.path for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False))
+        children = sorted(
+            entry.path for entry in scan_directory(parent) if entry.is_dir(follow_symlinks=False)
+        )
     except FileNotFoundError as error:
         raise NotFound(f"there is no directory '{parent}'", path=parent) from error
     except OSError as error:

@@ -23,6 +23,7 @@ from waystation import _forks
 from waystation._errors import InvalidInput, NotFound, Unsupported
 from waystation._options import Options
 from waystation._options.in_effect import current_options
+from waystation._paths import scan_directory
 from waystation.checkpoint import sessions
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.joining import Part, open_part, write_whole
@@ -191,7 +192,7 @@ def _remove_leftover(final: str) -> None:
     """Removes the parts of a whole whose process was killed right after the commit: they share files."""
     directory = os.path.join(final, STATE)
     with contextlib.suppress(OSError):
-        inodes = {entry.inode() for entry in os.scandir(directory)}
+        inodes = {entry.inode() for entry in scan_directory(directory)}
         paths = [path for _, part in _open_parts(final) for path in part.paths()]
         if inodes & {os.stat(path).st_ino for path in paths}:
             remove_tree(names.partial(final))

@@ -18,7 +18,7 @@ from waystation._errors import (
     from_os_error,
 )
 from waystation._foreign import described, hub_advice
-from waystation._paths import absolute
+from waystation._paths import absolute, list_directory, scan_directory
 from waystation.layouts.native import names
 from waystation.layouts.native.attempts import leftovers
 from waystation.layouts.orbax import checkpoint as orbax
@@ -91,7 +91,7 @@ def _check_free(target: str) -> None:
         is_directory = os.path.isdir(target) and not os.path.islink(target)
         if not is_directory:
             reason, advice = "not a checkpoint and no directory", "remove it"
-        elif os.listdir(target):
+        elif list_directory(target):
             reason, advice = "not a checkpoint and not empty", "save to a path inside it"
         elif os.path.ismount(target):
             reason, advice = "a mount point", "save to a path inside it"
@@ -206,7 +206,7 @@ def _beside(target: str) -> str:
 def _checkpoints_in(directory: str) -> list[str]:
     """The names of the checkpoints in a directory; none if it cannot be looked at."""
     try:
-        with os.scandir(directory) as entries:
+        with scan_directory(directory) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and is_checkpoint(entry.path))
     except (OSError, NotFound, PermissionDenied):
         return []

@@ -20,6 +20,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from waystation import _forks, _native
 from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_error
+from waystation._paths import list_directory
 from waystation.layouts.native import names
 from waystation.layouts.native.attempts import new_attempt_id, remove_tree
 from waystation.layouts.orbax import checkpoint as orbax
@@ -115,7 +116,7 @@ class Destination:
             index = re.escape(replacing.index_name(self.stem))
             pattern = re.compile(rf"{re.escape(self.stem)}{part}\.safetensors|{index}")
         try:
-            entries = sorted(os.listdir(self.directory))
+            entries = sorted(list_directory(self.directory))
         except FileNotFoundError:
             return []
         except OSError as error:

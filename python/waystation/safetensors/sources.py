@@ -22,7 +22,7 @@ from waystation._errors import (
     from_os_error,
 )
 from waystation._foreign import described, hub_advice
-from waystation._paths import absolute
+from waystation._paths import absolute, list_directory
 from waystation.safetensors.headers import Header, read_headers
 from waystation.safetensors.index import SUFFIX, Index, read_index
 
@@ -160,7 +160,7 @@ def _in_directory(directory: str) -> tuple[list[str], Index | None]:
 
 def _names(directory: str) -> list[str]:
     try:
-        return sorted(os.listdir(directory))
+        return sorted(list_directory(directory))
     except OSError as error:
         raise from_os_error(error, "list", directory) from error
 

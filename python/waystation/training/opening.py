@@ -11,6 +11,7 @@ from typing import Any
 
 from waystation._errors import from_os_error
 from waystation._options import Options
+from waystation._paths import list_directory
 from waystation.checkpoint.collect import find_leftovers, remove_leftovers
 from waystation.coordination import Session
 from waystation.layouts.native.attempts import remove_tree
@@ -83,6 +84,6 @@ def _make(place: Place, options: Options) -> None:
 def _clean_up(place: Place) -> None:
     """Removes what unended saves have left: ours if that is certain, Orbax's because it was asked for."""
     remove_leftovers(find_leftovers(place.root))
-    for name in os.listdir(place.root):
+    for name in list_directory(place.root):
         if orbax_names.is_temporary(name):
             remove_tree(os.path.join(place.root, name))

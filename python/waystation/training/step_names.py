@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from waystation._errors import InvalidInput, WaystationError, from_os_error
+from waystation._paths import list_directory
 from waystation.training import step_records
 from waystation.training.errors import StepNotFoundError
 from waystation.training.step_metadata import CheckpointMetadata, as_step
@@ -210,7 +211,7 @@ def _described(step: int, path: Path) -> CheckpointMetadata[None]:
 
 def _listed(base_path: PathLike) -> list[str]:
     try:
-        return sorted(os.listdir(base_path))
+        return sorted(list_directory(base_path))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

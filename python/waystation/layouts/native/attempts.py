@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 from waystation import _forks, _processes
 from waystation._errors import InvalidInput, WaystationError, from_os_error
+from waystation._paths import list_directory
 from waystation.layouts.native import names, signs_of_life, transactions
 
 _log = logging.getLogger("waystation")
@@ -186,7 +187,7 @@ def export_stages(parent: str) -> list[Leftover]:
 
 def _listed(parent: str, infix: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(parent) if infix in name)
+        return sorted(name for name in list_directory(parent) if infix in name)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -225,7 +226,7 @@ def remove_tree(path: str) -> None:
             os.unlink(path)
             return
         for tries_left in reversed(range(_REMOVAL_TRIES)):
-            children = sorted(os.listdir(path), key=lambda name: (name == names.OWNER, name))
+            children = sorted(list_directory(path), key=lambda name: (name == names.OWNER, name))
             for child in children:
                 remove_tree(os.path.join(path, child))
             try:
@@ -331,7 +332,7 @@ def _mode_of_empty(target: str) -> int | None:
     """The permissions of an empty directory, which the checkpoint in its place keeps: it may be private."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         mode = os.lstat(target).st_mode
-        if stat.S_ISDIR(mode) and not os.listdir(target):
+        if stat.S_ISDIR(mode) and not list_directory(target):
             return stat.S_IMODE(mode)
     return None
 

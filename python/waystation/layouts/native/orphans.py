@@ -24,6 +24,7 @@ from contextlib import contextmanager
 
 from waystation import _native
 from waystation._errors import WaystationError, from_os_error
+from waystation._paths import list_directory
 from waystation.layouts.native import attempts, commit, names
 from waystation.layouts.native.attempts import Leftover
 from waystation.layouts.native.records import RECORD_LIMIT_BYTES, CheckpointableRecord
@@ -78,7 +79,7 @@ def _find(target: str, directory: int) -> list[Leftover]:
     if not os.access(names.RECORD, os.F_OK, dir_fd=directory):
         return []
     here = f"/proc/self/fd/{directory}"
-    candidates = [name for name in sorted(os.listdir(directory)) if _is_checkpointable(directory, name)]
+    candidates = [name for name in sorted(list_directory(directory)) if _is_checkpointable(directory, name)]
     movers = {name: names.mover(name) for name in candidates}
     deaths = {name: _describe(target, name, mover) for name, mover in movers.items() if mover}
     try:
