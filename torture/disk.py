@@ -2,9 +2,9 @@
 
 A model of a file system follows the calls of a process. Durable is what POSIX says: the content of a file
 once it was synced, and the entries of a directory once that was. Everything else may have reached the disk
-or not: each piece that was written by itself, the length of a file, and changes of directories up to any
-one of them, in their order (as journals of file systems have it). A rename is one change; it is durable
-with the directory that it goes to.
+or not: each piece that was written by itself, the length of a file, and of each directory the changes up
+to any one of them. A rename is one change; it is durable with the directory that it goes to. What file
+systems promise beyond that (ext4's journal keeps the order of changes in all directories) is not relied on.
 """
 
 from __future__ import annotations
@@ -36,11 +36,18 @@ class _Node:
     target: str | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Change:
-    """A change of directories that is not durable yet: the directories, and what it does to their entries."""
+    """A change of entries that is not durable yet.
 
-    directories: list[_Node]
+    Attributes:
+        directory: With which it becomes durable.
+        nodes: Whose names change.
+        apply: What it does to the entries of directories.
+    """
+
+    directory: _Node
+    nodes: list[_Node]
     apply: Callable[[Callable[[_Node], dict[str, _Node]]], object]
 
 
@@ -67,10 +74,11 @@ class Disk:
             chance: By which it is decided what has reached the disk.
             how: `nothing` of what is not durable has, only the `entries` of directories have, or `some` has.
         """
+        changes: list[_Change] = []
         if how == "entries":
             changes = self._changes
-        else:
-            changes = self._changes[: chance.randint(0, len(self._changes)) if how == "some" else 0]
+        elif how == "some":
+            changes = self._drawn(chance)
         found: dict[int, dict[str, _Node]] = {}
         nodes: dict[int, _Node] = {}
 
@@ -83,6 +91,16 @@ class Disk:
         for left in root.iterdir():
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         _materialise(self._root, root, entries, lambda node: _content(node, chance, how))
+
+    def _drawn(self, chance: random.Random) -> list[_Change]:
+        """Of each directory the changes up to one of them."""
+        waiting: dict[int, list[_Change]] = {}
+        for change in self._changes:
+            waiting.setdefault(id(change.directory), []).append(change)
+        drawn = [
+            change for changes in waiting.values() for change in changes[: chance.randint(0, len(changes))]
+        ]
+        return self._with_what_they_need(lambda change: change in drawn)
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -100,10 +118,25 @@ class Disk:
         return self._find(str(where.parent)), where.name
 
     def _change(
-        self, directories: list[_Node], apply: Callable[[Callable[[_Node], dict[str, _Node]]], object]
+        self,
+        directory: _Node,
+        nodes: list[_Node],
+        apply: Callable[[Callable[[_Node], dict[str, _Node]]], object],
     ) -> None:
         apply(lambda node: node.entries)
-        self._changes.append(_Change(directories, apply))
+        self._changes.append(_Change(directory, nodes, apply))
+
+    def _with_what_they_need(self, wanted: Callable[[_Change], bool]) -> list[_Change]:
+        """The changes that are wanted, and the earlier ones of the same files: a file has one name at a
+        time."""
+        found: list[_Change] = []
+        nodes: set[int] = set()
+        for change in reversed(self._changes):
+            own = {id(node) for node in change.nodes}
+            if wanted(change) or nodes & own:
+                nodes |= own
+                found.append(change)
+        return found[::-1]
 
     def _write(self, told: Told) -> None:
         node = self._find(told.paths[0])
@@ -126,7 +159,7 @@ class Disk:
         node = parent.entries.get(name)
         if node is None and flags & os.O_CREAT:
             made = _Node(False, told.arguments[3 if told.name == "openat" else 2] & 0o7777)
-            self._change([parent], lambda entries: entries(parent).__setitem__(name, made))
+            self._change(parent, [made], lambda entries: entries(parent).__setitem__(name, made))
         elif node is not None and flags & os.O_TRUNC:
             node.content.clear()
 
@@ -134,14 +167,14 @@ class Disk:
         parent, name = self._parent(told.paths[0])
         if parent is not None and name not in parent.entries:
             made = _Node(True, told.arguments[2 if told.name == "mkdirat" else 1] & 0o7777)
-            self._change([parent], lambda entries: entries(parent).__setitem__(name, made))
+            self._change(parent, [made], lambda entries: entries(parent).__setitem__(name, made))
 
     def _remove(self, told: Told) -> None:
         parent, name = self._parent(told.paths[0])
         node = None if parent is None else parent.entries.get(name)
         if parent is None or node is None or node.entries:
             return
-        self._change([parent], lambda entries: entries(parent).pop(name, None))
+        self._change(parent, [node], lambda entries: entries(parent).pop(name, None))
 
     def _rename(self, told: Told) -> None:
         (old, old_name), (new, new_name) = map(self._parent, told.paths)
@@ -161,13 +194,13 @@ class Disk:
             if flags & _EXCHANGE and replaced is not None:
                 entries(old)[old_name] = replaced
 
-        self._change([new], apply)
+        self._change(new, [node] if replaced is None else [node, replaced], apply)
 
     def _link(self, told: Told) -> None:
         node = self._find(told.paths[0])
         parent, name = self._parent(told.paths[-1])
         if node is not None and parent is not None and name not in parent.entries:
-            self._change([parent], lambda entries: entries(parent).__setitem__(name, node))
+            self._change(parent, [node], lambda entries: entries(parent).__setitem__(name, node))
 
     def _resize(self, told: Told) -> None:
         node = self._find(told.paths[0])
@@ -191,13 +224,10 @@ class Disk:
         if not node.is_directory:
             node.durable = bytes(node.content)
             return
-        # Changes are in the order of the journal: one that is durable takes all before it along.
-        last = max(
-            (index for index, change in enumerate(self._changes) if node in change.directories), default=-1
-        )
-        for change in self._changes[: last + 1]:
+        durable = self._with_what_they_need(lambda change: change.directory is node)
+        for change in durable:
             change.apply(lambda each: each.durable_entries)
-        del self._changes[: last + 1]
+        self._changes = [change for change in self._changes if change not in durable]
 
     def _sync_all(self, _: Told) -> None:
         for change in self._changes:
