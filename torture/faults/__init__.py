@@ -3,6 +3,7 @@
 from torture.faults.base import Done, Fault
 from torture.faults.calls import CALL_FAULTS
 from torture.faults.damage import DAMAGE
+from torture.faults.fuse import FUSE
 from torture.faults.geometry import GEOMETRIES
 from torture.faults.in_process import IN_PROCESS
 from torture.faults.power import POWER_CUTS
@@ -11,7 +12,7 @@ from torture.faults.together import TOGETHER
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault
-    for fault in [*CALL_FAULTS, *DAMAGE, *TOGETHER, *SANDBOXES, *GEOMETRIES, *POWER_CUTS, *IN_PROCESS]
+    for fault in [*CALL_FAULTS, *DAMAGE, *TOGETHER, *SANDBOXES, *GEOMETRIES, *POWER_CUTS, *IN_PROCESS, *FUSE]
 }
 
 __all__ = ["FAULTS", "Done", "Fault"]

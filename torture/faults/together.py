@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import threading
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from torture.outcomes import Outcome, Verdict
 from torture.processes import Child, Ended, in_child
 from torture.systems import KEPT, System, WaystationRing
 
+_OTHER_IS_THERE = re.compile("conflict|exist|appeared|already|another", re.IGNORECASE)
 _WAITS_S = 3.0  # after which the other is taken to wait for the first
 
 
@@ -104,7 +106,8 @@ class Together:
 
 
 def _judge_writers(system: System, root: Path, first: Ended, other: Ended) -> Verdict:
-    """At least one of the two has saved, and what is there is of one that has said so."""
+    """At least one of the two has saved, and what is there is of one that has said so; a writer may fail only
+    because the other is there."""
     said = {step for ended, step in ((first, NEW), (other, LATER)) if ended.how == "returned"}
     how = f"one {_told(first)}, the other {_told(other)}"
     seen = look(lambda: version_of(system, root))
@@ -116,6 +119,9 @@ def _judge_writers(system: System, root: Path, first: Ended, other: Ended) -> Ve
         return Verdict(Outcome.REFUSED_WRONGLY, f"{how}; then {seen.what} {seen.step}")
     if seen.what != "step" or seen.step not in said:
         return Verdict(Outcome.LOST, f"{how}; then {seen.what} {seen.step} {seen.detail}")
+    failed = [ended for ended in (first, other) if ended.how != "returned"]
+    if failed and not _OTHER_IS_THERE.search(failed[0].error):
+        return Verdict(Outcome.REFUSED_WRONGLY, how)
     return Verdict(Outcome.OK)
 
 
