@@ -30,8 +30,8 @@ def absolute(path: object) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
-def list_directory(path: str | os.PathLike[str]) -> list[str]:
-    """`os.listdir`, which by itself fails where a signal comes while a file system opens the directory."""
+def list_directory(path: str | os.PathLike[str] | int) -> list[str]:
+    """`os.listdir` (also of a descriptor), which by itself fails where a signal comes while a file system opens the directory."""
     return _uninterrupted(lambda: os.listdir(path))
 
 
