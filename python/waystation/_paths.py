@@ -31,7 +31,7 @@ def absolute(path: object) -> str:
 
 
 def list_directory(path: str | os.PathLike[str] | int) -> list[str]:
-    """`os.listdir` (also of a descriptor), which by itself fails where a signal comes while a file system opens the directory."""
+    """`os.listdir`, which by itself fails where a signal comes while a file system opens the directory."""
     return _uninterrupted(lambda: os.listdir(path))
 
 
