@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace) -> int:
             if options.stop and tables.is_bad(run):
                 break
         sys.stdout.write(f"{len(made)} runs\n\n{tables.table(session.journal.runs(), cells)}\n")
-    return int(any(tables.is_bad(run) for run in made))
+    return tables.EXIT_BAD if any(map(tables.is_bad, made)) else 0
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -105,7 +105,7 @@ def _replay(options: argparse.Namespace) -> int:
         session.prepare({options.system})
         run = session.make(options.system, options.fault, options.seed)
     sys.stdout.write(tables.line_of(run) + "\n")
-    return int(tables.is_bad(run))
+    return tables.EXIT_BAD if tables.is_bad(run) else 0
 
 
 def _table(options: argparse.Namespace) -> int:

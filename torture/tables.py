@@ -8,6 +8,9 @@ from torture.outcomes import MEANINGS, Outcome, Run, counts
 
 COLUMNS = (Outcome.LOST, Outcome.TORN, Outcome.SILENTLY_WRONG, Outcome.HUNG, Outcome.REFUSED_WRONGLY)
 
+# What the commands end with where a run went wrong, so that it is no failure of the bench itself.
+EXIT_BAD = 3
+
 
 def is_bad(run: Run) -> bool:
     """Whether a run is one that the tables count against the system."""

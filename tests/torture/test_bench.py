@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.disks import in_memory
 from torture.outcomes import Journal, Outcome, Run, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -27,13 +28,39 @@ def torture(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+# One run of each for each system: what it costs is known beforehand.
+FAULTS = (
+    "kill/*,EIO/*,ENOSPC/*,EINTR/*,short/*,power cut/*,fuse short/*,fork/*,together/two*,"
+    "sandbox/docker/*,sandbox/full disk/*"
+)
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_no_fault_at_a_call_loses_or_changes_anything(system: str, tmp_path: Path) -> None:
-    faults = "none/*,kill/*,EIO/*,ENOSPC/*,short/save"
+def test_no_fault_loses_or_changes_anything(system: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
-    done = torture("run", f"--systems={system}", f"--faults={faults}", "--runs=2", f"--journal={journal}")
+    with in_memory() as directory:
+        options = [f"--systems={system}", f"--faults={FAULTS}", "--runs=1", f"--journal={journal}"]
+        done = torture("run", *options, f"--directory={directory}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert sum(run.outcome is Outcome.OK for run in Journal(journal).runs()) > 20
+
+
+def test_damage_of_our_own_layout_is_told(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    with in_memory() as directory:
+        options = ["--systems=waystation", "--faults=damage/*", "--runs=8", f"--journal={journal}"]
+        done = torture("run", *options, f"--directory={directory}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_disk_after_a_power_cut_has_one_of_both_versions(tmp_path: Path) -> None:
+    """A few hundred disks, each of which a power cut may have left during one overwrite."""
+    journal = tmp_path / "journal.jsonl"
+    with in_memory() as directory:
+        options = ["--systems=waystation", "--faults=in process/power cut/overwrite", "--runs=2"]
+        done = torture("run", *options, f"--journal={journal}", f"--directory={directory}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sum(run.count for run in Journal(journal).runs()) > 200
 
 
 def test_what_others_lose_is_found(tmp_path: Path) -> None:

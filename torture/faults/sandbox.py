@@ -22,7 +22,7 @@ from torture.faults.base import Done, Fault
 from torture.operations import OPERATIONS, Operation, Workspace
 from torture.outcomes import Outcome, Verdict
 from torture.processes import in_child
-from torture.systems import System
+from torture.systems import System, Waystation
 
 _RING = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
 # What containers refuse by default (Docker, containerd) and a program might try.
@@ -187,7 +187,10 @@ class Sandboxed:
         at = f"variant {seed % self._profile.variants}"
         if ended.how == "killed":
             return Done(Verdict(Outcome.REFUSED_WRONGLY, "the process ended without a word"), at)
-        return Done(self._operation.judge(system, root, ended, self._profile.may_fail), at)
+        # A way of writing that was demanded is not given up for another.
+        is_demanded = isinstance(system, Waystation) and system.mode is not None
+        may_fail = self._profile.may_fail or is_demanded
+        return Done(self._operation.judge(system, root, ended, may_fail), at)
 
 
 class FullDisk:
