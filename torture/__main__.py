@@ -122,9 +122,11 @@ def _table(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from torture import outcomes, tables
+    from torture import bench, outcomes, tables
 
-    options.output.write_text(tables.page(outcomes.Journal(options.journal).runs()))
+    cells = set(bench.cells())
+    runs = [run for run in outcomes.Journal(options.journal).runs() if (run.system, run.fault) in cells]
+    options.output.write_text(tables.page(runs))
     return 0
 
 

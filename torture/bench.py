@@ -76,25 +76,23 @@ class Session:
         """
         done = set() if again else self.journal.done(self._revision)
         # One seed of each cell, then the next of each, so that a stretch that is short has seen all of them.
-        waiting = [(cell, _seeds(self._count(cell), most)) for cell in chosen if self._is_wanted(until)]
+        waiting = [(cell, self._seeds(cell, most)) for cell in chosen]
         while waiting:
             left = []
             for (system, fault), seeds in waiting:
+                if until is not None and monotonic() >= until:
+                    return
                 seed = next((seed for seed in seeds if (system, fault, seed) not in done), None)
                 if seed is None:
                     continue
-                if not self._is_wanted(until):
-                    return
                 yield self.make(system, fault, seed)
                 left.append(((system, fault), seeds))
             waiting = left
 
-    def _is_wanted(self, until: float | None) -> bool:
-        return until is None or monotonic() < until
-
-    def _count(self, cell: Cell) -> int:
+    def _seeds(self, cell: Cell, most: int | None) -> Iterator[int]:
+        """The seeds of a cell; they are counted when the first is asked for, which takes a run of its own."""
         system, fault = cell
-        return FAULTS[fault].seeds(SYSTEMS[system], self._workspace)
+        yield from _spread(FAULTS[fault].seeds(SYSTEMS[system], self._workspace), most)
 
     def make(self, system: str, fault: str, seed: int) -> Run:
         """Makes one run, and writes it down."""
@@ -106,7 +104,7 @@ class Session:
         return run
 
 
-def _seeds(count: int, most: int | None) -> Iterator[int]:
+def _spread(count: int, most: int | None) -> Iterator[int]:
     """Every seed once, or as many as wanted, spread over all where they are fewer."""
     if most is None or not count:
         return iter(range(min(count, UNBOUNDED_RUNS)))
