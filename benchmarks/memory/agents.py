@@ -20,7 +20,7 @@ from typing import Any
 from waystation.memory import agent_program
 
 TMPFS = Path("/dev/shm")
-VERSIONS = 2
+VERSIONS = 2  # at a time: one that is kept, and the next
 ENDING_S = 30.0
 _MIB = 1 << 20
 _CONTENTS_BYTES = 4 * _MIB
@@ -77,7 +77,7 @@ def running(
             f"--slots={slots}",
             f"--data-bytes={data_bytes}",
             f"--contents-bytes={_CONTENTS_BYTES}",
-            f"--versions={VERSIONS}",
+            f"--versions={VERSIONS - 1}",
             f"--memory-cap-bytes={slots * (data_bytes + 2 * _CONTENTS_BYTES) + _SPARE_BYTES}",
             *options,
         ]

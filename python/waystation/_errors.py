@@ -155,6 +155,15 @@ class StepNotFoundError(NotFound, ValueError):
     """The step, or any step at all, has no checkpoint; the context has `step` and `path`."""
 
 
+class CommittedStepsLost(NotFound, ValueError):
+    """Memory had committed steps, and none of the sequence can be loaded any more; the context has `step`."""
+
+
+class MemoryTooSmall(InvalidInput):
+    """An agent has too few slots for the versions that it is to keep; the context has `needed_bytes` and
+    `found_bytes`."""
+
+
 class WrongType(InvalidInput, TypeError):
     """An argument is of a type that it cannot be of."""
 

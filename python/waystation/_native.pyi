@@ -394,11 +394,12 @@ class AgentClient:
 
     def standing(self) -> dict[str, Any]:
         """`{"epoch": int, "program": int, "is_training": bool, "is_open": bool, "base": None | {"epoch": int,
-        "step": int, "shard_count": int, "sequence": str}, "commits": [(epoch, step), …], "holders": [[str, …]
-        host names, per shard, …], "hosts": {str: bool is heard, …}}`: what the agents of several hosts have
-        agreed upon, as far as this one knows. `is_training`: the orders of the epoch are here, and the shards
-        of the base that this host owns; `is_open`: versions of the epoch are taken. Unsupported if the agent
-        is alone."""
+        "step": int, "shard_count": int, "sequence": str}, "commits": [(epoch, step), …], "doubted": [(epoch,
+        step), …], "lost": None | (epoch, step), "holders": [[str, …] host names, per shard, …], "hosts":
+        {str: bool is heard, …}}`: what the agents of several hosts have agreed upon, as far as this one
+        knows. `is_training`: the orders of the epoch are here, and the shards of the base that this host
+        owns; `is_open`: versions of the epoch are taken; `doubted`: programs began with it in vain too often;
+        `lost`: the newest commit, if it cannot be restored. Unsupported if the agent is alone."""
 
     def begin(self, program: int, sequence: str, owners: list[str], /) -> dict[str, Any]:
         """Has the agents of several hosts recover for a program that begins; returns the standing of now.

@@ -37,7 +37,8 @@ needs_held_memory = pytest.mark.skipif(
 
 @pytest.fixture
 def agent() -> Iterator[Agent]:
-    with memory_directory() as directory, running_agent(directory) as agent:
+    """One that keeps a single committed version of each shard."""
+    with memory_directory() as directory, running_agent(directory, options=["--versions=1"]) as agent:
         yield agent
 
 

@@ -96,4 +96,5 @@ def test_a_step_that_only_memory_had_is_gone_with_a_shard(hosts: Hosts, root: Pa
     shutil.rmtree(root / "2")
     hosts.lose(0)
     found = loaded(hosts, root, tmp_path)
-    assert [(each["step"], each["from memory"]) for each in found] == [(0, 0)] * 2
+    # Step 0 is the one of which the directory has what memory lacks.
+    assert [(each["step"], each["from memory"]) for each in found] == [(0, 1)] * 2

@@ -213,7 +213,7 @@ def test_other_processes_on_other_hosts_take_it_up(
     with running(
         scenarios.save_sharded_on_hosts, *arguments, count=2, framework="jax", directory=tmp_path
     ) as programs:
-        assert programs.values() == [[2], [2]]
+        assert programs.values() == [[1, 2], [1, 2]]
     with running(
         scenarios.load_sharded_on_hosts,
         *(tmp_path / "run", [directories[host] for host in hosts]),

@@ -29,7 +29,7 @@ def save(root: Path, agent: Agent, directory: Path) -> None:
     with running(
         scenarios.save_sharded, *(root, agent.directory, 3), count=2, framework="jax", directory=directory
     ) as programs:
-        assert programs.values() == [[1, 2], [1, 2]]
+        assert programs.values() == [[0, 1, 2], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -90,8 +90,8 @@ def test_what_processes_share_is_kept_once(agent: Agent, root: Path, tmp_path: P
 
 
 def test_what_other_numbers_of_processes_have_kept_gives_way(root: Path, tmp_path: Path) -> None:
-    """Two processes have left two versions, and there is room for but one of four processes beside them."""
-    with memory_directory() as directory, running_agent(directory, slots=8) as agent:
+    """Two processes have left three versions, and there is room for but one of four processes beside them."""
+    with memory_directory() as directory, running_agent(directory, slots=12) as agent:
         save(root, agent, tmp_path)
         arguments = (root, agent.directory, 6)
         with running(

@@ -16,7 +16,7 @@ from tests.support.agents import Agent, memory_directory, running_agent
 
 import waystation
 from waystation import errors
-from waystation.memory import MemoryTier, MemoryTierWarning
+from waystation.memory import DoubtedStepWarning, MemoryTier, MemoryTierWarning
 from waystation.training import Checkpointer
 from waystation.training.save_decision_policies import FixedIntervalPolicy, SpecificStepsPolicy
 
@@ -56,9 +56,9 @@ def test_what_is_saved_at_each_step_comes_back_to_the_bit(agent: Agent, root: Pa
         for step in range(5):
             assert checkpointer.save_async(step, state_of(framework, step)) is None  # not to the directory
         checkpointer.wait()
-        assert listed(checkpointer) == [(3, ("memory",)), (4, ("memory",))]
+        assert listed(checkpointer) == [(2, ("memory",)), (3, ("memory",)), (4, ("memory",))]
     with checkpointer_of(root, agent.directory) as again:
-        assert listed(again) == [(3, ("memory",)), (4, ("memory",))]
+        assert listed(again) == [(2, ("memory",)), (3, ("memory",)), (4, ("memory",))]
         for step in (None, 4, 3):
             expected = fingerprint(state_of(framework, 4 if step is None else step))
             assert fingerprint(again.load(step)) == expected
@@ -237,7 +237,9 @@ def test_a_version_that_was_loaded_twice_to_no_avail_is_passed_over(agent: Agent
     for _ in range(2):
         with checkpointer_of(root, agent.directory) as checkpointer:
             assert loaded_step(checkpointer) == 3
-    with checkpointer_of(root, agent.directory) as checkpointer:
+    with pytest.warns(DoubtedStepWarning, match="step 2 is restored from memory instead"):
+        checkpointer = checkpointer_of(root, agent.directory)
+    with checkpointer:
         assert loaded_step(checkpointer) == 2
         checkpointer.save(3, state_of("numpy", 3))
     with checkpointer_of(root, agent.directory) as checkpointer:
@@ -277,13 +279,14 @@ def test_policies_of_the_tier_decide_about_memory_alone(agent: Agent, root: Path
         assert listed(checkpointer) == [
             (0, ("directory",)),
             (3, ("directory",)),
+            (4, ("memory",)),
             (6, ("memory", "directory")),
             (7, ("memory", "directory")),
         ]
 
 
 def test_memory_of_another_sequence_is_not_taken_for_this_one(agent: Agent, tmp_path: Path) -> None:
-    save_steps(tmp_path / "one", agent, range(4))
+    save_steps(tmp_path / "one", agent, range(1))
     with checkpointer_of(tmp_path / "other", agent.directory) as checkpointer:
         assert checkpointer.latest is None
         for step in range(4):
@@ -295,7 +298,10 @@ def test_memory_of_another_sequence_is_not_taken_for_this_one(agent: Agent, tmp_
 
 
 def test_versions_of_another_sequence_give_way(tmp_path: Path) -> None:
-    with memory_directory() as directory, running_agent(directory, slots=2) as agent:
+    with (
+        memory_directory() as directory,
+        running_agent(directory, slots=2, options=["--versions=1"]) as agent,
+    ):
         save_steps(tmp_path / "one", agent, range(4))
         with checkpointer_of(tmp_path / "other", agent.directory) as checkpointer:
             checkpointer.save(0, state_of("numpy", 0))

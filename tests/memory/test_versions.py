@@ -95,10 +95,15 @@ def test_memory_is_tried_before_an_older_directory_and_not_before_a_newer_one() 
     assert candidates(known, 7, None, []) == []
 
 
-def test_spent_versions_are_passed_over() -> None:
+def test_versions_in_doubt_come_last_and_after_the_disk() -> None:
     known = whole((2, 5, 1), (1, 5, 1))
-    assert candidates(known, None, None, [Version(2, 5)]) == whole((1, 5, 1))
-    assert candidates(known, 5, None, [Version(2, 5)]) == whole((1, 5, 1))
+    assert candidates(known, None, None, [Version(2, 5)]) == whole((1, 5, 1), (2, 5, 1))
+    assert candidates(known, 5, None, [Version(2, 5)]) == whole((1, 5, 1), (2, 5, 1))
+    assert candidates(known, None, 5, [Version(2, 5)]) == whole((1, 5, 1))
+    both = [Version(2, 5), Version(1, 5)]
+    assert candidates(known, None, None, both) == known
+    assert candidates(known, None, 1, both) == []
+    assert candidates(known, 5, 1, both) == known
 
 
 _SLOTS = st.lists(

@@ -9,8 +9,8 @@ use std::fmt;
 use waystation_format::slot::Id;
 use waystation_format::{Error, Kind, Result};
 
-/// The version that is spoken here; so far there is one.
-pub const VERSION: u16 = 1;
+/// The version that is spoken here. What agents tell each other inside has changed with it: a release speaks one.
+pub const VERSION: u16 = 2;
 /// Length of a hello.
 pub(crate) const HELLO_BYTES: usize = 576;
 /// Length of a challenge.

@@ -310,6 +310,7 @@ fn standing_dictionary(py: Python<'_>, standing: Standing) -> PyResult<Bound<'_,
         }
     };
     let commits: Vec<(u64, u64)> = standing.commits.iter().map(|at| (at.epoch, at.step)).collect();
+    let doubted: Vec<(u64, u64)> = standing.doubted.iter().map(|at| (at.epoch, at.step)).collect();
     let hosts = PyDict::new(py);
     for host in standing.hosts {
         hosts.set_item(host.name, host.is_heard)?;
@@ -321,6 +322,8 @@ fn standing_dictionary(py: Python<'_>, standing: Standing) -> PyResult<Bound<'_,
     dictionary.set_item("is_open", standing.is_open)?;
     dictionary.set_item("base", base)?;
     dictionary.set_item("commits", commits)?;
+    dictionary.set_item("doubted", doubted)?;
+    dictionary.set_item("lost", standing.lost.map(|at| (at.epoch, at.step)))?;
     dictionary.set_item("holders", standing.holders)?;
     dictionary.set_item("hosts", hosts)?;
     Ok(dictionary)

@@ -340,6 +340,12 @@ def _launch(
         str | None,
         typer.Option("--agent-memory", metavar="BYTES", help="Memory limit of a new agent, such as 8GiB."),
     ] = None,
+    agent_versions: Annotated[
+        int,
+        typer.Option(
+            "--agent-versions", metavar="N", min=1, help="Committed versions that a new agent keeps."
+        ),
+    ] = 2,
     hosts: Annotated[
         str | None,
         typer.Option(
@@ -408,6 +414,7 @@ def _launch(
             restarts=restarts,
             agent=agent,
             agent_memory=agent_memory,
+            agent_versions=agent_versions,
             hosts=hosts,
             host=host,
             secret_file=secret_file,

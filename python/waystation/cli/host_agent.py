@@ -24,7 +24,6 @@ from waystation._errors import from_os_error
 from waystation.errors import Conflict, InvalidInput, Unavailable, WaystationError
 from waystation.memory import DIRECTORY_VARIABLE, agent_program
 
-SLOTS_PER_SHARD = 3  # two versions, and a slot that somebody may still map
 _SLOT_STEP_BYTES = 1 << 18
 _STORE_BYTES = 1 << 20  # what a store takes beside its slots, generously
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
@@ -93,6 +92,7 @@ class HostAgent:
     Args:
         directory: Of its store.
         memory: What a new agent may take.
+        versions: How many committed versions of each shard a new agent keeps.
         process_count: How many processes will save to it.
         restarts: How often it is started again.
         tell: Takes what people should know.
@@ -103,6 +103,7 @@ class HostAgent:
         self,
         directory: Path,
         memory: str | None,
+        versions: int,
         process_count: int,
         restarts: int,
         tell: Callable[[str], None],
@@ -110,6 +111,7 @@ class HostAgent:
     ) -> None:
         self.directory = Path(os.path.abspath(directory))
         self._memory = memory
+        self._versions = versions
         self._process_count = process_count
         self._restarts = restarts
         self._tell = tell
@@ -236,7 +238,7 @@ class HostAgent:
                 "--agent-memory 8GiB"
             )
         memory_bytes = bytes_of(self._memory)
-        slots = SLOTS_PER_SHARD * self._process_count
+        slots = (self._versions + 1) * self._process_count  # and one for the version that is written
         # The run is that of the directory, so that a later launch is of the same.
         run = b"waystation launch " + os.fsencode(self.directory)
         options: list[str] = []
@@ -251,6 +253,7 @@ class HostAgent:
             f"--directory={self.directory}",
             f"--run-id={hashlib.sha256(run).hexdigest()[:32]}",
             f"--slots={slots}",
+            f"--versions={self._versions}",
             f"--slot-bytes={slot_bytes}",
             f"--memory-cap-bytes={memory_bytes}",
             *options,

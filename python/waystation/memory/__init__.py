@@ -9,7 +9,7 @@ What needs NumPy and checkpoints is imported when it is first used: `waystation 
 
 from typing import TYPE_CHECKING
 
-from waystation.memory.errors import MemoryTierWarning
+from waystation.memory.errors import DoubtedStepWarning, LostStepWarning, MemoryTierWarning
 from waystation.memory.odds import (
     Odds,
     domain_recovery_odds,
@@ -42,6 +42,8 @@ else:
 __all__ = [
     "DIRECTORY_VARIABLE",
     "RECOVERY_VARIABLE",
+    "DoubtedStepWarning",
+    "LostStepWarning",
     "MemoryTier",
     "MemoryTierWarning",
     "Odds",

@@ -8,8 +8,10 @@ made to begin anew by the next attempt.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from waystation._errors import Conflict
 from waystation.coordination import Session
@@ -17,7 +19,11 @@ from waystation.memory.host import Host
 from waystation.memory.hosts import Hosts, new_program, superseded
 from waystation.memory.keeper import Keeper
 from waystation.memory.own_agent import PATIENCE_S, OwnAgent
+from waystation.memory.room import check_room
 from waystation.memory.versions import Whole
+
+# What is told of the store of an agent.
+_OF_STATUS = "store", "directory", "slot_bytes", "slot_count", "versions_per_shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class _Report:
     host: str
     agent_count: int
     program: int
-    versions_per_shard: int
+    status: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +78,12 @@ class Beginning:
         Returns:
             Who keeps versions, and those that can be loaded, the newest first.
         """
-        versions_per_shard = 2
+        versions_per_shard = 0
 
         def work() -> bytes:
             nonlocal versions_per_shard
             report = self._report(is_waited_for=is_waited_for)
-            versions_per_shard = report.versions_per_shard
+            versions_per_shard = report.status["versions_per_shard"]
             return json.dumps(asdict(report)).encode()
 
         plan = _Plan(**json.loads(session.round(work, self._decide)))
@@ -85,7 +91,8 @@ class Beginning:
             host = Host(self._agent, plan.sequence, versions_per_shard)
             return host, host.begin(session, plan.epoch)
         if self._hosts is None or self._hosts.program != plan.program:
-            self._hosts = Hosts(self._agent, plan.sequence, plan.owners, plan.program)
+            versions = versions_per_shard - 1
+            self._hosts = Hosts(self._agent, plan.sequence, plan.owners, plan.program, versions)
         timeout_s = self._agent.deadline_s
         if not is_waited_for:
             timeout_s = min(timeout_s, PATIENCE_S)
@@ -101,7 +108,7 @@ class Beginning:
             status["host"],
             agent_count,
             client.standing()["program"] if agent_count > 1 else 0,
-            status["versions_per_shard"],
+            {name: status[name] for name in _OF_STATUS},
         )
 
     def _decide(self, parts: Sequence[bytes]) -> bytes:
@@ -113,7 +120,11 @@ class Beginning:
                 f"{' and '.join(map(str, counts))}; start all of them with the same --hosts, or none"
             )
         program = 0
-        if counts[0] > 1:
+        if counts[0] == 1:
+            stores = Counter(report.status["store"] for report in reports)
+            for report in reports:
+                check_room(report.status, stores[report.status["store"]])
+        else:
             newest = max(report.program for report in reports)
             program = new_program(newest) if self._hosts is None else self._hosts.program
             if program < newest:

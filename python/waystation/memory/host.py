@@ -33,7 +33,12 @@ class Host:
         epoch: That of this program; 0 until it has begun.
         kept: See `keeper.Keeper`.
         kept_while_saving: See `keeper.Keeper`.
+        doubted: See `keeper.Keeper`; programs themselves remember that.
+        lost: See `keeper.Keeper`; nobody remembers what the agent has lost.
     """
+
+    doubted: frozenset[Version] = frozenset()
+    lost: Version | None = None
 
     def __init__(self, agent: OwnAgent, sequence: str, versions_per_shard: int) -> None:
         self.epoch = 0

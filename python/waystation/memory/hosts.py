@@ -29,6 +29,7 @@ from waystation.memory.exposition import samples_of
 from waystation.memory.keeper import OpenSession
 from waystation.memory.opened import ShardSource
 from waystation.memory.own_agent import PATIENCE_S, OwnAgent
+from waystation.memory.room import check_room
 from waystation.memory.versions import Version, Whole, offers
 
 # How long a save waits for the agents to be of one mind before it is left out.
@@ -49,17 +50,24 @@ class Hosts:
         sequence: The sequence of checkpoints, see `versions.shard_name`.
         owners: For each process of the program the name of its host.
         program: The token of the program.
+        versions: How many commits the agents keep.
 
     Attributes:
         epoch: The one that all processes have last agreed upon; 0 before the first.
-        kept: See `keeper.Keeper`. Agents free what is older than the newest commit.
+        kept: See `keeper.Keeper`.
         kept_while_saving: See `keeper.Keeper`.
+        doubted: See `keeper.Keeper`.
+        lost: See `keeper.Keeper`.
         program: The token of the program.
     """
 
-    def __init__(self, agent: OwnAgent, sequence: str, owners: Sequence[str], program: int) -> None:
+    def __init__(
+        self, agent: OwnAgent, sequence: str, owners: Sequence[str], program: int, versions: int
+    ) -> None:
         self.epoch = 0
-        self.kept = self.kept_while_saving = 1
+        self.kept = self.kept_while_saving = versions
+        self.doubted: frozenset[Version] = frozenset()
+        self.lost: Version | None = None
         self.program = program
         self._agent = agent
         self._sequence = sequence
@@ -87,7 +95,21 @@ class Hosts:
         """Has the agents recover for this program, and waits until they have; returns the versions that can
         be loaded, the newest first."""
         self._recover(session, timeout_s)
+        session.round(self._check_room, lambda _: b"")
         return self.offered(session)
+
+    def _check_room(self) -> bytes:
+        """Whether the agent of this host has as many slots as it is to keep versions, and one for the next.
+
+        Raises:
+            MemoryTooSmall: It has not.
+        """
+        client = self._agent.client
+        status = client.status()
+        holders = self._standing(client)["holders"]
+        shards = sum(status["host"] in of_shard for of_shard in holders)
+        check_room(status, shards)
+        return b""
 
     def transfer_s(self) -> float:
         """See `keeper.Keeper`. All agents wait for each other, so that any of them can say it."""
@@ -227,9 +249,15 @@ class Hosts:
                     f"{self._agent.deadline_s:g} s what they have in memory"
                 )
             found = offers(self._sequence, told)
-            return json.dumps([entry.to_json() for entry in found]).encode()
+            # Of agents that are in different epochs the last one has heard what is so now.
+            newest = max((standing for standing, _ in told if standing), key=lambda of: of["epoch"])
+            listed = [entry.to_json() for entry in found]
+            return json.dumps([listed, newest["doubted"], newest["lost"]]).encode()
 
-        return [Whole.from_json(entry) for entry in json.loads(session.round(work, decide))]
+        listed, doubted, lost = json.loads(session.round(work, decide))
+        self.doubted = frozenset(Version(*version) for version in doubted)
+        self.lost = None if lost is None else Version(*lost)
+        return [Whole.from_json(entry) for entry in listed]
 
     def mend(self, open_session: OpenSession) -> bool:
         """See `keeper.Keeper`. What has gone is brought from other hosts, as what was never here is."""

@@ -28,11 +28,15 @@ class Keeper(Protocol):
         epoch: The one in which versions are saved now.
         kept: How many of the newest versions can be loaded when a save has ended.
         kept_while_saving: How many can while the next is saved.
+        doubted: Versions that programs began with in vain too often, as `offered` has found last.
+        lost: The newest commit, if it can be restored no more, as `offered` has found last.
     """
 
     epoch: int
     kept: int
     kept_while_saving: int
+    doubted: frozenset[Version]
+    lost: Version | None
 
     @property
     def sequence(self) -> str:

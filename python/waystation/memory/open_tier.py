@@ -1,7 +1,9 @@
 """The memory tier of one `Checkpointer`, at work.
 
 What can go wrong in a save, in a load, or with the agent is a `MemoryTierWarning`, told once until it works
-again, and a number in the statistics; it is never raised into the program. Invariants: all processes take the
+again, and a number in the statistics; it is never raised into the program. Two things are raised, when the
+tier is opened: that the agent has too few slots, and that the program would begin from nothing although
+memory once had committed steps. Invariants: all processes take the
 same steps, for all of them decide by what a round has told; a step that is not newer than the last one is
 saved in a new epoch; a version is listed only once it is whole, and not any more once it may be overwritten.
 """
@@ -23,8 +25,10 @@ from typing import Any, TypeVar
 from waystation import _forks, _native
 from waystation._errors import (
     Cancelled,
+    CommittedStepsLost,
     Corrupt,
     InvalidInput,
+    MemoryTooSmall,
     NotFound,
     Unavailable,
     Unsupported,
@@ -36,8 +40,9 @@ from waystation.checkpoint.sessions import open_session, process_count
 from waystation.coordination import Session
 from waystation.memory.beginning import Beginning
 from waystation.memory.beneath import Beneath
+from waystation.memory.committed import CommittedRecord
 from waystation.memory.degrading import Degrading
-from waystation.memory.errors import MemoryTierWarning
+from waystation.memory.errors import DoubtedStepWarning, LostStepWarning, MemoryTierWarning
 from waystation.memory.keeper import Keeper
 from waystation.memory.loading import VersionLoading
 from waystation.memory.own_agent import OwnAgent
@@ -88,6 +93,7 @@ class OpenMemoryTier:
         self._beneath = Beneath(place)
         self._logger = logger
         self._restores = Restores(place.root)
+        self._committed = CommittedRecord(place.root)
         self._calls = threading.RLock()  # one call at a time
         self._known = threading.Lock()  # of what the thread of a save changes
         self._statistics = TierStatistics()
@@ -98,6 +104,8 @@ class OpenMemoryTier:
         self._is_primary = self._was_warned = self.is_closed = False
         self._loaded: set[Version] = set()  # of earlier programs, since the last save
         self._dropped: set[Version] = set()  # damaged or deleted
+        self._doubted: frozenset[Version] = frozenset()  # that programs began with in vain
+        self._told: set[Version] = set()  # of what was warned of, as lost or in doubt
         self._has_older = True  # versions in the store that this program has not saved
         self._uncommitted: Version | None = None  # of what is whole
         self._last_step: int | None = None  # that was saved in this epoch, or was to be
@@ -120,15 +128,58 @@ class OpenMemoryTier:
         """The checkpoints that it has, ascending, as far as it knows."""
         with self._known:
             whole = list(self._whole)
+        if self._beneath.newest() is not None or any(entry.version not in self._doubted for entry in whole):
+            whole = [entry for entry in whole if entry.version not in self._doubted]
         # What an earlier epoch has of later steps is of a past that the program went back from.
         steps = {entry.version.step for entry in whole if entry.version.step <= whole[0].version.step}
         path = Path(self._directory)
         return [CheckpointMetadata(step, path, metadata=None, tiers=(TIER,)) for step in sorted(steps)]
 
-    def begin(self, options: Options) -> None:
-        """Begins an epoch and finds out what memory holds."""
-        with self._calls, self._degrading("be opened", None):
-            self._open(saving_options(options, self._deadline_s), is_waited_for=True)
+    def begin(self, options: Options, *, start_from_nothing: bool) -> None:
+        """Begins an epoch and finds out what memory holds.
+
+        Args:
+            options: Of the call.
+            start_from_nothing: Whether the program may begin from nothing where something was committed.
+
+        Raises:
+            MemoryTooSmall: The agent of some process has too few slots.
+            CommittedStepsLost: Something was committed, and there is nothing to begin with.
+        """
+        limited = saving_options(options, self._deadline_s)
+        with self._calls:
+            with self._degrading("be opened", None, (MemoryTooSmall,)):
+                self._open(limited, is_waited_for=True)
+            if self._keeper is not None:
+                self._tell_doubts(self._keeper)
+            if not start_from_nothing:
+                self._require_beginning(limited)
+
+    def _require_beginning(self, options: Options) -> None:
+        """Raises what keeps the program from beginning anew by mistake, in all processes."""
+
+        def look() -> bytes:
+            committed = self._committed.read()
+            has_any = self._whole or self._beneath.newest() is not None
+            return json.dumps(None if committed is None or has_any else committed.step).encode()
+
+        with self._session("see whether there is anything to begin with", options) as session:
+            step = json.loads(session.broadcast(look))
+        if step is not None:
+            lost = None if self._keeper is None else self._keeper.lost
+            raise self._nothing_left(step if lost is None else lost.step)
+
+    def _nothing_left(self, step: int) -> CommittedStepsLost:
+        why = self.statistics.last_failure
+        self._log("memory_lost", step, None, why)
+        because = "" if why is None else f" ({why})"
+        return CommittedStepsLost(
+            f"memory has had committed steps of '{self._place.root}', at least up to step {step}, and "
+            f"neither memory nor the directory has one that can be loaded{because}. If agents that may have "
+            "them do not run, start those; to begin from nothing, give MemoryTier(start_from_nothing=True)",
+            step=step,
+            path=os.fspath(self._place.root),
+        )
 
     def _open(self, options: Options, *, is_waited_for: bool) -> Keeper:
         self._recovering.begins()
@@ -138,6 +189,7 @@ class OpenMemoryTier:
             whole = self._beneath.loadable(offered, session)
             deleted = [[version.epoch, version.step] for version in self._restores.deleted()]
             deleted = json.loads(session.broadcast(lambda: json.dumps(deleted).encode()))
+            self._note_doubts(keeper, session)
         self._dropped.update(Version(*version) for version in deleted)
         with self._known:
             self._whole = [entry for entry in whole if entry.version not in self._dropped]
@@ -145,6 +197,43 @@ class OpenMemoryTier:
         self._keeper = keeper
         self._recovering.is_prepared(keeper.transfer_s())
         return keeper
+
+    def _note_doubts(self, keeper: Keeper, session: Session) -> None:
+        """Which versions programs began with in vain: agents count that, and programs remember it."""
+
+        def spent() -> bytes:
+            return json.dumps([[version.epoch, version.step] for version in self._restores.spent()]).encode()
+
+        remembered = {Version(*version) for version in json.loads(session.broadcast(spent))}
+        self._doubted = frozenset((keeper.doubted | remembered) - self._loaded)
+
+    def _tell_doubts(self, keeper: Keeper) -> None:
+        """Warns of what was lost, and of what is in doubt and would otherwise be restored; of each once."""
+        on_disk = self._beneath.newest()
+        order = candidates(self._whole, None, on_disk, self._doubted)
+        doubted = [entry.version for entry in self._whole if entry.version in self._doubted]
+        restored = order[0].version.step if order else on_disk
+        lost = keeper.lost
+        if lost is not None and (restored is None or restored >= lost.step):
+            lost = None  # the disk has it, or nothing is left, which is raised
+        with self._known:
+            self._statistics = dataclasses.replace(
+                self._statistics,
+                doubted_steps=tuple(sorted({version.step for version in doubted})),
+                lost_step=None if lost is None else lost.step,
+            )
+        if restored is None:
+            return
+        tier = TIER if order else "directory"
+        if lost is not None and lost not in self._told:
+            self._told.add(lost)
+            self._log("memory_lost", lost.step, None, f"step {restored} is restored instead")
+            warnings.warn(LostStepWarning(lost.step, restored, (tier,)), stacklevel=_ABOVE)
+        for version in doubted:
+            if version not in self._told and (not order or version >= order[0].version):
+                self._told.add(version)
+                self._log("memory_doubt", version.step, None, f"step {restored} is restored")
+                warnings.warn(DoubtedStepWarning(version.step, restored, tier), stacklevel=_ABOVE)
 
     # ---- saving --------------------------------------------------------------------------------
 
@@ -194,8 +283,7 @@ class OpenMemoryTier:
         self._last_step = request.step
         if self._uncommitted is not None and keeper.commit(self._uncommitted):
             self._uncommitted = None
-        with self._known:
-            del self._whole[keeper.kept_while_saving :]  # the oldest is what may be overwritten
+        self._forget_freed(keeper, keeper.kept_while_saving)
         version = Version(keeper.epoch, request.step)
         saving = VersionSaving(keeper, version, options, request.begun_ns)
         parts = request.parts()
@@ -227,10 +315,11 @@ class OpenMemoryTier:
     def _has_saved(self, keeper: Keeper, entry: Whole, saved_bytes: int) -> None:
         """A version is whole."""
         self._uncommitted = None if keeper.commit(entry.version) else entry.version
+        if self._is_primary:
+            self._committed.note(entry.version)
         with self._known:
             self._whole.insert(0, entry)
-            del self._whole[keeper.kept :]
-            kept = list(self._whole)
+        kept = self._forget_freed(keeper, keeper.kept)
         if self._has_older and len(kept) > 1 and kept[-1].version.epoch == keeper.epoch:
             keeper.retire_before(kept[-1].version)
             self._has_older = False
@@ -244,6 +333,14 @@ class OpenMemoryTier:
                 saved_bytes=self._statistics.saved_bytes + saved_bytes,
                 last_saved_step=entry.version.step,
             )
+
+    def _forget_freed(self, keeper: Keeper, most: int) -> list[Whole]:
+        """Does not list any more what may be overwritten: the oldest, but first what agents have in doubt."""
+        with self._known:
+            newest, older = self._whole[:1], self._whole[1:]
+            older.sort(key=lambda entry: entry.version in keeper.doubted)  # stable: the newest first
+            self._whole = sorted([*newest, *older][:most], reverse=True)
+            return list(self._whole)
 
     def _hear_of_last(self) -> None:
         """Waits for the end of the last save, and takes notice of how that was."""
@@ -261,11 +358,14 @@ class OpenMemoryTier:
         """Loads a step, if one that memory has is to be preferred to what the directory has."""
         with self._calls:
             self._hear_of_last()
-            for entry in self._to_try(wish, options):
+            chosen, has_disk = self._to_try(wish, options)
+            for entry in chosen:
                 with self._degrading("be loaded", entry.version.step, _OF_THE_CALL):
                     loaded = self._load(entry, wish, options, load)
                     self._count(loads=1)
                     return entry.version.step, loaded
+        if chosen and wish.step is None and not has_disk:
+            raise self._nothing_left(chosen[0].version.step)
         return None
 
     def _load(
@@ -292,36 +392,39 @@ class OpenMemoryTier:
         except Corrupt as damage:
             limited = saving_options(options, self._deadline_s)
             if mends and keeper.mend(lambda what: self._session(what, limited)):
-                with contextlib.suppress(NotFound):  # then there was no other copy
+                with contextlib.suppress(NotFound, Unavailable):  # then there was no other copy
                     return self._load(entry, wish, options, load, mends=False)
-            self._drop(version)
+            self._dropped.add(version)  # what is damaged of it the agents have freed
+            with self._known:
+                self._whole = [other for other in self._whole if other.version != version]
             raise damage
         if not is_own:
             self._recovering.has_loaded(version.step, time.monotonic() - begun, loading.brought_s)
         self._log("memory_restore", version.step, begun)
         return loaded
 
-    def _to_try(self, wish: Wish, options: Options) -> list[Whole]:
-        """The versions to try, in this order, before the directory."""
+    def _to_try(self, wish: Wish, options: Options) -> tuple[list[Whole], bool]:
+        """The versions to try, in this order, before the directory, and whether that has any step."""
         limited = saving_options(options, self._deadline_s)
         with self._degrading("be looked into", None):
             keeper = self._keeper or self._open(limited, is_waited_for=False)
             with self._session("choose a version in memory", limited) as session:
                 whole = [entry for entry in keeper.offered(session) if entry.version not in self._dropped]
                 whole = self._beneath.loadable(whole, session)
+                self._note_doubts(keeper, session)
 
                 def choose() -> bytes:
-                    spent = set(self._restores.spent()) - self._loaded
-                    chosen = candidates(whole, wish.step, self._beneath.newest(), spent)
+                    on_disk = self._beneath.newest()
+                    chosen = candidates(whole, wish.step, on_disk, self._doubted)
                     if wish.step is not None and self._beneath.has(wish.step):
                         chosen = []
-                    return json.dumps([entry.to_json() for entry in chosen]).encode()
+                    return json.dumps([[entry.to_json() for entry in chosen], on_disk is not None]).encode()
 
-                chosen = [Whole.from_json(entry) for entry in json.loads(session.broadcast(choose))]
+                chosen, has_disk = json.loads(session.broadcast(choose))
             with self._known:
                 self._whole = whole
-            return chosen
-        return []
+            return [Whole.from_json(entry) for entry in chosen], has_disk
+        return [], True
 
     # ---- the rest ------------------------------------------------------------------------------
 
@@ -334,6 +437,8 @@ class OpenMemoryTier:
             for version in versions:
                 if not self._drop(version) and self._is_primary:
                     self._restores.note_deleted(version)
+            if versions and not self._whole and self._is_primary:
+                self._committed.forget()
         return bool(versions)
 
     def _drop(self, version: Version) -> bool:
@@ -386,14 +491,16 @@ class OpenMemoryTier:
 
     def _make_room(self) -> None:
         """Frees what keeps slots from being used: versions of earlier programs (of another number of
-        processes, another sequence) that are older than the newest one, or on the disk in a newer form."""
+        processes, another sequence) that are older than those that are kept, or on the disk in a newer form;
+        if that was not enough, all but the newest one."""
         on_disk = self._beneath.newest()
         with self._known:
             needed = [
                 entry.version for entry in self._whole if on_disk is None or entry.version.step > on_disk
             ]
         if self._keeper is not None:
-            self._keeper.retire_before(needed[0] if needed else Version(self._keeper.epoch, 0))
+            kept = needed[: self._keeper.kept_while_saving if self._pause.failures <= 1 else 1]
+            self._keeper.retire_before(kept[-1] if kept else Version(self._keeper.epoch, 0))
 
     def _count(self, *, failures: int = 0, loads: int = 0, blocked_s: float = 0.0) -> None:
         with self._known:

@@ -34,22 +34,28 @@ class MemoryTier:
             program is not taken for this one's. None takes any.
         deadline_s: How long a save or load waits for the agent, and for other processes, before it goes on
             without memory.
+        start_from_nothing: Whether a program may begin without any checkpoint although memory once had
+            committed steps of the sequence. Without, `Checkpointer(…)` raises `errors.CommittedStepsLost`
+            then.
     """
 
     directory: str | os.PathLike[str] | None = None
     save_decision_policy: SaveDecisionPolicy = field(default_factory=lambda: FixedIntervalPolicy(1))
     run: str | None = None
     deadline_s: float = 60.0
+    start_from_nothing: bool = False
 
     def __post_init__(self) -> None:
         if self.deadline_s <= 0:
             raise InvalidInput(f"deadline_s is {self.deadline_s}; it must be above 0 seconds")
 
     def open(self, place: Place, options: Options, logger: Logger) -> OpenMemoryTier:
-        """Opens the tier for the checkpoints of a directory. What goes wrong is warned of, not raised.
+        """Opens the tier for the checkpoints of a directory. What else goes wrong is warned of, not raised.
 
         Raises:
             InvalidInput: Nothing says where the agent is.
+            MemoryTooSmall: The agent has too few slots for the versions that it is to keep.
+            CommittedStepsLost: Memory once had committed steps, and there is nothing to begin with any more.
             Conflict: Another `Checkpointer` of this process, of another directory, uses the agent.
         """
         directory = self.directory or os.environ.get(DIRECTORY_VARIABLE)
@@ -65,7 +71,11 @@ class MemoryTier:
             os.fspath(directory), self.run, self.save_decision_policy, self.deadline_s, place, logger
         )
         _opened[agent] = os.path.realpath(place.root), weakref.ref(tier)
-        tier.begin(options)
+        try:
+            tier.begin(options, start_from_nothing=self.start_from_nothing)
+        except BaseException:
+            tier.close()  # another one may be opened in its place
+            raise
         return tier
 
 

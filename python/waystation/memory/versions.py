@@ -160,8 +160,12 @@ def offers(sequence: str, told: Iterable[tuple[Mapping[str, Any], Slots]]) -> li
                 version = Version(slot["epoch"], slot["step"])
                 named.setdefault(version, set()).add((name["sequence"], int(name["count"])))
                 seen.setdefault(version, set()).add(slot["shard"])
-    # What an epoch began from is not kept once something newer is committed.
-    known = {version: of for version, of in known.items() if all(version >= commit for commit in commits)}
+    # What an epoch began from is not kept once something is committed that was saved since.
+    known = {
+        version: of
+        for version, of in known.items()
+        if all(version >= commit or commit.epoch < newest_epoch for commit in commits)
+    }
     for version in commits & named.keys():
         known.setdefault(version, named[version])
     found = [
@@ -180,18 +184,22 @@ def offers(sequence: str, told: Iterable[tuple[Mapping[str, Any], Slots]]) -> li
 
 
 def candidates(
-    whole: Sequence[Whole], step: int | None, newest_on_disk: int | None, spent: Iterable[Version]
+    whole: Sequence[Whole], step: int | None, newest_on_disk: int | None, doubted: Iterable[Version]
 ) -> list[Whole]:
-    """The versions to try, in this order, before what is on the disk.
+    """The versions to try, in this order, before what is on the disk. Those in doubt come last, and only if
+    the disk has nothing.
 
     Args:
         whole: Those that can be loaded.
         step: The step that is asked for; None for the newest.
         newest_on_disk: The step of the newest checkpoint there that may be loaded; None if there is none.
-        spent: Versions that are not to be tried any more.
+        doubted: Versions that programs began with in vain.
     """
-    passed = set(spent)
-    found = [entry for entry in sorted(whole, reverse=True) if entry.version not in passed]
+    passed, newest_first = set(doubted), sorted(whole, reverse=True)
+    trusted = [entry for entry in newest_first if entry.version not in passed]
+    last = [entry for entry in newest_first if entry.version in passed]
     if step is not None:
-        return [entry for entry in found if entry.version.step == step]
-    return [entry for entry in found if newest_on_disk is None or entry.version.step >= newest_on_disk]
+        return [entry for entry in trusted + last if entry.version.step == step]
+    if newest_on_disk is None:
+        return trusted + last
+    return [entry for entry in trusted if entry.version.step >= newest_on_disk]

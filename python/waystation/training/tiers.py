@@ -59,6 +59,9 @@ class TierStatistics:
         last_saved_step: The newest step that it has saved; None if it has saved none.
         last_failure: Why the last save that failed did so; None if none has.
         loads: How many states came from it.
+        doubted_steps: Steps that it has and that programs began with in vain; they are restored only if there
+            is nothing else.
+        lost_step: A step that was committed and that it could not restore when it was opened.
         recovery: How long it took to come from the last state of an earlier program to the next step; None
             if there was none.
     """
@@ -70,6 +73,8 @@ class TierStatistics:
     last_saved_step: int | None = None
     last_failure: str | None = None
     loads: int = 0
+    doubted_steps: tuple[int, ...] = ()
+    lost_step: int | None = None
     recovery: Recovery | None = None
 
 

@@ -16,6 +16,7 @@ use super::cluster;
 use crate::store::{Config, slot_bytes};
 
 const DEFAULT_CONTENTS_BYTES: u64 = 1 << 20;
+/// Commits that are kept.
 const DEFAULT_VERSIONS: u32 = 2;
 const MOST_DEFAULT_THREADS: usize = 4;
 /// Options of `run` that take a value, and those that take none.
@@ -134,7 +135,7 @@ fn run_config(given: &Given) -> Result<Config> {
         topology: given.id("--topology")?.unwrap_or_default(),
         slot_count: given.required("--slots", given.number("--slots")?)?,
         slot_bytes,
-        versions_per_shard: given.number("--versions")?.unwrap_or(DEFAULT_VERSIONS),
+        versions_per_shard: versions_per_shard(given)?,
         cap_bytes: given.required("--memory-cap-bytes", given.bytes("--memory-cap-bytes")?)?,
         allow_disk: given.allow_disk,
         threads: match given.number("--threads")? {
@@ -142,6 +143,14 @@ fn run_config(given: &Given) -> Result<Config> {
             None => cores.min(MOST_DEFAULT_THREADS),
         },
     })
+}
+
+/// The versions of a shard that there may be at a time: those that are kept, and the next one.
+fn versions_per_shard(given: &Given) -> Result<u32> {
+    match given.number("--versions")?.unwrap_or(DEFAULT_VERSIONS).checked_add(1) {
+        None | Some(1) => Err(invalid("--versions wants at least 1")),
+        Some(versions) => Ok(versions),
+    }
 }
 
 /// How the agent takes part with others, if it does.
@@ -305,7 +314,7 @@ mod tests {
         assert_eq!(config.directory, Path::new("/d"));
         assert_eq!(config.run.to_string(), ID);
         assert_eq!(config.topology, Id::default());
-        assert_eq!((config.slot_count, config.versions_per_shard), (3, 2));
+        assert_eq!((config.slot_count, config.versions_per_shard), (3, 3));
         assert_eq!(config.slot_bytes, slot_bytes(1 << 20, 4 << 20).unwrap());
         assert_eq!((config.cap_bytes, config.allow_disk), (1 << 30, false));
         assert!((1..=4).contains(&config.threads));
@@ -352,6 +361,7 @@ mod tests {
             (String::new(), "say what to do"),
             ("fly".to_owned(), "say what to do"),
             (complete() + " --slots 4", "--slots is given twice"),
+            (complete() + " --versions 0", "--versions wants at least 1"),
             (complete() + " --wings 2", "'--wings' is not an option here"),
             (complete() + " --threads", "--threads wants a value"),
             (complete() + " --threads many", "--threads wants a number, and 'many' is none"),

@@ -12,7 +12,7 @@ pub use super::refusal::Refusal;
 pub use super::standing::{Base, Beginning, HexNumber, HostStanding, Standing};
 
 /// The version of what is said here. Frames, [`Request::Hello`] and [`Reply::Refused`] are the same in all.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// What a process asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

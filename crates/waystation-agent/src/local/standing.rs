@@ -33,6 +33,10 @@ pub struct Standing {
     pub base: Option<Base>,
     /// The commits that are kept.
     pub commits: Vec<At>,
+    /// Versions that programs began with in vain too often.
+    pub doubted: Vec<At>,
+    /// The newest commit, if it could not be restored and is newer than the base.
+    pub lost: Option<At>,
     /// For each shard the names of the hosts that keep it, its owner's first.
     pub holders: Vec<Vec<String>>,
     /// All hosts.

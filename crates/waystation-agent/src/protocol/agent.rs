@@ -256,7 +256,7 @@ impl Agent {
             self.memory.noted.clear();
             let token = orders.program.token;
             if let Some(base) = orders.base.filter(|_| !orders.is_continued) {
-                self.memory.count_beginning(base.version, token);
+                self.memory.count_beginning(base.version, token, orders.epoch);
             }
             self.memory.begun = self.memory.begun.max(Some(token));
         }
@@ -289,6 +289,22 @@ impl Agent {
             self.kept.retain(|(kept, _)| *kept != key);
             outputs.push(Output::Free(key));
         }
+    }
+
+    /// Whether a copy that comes from elsewhere has room. One of an older commit has only where that leaves room for what
+    /// this agent is to keep of the newest commit, and of the next version.
+    pub(super) fn has_room_for(&self, orders: &Orders, key: Key) -> bool {
+        let is_left = || self.memory.copies.len() + 1 + self.reserved(orders) <= self.limits.copies;
+        self.has_room(key.shard) && (!orders.is_spare(key.version) || is_left())
+    }
+
+    /// How many slots that is: those of them that it does not have yet.
+    fn reserved(&self, orders: &Orders) -> usize {
+        let Some(newest) = orders.commits.last() else { return 0 };
+        let own = orders.holders.iter().filter(|holders| holders.contains(&self.id)).count();
+        let is_had =
+            |key: &&Key| key.version >= newest.version && orders.holders_of(**key).contains(&self.id);
+        (2 * own).saturating_sub(self.memory.copies.keys().filter(is_had).count())
     }
 
     /// Whether there is a free slot for a shard.

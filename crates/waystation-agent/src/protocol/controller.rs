@@ -36,7 +36,9 @@ pub struct Settings {
     pub stuck_ms: u64,
     /// A version that has not got its copies after so long is given up.
     pub give_up_ms: u64,
-    /// After so many beginnings without a later commit a version in memory is in quarantine.
+    /// How many commits are kept, at least one.
+    pub versions: usize,
+    /// After so many beginnings without a later commit a version is in doubt.
     pub fruitless_limit: u32,
 }
 
@@ -62,8 +64,8 @@ pub enum Output {
     Committed(Commit),
     /// This version has not got its copies in time: the save has failed, training goes on.
     GivenUp(Version),
-    /// This version is passed over: it was begun with in vain too often.
-    Quarantined(Version),
+    /// This version was begun with in vain too often: an older one goes before it.
+    Doubted(Version),
     /// Nothing that is left can be restored, though something was committed. It is tried again: agents may come back.
     Stuck,
     /// Another controller is in charge, in this epoch; this one does nothing more.

@@ -3,7 +3,8 @@
 //! A version can be restored if every shard of it has a verified copy in some agent's memory; if no two copies of a shard
 //! differ; and if it was committed, only with the digests of that commit. The newest of the program's sequence goes first.
 //! Commits are not preferred to newer versions that are complete: those were saved whole, and the program has done their
-//! work. What is on the disk is compared by the trainers, who know it.
+//! work. A version that programs began with in vain too often is in doubt: another one goes first, and it is taken only if
+//! nothing else can be. What is on the disk is compared by the trainers, who know it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,26 +55,52 @@ impl Findings {
         })
     }
 
-    /// The commits of a sequence that are to stay until a newer one is there: of those that anybody has noted and that are
-    /// whole in memory, all from the newest to the first that has `needed` copies of every shard. Not those in quarantine.
+    /// The commits of a sequence that are to stay until newer ones are there: of those that anybody has noted and that are
+    /// whole in memory, all from the newest to the first that has `needed` copies of every shard, and older ones so that
+    /// there are `versions` from that one on. Of older ones those that are in doubt come last.
     ///
     /// A commit that was noted by few may be one of which no majority was ever told; if it has fewer copies than needed, the
     /// one before it is still what must not be lost. And one that could not be loaded this time may be loaded the next.
-    pub fn commits_to_keep(&self, sequence: u64, needed: usize, fruitless_limit: u32) -> BTreeSet<Commit> {
+    pub fn commits_to_keep(
+        &self,
+        sequence: u64,
+        needed: usize,
+        versions: usize,
+        fruitless_limit: u32,
+    ) -> BTreeSet<Commit> {
+        let noted: BTreeSet<Commit> = self.noted().collect();
+        let mut older = Vec::new();
         let mut kept = BTreeSet::new();
-        let noted: BTreeSet<Commit> =
-            self.noted().filter(|commit| self.fruitless(commit.version) < fruitless_limit).collect();
+        let mut has_safe = false;
         for commit in noted.into_iter().rev() {
             let Some(found) = self.restorable(commit.version).filter(|found| found.sequence == sequence)
             else {
                 continue;
             };
-            kept.insert(commit);
-            if found.fewest_copies() >= needed {
-                break;
+            if has_safe {
+                older.push(commit);
+            } else {
+                kept.insert(commit);
+                has_safe = found.fewest_copies() >= needed;
             }
         }
+        let is_doubted = |commit: &Commit| self.fruitless(commit.version) >= fruitless_limit;
+        kept.extend(fallbacks(older, versions, is_doubted));
         kept
+    }
+
+    /// The newest commit of a sequence, as far as is known, if it cannot be restored.
+    pub fn lost(&self, sequence: u64) -> Option<Version> {
+        let is_of_another = |version| self.copies_of(version).any(|(_, _, copy)| copy.sequence != sequence);
+        let versions = self.noted().map(|commit| commit.version);
+        let newest = versions.filter(|&version| !is_of_another(version)).max()?;
+        self.restorable(newest).is_none().then_some(newest)
+    }
+
+    /// The versions that programs have begun with in vain so often.
+    pub fn doubted(&self, fruitless_limit: u32) -> BTreeSet<Version> {
+        let counts = self.inventories.values().flat_map(|found| &found.fruitless);
+        counts.filter(|(_, count)| **count >= fruitless_limit).map(|(version, _)| *version).collect()
     }
 
     /// The newest commit of a sequence of which something is left, but not every shard. Trainers may have the rest of it on
@@ -134,6 +161,17 @@ impl Findings {
         let found = manifest_digest(version, digests);
         self.noted().filter(|commit| commit.version == version).all(|commit| commit.manifest == found)
     }
+}
+
+/// Which commits stay beside a newer one so that there are `versions` in all: the newest of them, given newest first, but
+/// those in doubt only where there are no others.
+pub fn fallbacks(
+    older: Vec<Commit>,
+    versions: usize,
+    is_doubted: impl Fn(&Commit) -> bool,
+) -> impl Iterator<Item = Commit> {
+    let (doubted, trusted): (Vec<Commit>, Vec<Commit>) = older.into_iter().partition(is_doubted);
+    trusted.into_iter().chain(doubted).take(versions.saturating_sub(1))
 }
 
 impl Restorable {

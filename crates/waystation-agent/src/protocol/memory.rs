@@ -13,7 +13,7 @@ use super::pairs;
 pub struct Limits {
     /// In all.
     pub copies: usize,
-    /// Of one shard; at least two, or the newest commit would be in the way of the next version.
+    /// Of one shard: the commits that are kept, and the next version.
     pub versions_of_shard: usize,
 }
 
@@ -25,6 +25,9 @@ pub struct Beginnings {
     pub count: u32,
     /// The token of the program that was counted last.
     pub token: u64,
+    /// The epoch in which it was; notes of earlier releases do not have it.
+    #[serde(default)]
+    pub epoch: Epoch,
 }
 
 /// What outlives the agent's process: the slots, and a small record beside them.
@@ -51,7 +54,7 @@ pub struct Memory {
     pub trained: Option<Epoch>,
     /// The token of the newest program that was let begin here.
     pub begun: Option<u64>,
-    /// How often programs were begun with a version, since the last commit.
+    /// How often programs were begun with a version, as long as nothing was saved and committed since.
     #[serde(with = "pairs")]
     pub fruitless: BTreeMap<Version, Beginnings>,
 }
@@ -68,16 +71,18 @@ impl Memory {
     }
 
     /// Counts that a program begins with a version, unless it was counted for it.
-    pub(super) fn count_beginning(&mut self, version: Version, token: u64) {
+    pub(super) fn count_beginning(&mut self, version: Version, token: u64, epoch: Epoch) {
         let beginnings = self.fruitless.entry(version).or_default();
         if beginnings.token != token || beginnings.count == 0 {
-            *beginnings = Beginnings { count: beginnings.count.saturating_add(1), token };
+            *beginnings = Beginnings { count: beginnings.count.saturating_add(1), token, epoch };
         }
     }
 
     pub(super) fn note(&mut self, commit: Commit) {
         self.noted.insert(commit);
-        // Work was done since training was begun with any of these.
-        self.fruitless.retain(|&version, _| version >= commit.version);
+        // Work was done since training was begun with any of these: the commit was saved after that.
+        self.fruitless.retain(|&version, beginnings| {
+            version >= commit.version || beginnings.epoch > commit.version.epoch
+        });
     }
 }

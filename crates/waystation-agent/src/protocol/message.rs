@@ -207,9 +207,14 @@ pub struct Orders {
     pub base: Option<Base>,
     /// Whether copies of that are kept though it is not among the commits.
     pub is_base_kept: bool,
-    /// The newest commits: what is older than all of them may be freed. More than one only as long as the newer ones are
-    /// not known to have enough copies.
+    /// The newest commits: what is older than all of them may be freed. More than are to be kept only as long as the newer
+    /// ones are not known to have enough copies.
     pub commits: BTreeSet<Commit>,
+    /// Versions that programs began with in vain too often. They are kept as any other, and are begun with only if nothing
+    /// else can be restored.
+    pub doubted: BTreeSet<Version>,
+    /// The newest commit, if it could not be restored and is newer than what the program may begin with.
+    pub lost: Option<Version>,
     /// Whether versions of this epoch are kept. Not before what training began with has its copies again (or has not got
     /// them in time): they would take its room.
     pub is_open: bool,
@@ -231,6 +236,12 @@ impl Orders {
     /// Whether a new copy of this version is taken.
     pub fn takes(&self, version: Version) -> bool {
         self.keeps(version) && (self.is_open || version.epoch != self.epoch)
+    }
+
+    /// Whether a version is a commit that has a newer one: what a program may fall back to.
+    pub fn is_spare(&self, version: Version) -> bool {
+        self.commits.last().is_some_and(|newest| version < newest.version)
+            && self.commits.iter().any(|commit| commit.version == version)
     }
 
     /// Who is to keep a shard. An earlier version may be cut into more shards than versions are now.

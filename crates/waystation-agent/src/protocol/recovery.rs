@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::controller::{Controller, Output, Phase, Settings};
 use super::decision::Restorable;
 use super::message::{Base, Decision, Inventory, Orders, ToAgent};
-use super::names::{AgentId, Epoch, Program, Version};
+use super::names::{AgentId, Commit, Epoch, Program, Version};
 use super::placement;
 use super::training::Training;
 
@@ -95,7 +95,7 @@ impl Controller {
         let Some(program) = self.program.clone() else { return };
         self.attempt += 1;
         let found = self.findings.all_restorable(program.sequence);
-        let chosen = found.iter().find(|found| self.is_to_be_tried(found.version, outputs)).cloned();
+        let chosen = self.choice(&found, outputs);
         let is_clear = self.is_clear(&program, &found, chosen.as_ref().map(|chosen| chosen.version));
         if !is_clear && !self.has_waited_enough() {
             self.phase = Phase::Gathering { since_ms: self.now_ms, is_stuck: true };
@@ -114,14 +114,16 @@ impl Controller {
         self.repeat(outputs);
     }
 
-    /// Whether a version may be what the program begins with.
-    fn is_to_be_tried(&self, version: Version, outputs: &mut Vec<Output>) -> bool {
-        if self.failed.contains(&version) {
-            return false;
-        }
-        let is_fruitless = self.findings.fruitless(version) >= self.settings.fruitless_limit;
-        outputs.extend(is_fruitless.then_some(Output::Quarantined(version)));
-        !is_fruitless
+    /// What the program begins with: the newest that is not in doubt, else the newest.
+    fn choice(&self, found: &[Restorable], outputs: &mut Vec<Output>) -> Option<Restorable> {
+        let is_doubted =
+            |found: &&Restorable| self.findings.fruitless(found.version) >= self.settings.fruitless_limit;
+        let left = || found.iter().filter(|found| !self.failed.contains(&found.version));
+        let chosen = left().find(|found| !is_doubted(found)).or_else(|| left().next());
+        let from = chosen.map(|chosen| chosen.version);
+        let doubted = left().filter(is_doubted).filter(|found| Some(found.version) >= from);
+        outputs.extend(doubted.map(|found| Output::Doubted(found.version)));
+        chosen.cloned()
     }
 
     /// Whether there is nothing to wait for. Copies may be where nobody was heard yet; and a commit of which all copies are
@@ -175,9 +177,12 @@ impl Controller {
         let is_continued = inventories.values().any(|found| found.begun >= Some(program.token));
         let base =
             decision.version.map(|version| Base { version, shard_count: decision.shards.len() as u32 });
-        let Settings { fruitless_limit, .. } = self.settings;
+        let Settings { fruitless_limit, versions, .. } = self.settings;
         let needed = self.settings.needed_copies();
-        let mut commits = self.findings.commits_to_keep(program.sequence, needed, fruitless_limit);
+        let mut commits = self.findings.commits_to_keep(program.sequence, needed, versions, fruitless_limit);
+        let is_safe = |commit: &&Commit| self.findings.fewest_copies(commit.version) >= needed;
+        let settled = commits.iter().rev().find(is_safe).or(commits.first()).map(|commit| commit.version);
+        let lost = self.findings.lost(program.sequence).filter(|&lost| Some(lost) > decision.version);
         if commits.is_empty() {
             commits.extend(self.findings.remains_to_keep(program.sequence));
         }
@@ -191,14 +196,16 @@ impl Controller {
             is_continued,
             base,
             is_base_kept,
-            is_open: !is_base_kept && commits.len() <= 1,
+            is_open: !is_base_kept && commits.len() <= versions,
             commits,
+            doubted: self.findings.doubted(fruitless_limit),
+            lost,
             floor: 0,
             holders: self.holders(&program),
             program,
         };
         self.stuck_since_ms = None;
-        self.phase = Phase::Training(Training::new(orders, members, self.now_ms));
+        self.phase = Phase::Training(Training::new(orders, settled, members, self.now_ms));
         self.repeat(outputs);
     }
 

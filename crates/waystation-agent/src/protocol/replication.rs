@@ -45,7 +45,7 @@ impl Agent {
         let is_here = self.memory.copies.contains_key(&key);
         self.orders
             .as_ref()
-            .is_some_and(|orders| is_here || orders.takes(key.version) && self.has_room(key.shard))
+            .is_some_and(|orders| is_here || orders.takes(key.version) && self.has_room_for(orders, key))
     }
 
     /// Keeps what another agent has sent, and says so; also if it was there already.
@@ -63,7 +63,7 @@ impl Agent {
             Some(held) if *held != copy => return,
             Some(_) => {}
             None => {
-                if !orders.takes(key.version) || !self.has_room(key.shard) {
+                if !orders.takes(key.version) || !self.has_room_for(&orders, key) {
                     return;
                 }
                 self.memory.copies.insert(key, copy);

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::controller::{Output, Settings};
+use super::decision::fallbacks;
 use super::message::{Orders, Report, ToAgent};
 use super::names::{AgentId, Commit, Digest, Epoch, Key, Program, SealedCopy, Version, manifest_digest};
 use super::quorum::Quorum;
@@ -27,18 +28,26 @@ pub(super) struct Training {
     skipped: u64,
     /// Which the agents are to note.
     pending: Option<Commit>,
+    /// The newest commit that is known to have enough copies; what is older is not committed any more.
+    settled: Option<Version>,
     /// When versions of this epoch were first heard of.
     seen_ms: BTreeMap<Version, u64>,
 }
 
 impl Training {
-    pub(super) fn new(orders: Orders, members: BTreeMap<AgentId, u64>, now_ms: u64) -> Self {
+    pub(super) fn new(
+        orders: Orders,
+        settled: Option<Version>,
+        members: BTreeMap<AgentId, u64>,
+        now_ms: u64,
+    ) -> Self {
         Self {
             orders: Arc::new(orders),
             members,
             began_ms: now_ms,
             skipped: 1,
             pending: None,
+            settled,
             seen_ms: BTreeMap::new(),
         }
     }
@@ -95,14 +104,14 @@ impl Training {
         outputs: &mut Vec<Output>,
     ) {
         let before = (self.pending, Arc::clone(&self.orders));
-        self.settle(quorum, outputs);
+        self.settle(quorum, settings.versions, outputs);
         if self.pending.is_none() {
             self.pending = self.open_versions(quorum).iter().rev().find_map(|&version| {
                 let manifest = manifest_of(quorum, self.orders.epoch, version, settings.needed_copies())?;
                 Some(Commit { version, manifest })
             });
         }
-        self.give_up(quorum, settings.give_up_ms, now_ms, outputs);
+        self.give_up(quorum, settings, now_ms, outputs);
         if before.1 != self.orders {
             let revision = before.1.revision + 1;
             self.orders = Arc::new(Orders { revision, ..Orders::clone(&self.orders) });
@@ -113,7 +122,7 @@ impl Training {
     }
 
     /// Ends the pending commit if a majority has noted it.
-    fn settle(&mut self, quorum: &Quorum, outputs: &mut Vec<Output>) {
+    fn settle(&mut self, quorum: &Quorum, versions: usize, outputs: &mut Vec<Output>) {
         let Some(commit) = self.pending else { return };
         let epoch = self.orders.epoch;
         // What was noted before the first orders of the epoch is forgotten as they arrive.
@@ -124,10 +133,15 @@ impl Training {
         (self.pending, self.skipped) = (None, 1);
         let mut orders = Orders::clone(&self.orders);
         // A newer one that has lost copies is brought them meanwhile, and is not let go of for an older one that is safe.
-        orders.commits.retain(|kept| kept.version > commit.version);
-        orders.commits.insert(commit);
+        let newer = orders.commits.split_off(&Commit { manifest: Digest(0), ..commit });
+        let is_newest = newer.iter().all(|kept| kept.version == commit.version);
+        let older: Vec<Commit> = orders.commits.iter().rev().copied().collect();
+        let doubted = &orders.doubted;
+        let older = fallbacks(older, versions, |older| doubted.contains(&older.version));
+        orders.commits = newer.into_iter().chain([commit]).chain(older).collect();
+        self.settled = self.settled.max(Some(commit.version));
         orders.is_base_kept &= orders.base.is_some_and(|base| base.version > commit.version);
-        orders.is_open |= orders.commits.len() == 1;
+        orders.is_open |= is_newest;
         if commit.version.epoch == orders.epoch {
             orders.floor = orders.floor.max(commit.version.step);
         }
@@ -138,10 +152,9 @@ impl Training {
 
     /// Versions that agents have copies of and that may still be committed, oldest first.
     fn open_versions(&self, quorum: &Quorum) -> BTreeSet<Version> {
-        let committed = self.orders.commits.first().map(|commit| commit.version);
         let held = quorum.followers(self.orders.epoch).flat_map(|(_, report)| report.copies.keys());
         let versions = held.map(|key| key.version);
-        versions.filter(|&version| Some(version) > committed && self.orders.keeps(version)).collect()
+        versions.filter(|&version| Some(version) > self.settled && self.orders.keeps(version)).collect()
     }
 
     /// The newest open version of which a shard was never sealed and never will be: nobody has it, though its process has
@@ -165,7 +178,8 @@ impl Training {
     /// after them: slots are then free on all hosts before the next version that counts. Else some hosts would wait with
     /// one step and others with the next, and none would ever be whole. How many steps it takes until all hosts know is
     /// not known here: with each failure twice as many are skipped.
-    fn give_up(&mut self, quorum: &Quorum, give_up_ms: u64, now_ms: u64, outputs: &mut Vec<Output>) {
+    fn give_up(&mut self, quorum: &Quorum, settings: &Settings, now_ms: u64, outputs: &mut Vec<Output>) {
+        let give_up_ms = settings.give_up_ms;
         let open = self.open_versions(quorum);
         for version in open.into_iter().filter(|version| version.epoch == self.orders.epoch) {
             self.seen_ms.entry(version).or_insert(now_ms);
@@ -180,7 +194,9 @@ impl Training {
             let given_up = std::mem::replace(&mut self.seen_ms, later);
             outputs.extend(given_up.into_keys().map(Output::GivenUp));
         }
-        if now_ms >= self.began_ms + give_up_ms && (!orders.is_open || orders.commits.len() > 1) {
+        if now_ms >= self.began_ms + give_up_ms
+            && (!orders.is_open || orders.commits.len() > settings.versions)
+        {
             orders.is_open = true;
             // What has lost its last copy of a shard only takes room from what is left.
             let is_whole = |commit: &Commit| {
@@ -189,6 +205,7 @@ impl Training {
             if orders.commits.iter().any(is_whole) {
                 orders.commits = orders.commits.iter().copied().filter(is_whole).collect();
             }
+            self.drop_spare(&mut orders.commits, settings.versions.max(2));
             // Its room is needed, if there is another version to go back to.
             if orders.is_base_kept && !orders.commits.is_empty() {
                 orders.is_base_kept = false;
@@ -203,6 +220,19 @@ impl Training {
         }
         if orders != *self.orders {
             self.orders = Arc::new(orders);
+        }
+    }
+}
+
+impl Training {
+    /// Lets go of the oldest commits where there are more than so many: never of the newest, nor of the newest that has
+    /// its copies.
+    fn drop_spare(&self, commits: &mut BTreeSet<Commit>, most: usize) {
+        let newest = commits.last().map(|commit| commit.version);
+        let is_needed = |commit: &Commit| [newest, self.settled].contains(&Some(commit.version));
+        while commits.len() > most {
+            let Some(spare) = commits.iter().copied().find(|commit| !is_needed(commit)) else { return };
+            commits.remove(&spare);
         }
     }
 }

@@ -136,7 +136,8 @@ fn check(record: &StoreRecord, config: &Config) -> Result<()> {
     let wanted = sizes(config.slot_count, config.slot_bytes, config.versions_per_shard);
     if found != wanted {
         return conflict(
-            "the store was made with other sizes; open it with those, or discard it",
+            "the store was made with other sizes; open it with those (--versions is one less than the versions that there \
+             may be; stores of releases that kept one commit want --versions 1), or discard it",
             found,
             wanted,
         );

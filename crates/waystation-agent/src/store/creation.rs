@@ -124,8 +124,20 @@ fn check(config: &Config) -> Result<()> {
         let message = format!("a slot has whole pages, and at least {smallest} bytes");
         return Err(Error::new(Kind::InvalidInput, message).with("slot_bytes", config.slot_bytes.to_string()));
     }
-    if config.versions_per_shard < 2 || config.slot_count < config.versions_per_shard {
+    if config.versions_per_shard < 2 {
         return Err(invalid("a store has room for at least two versions of a shard"));
+    }
+    if config.slot_count < config.versions_per_shard {
+        let message = format!(
+            "{} slots have no room for {} committed versions of a shard and the next one: that takes {} slots, {} bytes; \
+             give --slots {}, or keep fewer with --versions",
+            config.slot_count,
+            config.versions_per_shard - 1,
+            config.versions_per_shard,
+            config.slot_bytes.saturating_mul(config.versions_per_shard.into()),
+            config.versions_per_shard,
+        );
+        return Err(Error::new(Kind::InvalidInput, message));
     }
     let needed = config.slot_bytes.checked_mul(config.slot_count.into());
     let needed = needed.and_then(|bytes| bytes.checked_add((COPIES + 1) * PAGE_BYTES as u64));

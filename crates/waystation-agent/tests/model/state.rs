@@ -92,6 +92,7 @@ fn settings(agents: u16) -> Settings {
         gather_ms: 1,
         stuck_ms: 1,
         give_up_ms: 1000,
+        versions: 1,
         fruitless_limit: 9,
     }
 }

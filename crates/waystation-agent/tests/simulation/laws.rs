@@ -6,7 +6,7 @@
 //!   of an older one. Programs that are let train do not go back to older ones as epochs go on.
 //! - Of the newest version that a majority has noted as committed, a copy of every shard is left while fewer hosts
 //!   than were needed for the commit were lost or damaged; the newest epoch lets go of it only if some shard of it was
-//!   out of reach when it decided, if it was begun with in vain too often, or for a newer commit that is as safe.
+//!   out of reach when it decided, or for a newer commit that is as safe. That it was begun with in vain is no reason.
 //! - When a majority has promised an epoch, one of it knows of every commit of older epochs that a majority ever
 //!   notes: what nobody there knows is never committed.
 //! - No host holds more copies than it may.
@@ -223,21 +223,21 @@ impl Laws {
         }
         let Some(reference) = self.reference else { return };
         let sequence = decision.program.sequence;
-        let commits = findings.commits_to_keep(sequence, settings.needed_copies(), settings.fruitless_limit);
+        let Settings { versions, fruitless_limit, .. } = *settings;
+        let commits = findings.commits_to_keep(sequence, settings.needed_copies(), versions, fruitless_limit);
         if commits.iter().any(|commit| commit.version == reference) {
             return;
         }
         // What takes its place must be as safe as it was, or it was passed over for a reason.
-        let safe = commits.first().map(|commit| commit.version);
-        let safe = safe.filter(|&version| findings.fewest_copies(version) >= settings.needed_copies());
+        let is_safe = |version: &Version| findings.fewest_copies(*version) >= settings.needed_copies();
+        let safe = commits.iter().rev().map(|commit| commit.version).find(is_safe);
         let could = findings.all_restorable(sequence).iter().any(|found| found.version == reference);
-        let is_fruitless = findings.fruitless(reference) >= settings.fruitless_limit;
         assert!(
-            safe > Some(reference) || !could || is_fruitless,
+            safe > Some(reference) || !could,
             "{:?} was decided for, and {commits:?} kept, though the committed {reference:?} could be restored",
             decision.version
         );
-        match commits.first().filter(|commit| Some(commit.version) == safe) {
+        match commits.iter().find(|commit| Some(commit.version) == safe) {
             Some(commit) => {
                 self.successors.insert(commit.version);
                 self.issued.entry((decision.epoch, commit.version)).or_insert(*commit);

@@ -18,6 +18,7 @@ fn settings() -> Settings {
         gather_ms: 1500,
         stuck_ms: 4000,
         give_up_ms: 1600,
+        versions: 2,
         fruitless_limit: 2,
     }
 }

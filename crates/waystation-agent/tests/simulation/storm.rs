@@ -44,6 +44,7 @@ fn settings(random: &mut Random) -> Settings {
         gather_ms: 1500,
         stuck_ms: 4000,
         give_up_ms: 1600,
+        versions: if random.permille(700) { 2 } else { 1 },
         fruitless_limit: 2,
     }
 }
@@ -220,8 +221,19 @@ impl Storm {
         keys.flat_map(|key| orders.holders_of(key).iter().map(move |holder| (holder.0, key))).collect()
     }
 
+    /// The commit before the last one is whole, wherever its copies are.
+    fn check_fallback(&self) {
+        let world = &self.world;
+        let Some(version) = world.committed_before.filter(|_| world.settings.versions > 1) else { return };
+        let of_version = Key { version, shard: 0 }..=Key { version, shard: u32::MAX };
+        for (key, _) in world.laws.truth.range(of_version) {
+            assert!(world.hosts.iter().any(|host| host.holds(*key)), "nobody has {key:?} to fall back to");
+        }
+    }
+
     /// Nothing has been saved for a while, so every copy of the last commit is where it is to be.
     fn check_copies(&self) {
+        self.check_fallback();
         for (host, key) in self.last_copies() {
             let found = &self.world.hosts[usize::from(host)];
             assert!(found.holds(key), "host {host} is to keep {key:?}, and it is not brought to it");

@@ -88,6 +88,8 @@ pub struct World {
     pub runs: BTreeMap<u64, Run>,
     pub laws: Laws,
     pub committed: Option<Version>,
+    /// The one before.
+    pub committed_before: Option<Version>,
     /// Loads fail in so many of a thousand cases.
     pub failing_loads: u64,
     /// Processes become zombies in so many of a thousand cases.
@@ -105,9 +107,9 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, settings: Settings, process_count: usize) -> Self {
         let hosts = settings.domains.len();
-        // Programs are started on few hosts as well, and one may have a copy of every shard; of two versions, and some more.
-        let copies = 2 * process_count + 2;
-        let limits = Limits { copies, versions_of_shard: 2 };
+        // Programs are started on few hosts as well, and one may have a copy of every shard; of every version, and some more.
+        let versions_of_shard = settings.versions + 1;
+        let limits = Limits { copies: versions_of_shard * process_count + 2, versions_of_shard };
         let mut world = Self {
             now_ms: 0,
             random: Random::new(seed),
@@ -120,6 +122,7 @@ impl World {
             runs: BTreeMap::new(),
             laws: Laws::default(),
             committed: None,
+            committed_before: None,
             failing_loads: 0,
             zombies: 0,
             is_paused: false,
@@ -377,11 +380,13 @@ impl World {
                     self.decisions.insert((decision.epoch, decision.attempt), decision);
                 }
                 controller::Output::Committed(commit) => {
-                    self.committed = self.committed.max(Some(commit.version))
+                    if self.committed < Some(commit.version) {
+                        self.committed_before = self.committed.replace(commit.version);
+                    }
                 }
                 controller::Output::Ended(_) | controller::Output::LeftAlone => self.end_controller(from),
                 controller::Output::GivenUp(_)
-                | controller::Output::Quarantined(_)
+                | controller::Output::Doubted(_)
                 | controller::Output::Stuck => {}
             }
         }

@@ -47,6 +47,7 @@ class Request:
         restarts: How often the program, and the agent, are started again at most.
         agent: The directory of the agent's store; None for no agent. That of all, where hosts are emulated.
         agent_memory: How much memory it may take, as a number of bytes with or without a unit.
+        agent_versions: How many committed versions of each shard it keeps.
         hosts: The file that lists the hosts, or how many to emulate; None for this one alone.
         host: The name of this one among those that are listed.
         secret_file: The secret that their agents share.
@@ -64,6 +65,7 @@ class Request:
     restarts: int = 0
     agent: Path | None = None
     agent_memory: str | None = None
+    agent_versions: int = 2
     hosts: str | None = None
     host: str | None = None
     secret_file: Path | None = None
@@ -235,7 +237,7 @@ def _agents(output: Output, request: Request, hosts: _Hosts | None) -> list[Host
             output.note(text, style="yellow")
 
         memory, count, restarts = request.agent_memory, request.count, request.restarts
-        agent = HostAgent(directory, memory, count, restarts, tell, membership)
+        agent = HostAgent(directory, memory, request.agent_versions, count, restarts, tell, membership)
         agent.start()
         return agent
 

@@ -68,6 +68,8 @@ impl Cluster {
             is_open: orders.is_open,
             base,
             commits: orders.commits.iter().map(|commit| version(commit.version)).collect(),
+            doubted: orders.doubted.iter().copied().map(version).collect(),
+            lost: orders.lost.map(version),
             holders: orders.holders.iter().map(|holders| holders.iter().map(name_of).collect()).collect(),
             ..standing
         }

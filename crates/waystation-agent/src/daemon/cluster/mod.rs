@@ -69,7 +69,7 @@ const CHUNK_BYTES: u64 = 4 << 20;
 const CHUNK_TIME: Duration = Duration::from_millis(200);
 /// How long the writer of a slot may stand still that is being sent.
 const STALL: Duration = Duration::from_secs(30);
-/// A version with which so many programs have begun in vain is in quarantine.
+/// A version with which so many programs have begun in vain is in doubt.
 const FRUITLESS_LIMIT: u32 = 2;
 
 /// An agent that takes part.
@@ -218,6 +218,7 @@ fn driver_of(options: &Options, id: AgentId, hosts: Hosts, store: &Store) -> Res
         gather_ms: dead_after_ms,
         stuck_ms: 10 * dead_after_ms,
         give_up_ms: options.give_up.as_millis() as u64,
+        versions: record.versions_per_shard.saturating_sub(1).max(1) as usize,
         fruitless_limit: FRUITLESS_LIMIT,
     };
     let role = Role {

@@ -13,11 +13,12 @@ once it is ready, and what happens on stderr. Takes over what an earlier agent h
   --directory DIRECTORY     a directory on tmpfs, of this user alone (0700); made if its parent is there
   --run-id ID               the run whose versions it keeps, 32 hex digits
   --topology ID             what the slots were counted for, 32 hex digits; by default zeros
-  --slots N                 how many slots: one more than versions for every shard that is kept here
+  --slots N                 how many slots: one more than --versions for every shard that is kept here
   --data-bytes BYTES        how many bytes of arrays a slot holds
   --contents-bytes BYTES    how long a table of contents may be; by default 1MiB
   --slot-bytes BYTES        instead of both: how long the file of a slot is
-  --versions N              versions of a shard that there may be at a time; by default 2
+  --versions N              committed versions of each shard that are kept, while the next one is written; at least 1,
+                            by default 2
   --memory-cap-bytes BYTES  what the store may take of the host's memory; more is refused, never taken
   --threads N               threads that verify slots; by default 4, or as many as there are cores
   --metrics HOST:PORT       serves numbers for Prometheus there, at /metrics, to anybody who asks

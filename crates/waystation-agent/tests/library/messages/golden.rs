@@ -52,6 +52,8 @@ fn to_agents() -> Vec<ToAgent> {
         is_base_kept: false,
         commits: BTreeSet::from([commit()]),
         is_open: true,
+        doubted: BTreeSet::new(),
+        lost: None,
         floor: 41,
         holders: vec![vec![AgentId(0), AgentId(1)], vec![AgentId(2), AgentId(0)]],
     };

@@ -89,6 +89,8 @@ fn orders() -> impl Strategy<Value = Arc<Orders>> {
             is_base_kept,
             commits,
             is_open,
+            doubted: base.iter().map(|base| base.version).collect(),
+            lost: base.map(|base| base.version),
             floor,
             holders,
         })
@@ -183,7 +185,8 @@ pub fn envelopes() -> impl Strategy<Value = Envelope> {
 
 /// Anything that an agent may keep beyond its process.
 pub fn memories() -> impl Strategy<Value = Memory> {
-    let beginnings = (0..4u32, numbers()).prop_map(|(count, token)| Beginnings { count, token });
+    let beginnings =
+        (0..4u32, numbers(), epochs()).prop_map(|(count, token, epoch)| Beginnings { count, token, epoch });
     let promises = (option::of(epochs()), option::of(epochs()), option::of((epochs(), 0..4u32)));
     let held = (btree_map(keys(), copies(), 0..4), btree_set(commits(), 0..3));
     let begun = (option::of(numbers()), btree_map(versions(), beginnings, 0..3));

@@ -20,6 +20,7 @@ fn settings() -> Settings {
         gather_ms: 100,
         stuck_ms: 500,
         give_up_ms: 1000,
+        versions: 1,
         fruitless_limit: 2,
     }
 }

@@ -51,6 +51,8 @@ fn orders(number: u32, holders: &[u16]) -> Orders {
         is_base_kept: false,
         commits: BTreeSet::new(),
         is_open: true,
+        doubted: BTreeSet::new(),
+        lost: None,
         floor: 0,
         holders: vec![holders.iter().copied().map(AgentId).collect()],
     }
@@ -202,20 +204,54 @@ fn the_newest_commit_with_enough_copies_stays_beside_newer_ones() {
         inventory(2, &[key(1, 5)], &[old]),
         inventory(2, &[key(1, 3)], &[commit(1, 3)]),
     ]);
-    assert_eq!(found.commits_to_keep(3, 2, 2), BTreeSet::from([old, new]));
+    assert_eq!(found.commits_to_keep(3, 2, 1, 2), BTreeSet::from([old, new]));
     // Once the newer one is as safe, the older one may go.
     let found = findings(&[
         inventory(2, &[key(1, 5), key(1, 8)], &[old, new]),
         inventory(2, &[key(1, 5), key(1, 8)], &[old]),
     ]);
-    assert_eq!(found.commits_to_keep(3, 2, 2), BTreeSet::from([new]));
+    assert_eq!(found.commits_to_keep(3, 2, 1, 2), BTreeSet::from([new]));
+}
+
+/// A commit in doubt was let go of, though there was nothing else: the program began from nothing.
+#[test]
+fn a_commit_that_is_not_whole_is_not_kept_and_one_in_doubt_is() {
+    let mut tired = inventory(2, &[key(1, 5)], &[commit(1, 5), commit(1, 9)]);
+    tired.fruitless.insert(version(1, 5), 2);
+    let found = findings(&[tired]);
+    assert_eq!(found.commits_to_keep(3, 2, 1, 2), BTreeSet::from([commit(1, 5)]));
+    assert_eq!((found.doubted(2), found.doubted(3)), (BTreeSet::from([version(1, 5)]), BTreeSet::new()));
+    assert_eq!(found.lost(3), Some(version(1, 9)));
 }
 
 #[test]
-fn a_commit_that_is_not_whole_or_in_quarantine_is_not_kept() {
-    let mut tired = inventory(2, &[key(1, 5)], &[commit(1, 5), commit(1, 9)]);
-    tired.fruitless.insert(version(1, 5), 2);
-    assert_eq!(findings(&[tired]).commits_to_keep(3, 2, 2), BTreeSet::new());
+fn as_many_commits_are_kept_as_are_wanted_and_those_in_doubt_go_first() {
+    let steps = [3, 5, 8, 9];
+    let keys = steps.map(|step| key(1, step));
+    let commits = steps.map(|step| commit(1, step));
+    let kept = |doubted: &[u64], wanted| {
+        let mut both = [(); 2].map(|()| inventory(2, &keys, &commits));
+        both[1].fruitless.extend(doubted.iter().map(|&step| (version(1, step), 2)));
+        findings(&both).commits_to_keep(3, 2, wanted, 2).iter().map(|commit| commit.version.step).collect()
+    };
+    let kept: &dyn Fn(&[u64], usize) -> Vec<u64> = &kept;
+    assert_eq!((kept(&[], 1), kept(&[], 2), kept(&[], 3)), (vec![9], vec![8, 9], vec![5, 8, 9]));
+    assert_eq!((kept(&[9], 2), kept(&[8], 2), kept(&[8, 9], 3)), (vec![8, 9], vec![5, 9], vec![3, 5, 9]));
+    assert_eq!(kept(&[3, 5, 8, 9], 2), [8, 9]);
+}
+
+/// The newest commit is brought to where it is to be, and the next version needs room: an older one takes neither's.
+#[test]
+fn a_fallback_is_taken_where_it_leaves_room() {
+    let (old, new) = (commit(1, 5), commit(1, 8));
+    let told = Orders { commits: BTreeSet::from([old, new]), ..orders(2, &[0, 1]) };
+    for (copies, takes) in [(3, true), (2, false)] {
+        let memory = Memory { promised: Some(epoch(2)), restored: Some((epoch(2), 1)), ..Memory::default() };
+        let mut agent = Agent::new(AgentId(1), Limits { copies, versions_of_shard: 3 }, memory);
+        hears(&mut agent, train(&told));
+        assert_eq!(agent.would_keep(key(1, 5)), takes, "of {copies}");
+        assert!(agent.would_keep(key(1, 8)) && agent.would_keep(key(2, 1)));
+    }
 }
 
 /// Who comes back without memory has to be told what a majority has noted, or of that majority nobody might be left.

@@ -79,6 +79,11 @@ fn only_what_a_program_begins_with_is_counted_and_once() {
     assert_eq!(count(&agent), Some(1), "its trainers have not begun with that");
     begin(&mut agent, &of(5, 3, false));
     assert_eq!(count(&agent), Some(2));
+    // A commit that was there before is no work that was done since; one of this epoch is.
+    begin(&mut agent, &Orders { commits: BTreeSet::from([commit(4, 9)]), ..of(6, 3, true) });
+    assert_eq!(count(&agent), Some(2));
+    begin(&mut agent, &Orders { commits: BTreeSet::from([commit(5, 6)]), ..of(7, 3, true) });
+    assert_eq!(count(&agent), None);
 }
 
 #[test]
@@ -103,6 +108,6 @@ fn what_another_sequence_has_saved_is_neither_restored_nor_kept() {
     assert_eq!(found.all_restorable(3).len(), 1);
     assert!(found.has_commit(3));
     assert_eq!(found.all_restorable(4), []);
-    assert_eq!(found.commits_to_keep(4, 2, 2), BTreeSet::new());
+    assert_eq!(found.commits_to_keep(4, 2, 1, 2), BTreeSet::new());
     assert!(!found.has_commit(4));
 }

@@ -84,8 +84,8 @@ impl Driver {
                 controller::Output::GivenUp(version) => {
                     self.tell_of("given_up", vec![("step", version.step.to_string())]);
                 }
-                controller::Output::Quarantined(version) => {
-                    self.tell_of("quarantined", vec![("step", version.step.to_string())]);
+                controller::Output::Doubted(version) => {
+                    self.tell_of("doubted", vec![("step", version.step.to_string())]);
                 }
                 controller::Output::Stuck => self.tell_of("nothing_can_be_restored", Vec::new()),
             }

@@ -37,6 +37,7 @@ fn driver(id: u16, stage: Option<Stage>, incarnation: u64) -> Driver {
         gather_ms: 1000,
         stuck_ms: 5000,
         give_up_ms: 5000,
+        versions: 1,
         fruitless_limit: 2,
     };
     let patience = Patience { least_ms: 1000, stagger_ms: 600 };
