@@ -124,10 +124,15 @@ class Cluster:
 
     def lose_host(self, index: int) -> None:
         """Loses a host, and brings up another in its place with an agent that remembers nothing."""
-        host = self.agents[index].host
-        host.lose()
-        host.bring_up()
-        self.agents[index].start()
+        self.lose_hosts([index])
+
+    def lose_hosts(self, indices: Sequence[int]) -> None:
+        """Loses hosts at once, and brings up others in their places."""
+        for index in indices:
+            self.agents[index].host.lose()
+        for index in indices:
+            self.agents[index].host.bring_up()
+            self.agents[index].start()
 
     def controller(self) -> int | None:
         """The host whose agent is the controller that most others follow; None if there is none now."""

@@ -2,7 +2,9 @@
 
 The laws: what is restored is, to the bit, a state of the uninterrupted run; all processes restore the same
 step; a program advances by single steps. Unless as many hosts were lost as there are copies, a program is in
-a later epoch than those before it, and restores no older step than one that was said to be kept.
+a later epoch than those before it, and restores no older step than one that was said to be kept. It is told
+that nothing is left only if as many hosts were lost, and nothing was written to the directory; and where
+something was kept it does not begin at the beginning without being told.
 """
 
 from __future__ import annotations
@@ -46,12 +48,20 @@ class Kept:
 
 @dataclass(frozen=True)
 class HostLost:
-    """A host was lost with its memory."""
+    """A host was lost with its memory, or some of that was damaged."""
 
     host: int
 
 
-Event = Restored | Advanced | Kept | HostLost
+@dataclass(frozen=True)
+class NothingLeft:
+    """A process was told that what was committed is lost, and that there is nothing to begin with."""
+
+    program: int
+    process: int
+
+
+Event = Restored | Advanced | Kept | HostLost | NothingLeft
 
 
 class Broken(AssertionError):
@@ -88,11 +98,18 @@ class _Laws:
         self._in_memory = 0
         self._in_directory = 0
         self._lost: set[int] = set()
+        self._ever_kept = False
+        self._told = -1  # the last program that was told that nothing is left
 
     def take(self, event: Event) -> None:
         match event:
             case HostLost(host):
                 self._lost.add(host)
+            case NothingLeft(program):
+                is_lost = len(self._lost) >= self._copies or not self._in_memory
+                self._check(event, is_lost, f"step {self._in_memory} was kept, and is said to be lost")
+                self._check(event, not self._in_directory, "though the directory has something")
+                self._told = program
             case Restored():
                 self._restore(event)
             case Advanced(_, process, step, digest):
@@ -102,6 +119,7 @@ class _Laws:
             case Kept(_, process, in_memory, in_directory):
                 reached = self._at[process]
                 self._check(event, max(in_memory, in_directory) <= reached, "is kept before it was made")
+                self._ever_kept |= bool(in_memory or in_directory)
                 if in_memory > self._in_memory:
                     self._in_memory = in_memory
                     self._lost.clear()
@@ -121,6 +139,8 @@ class _Laws:
             self._restored.clear()
             self._at.clear()
             self._check(event, event.step >= floor, f"step {floor} was kept and is lost")
+            is_silent = event.step == 0 and self._ever_kept and self._told != event.program
+            self._check(event, not is_silent, "begins at the beginning, and was not told that all is lost")
         for other in self._restored.values():
             self._check(
                 event, other.step == event.step, f"is another step than that of process {other.process}"

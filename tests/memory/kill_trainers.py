@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.memory.trajectories import ROWS, State
 from tests.support.programs import Place
 
 from waystation import _native
+from waystation.errors import CommittedStepsLost
 from waystation.memory import MemoryTier, MemoryTierWarning
 from waystation.training import Checkpointer
 from waystation.training.save_decision_policies import FixedIntervalPolicy
@@ -52,7 +54,14 @@ def train(place: Place, run: Run) -> None:
     memory = MemoryTier(directory=STORE, deadline_s=20)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MemoryTierWarning)  # of agents that are killed
-        with Checkpointer(run.root, save_decision_policy=policy, memory=memory) as checkpointer:
+        place.report(("opening",))
+        try:
+            checkpointer = Checkpointer(run.root, save_decision_policy=policy, memory=memory)
+        except CommittedStepsLost:
+            place.report(("nothing left",))
+            memory = dataclasses.replace(memory, start_from_nothing=True)
+            checkpointer = Checkpointer(run.root, save_decision_policy=policy, memory=memory)
+        with checkpointer:
             step, state = _restored(place, run, checkpointer)
             agent = _native.AgentClient(str(STORE))
             epoch = (agent.standing() if agent.status()["agent_count"] > 1 else agent.status())["epoch"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.memory import trajectories
-from tests.memory.histories import Advanced, Broken, Event, HostLost, Kept, Restored, audit
+from tests.memory.histories import Advanced, Broken, Event, HostLost, Kept, NothingLeft, Restored, audit
 from tests.memory.trajectories import uninterrupted
 
 SEED = 5
@@ -34,7 +34,10 @@ def begin(process_count: int = 1) -> list[Event]:
 GOOD: dict[str, tuple[int, list[Event]]] = {
     "what was kept is restored": (1, [*begin(), restored(1, 2), advanced(1, 3)]),
     "what was only begun may be restored": (1, [*begin(), advanced(0, 3), restored(1, 3)]),
-    "as many hosts are lost as there are copies": (1, [*begin(), HostLost(0), restored(1, 0)]),
+    "as many hosts are lost as there are copies": (
+        1,
+        [*begin(), HostLost(0), NothingLeft(1, 0), restored(1, 0)],
+    ),
     "fewer are lost": (2, [*begin(2), HostLost(0), restored(1, 2), restored(1, 2, process=1)]),
     "the directory has it": (1, [*begin(), Kept(0, 0, 2, 1), HostLost(0), restored(1, 1)]),
 }
@@ -45,8 +48,18 @@ BAD: dict[str, tuple[int, list[Event], str]] = {
     "directory lost": (1, [*begin(), Kept(0, 0, 2, 1), HostLost(0), restored(1, 0)], "was kept and is lost"),
     "kept after a loss, and lost": (
         1,
-        [*begin(), HostLost(0), restored(1, 0), advanced(1, 1), Kept(1, 0, 1, 0), restored(2, 0)],
+        [
+            *(*begin(), HostLost(0), NothingLeft(1, 0), restored(1, 0)),
+            *(advanced(1, 1), Kept(1, 0, 1, 0), restored(2, 0)),
+        ],
         "was kept and is lost",
+    ),
+    "lost in silence": (1, [*begin(), HostLost(0), restored(1, 0)], "was not told that all is lost"),
+    "said to be lost": (2, [*begin(), HostLost(0), NothingLeft(1, 0)], "is said to be lost"),
+    "said to be lost beside a directory": (
+        1,
+        [*begin(), Kept(0, 0, 2, 1), HostLost(0), NothingLeft(1, 0)],
+        "the directory has something",
     ),
     "another step": (1, [restored(0, 0), restored(0, 1, process=1)], "is another step than"),
     "other bytes": (1, [replace(restored(0, 0), digest="")], "is not the state"),

@@ -23,14 +23,19 @@ FAULTS = 6
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
-@pytest.mark.parametrize(("hosts", "copies"), [(1, 1), (3, 2)], ids=["one-host", "three-hosts"])
-def test_what_was_kept_is_restored(tmp_path: Path, hosts: int, copies: int, seed: int) -> None:
-    """The memory of a host outlives trainer and agent; of several hosts, also the loss of any one."""
+@pytest.mark.parametrize(
+    ("hosts", "trainers", "copies"),
+    [(1, 1, 1), (3, 3, 2), (5, 2, 2)],
+    ids=["one-host", "three-hosts", "five-hosts"],
+)
+def test_what_was_kept_is_restored(tmp_path: Path, hosts: int, trainers: int, copies: int, seed: int) -> None:
+    """The memory of a host outlives trainer and agent; of several hosts, also the loss of any one, and of two
+    at once unless they had both copies of a shard. What is lost is said."""
     with cluster_of(hosts, tmp_path, copies=copies) as cluster:
-        schedule = Schedule(cluster, tmp_path, seed)
+        schedule = Schedule(cluster, trainers, tmp_path, seed)
         try:
             schedule.run(FAULTS)
-            audit(seed, hosts, copies, schedule.history)
+            audit(seed, trainers, copies, schedule.history)
         except BaseException as error:
             error.add_note(f"seed {seed}, faults {schedule.faults}")
             error.add_note(f"again: WAYSTATION_KILL_SCHEDULES=1 WAYSTATION_KILL_SEED={seed}")
