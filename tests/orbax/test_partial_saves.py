@@ -147,3 +147,25 @@ def test_the_same_calls_are_refused(tmp_path: Path, call: Callable[[Any, Path], 
     with pytest.raises(built_in) as found:
         call(waystation, tmp_path / "ours")
     assert isinstance(found.value, errors.WaystationError)
+
+
+def test_parts_of_orbax_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    oracle.v1.partial.save(path, {"a": np.arange(3)})
+    (directory,) = tmp_path.iterdir()
+    before = sorted(entry.relative_to(directory) for entry in directory.rglob("*"))
+    for call in (lambda: waystation.partial.save(path, {"b": 1}), lambda: waystation.partial.finalize(path)):
+        with pytest.raises(errors.Conflict, match="parts that Waystation has not saved"):
+            call()
+    assert sorted(entry.relative_to(directory) for entry in directory.rglob("*")) == before
+    oracle.v1.partial.finalize(path)
+    assert waystation.load(path)["a"].tolist() == [0, 1, 2]
+
+
+def test_unfinished_parts_stand_where_orbax_has_them(tmp_path: Path) -> None:
+    for library, root in ((oracle.v1, tmp_path / "theirs"), (waystation, tmp_path / "ours")):
+        root.mkdir()
+        library.partial.save(root / "c", {"a": np.arange(3)})  # type: ignore[attr-defined]
+        assert [entry.name for entry in root.iterdir()] == ["c.partial_save"]
+        library.partial.finalize(root / "c.partial_save")  # type: ignore[attr-defined]
+        assert [entry.name for entry in root.iterdir()] == ["c"]

@@ -1,7 +1,7 @@
 """Saves of parts, one after another, that become one checkpoint at the end.
 
 Each part is a checkpoint of its own, committed as any other, in a directory beside the place where the whole
-will be (`<name>.waystation-partial/000000`, …). `finalize` joins them in an attempt at the whole, which has
+will be (`<name>.partial_save/000000`, …). `finalize` joins them in an attempt at the whole, which has
 the data files of all by further names, and commits that.
 
 What can go wrong, in order: killed while a part is saved: the parts before it are whole, and the program goes
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from waystation import _forks
-from waystation._errors import InvalidInput, NotFound, Unsupported
+from waystation._errors import Conflict, InvalidInput, NotFound, Unsupported
 from waystation._options import Options
 from waystation._options.in_effect import current_options
 from waystation._paths import scan_directory
@@ -34,6 +34,8 @@ from waystation.layouts.native import commit, names
 from waystation.layouts.native.assemble import join_structures
 from waystation.layouts.native.attempts import Attempt, remove_dead, remove_tree
 from waystation.transfers.handle import AsyncResponse, Progress
+
+_DIGITS = 6  # of the number of a part
 
 
 def save(path: PathLike, state: Any, *, custom_metadata: Any = None) -> None:
@@ -179,13 +181,14 @@ def _final(path: str) -> str:
 
 
 def _place(final: str, number: int) -> str:
-    return os.path.join(names.partial(final), f"{number:06}")
+    return os.path.join(names.partial(final), f"{number:0{_DIGITS}}")
 
 
 def _check_place(final: str) -> None:
     if is_checkpoint(final):
         _remove_leftover(final)
     check_destination(final, overwrite=False)
+    _check_parts(final)
 
 
 def _remove_leftover(final: str) -> None:
@@ -196,6 +199,25 @@ def _remove_leftover(final: str) -> None:
         paths = [path for _, part in _open_parts(final) for path in part.paths()]
         if inodes & {os.stat(path).st_ino for path in paths}:
             remove_tree(names.partial(final))
+
+
+def _check_parts(final: str) -> None:
+    """Refuses parts that another library has saved, as Orbax gives their directory the same name."""
+    directory = names.partial(final)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        others = [name for name in os.listdir(directory) if not _is_part(name)]
+        if others:
+            raise Conflict(
+                f"'{directory}' holds parts that Waystation has not saved, such as '{others[0]}'; finalize "
+                "them with the library that has, or choose another path",
+                path=directory,
+            )
+
+
+def _is_part(name: str) -> bool:
+    """Whether a name is that of a part, or of an attempt at one."""
+    part = names.attempt_target(name) or name
+    return len(part) == _DIGITS and part.isascii() and part.isdecimal()
 
 
 def _open_parts(final: str) -> list[Part]:

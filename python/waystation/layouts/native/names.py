@@ -16,7 +16,7 @@ INDEX = "model.safetensors.index.json"
 OWNER = "owner.json"
 FILES = "files"  # in it, what a handler made of a checkpointable, where the record is not among that
 
-PARTIAL_SUFFIX = ".waystation-partial"
+PARTIAL_SUFFIX = ".partial_save"  # as Orbax has it
 ATTEMPT_INFIX = ".waystation-tmp-"
 EXPORT_INFIX = ".waystation-export-"
 
