@@ -128,7 +128,7 @@ class ContextInUse(InvalidInput, RuntimeError):
     """Options were to be changed while their context is in use."""
 
 
-class StructureMismatch(InvalidInput, KeyError):
+class StructureMismatch(InvalidInput, KeyError, TypeError):
     """The checkpoint's tree and the abstract state differ; the message shows the difference."""
 
     def __str__(self) -> str:  # KeyError would show the representation of the message
@@ -137,6 +137,14 @@ class StructureMismatch(InvalidInput, KeyError):
 
 class InvalidLayoutError(InvalidInput):
     """What is at a path is no checkpoint of a layout that this version reads."""
+
+
+class NotDirectory(InvalidLayoutError, NotADirectoryError):
+    """A file is where a directory has to be: at a checkpoint's path, or above it."""
+
+
+class UnusablePath(InvalidLayoutError, OSError):
+    """The operating system takes no such path: it is empty, too long, or goes in a circle."""
 
 
 class DeletionInProgressError(Conflict, RuntimeError):
@@ -149,10 +157,6 @@ class DeletionRecoveryError(Conflict, RuntimeError):
 
 class StepAlreadyExistsError(Conflict):
     """The step has a checkpoint already; the context has `step` and `path`."""
-
-
-class StepNotFoundError(NotFound, ValueError):
-    """The step, or any step at all, has no checkpoint; the context has `step` and `path`."""
 
 
 class CommittedStepsLost(NotFound, ValueError):
@@ -172,11 +176,15 @@ class LossyCast(InvalidInput):
     """A value would be lost by a cast, by more than rounding; the context has `array`."""
 
 
-class CheckpointNotFound(NotFound, ValueError):
+class CheckpointNotFound(NotFound, InvalidLayoutError):
     """There is no checkpoint at a path."""
 
 
-class CheckpointableNotFound(NotFound, KeyError, ValueError):
+class StepNotFoundError(CheckpointNotFound):
+    """The step, or any step at all, has no checkpoint; the context has `step` and `path`."""
+
+
+class CheckpointableNotFound(NotFound, InvalidLayoutError, KeyError):
     """The checkpoint has no checkpointable of that name."""
 
     def __str__(self) -> str:
@@ -195,6 +203,10 @@ class NoHandler(InvalidInput, KeyError):
 
     def __str__(self) -> str:
         return WaystationError.__str__(self)
+
+
+class NotState(NoHandler, InvalidLayoutError):
+    """A checkpointable that is to be loaded as a state is something else."""
 
 
 class HandlerFailed(InvalidInput, KeyError, RuntimeError):
@@ -251,11 +263,11 @@ _KIND_BY_ERRNO: dict[int, type[WaystationError]] = {
     _errno.ENOENT: NotFound,
     _errno.EEXIST: Conflict,
     _errno.ENOTEMPTY: Conflict,
-    _errno.ENOTDIR: InvalidInput,
-    _errno.EISDIR: InvalidInput,
-    _errno.ENAMETOOLONG: InvalidInput,
-    _errno.ELOOP: InvalidInput,
-    _errno.EINVAL: InvalidInput,
+    _errno.ENOTDIR: NotDirectory,
+    _errno.EISDIR: UnusablePath,
+    _errno.ENAMETOOLONG: UnusablePath,
+    _errno.ELOOP: UnusablePath,
+    _errno.EINVAL: UnusablePath,
     **_BY_ERRNO,
 }
 

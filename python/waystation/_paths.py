@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from waystation._errors import InvalidInput, WrongType
+from waystation._errors import InvalidInput, UnusablePath, WrongType
 
 T = TypeVar("T")
 
@@ -16,13 +16,13 @@ def absolute(path: object) -> str:
 
     Raises:
         WrongType: It is no string and no `os.PathLike`.
-        InvalidInput: It is empty, bytes, or a URL, or holds a NUL.
+        InvalidInput: It is a URL; UnusablePath: it is empty or bytes, or holds a NUL.
     """
     if not isinstance(path, str | os.PathLike):
         raise WrongType(f"a path is a string or os.PathLike, not {type(path).__name__}")
     text: object = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InvalidInput(f"{text!r} is not a usable path")
+        raise UnusablePath(f"{text!r} is not a usable path")
     if "://" in text:
         raise InvalidInput(
             f"'{text}' is a URL; this version knows paths of mounted file systems only", path=text

@@ -156,7 +156,7 @@ def test_no_room_for_the_record_leaves_the_disk_as_it_was(small_disk: Path) -> N
     done = with_plain_renames(
         """
 try:
-    waystation.save(sys.argv[1], {"x": 2}, overwrite=True, custom_metadata="m" * (9 << 19))
+    waystation.save(sys.argv[1], {"x": 2}, overwrite=True, custom_metadata={"m": "m" * (9 << 19)})
 except waystation.errors.DiskFull as error:
     print(error.context["path"])
 """,

@@ -77,9 +77,23 @@ def test_not_a_number_survives_bit_for_bit(tmp_path: Path) -> None:
     assert math.isnan(waystation.load(tmp_path / "checkpoint")[0])
 
 
-@pytest.mark.parametrize("state", [np.arange(4), 5, "text", None, {}, [], ()], ids=repr)
+@pytest.mark.parametrize("state", [np.arange(4), 5, "text", (None,), {}, [], ()], ids=repr)
 def test_bare_states(tmp_path: Path, state: Any) -> None:
     round_trip(tmp_path / "checkpoint", state)
+
+
+def test_none_is_no_state(tmp_path: Path) -> None:
+    for save in (waystation.save, waystation.save_async):
+        with pytest.raises(waystation.errors.InvalidInput, match="not None"):
+            save(tmp_path / "checkpoint", None)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["AUTO", "metrics", "_CHECKPOINT_DELETION", "checkpoint.json", "owner.json"])
+def test_reserved_names_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(waystation.errors.InvalidInput, match=f"'{name}' cannot be the name"):
+        waystation.save(tmp_path / "checkpoint", {"x": 1}, checkpointable_name=name)
+    assert not any(tmp_path.iterdir())
 
 
 def test_labels_that_clash_are_different_arrays(tmp_path: Path) -> None:
@@ -136,7 +150,7 @@ trees = st.recursive(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(state=trees)
+@given(state=trees.filter(lambda tree: tree is not None))
 def test_any_tree(tmp_path: Path, state: Any) -> None:
     path = tmp_path / "checkpoint"
     waystation.delete(path, missing_ok=True)

@@ -71,7 +71,7 @@ def test_the_whole_output(save: Save, script) -> None:
 
 
 def test_identical(save: Save, script) -> None:
-    outcome = script("diff", save("a", state()), save("b", state(), custom_metadata=1))
+    outcome = script("diff", save("a", state()), save("b", state(), custom_metadata={"run": 1}))
     assert (outcome.out, outcome.code) == ("identical (6 leaves, 96 B of arrays compared)\n", 0)
 
 

@@ -17,7 +17,6 @@ from waystation.checkpoint import local_storage, opening
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.save import check_names
-from waystation.checkpoint.saving import check_name
 from waystation.checkpoint.sessions import open_session
 from waystation.layouts.native import commit
 from waystation.layouts.native.attempts import new_attempt_id
@@ -77,7 +76,8 @@ class _Deletion:
             if not isinstance(value, kind):
                 raise WrongType(f"{value!r} is a {type(value).__name__} where {kind} is wanted")
         if name is not None:
-            check_name(name)
+            if not name or name in {".", ".."} or set(name) & {"/", "\\", "\0"}:
+                raise InvalidInput(f"{name!r} cannot be the name of a checkpointable")
             check_names([name])
         self.target = resolve(path)
         self._name = name
@@ -131,6 +131,12 @@ class _Deletion:
         """Finds out whether it is there; refuses what must not be deleted."""
         if not os.path.lexists(self.target):
             return _ABSENT
+        if os.path.islink(self.target):
+            raise InvalidInput(
+                f"'{self.target}' is a symbolic link; delete the checkpoint by its own path, "
+                f"'{os.path.realpath(self.target)}'",
+                path=self.target,
+            )
         self._is_orbax = opening.recognise(self.target) == "orbax"
         if self._is_orbax and orbax.is_checkpointable(self.target):
             raise InvalidLayoutError(
@@ -166,7 +172,7 @@ class _Deletion:
     def _present(self) -> Collection[str]:
         """The checkpointables that are there; the one that is to go as well if its deletion has begun."""
         if not self._is_orbax:
-            return commit.read_record(self.target).checkpointables
+            return commit.read_record(self.target).present(self.target)
         assert self._name is not None, "nobody asks otherwise"
         found = orbax.open_checkpoint(self.target)
         record = deletion.read_record(self.target)

@@ -21,7 +21,7 @@ from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import CheckpointMetadata
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.save import check_names
-from waystation.checkpoint.stored import AUTO
+from waystation.checkpoint.stored import AUTO, state_name
 from waystation.frameworks.mesh_in_effect import with_mesh_in_effect
 from waystation.transfers.handle import AsyncResponse, Progress
 
@@ -71,7 +71,7 @@ def load(
     if keeper is not None:
         _require_plain(checkpointable_name)
         return keeper.load(resolve(path), abstract_state)
-    loading = Loading(resolve(path), [checkpointable_name or AUTO], options)
+    loading = Loading(resolve(path), [state_name(checkpointable_name)], options)
     return loading.run(abstract_state, Progress())
 
 
@@ -93,7 +93,8 @@ def load_async(
     if keeper is not None:
         _require_plain(checkpointable_name)
         return keeper.load_async(resolve(path), abstract_state)
-    loading = Loading(resolve(path), [checkpointable_name or AUTO], options, is_in_background=True)
+    name = state_name(checkpointable_name)
+    loading = Loading(resolve(path), [name], options, is_in_background=True)
     loading.require_checkpoint()
     run = with_mesh_in_effect(functools.partial(loading.run, abstract_state))
     return AsyncResponse(f"loading '{loading.target}'", run)

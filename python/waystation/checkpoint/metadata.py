@@ -17,7 +17,7 @@ from waystation.checkpoint.nested_state import abstract_state
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.published import abstract_model, require_checkpointables
 from waystation.checkpoint.replaced import Held, read_what_is_there
-from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
+from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored, state_name
 from waystation.layouts.native.records import LocalPart
 from waystation.tree import flatten, format_key_path
 
@@ -129,7 +129,7 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
     """
 
     def read(held: Held) -> CheckpointMetadata[Any]:
-        opened = opening.open_held(held, [checkpointable_name or AUTO], current_options())
+        opened = opening.open_held(held, [state_name(checkpointable_name)], current_options())
         (stored,) = opened.stored.values()
         described = abstract_model(stored) if opened.is_model else _describe(stored, held)
         return _made(opened, stored.name, described)

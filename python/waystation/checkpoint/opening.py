@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 
 from waystation import _native
-from waystation._errors import CheckpointableNotFound, NoHandler
+from waystation._errors import CheckpointableNotFound, NotState
 from waystation._options import CheckpointLayout, Options
 from waystation.checkpoint.handlers.choice import METRICS, STATE, STATE_HANDLER
 from waystation.checkpoint.orbax_reading import OrbaxReader
-from waystation.checkpoint.paths import PathLike, require_checkpoint, resolve
+from waystation.checkpoint.paths import PathLike, require_checkpoint, resolved_or_none
 from waystation.checkpoint.published import SafetensorsReader, refuse_other_than_model
 from waystation.checkpoint.replaced import Held, Replaced, read_what_is_there
 from waystation.checkpoint.stored import AUTO, LayoutReader, OpenCheckpoint, Stored
@@ -25,9 +26,15 @@ from waystation.layouts.native.records import PYTREE, CheckpointRecord
 from waystation.layouts.native.strings import join_strings, split_strings
 from waystation.layouts.opened import Opened
 
+_log = logging.getLogger("waystation")
+
 
 class NativeReader:
-    """Reads the native layout."""
+    """Reads the native layout.
+
+    A checkpointable whose directory has been removed as a whole counts as not there, so that the others can
+    be loaded; `verify` reports it. One that lacks a file is damaged.
+    """
 
     def recognises(self, target: str, root: _native.Directory | None = None) -> bool:
         """Whether the record of a checkpoint is there."""
@@ -38,10 +45,10 @@ class NativeReader:
         target = root.path
         content = commit.read_record_file(target, root)
         record = _decode_record(content, target)
-        chosen = choose(
-            tuple(record.checkpointables), wanted, target, lambda name: _is_state(root, record, name)
-        )
-        parts = [content]
+        present = record.present(target, root)
+        _check_removed(target, record, present, wanted)
+        chosen = choose(present, wanted, target, lambda name: _is_state(root, record, name))
+        parts = [content, join_strings([name.encode() for name in present])]
         for name in chosen:
             directory, digest = record.checkpointables[name]
             parts += [name.encode(), read_files(os.path.join(target, directory), digest, root).pack()]
@@ -54,7 +61,7 @@ class NativeReader:
 
     def decode(self, root: _native.Directory, data: bytes, options: Options) -> OpenCheckpoint:
         """Makes sense of these."""
-        head, *parts = split_strings(data)
+        head, present, *parts = split_strings(data)
         target = root.path
         record = _decode_record(head, target)
         stored = {}
@@ -63,7 +70,7 @@ class NativeReader:
             stored[name] = _stored(name, MetadataFiles.unpack(packed), root)
         return OpenCheckpoint(
             target,
-            tuple(sorted(record.checkpointables)),
+            tuple(name.decode() for name in split_strings(present)),
             stored,
             record.custom_metadata,
             record.begun_ns,
@@ -194,15 +201,38 @@ def require_state(stored: Stored, target: str) -> Opened:
     """The metadata of a checkpointable that has to be a state.
 
     Raises:
-        NoHandler: It is something else.
+        NotState: It is something else.
     """
     if stored.state is None:
-        raise NoHandler(
+        raise NotState(
             f"checkpointable '{stored.name}' of '{target}' is no state: {stored.handler} has saved it, and "
             "loads it with load_checkpointables, where that is registered and can load what is asked for",
             path=target,
         )
     return stored.state
+
+
+def _check_removed(
+    target: str, record: CheckpointRecord, present: Sequence[str], wanted: Sequence[str] | None
+) -> None:
+    """Refuses to load what has been removed from a checkpoint; warns where the others are loaded."""
+    removed = sorted(record.checkpointables.keys() - present)
+    asked = {STATE if name == AUTO else name for name in wanted or ()}
+    missing = [name for name in removed if name in asked]
+    if missing:
+        directory, _ = record.checkpointables[missing[0]]
+        shown = ", ".join(present) or "none"
+        raise CheckpointableNotFound(
+            f"checkpoint '{target}' has no checkpointable '{missing[0]}' any more: its directory has been "
+            f"removed; it has: {shown}",
+            path=os.path.join(target, directory),
+        )
+    if removed and (wanted is None or AUTO in wanted):
+        _log.warning(
+            "checkpoint '%s': the directories of %s have been removed; the others are loaded",
+            target,
+            ", ".join(removed),
+        )
 
 
 def _is_state(root: _native.Directory, record: CheckpointRecord, name: str) -> bool:
@@ -225,7 +255,9 @@ def is_orbax_checkpoint(path: PathLike) -> bool:
 
     Programs ask this of what they have saved, so a checkpoint in the layout that saves write counts.
     """
-    target = resolve(path)
-    return names.attempt_target(os.path.basename(target)) is None and any(
-        reader.recognises(target) for reader in READERS.values()
+    target = resolved_or_none(path)
+    return (
+        target is not None
+        and names.attempt_target(os.path.basename(target)) is None
+        and any(reader.recognises(target) for reader in READERS.values())
     )

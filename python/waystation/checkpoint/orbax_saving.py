@@ -99,13 +99,14 @@ class OrbaxSaving(Saving):
                 "Orbax's layouts are written to storage that all processes share; set "
                 "multiprocessing.primary_host to a process, or array.saving.use_ocdbt to None"
             )
-        if custom_metadata is not None and not (
-            isinstance(custom_metadata, dict) and all(isinstance(key, str) for key in custom_metadata)
-        ):
-            raise InvalidInput(
-                "custom_metadata of a checkpoint in Orbax's layout is a dict with strings as keys"
-            )
         super()._check_call(checkpointables, custom_metadata, is_state=is_state)
+
+    def _check_place_of(self, name: str) -> None:
+        super()._check_place_of(name)
+        if name in names.FILES or names.is_temporary(name):
+            raise InvalidInput(
+                f"'{name}' cannot be the name of a checkpointable: Orbax's layout has such files"
+            )
 
     def _prepare(self, checkpointables: Mapping[str, Any], *, with_snapshot: bool) -> list[str]:
         bound = self._options.memory.write_limit_bytes()

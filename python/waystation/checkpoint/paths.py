@@ -12,9 +12,11 @@ from waystation._errors import (
     Corrupt,
     InvalidInput,
     InvalidLayoutError,
+    NotDirectory,
     NotFound,
     PermissionDenied,
     Unsupported,
+    WrongType,
     from_os_error,
 )
 from waystation._foreign import described, hub_advice
@@ -39,6 +41,16 @@ def resolve(path: PathLike) -> str:
     return os.path.join(os.path.realpath(parent), name)
 
 
+def resolved_or_none(path: PathLike) -> str | None:
+    """What `resolve` gives; None for text at which no file system has anything."""
+    try:
+        return resolve(path)
+    except WrongType:
+        raise
+    except InvalidInput:
+        return None
+
+
 @contextlib.contextmanager
 def naming_checkpoint(target: str) -> Iterator[None]:
     """Adds the checkpoint to what is raised of damage in it."""
@@ -51,7 +63,9 @@ def naming_checkpoint(target: str) -> Iterator[None]:
 def is_checkpoint(path: PathLike) -> bool:
     """Whether a committed checkpoint is at `path`, of ours or of Orbax (its record or metadata are there; its
     data is not verified)."""
-    target = resolve(path)
+    target = resolved_or_none(path)
+    if target is None:
+        return False
     return is_native_checkpoint(target) or is_orbax_layout(target)
 
 
@@ -116,7 +130,7 @@ def _check_writable(directory: str) -> None:
     while not os.path.lexists(directory):
         directory = os.path.dirname(directory)
     if not os.path.isdir(directory):
-        raise InvalidInput(
+        raise NotDirectory(
             f"'{directory}' is not a directory, so no checkpoint can be under it", path=directory
         )
     if not os.access(directory, os.W_OK | os.X_OK):
@@ -141,7 +155,7 @@ def require_checkpoint(target: str) -> None:
     if committed:
         return
     if orbax_names.is_temporary(os.path.basename(target)):
-        raise InvalidInput(f"'{target}' is an unfinished checkpoint of Orbax", path=target)
+        raise InvalidLayoutError(f"'{target}' is an unfinished checkpoint of Orbax", path=target)
     whole = os.path.dirname(target)
     if present and is_native_checkpoint(whole):
         raise InvalidLayoutError(
@@ -165,7 +179,7 @@ def require_checkpoint(target: str) -> None:
             f"'{target}' is not a checkpoint: it has no {names.RECORD}{_beside(target)}", path=target
         )
     if present:
-        raise InvalidLayoutError(f"'{target}' is a file, not a checkpoint directory", path=target)
+        raise NotDirectory(f"'{target}' is a file, not a checkpoint directory", path=target)
     raise CheckpointNotFound(
         f"there is no checkpoint '{target}'{_beside(target)}{hub_advice(target)}", path=target
     )

@@ -50,7 +50,7 @@ def save(
             small, and no tensor of torch.
         checkpointable_name: Under which name the state stands in the checkpoint.
         overwrite: Replace a checkpoint that is there; it stays whole until the new one is.
-        custom_metadata: A JSON value to keep with the checkpoint.
+        custom_metadata: A dict of JSON values, with strings as keys, to keep with the checkpoint.
 
     Raises:
         Conflict: Something is at `path` that is no empty directory (and is no checkpoint, with `overwrite`).
@@ -59,6 +59,7 @@ def save(
         DiskFull, PermissionDenied, Unavailable: The disk refuses; nothing is left behind. Unavailable as
             well if another process of the program has died or does not come.
     """
+    check_names([checkpointable_name])
     keeper = elsewhere.keeper_of(state)
     if keeper is None:
         write(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
@@ -89,6 +90,7 @@ def save_async(
         Conflict, Unsupported, InvalidInput, PermissionDenied: As `save` does, before it returns. What
             fails later is raised by the handle; so is what hosts refuse.
     """
+    check_names([checkpointable_name])
     keeper = elsewhere.keeper_of(state)
     if keeper is None:
         return write_async(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
@@ -111,7 +113,7 @@ def save_checkpointables(
             buffers, objects that save themselves (`StatefulCheckpointable`), and what registered handlers
             take (`waystation.handlers`).
         overwrite: Replace a checkpoint that is there; it stays whole until the new one is.
-        custom_metadata: A JSON value to keep with the checkpoint.
+        custom_metadata: A dict of JSON values, with strings as keys, to keep with the checkpoint.
 
     Raises:
         NoHandler: No handler can save one of them; the message names it.

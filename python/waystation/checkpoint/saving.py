@@ -22,7 +22,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from waystation import _native
-from waystation._errors import Cancelled, InvalidInput, WaystationError, from_os_error, not_json
+from waystation._errors import (
+    Cancelled,
+    InvalidInput,
+    WaystationError,
+    WrongType,
+    from_os_error,
+    not_json,
+)
 from waystation._options import Options
 from waystation.checkpoint import fingerprints, prepare, snapshot, state_parts
 from waystation.checkpoint.handlers import choice
@@ -35,7 +42,7 @@ from waystation.checkpoint.published import require_layout_for_saves
 from waystation.checkpoint.scoped_options import with_scoped_options
 from waystation.checkpoint.sessions import are_all, open_session
 from waystation.checkpoint.write_limits import WriteShares, bound_engine
-from waystation.layouts.native import commit, handler_files, orphans
+from waystation.layouts.native import commit, handler_files, names, orphans
 from waystation.layouts.native.attempts import Attempt, remove_dead
 from waystation.layouts.native.chunks import Writer
 from waystation.layouts.native.merge import Part
@@ -130,6 +137,12 @@ class Saving:
         self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool
     ) -> None:
         """Refuses what is wrong with the arguments, and keeps what is not needed before the end."""
+        if custom_metadata is not None and not (
+            isinstance(custom_metadata, dict) and all(isinstance(key, str) for key in custom_metadata)
+        ):
+            raise InvalidInput(
+                f"custom_metadata is a dict with strings as keys, or None, not {custom_metadata!r:.60}"
+            )
         try:
             dump_json(custom_metadata)
         except (TypeError, ValueError, RecursionError) as error:
@@ -138,6 +151,9 @@ class Saving:
         registry = self._options.checkpointables.registry
         for name, checkpointable in checkpointables.items():
             check_name(name)
+            self._check_place_of(name)
+            if is_state and checkpointable is None:
+                raise InvalidInput("a state is a tree of arrays and other leaves, not None")
             handler = choice.saver(registry, name, checkpointable, is_state=is_state)
             if handler is not None:
                 self._handlers[name] = handler
@@ -367,6 +383,11 @@ class Saving:
         handled = [self._handled(name) for name in self._handlers]
         write_metadata(self._attempt, states, self._unsynced, record, handled)
 
+    def _check_place_of(self, name: str) -> None:
+        """Refuses the name of a checkpointable that is that of a file of the layout."""
+        if name in (names.RECORD, names.OWNER):
+            raise InvalidInput(f"'{name}' cannot be the name of a checkpointable: the layout has such a file")
+
     def _publish(self) -> None:
         """Commits, in the primary."""
         attempt = self._attempt
@@ -388,7 +409,9 @@ def check_name(name: object) -> None:
     """Refuses names that cannot be that of a directory inside the checkpoint."""
     plain = isinstance(name, str) and name.isprintable() and not set(name) & {"/", "\\"}
     if not plain or not name or str(name).startswith("."):
-        raise InvalidInput(f"{name!r} cannot be the name of a checkpointable: use a plain file name")
+        raise (InvalidInput if isinstance(name, str) else WrongType)(
+            f"{name!r} cannot be the name of a checkpointable: use a plain file name"
+        )
 
 
 @contextlib.contextmanager

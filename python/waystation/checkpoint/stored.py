@@ -13,11 +13,27 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from waystation import _native
+from waystation._errors import InvalidInput, WrongType
 from waystation._options import Options
 from waystation.layouts.native.records import Digest, LocalPart
 from waystation.layouts.opened import Opened
 
 AUTO = "AUTO"
+
+
+def state_name(name: str | None) -> str:
+    """The name of a state that a program asks for, `AUTO` by None.
+
+    Raises:
+        InvalidInput: It is empty; WrongType: no text.
+    """
+    if name is None:
+        return AUTO
+    if not isinstance(name, str):
+        raise WrongType(f"the name of a checkpointable is a string, not {name!r:.60}")
+    if not name:
+        raise InvalidInput("the name of a checkpointable is not empty; give None for the state")
+    return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from waystation._errors import InvalidInput, LossyCast, StructureMismatch, WaystationError
+from waystation._errors import InvalidInput, LossyCast, StructureMismatch, WaystationError, WrongType
 from waystation._options import PyTreeLoadingOptions
 from waystation.checkpoint.prepare import SCALARS
 from waystation.frameworks import dtypes, registry
@@ -234,9 +234,9 @@ def _known(tree: TreeFile, decided: Decided, number: int, abstract: Any) -> Any:
     if not is_described(abstract):
         return abstract
     leaf = decided.stored[number]
-    shape = tree.arrays[leaf.array].shape if type(leaf) is ArrayLeaf else ()
+    stored = tree.arrays[leaf.array] if type(leaf) is ArrayLeaf else None
     try:
-        return standing_for(abstract, tuple(shape))
+        return standing_for(abstract, stored)
     except InvalidInput as error:
         raise error.where(array=decided.key_path(number))
 
@@ -245,7 +245,7 @@ def _check_kinds(decided: Decided) -> None:
     for number, abstract in enumerate(decided.abstracts or ()):
         if abstract is PLACEHOLDER or is_scalar(abstract) or registry.codec_for(abstract) is not None:
             continue
-        raise InvalidInput(
+        raise WrongType(
             f"abstract leaf {decided.key_path(number)} is a {type(abstract).__name__}; "
             "give an abstract array "
             "(jax.ShapeDtypeStruct, a tensor, a NumPy array) or a scalar or its type",

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from waystation._errors import Corrupt, Unsupported
+from waystation._errors import Corrupt, Unsupported, UnsupportedLeaf
 from waystation.frameworks.base import StoredArray
 
 Category = Literal["bool", "integer", "float", "complex", "packed", "key", "other"]
@@ -233,7 +233,7 @@ def storage_numpy_dtype(storage_dtype: str) -> np.dtype[Any]:
 @lru_cache(maxsize=1024)
 def _of_other_numpy(dtype: np.dtype[Any]) -> LogicalDtype:
     if dtype.hasobject:
-        raise Unsupported(
+        raise UnsupportedLeaf(
             f"arrays of {dtype} hold Python objects, which a checkpoint does not store; convert them to "
             "numbers or fixed-width strings, or save the values as leaves of their own"
         )

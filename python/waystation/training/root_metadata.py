@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from waystation import _native
-from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_error, not_json
+from waystation._errors import Conflict, InvalidInput, Unsupported, WrongType, from_os_error, not_json
 from waystation.layouts.native import names as native_names
 from waystation.layouts.native.attempts import new_attempt_id
 from waystation.layouts.native.records import dump_json
@@ -29,7 +29,9 @@ def check(custom_metadata: Any) -> None:
         InvalidInput: It is no dict of JSON values.
     """
     if not isinstance(custom_metadata, dict):
-        raise InvalidInput(f"custom_metadata is a dict, not {type(custom_metadata).__name__}")
+        raise WrongType(f"custom_metadata is a dict, not {type(custom_metadata).__name__}")
+    if not all(isinstance(key, str) for key in custom_metadata):
+        raise InvalidInput(f"custom_metadata has strings as keys, not {custom_metadata!r:.60}")
     _encode(custom_metadata)
 
 

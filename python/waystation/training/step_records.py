@@ -95,11 +95,14 @@ def check(path: Path) -> None:
         read(path)
         return
     record = commit.read_record(os.fspath(path))
-    digests = {
-        native_names.checkpointable_record(os.path.join(path, directory)): digest
-        for directory, digest in record.checkpointables.values()
-    }
-    read_vouched(digests)
+    # Of what has been removed as a whole the others do not depend; a load of it says that it has gone.
+    present = [record.checkpointables[name] for name in record.present(os.fspath(path))]
+    read_vouched(
+        {
+            native_names.checkpointable_record(os.path.join(path, directory)): digest
+            for directory, digest in present or record.checkpointables.values()
+        }
+    )
 
 
 def is_damage(error: WaystationError, path: Path) -> bool:

@@ -31,7 +31,7 @@ def run(output: Output, path: Path, checkpointable: str | None, depth: int | Non
 
     def read(held: Held) -> tuple[CheckpointRecord, dict[str, Opened]]:
         record = open_checkpoint(target, held.root)
-        chosen = sorted(record.checkpointables) if checkpointable is None else [checkpointable]
+        chosen = record.present(target, held.root) if checkpointable is None else [checkpointable]
         return record, {name: open_any(target, record, name, held.root) for name in chosen}
 
     record, opened = read_what_is_there(target, current_options(), read)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from waystation import _forks, _processes
-from waystation._errors import InvalidInput, WaystationError, from_os_error
+from waystation._errors import NotDirectory, WaystationError, from_os_error
 from waystation._paths import list_directory
 from waystation.layouts.native import names, signs_of_life, transactions
 
@@ -345,7 +345,7 @@ def _make_parents(parent: str, permission_mode: int | None) -> list[str]:
         missing.append(directory)
         directory = os.path.dirname(directory)
     if not os.path.isdir(directory):
-        raise InvalidInput(f"'{directory}' is not a directory, so no checkpoint can be under it", path=parent)
+        raise NotDirectory(f"'{directory}' is not a directory, so no checkpoint can be under it", path=parent)
     created: list[str] = []
     try:
         for directory in reversed(missing):

@@ -17,6 +17,7 @@ from typing import Any
 
 from waystation import _native
 from waystation._errors import CheckpointableNotFound, Corrupt, Unsupported, WaystationError
+from waystation.layouts import beneath
 from waystation.layouts.native import names
 from waystation.tree import parse_json
 
@@ -148,6 +149,15 @@ class CheckpointRecord:
                 f"checkpoint '{target}' has no checkpointable '{name}'; it has: {present}", path=target
             )
         return os.path.join(target, entry[0]), entry[1]
+
+    def present(self, target: str, root: _native.Directory | None = None) -> tuple[str, ...]:
+        """The checkpointables of the checkpoint at `target` whose directories are there (beneath `root`), in
+        order."""
+        return tuple(
+            name
+            for name, (directory, _) in sorted(self.checkpointables.items())
+            if beneath.is_there(os.path.join(target, directory), root)
+        )
 
     def encode(self) -> bytes:
         """The bytes of the file."""

@@ -33,6 +33,9 @@ MANIFEST = "manifest.ocdbt"
 ZARR3 = "zarr.json"
 ZARR2 = ".zarray"
 
+# Files of a checkpoint, or of one that is a single tree.
+FILES = frozenset({INDICATOR, CHECKPOINT_METADATA, COMMIT_SUCCESS, TREE_METADATA})
+
 _PROCESS_PREFIX = "process_"
 
 
