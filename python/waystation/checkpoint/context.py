@@ -216,9 +216,3 @@ def copy_of_current() -> Context:
     context = Context()
     context._options = in_effect.current_options().thawed()
     return context
-
-
-def _check_context(context: object) -> None:
-    if context is not None and not isinstance(context, Context):
-        given = f"the class {context.__name__}; call it" if isinstance(context, type) else f"{context!r:.60}"
-        raise WrongType(f"a context must be a waystation.Context or None, not {given}")
