@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.disks import in_memory
+from torture.bench import cells
 from torture.outcomes import Journal, Outcome, Run, Verdict
+from torture.planted import Planted
 
 ROOT = Path(__file__).parents[2]
 SYSTEMS = [
@@ -98,3 +100,16 @@ def test_the_page_is_made_of_the_journal(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "| orbax | 1 | 1 | 0 | 0 | 0 | 0 |" in page.read_text()
     assert "2 runs, of the sources at revision." in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "patch", sorted((ROOT / "torture" / "planted").glob("*.patch")), ids=lambda patch: patch.stem
+)
+def test_planted_bugs_still_fit_the_sources(patch: Path) -> None:
+    done = subprocess.run(
+        ["git", "apply", "--check", patch], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"make the patch anew for the sources as they are now:\n{done.stderr}"
+    planted = Planted.read(patch)
+    assert planted.what
+    assert all(cells(system, fault) == [(system, fault)] for system, fault in planted.cells)
