@@ -169,6 +169,7 @@ def supervise(
     address: str | None = None,
     fault: str = "kill",
     ring: bool = False,
+    loses: bool = True,
     timeout_s: float = HANG_S,
     meanwhile: Callable[[Callable[[int], None]], None] | None = None,
     observe: Callable[[Told], None] | None = None,
@@ -182,6 +183,7 @@ def supervise(
         fault: `kill` before the call, `short`, or the name of an error with which it fails; a disk that is
             full (`ENOSPC`) stays so.
         ring: Whether io_uring is allowed.
+        loses: Whether a close or sync that fails has lost what was not synced; nothing is lost in memory.
         timeout_s: After this the process hangs.
         meanwhile: Called once the process is about to make the call, instead of a fault. It is given a
             function that answers the other calls of the process until something can be read from a
@@ -203,6 +205,7 @@ def supervise(
     with here:
         _, descriptors, _, _ = socket.recv_fds(here, 1, 1)
     with _Supervisor(child, descriptors[0], watched, address, fault, meanwhile, observe) as supervisor:
+        supervisor.loses = loses
         is_hung = not supervisor.serve(timeout_s)
     return Supervised(child.end(is_hung=is_hung), supervisor.calls, supervisor.is_hit)
 
@@ -285,6 +288,7 @@ class _Supervisor:
         self._nowhere = os.open(os.devnull, os.O_RDWR)
         self.calls: list[Call] = []
         self.is_hit = False
+        self.loses = True
         # Both are awake at one time only, so they may share a core.
         fcntl.ioctl(listener, _SET_FLAGS, _WAKE_UP_HERE)
 
@@ -425,7 +429,7 @@ class _Supervisor:
             self._unsynced.add(told.paths[1])
 
     def _lose(self, told: Told) -> None:
-        if told.paths[0] in self._unsynced:
+        if self.loses and told.paths[0] in self._unsynced:
             os.truncate(f"/proc/{told.task}/fd/{told.arguments[0]}", 0)
 
     def _close(self, told: Told) -> None:

@@ -48,6 +48,7 @@ class CallFault:
             address=address,
             fault=self._kind,
             ring=isinstance(system, WaystationRing),
+            loses=system.has_files,
         )
         # Answered by nobody any more, they would not be what they are.
         workspace.end_agents()
