@@ -13,7 +13,7 @@ from tests.support.agents import RUN, memory_directory
 import waystation
 
 SCRIPT = Path(sys.executable).parent / "waystation"
-OPTIONS = ["--slots=2", "--data-bytes=1MiB", "--memory-cap-bytes=16MiB", f"--run-id={RUN}"]
+OPTIONS = ["--slots=3", "--data-bytes=1MiB", "--memory-cap-bytes=16MiB", f"--run-id={RUN}"]
 
 
 def test_its_options_are_those_of_the_program(script) -> None:
@@ -39,7 +39,7 @@ def test_it_becomes_the_program() -> None:
             os.kill(agent.pid, signal.SIGTERM)
         assert agent.returncode == 0
         names = {path.name for path in directory.iterdir()}
-        assert names == {"agent.sock", "lock", "slot-00000", "slot-00001", "store"}
+        assert names == {"agent.sock", "lock", "slot-00000", "slot-00001", "slot-00002", "store"}
         subprocess.run([SCRIPT, "agent", "discard", f"--directory={directory}"], check=True)
         assert [path.name for path in directory.iterdir()] == ["lock"]
 

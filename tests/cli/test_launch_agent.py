@@ -174,7 +174,7 @@ def test_memory_that_is_lost_before_it_is_first_asked_for_is_missed(
 ) -> None:
     agents = []
     for _ in range(1 + is_there_already):
-        agents.append(HostAgent(store, "64MiB", 1, restarts=0, tell=lambda _: None))
+        agents.append(HostAgent(store, "64MiB", 2, 1, restarts=0, tell=lambda _: None))
         agents[-1].start()
     process = agents[0].process_id
     assert process is not None

@@ -29,7 +29,10 @@ HEADINGS += ["damaged", "recovery", "decide", "transfer"]
 
 @pytest.fixture
 def agent() -> Iterator[Agent]:
-    with memory_directory() as directory, running_agent(directory, metrics="127.0.0.1:0") as agent:
+    with (
+        memory_directory() as directory,
+        running_agent(directory, options=["--versions=1"], metrics="127.0.0.1:0") as agent,
+    ):
         yield agent
 
 
@@ -120,7 +123,7 @@ def test_nothing_else_is_served(agent: Agent) -> None:
     assert fetch(address, "/")[0] == 404
     assert fetch(address, method="POST")[0] == 405
     assert fetch(address, method="HEAD")[2] == ""
-    options = ["--slots=2", "--data-bytes=1MiB", "--memory-cap-bytes=16MiB", f"--run-id={RUN}"]
+    options = ["--slots=3", "--data-bytes=1MiB", "--memory-cap-bytes=16MiB", f"--run-id={RUN}"]
     with memory_directory() as directory:
         command = [SCRIPT, "agent", "run", *options, f"--directory={directory}", "--metrics", address]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
