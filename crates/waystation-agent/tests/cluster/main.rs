@@ -25,7 +25,7 @@ use waystation_agent::local::message::{Request, Wanted};
 use waystation_format::slot::Version;
 
 #[test]
-fn what_all_save_is_committed_and_the_version_before_goes() {
+fn what_all_save_is_committed_and_the_version_before_the_last_two_goes() {
     let fleet = Fleet::started(3);
     let program = fleet.begin();
     let status = program.clients[1].status(&never()).unwrap();
@@ -38,6 +38,8 @@ fn what_all_save_is_committed_and_the_version_before_goes() {
         assert_readable(&program.clients[process], &program.shard(process), first);
     }
     let second = program.commit(2);
+    assert!((0..3).all(|process| program.copies(process, first).len() == 2), "it is what to fall back to");
+    program.commit(3);
     wait_until("the first version is gone", || {
         (0..3).all(|process| program.copies(process, first).is_empty())
     });

@@ -40,6 +40,7 @@ pub fn agent_command(directory: &Path) -> Command {
         .arg(format!("--run-id={}", wanted.run))
         .arg(format!("--topology={}", wanted.topology))
         .arg(format!("--slots={}", wanted.slot_count))
+        .arg(format!("--versions={}", wanted.versions_per_shard - 1))
         .arg(format!("--slot-bytes={}", wanted.slot_bytes))
         .arg(format!("--memory-cap-bytes={}", wanted.cap_bytes))
         .stdin(Stdio::null())
