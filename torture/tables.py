@@ -81,8 +81,8 @@ def _markdown(first: str, runs: Sequence[Run], name_of: object) -> str:
     assert callable(name_of)
     lines = [f"| {first} | runs | " + " | ".join(COLUMNS) + " |", "|---|" + "--:|" * (len(COLUMNS) + 1)]
     for name in dict.fromkeys(map(name_of, runs)):
-        own = [run.outcome for run in runs if name_of(run) == name]
-        lines.append(
-            f"| {name} | {len(own)} | " + " | ".join(str(own.count(column)) for column in COLUMNS) + " |"
-        )
+        here = [run for run in runs if name_of(run) == name]
+        outcomes = [run.outcome for run in here]
+        cells = [sum(run.count for run in here), *(outcomes.count(column) for column in COLUMNS)]
+        lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

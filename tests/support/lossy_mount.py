@@ -63,6 +63,7 @@ class Node:
     name: str = ""
     content: bytearray = field(default_factory=bytearray)
     children: dict[str, Node] = field(default_factory=dict)
+    changed_s: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def is_directory(self) -> bool:
@@ -71,7 +72,7 @@ class Node:
 
     def attributes(self) -> bytes:
         """As the kernel takes them."""
-        size, seconds = len(self.content), int(time.time())
+        size, seconds = len(self.content), self.changed_s
         numbers = (self.number, size, -(-size // 512), seconds, seconds, seconds, 0, 0, 0, self.mode, 1)
         return ATTRIBUTES.pack(*numbers, os.getuid(), os.getgid(), 0, 4096, 0)
 
@@ -203,6 +204,7 @@ class Server:
         _, offset, size = struct.unpack_from("=QQI", body)
         node.content.extend(bytes(max(0, offset - len(node.content))))
         node.content[offset : offset + size] = body[40 : 40 + size]
+        node.changed_s = int(time.time())
         self._written.add(node.number)
         return struct.pack("=II", size, 0)
 
