@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use waystation_format::{Error, Kind, Result};
 
 /// The file whose lock is the right to the store.
@@ -37,10 +37,11 @@ impl Directory {
             _ => {}
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
-            Errno::LOOP | Errno::NOTDIR => refused(path, "is a link or a file; name a directory itself"),
-            errno => Error::from_io(errno.into(), "open the directory of a store", path),
-        })?;
+        let opened =
+            retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty())).map_err(|errno| match errno {
+                Errno::LOOP | Errno::NOTDIR => refused(path, "is a link or a file; name a directory itself"),
+                errno => Error::from_io(errno.into(), "open the directory of a store", path),
+            })?;
         let opened = File::from(opened);
         check_owner(&opened, path)?;
         check_memory(&opened, path, allow_disk)?;
@@ -61,7 +62,8 @@ impl Directory {
     /// Makes a file, which must not be there.
     pub fn create_file(&self, name: &str) -> Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = rustix::fs::openat(&self.opened, name, flags, Mode::RUSR | Mode::WUSR);
+        let mode = Mode::RUSR | Mode::WUSR;
+        let made = retry_on_intr(|| rustix::fs::openat(&self.opened, name, flags, mode));
         made.map(File::from).map_err(|errno| self.failed(errno, "make a file of the store", name))
     }
 
@@ -69,7 +71,7 @@ impl Directory {
     pub fn open_file(&self, name: &str) -> Result<Option<File>> {
         // Without NONBLOCK, opening a named pipe that somebody put there would wait for ever.
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = match rustix::fs::openat(&self.opened, name, flags, Mode::empty()) {
+        let file = match retry_on_intr(|| rustix::fs::openat(&self.opened, name, flags, Mode::empty())) {
             Ok(file) => File::from(file),
             Err(Errno::NOENT) => return Ok(None),
             Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(self.not_ours(name)),
@@ -108,7 +110,8 @@ impl Directory {
     pub fn names(&self) -> Result<Vec<String>> {
         let failed = |errno| self.failed(errno, "list the directory of the store", "");
         let mut names = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&self.opened).map_err(failed)? {
+        let listing = retry_on_intr(|| rustix::fs::Dir::read_from(&self.opened)).map_err(failed)?;
+        for entry in listing {
             let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
             if ![".", "..", LOCK].contains(&name.as_str()) {
                 names.push(name);
@@ -155,8 +158,9 @@ fn lock(opened: &File, path: &Path) -> Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let failed = |errno: Errno| Error::from_io(errno.into(), "lock the store", &path.join(LOCK));
     let mode = Mode::RUSR | Mode::WUSR;
-    let mut file = File::from(rustix::fs::openat(opened, LOCK, flags, mode).map_err(failed)?);
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    let made = retry_on_intr(|| rustix::fs::openat(opened, LOCK, flags, mode));
+    let mut file = File::from(made.map_err(failed)?);
+    match retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
             let owner = io::read_to_string(&file).unwrap_or_default();

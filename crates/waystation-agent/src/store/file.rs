@@ -78,7 +78,9 @@ impl SlotFile {
 
     /// Takes `nbytes` of memory for it, or as Unavailable says that there are none.
     pub fn allocate(&self, nbytes: u64) -> Result<()> {
-        rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, nbytes).map_err(|errno| {
+        // In tmpfs a signal ends it, and takes back what it had.
+        let allocate = || rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, nbytes);
+        rustix::io::retry_on_intr(allocate).map_err(|errno| {
             Error::from_io(errno.into(), "take memory for a slot", &self.path)
                 .with("slot_bytes", nbytes.to_string())
         })
