@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.distributed import surviving_program
 from tests.support.ports import claimed_ports
 from tests.support.programs import HANG_S
 
+PROGRAM = Path(__file__).with_name("surviving_program.py")  # which sets the environment when imported
 COUNT = 4
 EXIT_CODES = {"raised": 1, "handled": 0, "shut down": 0}
 
@@ -23,7 +23,7 @@ def _start(index: int, port: int, ending: str, directory: Path) -> subprocess.Po
     with (directory / f"{index}.log").open("w") as log:
         return subprocess.Popen(
             [
-                *(sys.executable, surviving_program.__file__),
+                *(sys.executable, PROGRAM),
                 *(str(index), str(COUNT), str(port), str(directory), ending),
             ],
             stdout=subprocess.PIPE,
