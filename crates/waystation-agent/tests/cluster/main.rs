@@ -88,8 +88,9 @@ fn after_a_save_that_failed_on_one_host_the_next_one_is_whole() {
 fn who_has_left_is_not_given_the_room_that_it_asked_for() {
     let fleet = Fleet::started(3);
     let program = fleet.begin();
-    // One version that is committed and one that is not are all that a host has room for.
-    let committed = program.commit(1);
+    // Two versions that are committed and one that is not are all that a host has room for.
+    program.commit(1);
+    let committed = program.commit(2);
     let at = Version { step: committed.step + 1, ..committed };
     let next = Version { step: at.step + 1, ..at };
     for process in 1..3 {
