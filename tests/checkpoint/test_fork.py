@@ -124,7 +124,8 @@ def test_a_child_leaves_attempts_leases_and_stages_to_its_parent(tmp_path: Path)
     attempt = Attempt(str(tmp_path / "state"))
     stage = Destination(str(tmp_path / "model.safetensors"), None, overwrite=False).staged()
     staged = Path(stage.__enter__())
-    lease = Leases(tmp_path).hold("state")
+    (tmp_path / "5").mkdir()
+    lease = Leases(tmp_path).hold("5")
     assert lease.__enter__()
 
     def end_what_the_parent_has_begun() -> None:
@@ -135,15 +136,18 @@ def test_a_child_leaves_attempts_leases_and_stages_to_its_parent(tmp_path: Path)
     assert _exit_code_of_child(end_what_the_parent_has_begun) == 0
     assert Path(attempt.path).is_dir()
     assert staged.is_dir()
-    assert Leases(tmp_path).is_held("state")
+    assert Leases(tmp_path).is_held("5")
     lease.__exit__(None, None, None)
     stage.__exit__(None, None, None)
     attempt.discard()
-    assert not Leases(tmp_path).is_held("state")
-    assert not list(tmp_path.iterdir())
+    assert not Leases(tmp_path).is_held("5")
+    assert [path.name for path in tmp_path.rglob("*")] == ["5"]
 
 
 def test_a_child_beats_for_its_own_leases_though_its_parent_has_some(tmp_path: Path) -> None:
+    for name in ("state", "other"):
+        (tmp_path / name).mkdir()
+
     def hold_one() -> None:
         before = {thread.ident for thread in threading.enumerate()}
         with Leases(tmp_path).hold("other"):

@@ -172,7 +172,7 @@ def fail(place: Place) -> dict[str, Any]:
     seen["left"] = sorted(os.listdir(root)) if root.exists() else []
     waystation.save_checkpointables(root / "good", {"model": model, "data": Reader(place, 3)})
     if place.index == 0:
-        (root / "good" / "data" / "files" / f"process_1-of-{place.count}.json").write_text("4")
+        (root / "good" / "data" / f"process_1-of-{place.count}.json").write_text("4")
     place.report("damaged")
     place.receive()
     wanted = {"model": model, "data": Reader(place)}

@@ -28,8 +28,8 @@ def test_saved_and_loaded(framework: str, is_local: bool, tmp_path: Path) -> Non
         assert (process["deleted"], process["again"]) == (True, False)
         assert process["absent"].type == "CheckpointableNotFound"
         assert process["left"] == ["model", "config"]
-    files = [name for name in seen[0]["listed"] if name.startswith("data/files/")]
-    assert files == [f"data/files/process_{index}-of-2.json" for index in range(1 if is_local else 2)]
+    files = [name for name in seen[0]["listed"] if name.startswith("data/process_")]
+    assert files == [f"data/process_{index}-of-2.json" for index in range(1 if is_local else 2)]
     assert not [name for name in seen[0]["listed"] if name.endswith(".part")]
 
 

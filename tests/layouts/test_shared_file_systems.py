@@ -135,6 +135,7 @@ from waystation.training.leases import Leases
 with Leases(Path({str(shared)!r})).hold("5"):
     os.kill(os.getpid(), signal.SIGKILL)
 """
+    (shared / "5").mkdir()
     subprocess.run([sys.executable, "-c", script], check=False)
     monkeypatch.setattr(signs_of_life, "EXPIRES_S", NEVER_S)
     assert Leases(shared).is_held("5")

@@ -68,7 +68,8 @@ def read(held: _native.HeldShard) -> Arrays:
         assert array.nbytes == nbytes
         words += (0, file_offset, array.itemsize, array.ndim, *shape, *offset, *box)
         words += (array.ctypes.data, *array.strides)
-    _native.start_read([held.file], np.asarray(words, np.int64), (held, arrays)).result()
+    # The file of a slot goes on after the data.
+    _native.start_read([held.file], np.asarray(words, np.int64), (held, arrays), may_be_longer=True).result()
     return arrays
 
 

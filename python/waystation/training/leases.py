@@ -255,6 +255,7 @@ def _is_over(directory: int, name: str, identity: str, checkpoint: str) -> bool 
         owner = json.loads(content)
     except ValueError:
         owner = {}  # it is being written, or was never finished
-    if is_dead(identity, checkpoint, owner if isinstance(owner, dict) else {}):
+    path = os.path.join(checkpoint, name)
+    if is_dead(identity, path, owner if isinstance(owner, dict) else {}):
         return True
     return not is_of_this_system(identity) and age_s > EXPIRES_S

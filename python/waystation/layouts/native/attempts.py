@@ -88,7 +88,7 @@ class Attempt:
 
     An attempt that is part of a transaction has the id of that in its name.
 
-    Raises (on creation): PermissionDenied, DiskFull, InvalidInput: nothing is left behind then.
+    Raises (on creation): PermissionDenied, DiskFull, InvalidInput, Unavailable: nothing is left behind then.
     """
 
     def __init__(
@@ -104,6 +104,9 @@ class Attempt:
         self.path = os.path.join(parent, names.attempt(name, self.id))
         try:
             self._create(permission_mode)
+        except WaystationError:
+            self.discard()
+            raise
         except OSError as error:
             self.discard()
             raise from_os_error(error, "create the directory of an attempt", self.path) from error

@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 
 from waystation import _forks
+from waystation._errors import Unavailable
 
 HEARTBEAT_S = 60.0
 EXPIRES_S = 600.0
@@ -46,14 +47,24 @@ class Heartbeat:
         self._held = {}
 
     def begin(self, held: Hashable, touch: Callable[[], None]) -> None:
-        """Calls `touch` each `HEARTBEAT_S` from now on, until `end` of the same."""
+        """Calls `touch` each `HEARTBEAT_S` from now on, until `end` of the same.
+
+        Raises:
+            Unavailable: The system starts no thread.
+        """
         with self._lock:
-            self._held[held] = touch
-            if len(self._held) == 1:
+            if not self._held:
                 self._stop = threading.Event()
-                threading.Thread(
+                thread = threading.Thread(
                     target=self._beat, args=(self._stop,), name="waystation: leases", daemon=True
-                ).start()
+                )
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise Unavailable(
+                        f"could not start a thread to renew leases: {error}; allow more processes (ulimit -u)"
+                    ) from error
+            self._held[held] = touch
 
     def end(self, held: Hashable) -> None:
         """Does not call it any more; once is enough."""
