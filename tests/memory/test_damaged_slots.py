@@ -114,7 +114,6 @@ def test_what_an_agent_alone_can_put_right_it_does(tmp_path: Path, part: str) ->
         ((_, path),) = copies_of([agent], STEPS)
         if part in MENDED_ALONE:
             assert_loaded(root, agent, lambda: DAMAGES[part](path))
-            assert_loaded(root, agent)
         else:
             with checkpointer_of(root, agent.directory) as checkpointer:
                 DAMAGES[part](path)
@@ -122,6 +121,8 @@ def test_what_an_agent_alone_can_put_right_it_does(tmp_path: Path, part: str) ->
                     found = checkpointer.load()
             assert fingerprint(found) == fingerprint(state_of("numpy", STEPS - 1))
         with checkpointer_of(root, agent.directory) as checkpointer:
+            if part in MENDED_ALONE:  # a third program that begins with the step would doubt it
+                assert fingerprint(checkpointer.load()) == fingerprint(state_of("numpy", STEPS))
             for step in range(STEPS + 1, STEPS + 5):
                 checkpointer.save(step, state_of("numpy", step))
             checkpointer.wait()

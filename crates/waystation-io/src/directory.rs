@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2, stat, statat,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use waystation_format::{Error, Kind, Result};
 
 /// Without O_NONBLOCK, opening a named pipe that somebody put there would wait for ever.
@@ -38,7 +38,7 @@ impl Directory {
     /// links beneath it may lead anywhere.
     pub fn open(path: &Path, follows_links_out: bool) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let descriptor = openat(CWD, path, flags, Mode::empty())
+        let descriptor = retry_on_intr(|| openat(CWD, path, flags, Mode::empty()))
             .map_err(|errno| Error::from_io(errno.into(), "open the directory", path))?;
         Ok(Self { descriptor, path: path.to_owned(), follows_links_out, walks: AtomicBool::new(false) })
     }
@@ -72,7 +72,7 @@ impl Directory {
         let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
         let flags = flags | OFlags::CLOEXEC;
         let opened = if self.follows_links_out {
-            openat(&self.descriptor, relative, flags, Mode::empty())
+            retry_on_intr(|| openat(&self.descriptor, relative, flags, Mode::empty()))
         } else if self.walks.load(Ordering::Relaxed) {
             self.walk(relative, flags)
         } else {
@@ -92,7 +92,7 @@ impl Directory {
         let rules = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let mut outcome = Err(Errno::AGAIN);
         for _ in 0..MOST_ATTEMPTS {
-            outcome = openat2(&self.descriptor, relative, flags, Mode::empty(), rules);
+            outcome = retry_on_intr(|| openat2(&self.descriptor, relative, flags, Mode::empty(), rules));
             if !matches!(outcome, Err(Errno::AGAIN)) {
                 break;
             }
@@ -144,7 +144,7 @@ impl AsFd for Directory {
 
 fn step(directory: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let is_link = |found: &Stat| FileType::from_raw_mode(found.st_mode) == FileType::Symlink;
-    match openat(directory, name, flags | OFlags::NOFOLLOW, Mode::empty()) {
+    match retry_on_intr(|| openat(directory, name, flags | OFlags::NOFOLLOW, Mode::empty())) {
         // A link that is no directory is told as that.
         Err(Errno::NOTDIR) => {
             let found = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -167,7 +167,7 @@ pub fn open_to_read(root: Option<&Directory>, path: &Path, flags: OFlags, action
     let flags = if flags.contains(OFlags::PATH) { flags | OFlags::CLOEXEC } else { flags | READING };
     match root {
         Some(root) => root.open_beneath(path, flags, action),
-        None => openat(CWD, path, flags, Mode::empty())
+        None => retry_on_intr(|| openat(CWD, path, flags, Mode::empty()))
             .map(File::from)
             .map_err(|errno| Error::from_io(io::Error::from(errno), action, path)),
     }

@@ -11,11 +11,41 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from waystation import _native
 from waystation._errors import InvalidInput, NotFound, WaystationError, from_os_error
 
 _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A name in a directory, and what it stood for when the directory was listed."""
+
+    name: str
+    _is_link: bool
+    _is_directory: bool
+    _is_own_directory: bool
+    _is_regular: bool
+
+    @classmethod
+    def of(cls, entry: os.DirEntry[str]) -> Entry:
+        """Asks while the descriptor of the directory is open, by which the system looks the name up."""
+        is_directory, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+        return cls(entry.name, entry.is_symlink(), entry.is_dir(), is_directory, is_file)
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a directory, or, unless that is not asked, a link to one."""
+        return self._is_directory if follow_symlinks else self._is_own_directory
+
+    def is_own_file(self) -> bool:
+        """Whether it is a regular file itself, not a link to one."""
+        return self._is_regular
+
+    def is_symlink(self) -> bool:
+        """Whether it is a symbolic link."""
+        return self._is_link
 
 
 @contextmanager
@@ -83,8 +113,8 @@ def is_there(path: str, root: _native.Directory | None) -> bool:
         return False
 
 
-def entries(path: str, root: _native.Directory | None) -> list[os.DirEntry[str]]:
-    """What is in a directory, by name; the entries know their names, but not their paths.
+def entries(path: str, root: _native.Directory | None) -> list[Entry]:
+    """What is in a directory, by name.
 
     Raises:
         NotFound: It is not there.
@@ -92,17 +122,13 @@ def entries(path: str, root: _native.Directory | None) -> list[os.DirEntry[str]]
     with opened(path, root, os.O_DIRECTORY) as descriptor:
         try:
             with os.scandir(descriptor) as found:
-                listed = sorted(found, key=lambda entry: entry.name)
-                for entry in listed:  # they ask while the descriptor is open, and remember
-                    entry.is_dir()
-                    entry.is_dir(follow_symlinks=False)
-                    entry.is_file(follow_symlinks=False)
-                return listed
+                listed = [Entry.of(entry) for entry in found]
+            return sorted(listed, key=lambda entry: entry.name)
         except OSError as error:
             raise from_os_error(error, "look into", path) from error
 
 
-def entries_or_none(path: str, root: _native.Directory | None) -> list[os.DirEntry[str]]:
+def entries_or_none(path: str, root: _native.Directory | None) -> list[Entry]:
     """What is in a directory, none where it is not there."""
     try:
         return entries(path, root)

@@ -172,7 +172,7 @@ def _walked(
         if entry.is_dir(follow_symlinks=False):
             yield from _walked(path, root, may_vanish=may_vanish)
             yield path, True
-        elif entry.is_file(follow_symlinks=False):
+        elif entry.is_own_file():
             yield path, False
         else:
             raise Unsupported(
