@@ -45,6 +45,7 @@ class Heartbeat:
         """See `waystation._forks.Watched`: what the parent holds is for its own thread."""
         self._lock = threading.Lock()
         self._held = {}
+        self._stop = threading.Event()
 
     def begin(self, held: Hashable, touch: Callable[[], None]) -> None:
         """Calls `touch` each `HEARTBEAT_S` from now on, until `end` of the same.
