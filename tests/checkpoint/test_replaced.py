@@ -18,6 +18,7 @@ from waystation import safetensors
 from waystation.checkpoint.compare import compare
 from waystation.checkpoint.export import export
 from waystation.errors import CheckpointNotFound, Corrupt
+from waystation.layouts.native.records import CheckpointRecord
 
 _BOUND_S = 120
 _SAVES = 25
@@ -184,6 +185,31 @@ def test_beside_deletions_there_is_a_whole_checkpoint_or_none(tmp_path: Path, la
             except CheckpointNotFound:
                 absent += 1
     assert found + absent > 0
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_what_a_replacement_removed_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    """Replaced between the look at the record and that at the directories which it names."""
+    path = tmp_path / "same"
+    ws.save(path, _state(1))
+    present = CheckpointRecord.present
+
+    def replace_first(record: CheckpointRecord, *arguments: Any) -> Any:
+        monkeypatch.setattr(CheckpointRecord, "present", present)
+        if is_deleted:
+            ws.delete(path)
+        else:
+            ws.save(path, _state(2), overwrite=True)
+        return present(record, *arguments)
+
+    monkeypatch.setattr(CheckpointRecord, "present", replace_first)
+    if is_deleted:
+        with pytest.raises(CheckpointNotFound):
+            ws.checkpointables_metadata(path)
+    else:
+        assert list(ws.checkpointables_metadata(path).metadata) == ["state"]
 
 
 def test_damage_of_a_checkpoint_that_stays_is_reported(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ class NativeReader:
         content = commit.read_record_file(target, root)
         record = _decode_record(content, target)
         present = record.present(target, root)
+        if len(present) < len(record.checkpointables) and not self._is_current(root, content):
+            raise Replaced  # and what the record names was removed for that reason
         _check_removed(target, record, present, wanted)
         chosen = choose(present, wanted, target, lambda name: _is_state(root, record, name))
         parts = [content, join_strings([name.encode() for name in present])]
@@ -58,6 +60,10 @@ class NativeReader:
         """Whether the record in this directory is the one that was read."""
         head, *_ = split_strings(data)
         return commit.read_record_file(root.path, root) == head
+
+    def _is_current(self, root: _native.Directory, record: bytes) -> bool:
+        """Whether the path still leads to this directory, and the directory still has this record."""
+        return root.is_current() and commit.read_record_file(root.path, root) == record
 
     def decode(self, root: _native.Directory, data: bytes, options: Options) -> OpenCheckpoint:
         """Makes sense of these."""
