@@ -206,6 +206,8 @@ def check_that_a_killed_client_leaves_nothing(cluster: Cluster, left: Slice) -> 
     try:
         assert other.stdout is not None
         assert json.loads(other.stdout.readline()) == {"shape": [8], "total": float(VALUES.sum())}
+        # The status is asked over another connection than that of the client, and may be of before its arrays.
+        wait_until(lambda: "second" in bytes_of_owners(cluster))
         # 32 bytes each; what is shared counts once, under its name.
         before = bytes_of_owners(cluster)
         assert (before["second"], before["base"], before["its base"]) == (32, 32, 32)
