@@ -131,3 +131,19 @@ def test_each_remembers_handlers_by_the_names_of_orbax(saver: Any, loader: Any, 
             save(library, path, checkpointables)
         names.append(json.loads((path / "_CHECKPOINT_METADATA").read_text())["item_handlers"])
     assert names[0] == names[1]
+
+
+class NamesakeHandler(CounterHandler):
+    """Gives its file the name that the metadata of Orbax's trees have."""
+
+    file = "_METADATA"
+
+
+@pytest.mark.parametrize("library", [OCDBT, FILES], ids=["ocdbt", "files"])
+def test_files_of_handlers_may_have_names_of_trees(library: Any, tmp_path: Path) -> None:
+    with registry_of(library, NamesakeHandler):
+        save(library, tmp_path / "c", {"counter": Counter(3), "model": STATE})
+        loaded = library.load_checkpointables(tmp_path / "c")
+    assert loaded["counter"] == Counter(3)
+    oracle.assert_same(loaded["model"], STATE)
+    oracle.assert_same(library.load_checkpointables(tmp_path / "c", {"model": None})["model"], STATE)

@@ -168,8 +168,11 @@ def read_identity(path: str, root: _native.Directory) -> bytes:
 
 
 def _is_tree(directory: str, name: str, checksums: Checksums | None, root: _native.Directory | None) -> bool:
-    """Whether a checkpointable is a tree, or was one when it was saved."""
-    return _has(directory, names.TREE_METADATA, root) or (checksums is not None and checksums.is_tree(name))
+    """Whether a checkpointable is a tree: what the save has said of it, or else its files. A handler may give
+    any name to a file of its own."""
+    if checksums is not None and name in checksums.checkpointables:
+        return checksums.is_tree(name)
+    return _has(directory, names.TREE_METADATA, root)
 
 
 def _read_metadata(
