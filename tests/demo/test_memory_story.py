@@ -108,7 +108,7 @@ def test_a_launch_that_fails_shows_its_own_error(
 ) -> None:
     monkeypatch.setenv("WAYSTATION_AGENT", "/nowhere/at/all")
     runs = Runs(tmp_path, dataclasses.replace(PLAN, host_count=2), Random(1))
-    with pytest.raises(DemoFailed, match=r"(?s)the launch on host-\d ended with 2.*which is not an executable file"):
+    with pytest.raises(DemoFailed, match=r"(?s)the launch on host-\d ended with 2.*is not an executable"):
         runs.run(HostsRun("wrong"), directories, save_every=0, has_memory=True, on_loss=lambda *_: None)
 
 

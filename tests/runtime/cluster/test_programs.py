@@ -206,7 +206,7 @@ def check_that_a_killed_client_leaves_nothing(cluster: Cluster, left: Slice) -> 
     try:
         assert other.stdout is not None
         assert json.loads(other.stdout.readline()) == {"shape": [8], "total": float(VALUES.sum())}
-        # The status is asked over another connection than that of the client, and may be of before its arrays.
+        # The status is asked over another connection, and may be older than the arrays.
         wait_until(lambda: "second" in bytes_of_owners(cluster))
         # 32 bytes each; what is shared counts once, under its name.
         before = bytes_of_owners(cluster)
