@@ -425,8 +425,8 @@ class AgentClient:
         """Frees a slot that is quarantined."""
 
     def verify(self) -> None:
-        """Has the agent verify all slots, and let go of what is damaged, so that it is brought again from
-        other hosts. Unsupported if the agent is alone."""
+        """Has the agent verify all slots, and let go of what is damaged. One of several hosts goes on
+        meanwhile, and brings that again from the others; one that is alone answers when it has done so."""
 
     def raise_epoch(self, epoch: int, /) -> int:
         """Refuses writers of lower epochs from now on and takes their unfinished slots from them. Never goes

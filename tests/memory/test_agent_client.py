@@ -9,10 +9,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.memory.damages import flip
 from tests.memory.shards import (
     EPOCH,
     arrays_of,
@@ -189,6 +191,32 @@ def test_damage_is_seen_and_quarantined(agent: Agent, client: _native.AgentClien
     assert_equal(load(client, 10), arrays_of(10))
     client.discard_quarantined(1)
     assert states(client) == ["committed", "free", "free", "free"]
+
+
+def test_processes_that_all_ask_for_a_verification_are_all_answered(agent: Agent) -> None:
+    """One verification neither reads nor frees what another one has found."""
+    clients = [_native.AgentClient(str(agent.directory)) for _ in range(8)]
+    for step in range(10, 40):
+        save(clients[0], step)
+        clients[0].commit(EPOCH, step)
+        _damage(clients[0], step)
+        at_once = threading.Barrier(len(clients))
+
+        def ask(client: _native.AgentClient, at_once: threading.Barrier = at_once) -> None:
+            at_once.wait()
+            client.verify()
+
+        with ThreadPoolExecutor(len(clients)) as pool:
+            list(pool.map(ask, clients))
+        assert states(clients[0]) == ["free"] * 4
+
+
+def _damage(client: _native.AgentClient, step: int) -> None:
+    """Flips a bit of the last byte of the data of a step."""
+    held = client.hold(EPOCH, step, "0/1")
+    path, file_bytes, _ = held.file
+    held.release()
+    flip(Path(path), file_bytes - 1)
 
 
 def test_damaged_tables_are_seen(client: _native.AgentClient) -> None:

@@ -3,7 +3,8 @@
 //! Invariant: whoever has not heard an answer may ask again, the same agent or the next, and gets what the first
 //! answer was, or one that is as good.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use waystation_format::slot::{Header, Key, State, Tenant, Version, Writer};
@@ -28,6 +29,15 @@ pub(super) struct Answers {
     /// None if the agent is alone.
     cluster: Option<Cluster>,
     metrics: Metrics,
+    verifications: Verifications,
+}
+
+/// The verifications of an agent that is alone: one at a time, numbered from 1.
+#[derive(Debug, Default)]
+struct Verifications {
+    begun: AtomicU64,
+    /// The number of the last that succeeded; locked while one runs.
+    succeeded: Mutex<u64>,
 }
 
 /// How an agent found its store, counted.
@@ -50,7 +60,7 @@ pub fn report(adoption: &Adoption) -> AdoptionReport {
 impl Answers {
     pub fn new(store: Arc<Store>, adoption: AdoptionReport, cluster: Option<Cluster>) -> Self {
         let metrics = Metrics::new(Arc::clone(&store), adoption.damaged.len());
-        Self { store, adoption, cluster, metrics }
+        Self { store, adoption, cluster, metrics, verifications: Verifications::default() }
     }
 
     pub fn store(&self) -> &Store {
@@ -181,6 +191,20 @@ impl Answers {
             cluster.verify();
             return Ok(());
         }
+        // All processes of a program ask at once. Two verifications at a time would read what the other one frees, and
+        // one that began after this request does for it as well.
+        let asked = self.verifications.begun.load(Ordering::SeqCst);
+        let mut succeeded = self.verifications.succeeded.lock().unwrap_or_else(PoisonError::into_inner);
+        if *succeeded > asked {
+            return Ok(());
+        }
+        let number = self.verifications.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        self.verify_alone()?;
+        *succeeded = number;
+        Ok(())
+    }
+
+    fn verify_alone(&self) -> Result<()> {
         let found = self.store.verify_all()?;
         for (slot, error) in found.mended {
             log::error("mended", &error.with("slot", slot.to_string()));
