@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.memory.damages import DAMAGES
 from tests.memory.scenarios import NEVER, checkpointer_of, fingerprint, state_of
 from tests.support.agents import (
     HANG_S,
@@ -219,6 +220,26 @@ def test_too_few_slots_are_told_in_bytes() -> None:
 
 
 # ---- two of five hosts at once -------------------------------------------------------------------
+
+
+def test_going_back_because_of_damage_is_told(root: Path) -> None:
+    with memory_directory() as directory, running_agent(directory, slots=3) as agent:
+        save_steps(root, agent, range(1, 4))
+        inventory = _native.AgentClient(str(agent.directory)).inventory()
+        (newest,) = [slot["slot"] for slot in inventory if slot.get("step") == 3]
+        agent.kill()
+        DAMAGES["data"](agent.directory / f"slot-{newest:05}")
+        agent.start()
+        with pytest.warns(LostStepWarning, match="step 3 was committed.*is 2") as caught:
+            checkpointer = checkpointer_of(root, agent.directory)
+        assert len(caught) == 1
+        with checkpointer:
+            assert checkpointer.tier_statistics is not None
+            assert checkpointer.tier_statistics.lost_step == 3
+            assert fingerprint(checkpointer.load()) == fingerprint(state_of("numpy", 2))
+        with pytest.warns(LostStepWarning):  # until something newer is saved
+            save_steps(root, agent, range(3, 5))
+        assert_restores(root, agent, 4)
 
 
 @pytest.fixture

@@ -57,7 +57,17 @@ def test_a_version_is_whole_if_every_shard_is_there() -> None:
 def test_what_is_still_written_or_quarantined_is_not_there() -> None:
     for state in ("writing", "quarantined"):
         found = take_stock(SEQUENCE, [[slot((1, 3), 0, 2), slot((1, 3), 1, 2, state=state)]])
-        assert found == Stock([], [Whole(Version(1, 3), 2, needs_disk=True)], [])
+        lost = Version(1, 3) if state == "quarantined" else None
+        assert found == Stock([], [Whole(Version(1, 3), 2, needs_disk=True)], [], lost)
+
+
+def test_the_newest_damaged_version_is_lost_unless_something_newer_is_whole() -> None:
+    older, newer = slot((1, 2), 0, 1), slot((2, 3), 0, 1)
+    damaged = [slot((1, step), 0, 1, state="quarantined") for step in (3, 4)]
+    nameless = {"state": "quarantined"}  # whose headers were damaged
+    assert take_stock(SEQUENCE, [[older, *damaged, nameless]]).lost == Version(1, 4)
+    assert take_stock(SEQUENCE, [[older, *damaged, newer]]).lost is None
+    assert take_stock(OTHER, [[older, *damaged]]).lost is None
 
 
 def test_shards_of_other_sequences_are_none_of_this() -> None:

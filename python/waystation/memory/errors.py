@@ -31,7 +31,8 @@ class DoubtedStepWarning(MemoryTierWarning):
 
 
 class LostStepWarning(MemoryTierWarning):
-    """A step was committed in memory, and can be loaded no more: too many hosts were lost with its copies.
+    """A step was committed in memory, and can be loaded no more: too many hosts were lost with its copies, or
+    its only copy is damaged.
 
     Attributes:
         step: The step.
@@ -41,7 +42,7 @@ class LostStepWarning(MemoryTierWarning):
 
     def __init__(self, step: int, whole_step: int, tiers: tuple[str, ...]) -> None:
         super().__init__(
-            f"step {step} was committed in memory, and a part of it is in the memory of no host that was "
-            f"heard any more; the newest step that is whole is {whole_step} (in {' and '.join(tiers)})"
+            f"step {step} was committed in memory, and a part of it is whole in the memory of no host that "
+            f"was heard any more; the newest step that is whole is {whole_step} (in {' and '.join(tiers)})"
         )
         self.step, self.whole_step, self.tiers = step, whole_step, tiers

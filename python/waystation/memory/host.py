@@ -18,7 +18,7 @@ from waystation.coordination import Session
 from waystation.memory.keeper import OpenSession
 from waystation.memory.opened import HeldShard, ShardSource
 from waystation.memory.own_agent import OwnAgent
-from waystation.memory.versions import Stock, Version, Whole, take_stock
+from waystation.memory.versions import Stock, Version, Whole, is_listed, take_stock
 
 
 class Host:
@@ -34,14 +34,15 @@ class Host:
         kept: See `keeper.Keeper`.
         kept_while_saving: See `keeper.Keeper`.
         doubted: See `keeper.Keeper`; programs themselves remember that.
-        lost: See `keeper.Keeper`; nobody remembers what the agent has lost.
+        lost: See `keeper.Keeper`; known where the agent has found the version damaged and still knows which
+            it was, not where a slot has gone or its headers are damaged.
     """
 
     doubted: frozenset[Version] = frozenset()
-    lost: Version | None = None
 
     def __init__(self, agent: OwnAgent, sequence: str, versions_per_shard: int) -> None:
         self.epoch = 0
+        self.lost: Version | None = None
         self.kept, self.kept_while_saving = versions_per_shard, versions_per_shard - 1
         self._agent = agent
         self._sequence = sequence
@@ -116,17 +117,21 @@ class Host:
                 slots = self._agent.client.inventory()
             except WaystationError:
                 slots = []
-            return json.dumps([slot for slot in slots if slot["state"] in ("sealed", "committed")]).encode()
+            return json.dumps([slot for slot in slots if is_listed(slot)]).encode()
 
         def decide(parts: Sequence[bytes]) -> bytes:
             stock = take_stock(self._sequence, map(json.loads, parts))
             listed = [[entry.to_json() for entry in found] for found in (stock.whole, stock.remains)]
-            torn = [[version.epoch, version.step] for version in stock.torn]
-            return json.dumps([*listed, torn]).encode()
+            torn, lost = (
+                [[version.epoch, version.step] for version in versions]
+                for versions in (stock.torn, [] if stock.lost is None else [stock.lost])
+            )
+            return json.dumps([*listed, torn, lost]).encode()
 
-        *listed, torn = json.loads(session.round(work, decide))
+        *listed, torn, lost = json.loads(session.round(work, decide))
         whole, remains = ([Whole.from_json(entry) for entry in found] for found in listed)
-        return Stock(whole, remains, [Version(*pair) for pair in torn])
+        self.lost = next((Version(*pair) for pair in lost), None)
+        return Stock(whole, remains, [Version(*pair) for pair in torn], self.lost)
 
     def mend(self, open_session: OpenSession) -> bool:
         """See `keeper.Keeper`. There is no other copy in memory, but the agent knows the headers."""

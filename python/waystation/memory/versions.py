@@ -19,6 +19,7 @@ Slots: TypeAlias = Sequence[Mapping[str, Any]]
 
 _SHARD = re.compile(r"(?P<sequence>[0-9a-f]{16})/(?P<process>[0-9]+)-of-(?P<count>[0-9]+)")
 _KEPT = ("sealed", "committed")
+_DAMAGED = "quarantined"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,11 +73,13 @@ class Stock:
         whole: The versions that can be loaded, the newest first.
         remains: Those that were whole once, and of which some shards are left.
         torn: Those of which something is sealed, but not all of it is there.
+        lost: The newest one of which agents have found a shard damaged, if none that is whole is newer.
     """
 
     whole: list[Whole]
     remains: list[Whole]
     torn: list[Version]
+    lost: Version | None = None
 
 
 def shard_name(sequence: str, process: int, process_count: int) -> str:
@@ -95,12 +98,16 @@ def take_stock(sequence: str, inventories: Iterable[Slots]) -> Stock:
     digests: dict[Version, dict[tuple[int, int], set[int]]] = {}
     sealed: set[Version] = set()
     committed: set[Version] = set()
+    damaged: set[Version] = set()
     for slots in inventories:
         for slot in slots:
-            named = _SHARD.fullmatch(slot["shard"]) if slot["state"] in _KEPT else None
+            named = _SHARD.fullmatch(slot["shard"]) if is_listed(slot) else None
             if named is None or named["sequence"] != sequence:
                 continue
             version = Version(slot["epoch"], slot["step"])
+            if slot["state"] == _DAMAGED:
+                damaged.add(version)
+                continue
             place = int(named["process"]), int(named["count"])
             digests.setdefault(version, {}).setdefault(place, set()).add(slot["digest"])
             (sealed if slot["state"] == "sealed" else committed).add(version)
@@ -112,7 +119,15 @@ def take_stock(sequence: str, inventories: Iterable[Slots]) -> Stock:
         if (count := _shard_count(digests[version]))
     ]
     torn = sorted(sealed - committed - loadable)
-    return Stock(sorted(whole, reverse=True), sorted(remains, reverse=True), torn)
+    lost = max(damaged, default=None)
+    if lost is not None and any(version >= lost for version in loadable):
+        lost = None
+    return Stock(sorted(whole, reverse=True), sorted(remains, reverse=True), torn, lost)
+
+
+def is_listed(slot: Mapping[str, Any]) -> bool:
+    """Whether a slot says something to `take_stock`: it holds a shard, or the damaged remains of one."""
+    return slot["state"] in _KEPT or (slot["state"] == _DAMAGED and "shard" in slot)
 
 
 def _count(digests: Mapping[tuple[int, int], set[int]]) -> int:
