@@ -15,7 +15,7 @@ import pytest
 from tests.support import failing_calls
 
 import waystation as ws
-from waystation.errors import Corrupt, Unsupported
+from waystation.errors import Corrupt, NotFound, Unsupported
 
 
 @pytest.fixture
@@ -148,3 +148,25 @@ def test_loads_do_without_openat2(saved: Path, refusal: int) -> None:
     _move_out(next((saved / "state").glob("*.safetensors")))
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert "symbolic link" in done.stderr
+
+
+@pytest.mark.parametrize("use_ocdbt", [None, False, True], ids=["native", "zarr2", "ocdbt"])
+def test_a_link_to_nothing_is_an_entry_like_others(use_ocdbt: bool | None, tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    context = ws.Context()
+    context.array.saving.use_ocdbt = use_ocdbt
+    with context:
+        ws.save(path, {"a": np.arange(3)})
+    (path / "note").symlink_to("nothing")
+    np.testing.assert_array_equal(ws.load(path)["a"], np.arange(3))
+    ws.metadata(path)
+    ws.verify(path)
+
+
+def test_a_link_to_nothing_in_the_place_of_the_record_is_told(saved: Path) -> None:
+    (saved / "checkpoint.json").unlink()
+    (saved / "checkpoint.json").symlink_to("nothing")
+    for act in (ws.load, ws.metadata):
+        with pytest.raises(NotFound, match=r"checkpoint\.json"):
+            act(saved)
+    assert any("checkpoint.json" in damage.path for damage in ws.verify(saved).damages)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.support import failing_calls
 
+import waystation
+
 if not failing_calls.SUPPORTED:
     pytest.skip("system calls are made to fail on Linux on x86-64 and Arm only", allow_module_level=True)
 
@@ -101,3 +103,49 @@ def test_without_new_threads_a_save_is_refused_and_nothing_is_left(tmp_path: Pat
     assert done.returncode != 0
     assert "Unavailable: could not start a thread" in done.stderr, done.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
+
+
+WITHOUT_DESCRIPTORS = """
+import os, resource, sys
+import waystation
+from waystation.errors import WaystationError
+
+for target in sys.argv[1:]:
+    assert waystation.load(target) == {"a": 1}
+used = []
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+while True:
+    try:
+        used.append(os.dup(1))
+    except OSError:
+        break
+refusals = []
+for target in sys.argv[1:]:
+    try:
+        waystation.load(target)
+    except WaystationError as error:
+        refusals.append(error)
+for descriptor in used:
+    os.close(descriptor)
+for error in refusals:
+    print(type(error).__name__, error)
+for target in sys.argv[1:]:
+    assert waystation.load(target) == {"a": 1}
+"""
+
+
+def test_a_checkpoint_that_cannot_be_opened_is_not_said_to_be_none(tmp_path: Path) -> None:
+    """What the system refuses tells nothing about what is there."""
+    targets = [tmp_path / "native", tmp_path / "orbax"]
+    for target, use_ocdbt in zip(targets, (None, True), strict=True):
+        context = waystation.Context()
+        context.array.saving.use_ocdbt = use_ocdbt
+        with context:
+            waystation.save(target, {"a": 1})
+    command = [sys.executable, "-c", WITHOUT_DESCRIPTORS, *map(str, targets)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["Unavailable"] * len(targets), lines
+    assert all("Too many open files" in line for line in lines), lines

@@ -95,6 +95,8 @@ def _opened(target: str, options: Options) -> _native.Directory:
         try:
             return _native.Directory(target, follow_links_out=options.file.follow_links_out)
         except WaystationError as error:
+            if not beneath.is_absence(error):
+                raise  # of a directory that could not be opened, nothing tells that it is no checkpoint
             failure = error
         try:
             require_checkpoint(target)  # which tells best what is there instead

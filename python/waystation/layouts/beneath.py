@@ -90,11 +90,11 @@ def status(path: str, root: _native.Directory | None) -> os.stat_result | None:
             return os.stat(path)
         with opened(path, root, os.O_PATH) as descriptor:
             return os.fstat(descriptor)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (NotFound, InvalidInput) as error:
-        if not _is_absence(error):
+    except WaystationError as error:  # some of which are errors of the system, too
+        if not is_absence(error):
             raise
+        return None
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise from_os_error(error, "look at", path) from error
@@ -103,12 +103,18 @@ def status(path: str, root: _native.Directory | None) -> os.stat_result | None:
 def is_there(path: str, root: _native.Directory | None) -> bool:
     """Whether anything is at a path, be it a symbolic link to nothing."""
     if root is None:
-        return os.path.lexists(path)
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:  # `os.path.lexists` would take it for absence
+            raise from_os_error(error, "look at", path) from error
+        return True
     try:
         with opened(path, root, os.O_PATH | os.O_NOFOLLOW):
             return True
     except (NotFound, InvalidInput) as error:
-        if not _is_absence(error):
+        if not is_absence(error):
             raise
         return False
 
@@ -133,7 +139,7 @@ def entries_or_none(path: str, root: _native.Directory | None) -> list[Entry]:
     try:
         return entries(path, root)
     except (NotFound, InvalidInput) as error:
-        if not _is_absence(error):
+        if not is_absence(error):
             raise
         return []
 
@@ -165,7 +171,7 @@ def files_below(path: str, root: _native.Directory | None) -> dict[str, int]:
     return found
 
 
-def _is_absence(error: WaystationError) -> bool:
+def is_absence(error: WaystationError) -> bool:
     """Whether nothing is at a path, or a file has the place of one of its directories."""
     of_system = error.__cause__
     if isinstance(of_system, OSError):
