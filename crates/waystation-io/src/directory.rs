@@ -51,8 +51,8 @@ impl Directory {
     /// Whether its path still leads to it.
     pub fn is_current(&self) -> Result<bool> {
         let failed = |errno: Errno| Error::from_io(errno.into(), "examine the directory", &self.path);
-        let ours = fstat(&self.descriptor).map_err(failed)?;
-        match stat(&self.path) {
+        let ours = retry_on_intr(|| fstat(&self.descriptor)).map_err(failed)?;
+        match retry_on_intr(|| stat(&self.path)) {
             Ok(theirs) => Ok((ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
             Err(errno) => Err(failed(errno)),
@@ -147,11 +147,13 @@ fn step(directory: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> rustix::io::R
     match retry_on_intr(|| openat(directory, name, flags | OFlags::NOFOLLOW, Mode::empty())) {
         // A link that is no directory is told as that.
         Err(Errno::NOTDIR) => {
-            let found = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let found = retry_on_intr(|| statat(directory, name, AtFlags::SYMLINK_NOFOLLOW))?;
             Err(if is_link(&found) { Errno::LOOP } else { Errno::NOTDIR })
         }
         // O_PATH opens the link itself.
-        Ok(opened) if flags.contains(OFlags::PATH) && is_link(&fstat(&opened)?) => Err(Errno::LOOP),
+        Ok(opened) if flags.contains(OFlags::PATH) && is_link(&retry_on_intr(|| fstat(&opened))?) => {
+            Err(Errno::LOOP)
+        }
         outcome => outcome,
     }
 }
