@@ -16,7 +16,7 @@ def absolute(path: object) -> str:
 
     Raises:
         WrongType: It is no string and no `os.PathLike`.
-        InvalidInput: It is a URL; UnusablePath: it is empty or bytes, or holds a NUL.
+        InvalidInput: It is a URL; UnusablePath: it is empty or bytes, holds a NUL, or is not UTF-8.
     """
     if not isinstance(path, str | os.PathLike):
         raise WrongType(f"a path is a string or os.PathLike, not {type(path).__name__}")
@@ -27,7 +27,15 @@ def absolute(path: object) -> str:
         raise InvalidInput(
             f"'{text}' is a URL; this version knows paths of mounted file systems only", path=text
         )
-    return os.path.abspath(os.path.expanduser(text))
+    whole = os.path.abspath(os.path.expanduser(text))
+    try:
+        whole.encode()
+    except UnicodeEncodeError as error:
+        raise UnusablePath(
+            f"{whole!r} is not a usable path: it is not UTF-8; rename what has such a name, or give another "
+            "path"
+        ) from error
+    return whole
 
 
 def list_directory(path: str | os.PathLike[str] | int) -> list[str]:

@@ -152,3 +152,34 @@ def test_parts_take_an_empty_directory_too(tmp_path: Path) -> None:
         waystation.save(part_path(joining.directory, 0), {"a": 1})
         joining.commit(1)
         assert waystation.load(path) == {"a": 1}
+
+
+@layouts
+def test_nothing_is_saved_inside_a_checkpoint(tmp_path: Path, use_ocdbt: bool | None) -> None:
+    whole = tmp_path / "run"
+    with layout(use_ocdbt):
+        waystation.save(whole, STATE)
+    for inside in (whole / "step_1", whole / "steps" / "step_1", whole / "state" / "step_1"):
+        for save in (save_async, save_checkpointables):
+            with pytest.raises(errors.Conflict, match=f"inside the checkpoint '{whole}'.*beside it"):
+                save(inside, overwrite=True)
+        with pytest.raises(errors.Conflict, match="inside the checkpoint"):
+            partial.save(inside, STATE)
+        assert not inside.exists()
+    waystation.save(tmp_path / "beside", STATE)
+    assert waystation.load(whole) == STATE
+
+
+@pytest.mark.parametrize("name", [chr(0xD800), chr(0xDCFF)], ids=["no file has it", "bytes"])
+def test_a_path_that_is_not_utf_8_is_refused(tmp_path: Path, name: str) -> None:
+    path = f"{tmp_path}/{name}"
+    for call in (
+        lambda: waystation.save(path, STATE),
+        lambda: waystation.load(path),
+        lambda: waystation.metadata(path),
+        lambda: waystation.delete(path),
+    ):
+        with pytest.raises(errors.UnusablePath, match=r"not a usable path: it is not UTF-8; rename"):
+            call()
+    assert not waystation.is_checkpoint(path)
+    assert not os.listdir(tmp_path)

@@ -84,10 +84,12 @@ def is_orbax_layout(target: str) -> bool:
 def check_destination(target: str, *, overwrite: bool) -> None:
     """Raises Conflict if a save to `target` must not go ahead, PermissionDenied if it cannot.
 
-    A save replaces a checkpoint, if told to, and an empty directory; it replaces nothing else.
+    A save replaces a checkpoint, if told to, and an empty directory; it replaces nothing else. It goes to no
+    path inside a checkpoint: who replaces or deletes that one would delete what was saved there, too.
     """
     if names.attempt_target(os.path.basename(target)) is not None:
         raise InvalidInput(f"'{target}' is the name of an unfinished attempt; choose another", path=target)
+    _check_outside(target)
     if not is_checkpoint(target):
         _check_free(target)
     elif not overwrite:
@@ -95,6 +97,19 @@ def check_destination(target: str, *, overwrite: bool) -> None:
             f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
         )
     _check_writable(os.path.dirname(target))
+
+
+def _check_outside(target: str) -> None:
+    """Raises Conflict if a path is inside a checkpoint."""
+    inside = target
+    while (whole := os.path.dirname(inside)) != inside:
+        if is_native_checkpoint(whole) or orbax.is_checkpointable(inside):
+            raise Conflict(
+                f"'{target}' is inside the checkpoint '{whole}', and would be deleted with it; save to a "
+                "path beside it",
+                path=target,
+            )
+        inside = whole
 
 
 def _check_free(target: str) -> None:
@@ -106,7 +121,7 @@ def _check_free(target: str) -> None:
         if not is_directory:
             reason, advice = "not a checkpoint and no directory", "remove it"
         elif list_directory(target):
-            reason, advice = "not a checkpoint and not empty", "save to a path inside it"
+            reason, advice = "not a checkpoint and not empty", "remove it, save to a path inside it"
         elif os.path.ismount(target):
             reason, advice = "a mount point", "save to a path inside it"
         elif _is_working_directory(target):
