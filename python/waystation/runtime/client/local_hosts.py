@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -32,6 +34,9 @@ class LocalHost:
         self._lock = threading.Lock()
         self._lane: Lane[Task] = Lane(lambda task, note: task(note))
         self.execution.on_compiled = self._lane.progress
+        self._process_id = os.getpid()
+        # The threads of the lane run code of JAX, which aborts a program that ends while they do.
+        atexit.register(self._close_at_exit)
 
     def submit(self, task: Task) -> Future[Any]:
         """Has something done after everything before."""
@@ -54,7 +59,12 @@ class LocalHost:
 
     def close(self) -> None:
         """Lets what has come end."""
+        atexit.unregister(self._close_at_exit)
         self._lane.close()
+
+    def _close_at_exit(self) -> None:
+        if os.getpid() == self._process_id:
+            self._lane.close()
 
 
 def whole(fetched: Fetched) -> np.ndarray[Any, Any]:
