@@ -445,3 +445,38 @@ def test_all_leaves_that_cannot_be_saved_are_named(tmp_path: Path) -> None:
         "['e'][2] (builtins.object), ['e'][3] (builtins.object) and 5 more; save arrays"
     )
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "text"),
+    [
+        (1.5, int, r"the stored float 1.5 cannot be loaded as int.*ask for float, and convert it"),
+        (float("nan"), int, r"the stored float nan cannot be loaded as int.*ask for float"),
+        (1 + 2j, float, r"the stored complex \(1\+2j\) cannot be loaded as float.*ask for complex"),
+        pytest.param(
+            10**5000, float, r"the stored int of 16610 bits cannot be loaded as float.*ask for int", id="huge"
+        ),
+        (1.5, list, r"\['number'\] is the type list; give"),
+        (1.5, object(), r"\['number'\] is of type object; give"),
+    ],
+)
+def test_numbers_that_do_not_fit_say_what_to_ask_for(
+    tmp_path: Path, stored: Any, wanted: Any, text: str
+) -> None:
+    waystation.save(tmp_path / "number", {"number": stored})
+    with pytest.raises(errors.InvalidInput, match=text) as caught:
+        waystation.load(tmp_path / "number", {"number": wanted})
+    assert caught.value.context["array"] == "['number']"
+
+
+def test_a_table_that_differs_tells_what_of_it_differs(saved: Path) -> None:
+    table = saved / "state" / "tree.json"
+    content = table.read_bytes()
+    table.write_bytes(content[:-2] + b"~" + content[-1:])
+    with pytest.raises(errors.Corrupt, match="committed: its checksum differs; restore"):
+        waystation.load(saved)
+    table.write_bytes(content[:-1])
+    with pytest.raises(
+        errors.Corrupt, match=f"committed: it has {len(content) - 1} bytes where {len(content)} were written"
+    ):
+        waystation.load(saved)

@@ -198,8 +198,8 @@ def _require_held(file_format: Format, logical: dtypes.LogicalDtype) -> None:
     if held:
         return
     other = _offer(logical)
-    cast = f"cast it (--cast '{logical.name}={other}'), " if other else ""
-    raise Unsupported(f"{file_format} has no dtype for {logical.name}: {cast}or leave it out (--select)")
+    cast = f"cast it (--cast '{logical.name}={other}'), or " if other else ""
+    raise Unsupported(f"{file_format} has no dtype for {logical.name}: {cast}leave it out (--select)")
 
 
 def _offer(logical: dtypes.LogicalDtype) -> str | None:

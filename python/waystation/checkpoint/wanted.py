@@ -8,6 +8,7 @@ is not to be loaded is `PLACEHOLDER` as stored leaf, as abstract leaf, and in th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,13 +175,21 @@ def convert(value: Scalar, wanted: type[Scalar]) -> Scalar:
     if kind is wanted:
         return value
     if kind in _NUMBERS and wanted in _NUMBERS:
-        try:
+        with contextlib.suppress(TypeError, OverflowError, ValueError):
             converted: Scalar = wanted(value)  # type: ignore[arg-type]
-        except (TypeError, OverflowError, ValueError) as error:
-            raise InvalidInput(f"{value!r} cannot be loaded as {wanted.__name__}: {error}") from error
-        if converted == value or (value != value and converted != converted):  # NaN stays NaN
-            return converted
-    raise InvalidInput(f"a stored {kind.__name__} ({value!r:.60}) cannot be loaded as {wanted.__name__}")
+            if converted == value or (value != value and converted != converted):  # NaN stays NaN
+                return converted
+    raise InvalidInput(
+        f"the stored {kind.__name__} {_shown(value)} cannot be loaded as {wanted.__name__}, which would lose "
+        f"something of it; ask for {kind.__name__}, and convert it afterwards"
+    )
+
+
+def _shown(value: Scalar) -> str:
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # Python does not write integers of thousands of digits
+        return f"of {value.bit_length()} bits" if isinstance(value, int) else ""
 
 
 def _mismatch(
@@ -245,9 +254,13 @@ def _check_kinds(decided: Decided) -> None:
     for number, abstract in enumerate(decided.abstracts or ()):
         if abstract is PLACEHOLDER or is_scalar(abstract) or registry.codec_for(abstract) is not None:
             continue
+        kind = (
+            f"the type {abstract.__name__}"
+            if isinstance(abstract, type)
+            else f"of type {type(abstract).__name__}"
+        )
         raise WrongType(
-            f"abstract leaf {decided.key_path(number)} is a {type(abstract).__name__}; "
-            "give an abstract array "
+            f"abstract leaf {decided.key_path(number)} is {kind}; give an abstract array "
             "(jax.ShapeDtypeStruct, a tensor, a NumPy array) or a scalar or its type",
             array=decided.key_path(number),
         )

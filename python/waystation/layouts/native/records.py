@@ -54,12 +54,17 @@ class Digest:
 
     def check(self, data: bytes, path: str) -> None:
         """Raises Corrupt unless `data` is what was written."""
-        if Digest.of(data) != self:
-            raise Corrupt(
-                f"'{path}' is not the file that was committed: {len(data)} bytes where {self.nbytes} were "
-                "written, or its checksum differs; restore another checkpoint, or see 'waystation verify'",
-                path=path,
-            )
+        if Digest.of(data) == self:
+            return
+        if len(data) == self.nbytes:
+            difference = "its checksum differs"
+        else:
+            difference = f"it has {len(data)} bytes where {self.nbytes} were written"
+        raise Corrupt(
+            f"'{path}' is not the file that was committed: {difference}; restore another checkpoint, or see "
+            "'waystation verify'",
+            path=path,
+        )
 
 
 def read_vouched(digests: Mapping[str, Digest], root: _native.Directory | None = None) -> list[bytes]:

@@ -65,7 +65,8 @@ class LocalBackend:
         if sum(islands.values()) > len(available):
             raise InvalidInput(
                 f"islands {dict(islands)} need {sum(islands.values())} devices, JAX has {len(available)}; on "
-                "CPUs ask for more before JAX is first used: jax.config.update('jax_num_cpu_devices', 8)"
+                "CPUs ask for more before JAX is first used: "
+                f"jax.config.update('jax_num_cpu_devices', {sum(islands.values())})"
             )
         self._client = client
         self._platform: str = available[0].platform
