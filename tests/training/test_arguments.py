@@ -45,6 +45,11 @@ def test_arguments_that_cannot_work_are_refused_at_once(
         (training.save_decision_policies.AnySavePolicy, 3, "a list of policies, not 3"),
         (training.save_decision_policies.AnySavePolicy, [3], "instances of policies, not 3"),
         (training.preservation_policies.AnyPreservationPolicy, [int], "instances of policies, not <class"),
+        (training.save_decision_policies.SpecificStepsPolicy, 5, "container of steps, not 5"),
+        (training.save_decision_policies.ContinuousCheckpointingPolicy, "3", "number of seconds, not '3'"),
+        (training.preservation_policies.CustomSteps, 5, "a list of steps, not 5"),
+        (training.preservation_policies.EveryNSeconds, "3", "a number of seconds, not '3'"),
+        (training.preservation_policies.LatestDuration, 3, "a datetime.timedelta, not 3"),
     ],
 )
 def test_policies_that_cannot_work_are_refused_at_once(make: Any, given: Any, text: str) -> None:
@@ -65,3 +70,8 @@ def test_metrics_may_be_scalars_of_any_framework(tmp_path: Path) -> None:
         found = checkpointer.latest
         assert found is not None
         assert found.metrics == {"numpy": 0.5, "jax": 1.0, "torch": 2, "all": [3]}
+
+
+def test_a_metric_that_is_no_function_is_refused_at_once() -> None:
+    with pytest.raises(errors.WrongType, match="get_metric_fn is a function of metrics, not 'loss'"):
+        training.preservation_policies.BestN(get_metric_fn="loss", n=1)  # type: ignore[arg-type]

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
+import numpy as np
+
 from waystation._errors import InvalidInput, WrongType
 from waystation.training.step_metadata import CheckpointMetadata
 
@@ -71,6 +73,9 @@ class EveryNSeconds(PreservationPolicy):
     """
 
     interval_secs: int
+
+    def __post_init__(self) -> None:
+        check_seconds("interval_secs", self.interval_secs)
 
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
         """Keeps those that are far enough from the one kept before."""
@@ -158,6 +163,8 @@ class CustomSteps(PreservationPolicy):
     steps: Iterable[int]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.steps, Iterable):
+            raise WrongType(f"steps is a list of steps, not {self.steps!r:.60}")
         self.steps = frozenset(self.steps)
 
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
@@ -184,6 +191,8 @@ class BestN(PreservationPolicy):
     keep_checkpoints_without_metrics: bool = True
 
     def __post_init__(self) -> None:
+        if not callable(self.get_metric_fn):
+            raise WrongType(f"get_metric_fn is a function of metrics, not {self.get_metric_fn!r:.60}")
         _check_count("n", self.n)
 
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
@@ -216,6 +225,10 @@ class LatestDuration(PreservationPolicy):
     """
 
     duration: datetime.timedelta
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.duration, datetime.timedelta):
+            raise WrongType(f"duration is a datetime.timedelta, not {self.duration!r:.60}")
 
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
         """Keeps what is not older."""
@@ -264,6 +277,20 @@ def _check_count(name: str, count: object) -> None:
         raise WrongType(f"{name} is an integer or None, not {count!r:.60}")
     if operator.index(count) < 0:
         raise InvalidInput(f"{name} must not be negative, but is {count}; None keeps all")
+
+
+def check_seconds(name: str, seconds: object) -> None:
+    """Refuses what is no number of seconds.
+
+    Args:
+        name: The parameter.
+        seconds: What was given.
+
+    Raises:
+        WrongType: It is none.
+    """
+    if not isinstance(seconds, int | float | np.integer | np.floating):
+        raise WrongType(f"{name} is a number of seconds, not {seconds!r:.60}")
 
 
 def check_members(policies: object, protocol: type) -> None:

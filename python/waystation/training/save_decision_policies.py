@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, SupportsIndex, runtime_checkable
 from waystation._errors import InvalidInput, WrongType
 from waystation.training.adaptive_interval import AdaptiveInterval
 from waystation.training.costs import SaveCost
-from waystation.training.preservation_policies import check_members
+from waystation.training.preservation_policies import check_members, check_seconds
 from waystation.training.step_metadata import CheckpointMetadata
 
 
@@ -100,6 +100,10 @@ class SpecificStepsPolicy(SaveDecisionPolicy):
     steps: Container[int]
     is_same_everywhere: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, Container):
+            raise WrongType(f"steps is a list or another container of steps, not {self.steps!r:.60}")
+
     def should_save(
         self,
         step: CheckpointMetadata[None],
@@ -120,6 +124,10 @@ class ContinuousCheckpointingPolicy(SaveDecisionPolicy):
     """
 
     minimum_interval_secs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.minimum_interval_secs is not None:
+            check_seconds("minimum_interval_secs", self.minimum_interval_secs)
 
     def should_save(
         self,
