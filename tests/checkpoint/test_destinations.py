@@ -183,3 +183,32 @@ def test_a_path_that_is_not_utf_8_is_refused(tmp_path: Path, name: str) -> None:
             call()
     assert not waystation.is_checkpoint(path)
     assert not os.listdir(tmp_path)
+
+
+def test_ctrl_c_while_the_attempt_begins_leaves_nothing(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+import waystation
+
+told = []
+
+def interrupt(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("owner.json") and not told:
+        told.append(arguments[0])
+        signal.raise_signal(signal.SIGINT)
+
+sys.addaudithook(interrupt)
+try:
+    waystation.save("run/step", [1])
+except KeyboardInterrupt:
+    print("interrupted", os.path.basename(os.path.dirname(told[0])), os.listdir("."))
+waystation.save("run/step", [2])
+print(os.listdir("run"), waystation.load("run/step"))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
+    )
+    first, second = ended.stdout.splitlines()
+    assert first.startswith("interrupted step.waystation-tmp-")
+    assert first.endswith(" []")
+    assert second == "['step'] [2]"

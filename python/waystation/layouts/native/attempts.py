@@ -104,12 +104,12 @@ class Attempt:
         self.path = os.path.join(parent, names.attempt(name, self.id))
         try:
             self._create(permission_mode)
-        except WaystationError:
-            self.discard()
-            raise
         except OSError as error:
             self.discard()
             raise from_os_error(error, "create the directory of an attempt", self.path) from error
+        except BaseException:  # also Ctrl-C: this process lives on, so no later save would remove it
+            self.discard()
+            raise
 
     @classmethod
     def reopened(cls, target: str, leftover: Leftover) -> Attempt:
@@ -129,10 +129,10 @@ class Attempt:
         record = os.path.join(self.path, names.OWNER)
         with open(record, "x", encoding="utf-8") as file:
             json.dump(owner_record(), file)
-        signs_of_life.HEARTBEAT.begin(record, functools.partial(os.utime, record))
         # Also that of an attempt which nobody ends: what is left of it is to run out.
         self._renewal = weakref.finalize(self, signs_of_life.HEARTBEAT.end, record)
         self._renewal.atexit = False
+        signs_of_life.HEARTBEAT.begin(record, functools.partial(os.utime, record))
 
     def heartbeat(self) -> None:
         """Shows observers on other hosts that the attempt is alive."""
