@@ -69,9 +69,7 @@ with context:
 def _writers(path: Path, way: str, layout: str) -> Iterator[Callable[[], bool]]:
     """Two processes that save one checkpoint; gives whether one of them still does."""
     command = [sys.executable, "-c", _WRITER, str(path)]
-    # In place, two writers at a time are the caller's to prevent.
-    numbers = (1,) if way == "in place" else (1, 2)
-    writers = [subprocess.Popen([*command, str(number), way, layout, str(_SAVES)]) for number in numbers]
+    writers = [subprocess.Popen([*command, str(number), way, layout, str(_SAVES)]) for number in (1, 2)]
     try:
         yield lambda: any(writer.poll() is None for writer in writers)
         assert [writer.wait(_BOUND_S) for writer in writers] == [0] * len(writers)

@@ -8,6 +8,7 @@ the blocks that they read against it. It protects against damage, not against th
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from waystation import _native
-from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound, from_os_error
+from waystation._errors import (
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    Unsupported,
+    WaystationError,
+    from_os_error,
+)
+from waystation.layouts.native import write_lock
 from waystation.layouts.native.records import dump_json
-from waystation.safetensors.headers import Header
+from waystation.safetensors.headers import Header, check_unchanged
 from waystation.safetensors.sources import Files, find
 
 FILE_NAME = "checksums.waystation.json"
@@ -87,12 +96,14 @@ def _write(directory: str, files: dict[str, FileChecksums]) -> str:
         },
     }
     path = os.path.join(directory, FILE_NAME)
-    temporary = f"{path}.{os.getpid()}.tmp"
+    temporary = f"{path}.tmp"
     try:
+        with contextlib.suppress(FileNotFoundError):  # of a process that was killed
+            os.unlink(temporary)
         _native.write_small_files([(temporary, _native.seal_json(dump_json(body)))])
         os.replace(temporary, path)
-    except Conflict as error:
-        raise Conflict(f"'{temporary}' is in the way; remove it", path=temporary) from error
+    except WaystationError:
+        raise
     except OSError as error:
         raise from_os_error(error, "write", path) from error
     _native.sync_paths([directory])
@@ -116,15 +127,35 @@ def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _to
 
     Raises:
         NotFound, InvalidInput, Corrupt: As `open` does.
-        Conflict: A file changed meanwhile.
+        Conflict: A file changed meanwhile, or another process has been replacing what is there for too long.
     """
     headers = find(files)
     summed = _sum(headers, on_progress)
-    by_directory: dict[str, dict[str, FileChecksums]] = {}
+    by_directory: dict[str, list[tuple[Header, FileChecksums]]] = {}
     for header, found in zip(headers, summed, strict=True):
-        directory, name = os.path.split(header.path)
-        by_directory.setdefault(directory, read_checksums(directory))[name] = found
-    return [_write(directory, found) for directory, found in by_directory.items()]
+        by_directory.setdefault(os.path.dirname(header.path), []).append((header, found))
+    written = []
+    for directory, pairs in by_directory.items():
+        with write_lock.held(directory):
+            check_unchanged(header for header, _ in pairs)
+            known = read_checksums(directory)
+            known |= {os.path.basename(header.path): found for header, found in pairs}
+            written.append(_write(directory, known))
+    return written
+
+
+def forget_checksums(directory: str, file_names: Sequence[str]) -> None:
+    """Removes what is known of files that are about to be replaced; the caller holds the `write_lock`.
+
+    Checksums that cannot be read stay as they are, for loads to refuse.
+    """
+    try:
+        known = read_checksums(directory)
+    except (Corrupt, Unsupported):
+        return
+    remaining = {name: found for name, found in known.items() if name not in file_names}
+    if len(remaining) != len(known):
+        _write(directory, remaining)
 
 
 def verify_files(files: Files, *, on_progress: OnProgress = lambda _done, _total: None) -> list[DamagedFile]:
@@ -189,6 +220,7 @@ def blocks_of(header: Header, checksums: FileChecksums | None) -> bytes | None:
     if checksums is None:
         return None
     if checksums.nbytes != header.identity.nbytes:
+        header.check_unchanged()  # they may be of the file that has taken its place
         raise Corrupt(
             f"the file has {header.identity.nbytes} bytes, and had {checksums.nbytes} when it was summed; "
             "use another copy of it",

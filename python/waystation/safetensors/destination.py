@@ -4,27 +4,30 @@ Everything is written into a hidden directory beside its place and made durable;
 that did not exist appears whole, in one act. Failure sequence: killed while writing, the hidden directory is
 left and the destination is as it was; killed while several files move into a directory that has no model yet,
 some of them are there without an index, which readers refuse as a part of a model. How files take the place
-of earlier ones is told by `replacing.py`. The name of the hidden directory says which process it is of, so
-that `waystation gc` can remove what a dead one left.
+of earlier ones is told by `replacing.py`. One process at a time moves files into a directory (`write_lock`);
+their names are chosen then, by what is there. The name of the hidden directory says which process it is of,
+so that `waystation gc` can remove what a dead one left.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from waystation import _forks, _native
 from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_error
 from waystation._paths import list_directory
-from waystation.layouts.native import names
+from waystation.layouts.native import names, write_lock
 from waystation.layouts.native.attempts import new_attempt_id, remove_tree
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.safetensors import replacing
+from waystation.safetensors.checksums import forget_checksums
 from waystation.safetensors.index import encode_index
 
 Format = Literal["safetensors", "npz"]
@@ -168,7 +171,7 @@ class Destination:
         )
         return next(found for found in sets if taken.isdisjoint(found))
 
-    @contextmanager
+    @contextlib.contextmanager
     def staged(self) -> Iterator[str]:
         """Makes the hidden directory; what is in it at the end is removed."""
         exists = os.path.isdir(self.directory)
@@ -187,34 +190,64 @@ class Destination:
 
     def publish(self, stage: str, files: Sequence[PlannedFile[Any]]) -> list[str]:
         """Gives durable files their names; returns their paths, that of the index last."""
+        if not os.path.isdir(self.directory):
+            try:
+                return self._publish_whole(stage, files)
+            except Conflict:
+                if not self._overwrite or not os.path.isdir(self.directory):
+                    raise
+            with contextlib.suppress(FileNotFoundError):  # what it says depends on the names that files get
+                os.unlink(os.path.join(stage, replacing.index_name(self.stem)))
+        with write_lock.held(self.directory):
+            return self._publish_among_others(stage, files)
+
+    def _publish_whole(self, stage: str, files: Sequence[PlannedFile[Any]]) -> list[str]:
+        """Makes the hidden directory the destination, which does not exist."""
         file_names = [file.name for file in files]
-        index = encode_index(
-            [(file.name, [entry.label for entry in file.arrays]) for file in files],
-            sum(entry.nbytes for file in files for entry in file.arrays),
-        )
+        self._write_index(stage, file_names, _index_of(files, file_names))
+        _native.sync_paths([stage])
+        _rename_new(stage, self.directory)
+        _native.sync_paths([os.path.dirname(self.directory)])
+        return self._published(file_names)
+
+    def _publish_among_others(self, stage: str, files: Sequence[PlannedFile[Any]]) -> list[str]:
+        """Moves the files in, as no other process does at the same time. What another has put there since the
+        files were planned counts as what was there before."""
+        self._check()
+        file_names = [file.name for file in files]
+        if self.format == "safetensors":
+            file_names = self._named_anew(stage, file_names)
+        index = _index_of(files, file_names)
+        forget_checksums(self.directory, file_names)
         earlier = self._earlier()
         if earlier is not None:
             _native.sync_paths([stage])
             replacing.replace(earlier, stage, file_names, index)
-        else:
-            self._publish_new(stage, file_names, index)
-        published = [*file_names, replacing.index_name(self.stem)] if len(files) > 1 else file_names
-        return [os.path.join(self.directory, name) for name in published]
-
-    def _publish_new(self, stage: str, file_names: Sequence[str], index: bytes) -> None:
-        """Gives files their names where there is no model; the index comes last."""
-        if len(file_names) > 1:
-            name = replacing.index_name(self.stem)
-            _native.write_small_files([(os.path.join(stage, name), index)])
-            file_names = [*file_names, name]
+            return self._published(file_names)
+        self._write_index(stage, file_names, index)
         _native.sync_paths([stage])
-        if not os.path.isdir(self.directory):
-            _rename_new(stage, self.directory)
-            _native.sync_paths([os.path.dirname(self.directory)])
-            return
-        for name in file_names:
-            self._move_in(os.path.join(stage, name), os.path.join(self.directory, name))
+        for path in self._published(file_names):
+            self._move_in(os.path.join(stage, os.path.basename(path)), path)
         _native.sync_paths([self.directory])
+        return self._published(file_names)
+
+    def _named_anew(self, stage: str, planned: Sequence[str]) -> list[str]:
+        """The names that the files get, under which they now are in the hidden directory."""
+        chosen = self._file_names(len(planned))
+        for before, name in zip(planned, chosen, strict=True):
+            if before != name:
+                _rename_new(os.path.join(stage, before), os.path.join(stage, name))
+        return chosen
+
+    def _write_index(self, stage: str, file_names: Sequence[str], index: bytes) -> None:
+        """Puts the index among several files in the hidden directory."""
+        if len(file_names) > 1:
+            _native.write_small_files([(os.path.join(stage, replacing.index_name(self.stem)), index)])
+
+    def _published(self, file_names: Sequence[str]) -> list[str]:
+        """The paths of the files, that of the index last."""
+        index = [replacing.index_name(self.stem)] if len(file_names) > 1 else []
+        return [os.path.join(self.directory, name) for name in (*file_names, *index)]
 
     def _move_in(self, source: str, target: str) -> None:
         if not self._overwrite:
@@ -224,6 +257,17 @@ class Destination:
             os.replace(source, target)
         except OSError as error:
             raise from_os_error(error, "replace", target) from error
+
+
+def _index_of(files: Sequence[PlannedFile[Any]], file_names: Sequence[str]) -> bytes:
+    """The index of files that get these names."""
+    return encode_index(
+        [
+            (name, [entry.label for entry in file.arrays])
+            for name, file in zip(file_names, files, strict=True)
+        ],
+        sum(entry.nbytes for file in files for entry in file.arrays),
+    )
 
 
 def _rename_new(source: str, target: str) -> None:
@@ -237,6 +281,8 @@ def _rename_new(source: str, target: str) -> None:
         try:
             os.rename(source, target)
         except OSError as error:
+            if error.errno == errno.ENOTEMPTY:
+                raise Conflict(f"'{target}' appeared meanwhile; it was left alone", path=target) from error
             raise from_os_error(error, "rename to", target) from error
 
 

@@ -75,7 +75,7 @@ def save(
         metadata: Text for people. The key `format`, which tools of Hugging Face look for, is added.
         max_file_bytes: Most bytes of arrays in one file (a larger array has its own).
         overwrite: Replace earlier files of this name. A reader finds the old ones, the new ones, or no
-            model, and never a mixture.
+            model, and never a mixture. Where another process saves there too, one goes after the other.
 
     Returns:
         The paths of the files, that of the index last.
@@ -83,7 +83,8 @@ def save(
     Raises:
         InvalidInput: Something is no array, or two have one name.
         Unsupported: The format has no dtype for an array.
-        Conflict: There are files of that name.
+        Conflict: There are files of that name, or another process has been replacing what is there for too
+            long.
     """
     problem = checks.positive(max_file_bytes)
     if problem is not None:

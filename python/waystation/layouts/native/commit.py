@@ -16,10 +16,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from waystation import _native
 from waystation._errors import (
@@ -30,7 +29,7 @@ from waystation._errors import (
     WaystationError,
     from_os_error,
 )
-from waystation.layouts.native import marks, names, records
+from waystation.layouts.native import marks, names, records, write_lock
 from waystation.layouts.native.attempts import Attempt, remove_tree
 
 _log = logging.getLogger("waystation")
@@ -67,10 +66,11 @@ def swap(attempt: Attempt) -> None:
     Raises:
         Unsupported: The file system cannot do that.
     """
-    marks.carry(attempt.target, attempt.path)
-    _native.rename_exchange(attempt.path, attempt.target)
-    marks.carry(attempt.path, attempt.target)  # those that were put meanwhile
-    _native.sync_paths(attempt.directories_to_sync())
+    with write_lock.held(attempt.target):
+        marks.carry(attempt.target, attempt.path)
+        _native.rename_exchange(attempt.path, attempt.target)
+        marks.carry(attempt.path, attempt.target)  # those that were put meanwhile
+        _native.sync_paths(attempt.directories_to_sync())
 
 
 def replace_in_place(attempt: Attempt) -> None:
@@ -78,11 +78,12 @@ def replace_in_place(attempt: Attempt) -> None:
 
     What a process has moved that was killed, one that goes on with its attempt finds moved.
     """
-    generation, replaced = _present(attempt.target)
-    prepared = read_record(attempt.path)
-    record = dataclasses.replace(prepared, generation=generation + 1)
-    _move_in(attempt, prepared, record, {})
-    _take_out(attempt, zip(replaced, replaced, strict=True))
+    with write_lock.held(attempt.target):
+        generation, replaced = _present(attempt.target)
+        prepared = read_record(attempt.path)
+        record = dataclasses.replace(prepared, generation=generation + 1)
+        _move_in(attempt, prepared, record, {})
+        _take_out(attempt, zip(replaced, replaced, strict=True))
 
 
 def add_in_place(attempt: Attempt) -> None:
@@ -260,26 +261,14 @@ def _is_in(target: str, directory: str) -> bool:
     return os.path.lexists(os.path.join(target, directory))
 
 
-@contextlib.contextmanager
-def locked(target: str) -> Iterator[None]:
-    """Keeps others from replacing the record of a checkpoint between a look at it and its replacement.
+def locked(target: str) -> contextlib.AbstractContextManager[None]:
+    """Keeps others from replacing a checkpoint or its record between a look at it and its replacement.
 
-    Raises:
-        Conflict: Another checkpoint came to stand at the path meanwhile.
+    Raises (on entry):
+        Conflict: Another checkpoint came to stand at the path meanwhile, or another process holds the lock
+            for too long.
     """
-    try:
-        directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise from_os_error(error, "open", target) from error
-    try:
-        # Where a file system knows no locks, two writers at a time are the caller's to prevent.
-        with contextlib.suppress(OSError):
-            fcntl.flock(directory, fcntl.LOCK_EX)
-        if not os.path.samestat(os.fstat(directory), os.stat(target)):
-            raise Conflict(f"'{target}' was replaced meanwhile; look at it again", path=target)
-        yield
-    finally:
-        os.close(directory)
+    return write_lock.held(target, if_replaced=False)
 
 
 def read_record(directory: str, root: _native.Directory | None = None) -> records.CheckpointRecord:

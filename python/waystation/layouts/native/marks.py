@@ -13,11 +13,17 @@ import contextlib
 import os
 from collections.abc import Iterable
 
+from waystation.layouts.native import names
+
 LEASE, CONDEMNED = ".waystation-lease.", ".waystation-condemned."
 
 
 def is_mark(name: str) -> bool:
-    """Whether an entry of a checkpoint's directory is a mark."""
+    """Whether an entry of a checkpoint's directory is a mark, or the lock of a process that replaces it."""
+    return _is_carried(name) or name.startswith(names.WRITER)
+
+
+def _is_carried(name: str) -> bool:
     return name.startswith((LEASE, CONDEMNED))
 
 
@@ -32,6 +38,6 @@ def carry(source: str, target: str) -> None:
     Where the file system has no further links to a file, they stay behind: no save fails by that.
     """
     with contextlib.suppress(OSError):
-        for name in filter(is_mark, os.listdir(source)):
+        for name in filter(_is_carried, os.listdir(source)):
             with contextlib.suppress(OSError):
                 os.link(os.path.join(source, name), os.path.join(target, name), follow_symlinks=False)

@@ -16,6 +16,9 @@ INDEX = "model.safetensors.index.json"
 OWNER = "owner.json"
 FILES = "files"  # in it, what a handler made of a checkpointable, where the record is not among that
 
+WRITER = ".waystation-writer"  # of the process that replaces what is in a directory
+WRITER_REMOVAL = ".waystation-writer-removal"
+
 PARTIAL_SUFFIX = ".partial_save"  # as Orbax has it
 ATTEMPT_INFIX = ".waystation-tmp-"
 EXPORT_INFIX = ".waystation-export-"
