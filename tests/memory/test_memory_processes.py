@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,8 +72,7 @@ def test_all_pass_over_what_one_finds_damaged(agent: Agent, root: Path, tmp_path
         assert found["from memory"] == 1
         assert len(found["warned"]) == 1
         assert "step 2" in found["warned"][0]
-        # Where both ask the agent to verify at once, one of them hears that the slot is being read.
-        assert re.search("Corrupt|is being read", found["warned"][0]), found["warned"]
+        assert "Corrupt" in found["warned"][0]
 
 
 def test_what_processes_share_is_kept_once(agent: Agent, root: Path, tmp_path: Path) -> None:
