@@ -140,7 +140,12 @@ def test_one_of_two_savers_is_killed(tmp_path: Path, kind: str) -> None:
             victim.send_signal(signal.SIGKILL)
             read_while([victim], path)
             assert other.wait(BOUND_S) == 0
-        assert value_of(path) in (1 + 2 * (SAVES - 1), 2 + 2 * (SAVES - 1))
+            first_of_other, first_of_victim = 1 + running.index(other), 1 + running.index(victim)
+        # The other may have ended before the victim was killed, whose last model is there then.
+        assert value_of(path) in {
+            first_of_other + 2 * (SAVES - 1),
+            *range(first_of_victim, first_of_victim + 2 * SAVES, 2),
+        }
 
 
 def test_whoever_holds_the_lock_for_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
