@@ -259,16 +259,9 @@ class Hosts:
         self.lost = None if lost is None else Version(*lost)
         return [Whole.from_json(entry) for entry in listed]
 
-    def mend(self, open_session: OpenSession) -> bool:
+    def mend(self) -> None:
         """See `keeper.Keeper`. What has gone is brought from other hosts, as what was never here is."""
-
-        def work() -> bytes:
-            self._agent.client.verify()
-            return b""
-
-        with open_session("mend what is in memory") as session:
-            session.round(work, lambda _: b"")
-        return True
+        self._agent.client.verify()
 
     def is_own(self, version: Version) -> bool:
         """See `keeper.Keeper`."""

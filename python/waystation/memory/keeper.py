@@ -89,15 +89,12 @@ class Keeper(Protocol):
         hear it."""
         ...
 
-    def mend(self, open_session: OpenSession) -> bool:
-        """Has agents mend what they can, and let go of what is damaged beyond that, since other hosts may
-        have it; returns whether they did. All processes have released what they held.
-
-        Args:
-            open_session: Opens theirs.
+    def mend(self) -> None:
+        """Has the agent mend what it can, and let go of what is damaged beyond that, since other hosts may
+        have it. All processes have released what they held.
 
         Raises:
-            WaystationError: The agent of some process did not answer.
+            WaystationError: The agent did not answer.
         """
         ...
 

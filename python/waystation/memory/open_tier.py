@@ -390,8 +390,8 @@ class OpenMemoryTier:
         try:
             loaded = load(loading)
         except Corrupt as damage:
-            limited = saving_options(options, self._deadline_s)
-            if mends and keeper.mend(lambda what: self._session(what, limited)):
+            if mends:
+                self._mend(keeper, saving_options(options, self._deadline_s))
                 with contextlib.suppress(NotFound, Unavailable):  # then there was no other copy
                     return self._load(entry, wish, options, load, mends=False)
             self._dropped.add(version)  # what is damaged of it the agents have freed
@@ -402,6 +402,16 @@ class OpenMemoryTier:
             self._recovering.has_loaded(version.step, time.monotonic() - begun, loading.brought_s)
         self._log("memory_restore", version.step, begun)
         return loaded
+
+    def _mend(self, keeper: Keeper, options: Options) -> None:
+        """Has the agents of all processes mend what they can."""
+
+        def work() -> bytes:
+            keeper.mend()
+            return b""
+
+        with self._session("mend what is in memory", options) as session:
+            session.round(work, lambda _: b"")
 
     def _to_try(self, wish: Wish, options: Options) -> tuple[list[Whole], bool]:
         """The versions to try, in this order, before the directory, and whether that has any step."""
