@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tests.support import plain_renames
+from tests.support import overwriting, plain_renames
 
 import waystation as ws
 from waystation import safetensors
@@ -26,49 +25,10 @@ _SAVES = 25
 State = dict[str, Any]
 
 
-def _state(number: int) -> State:
-    return {
-        "number": np.array(number),
-        "large": np.full(200_000, number),
-        "small": [np.full(1000, number) for _ in range(50)],
-    }
-
-
-_WRITER = """
-import sys
-import numpy as np
-import waystation as ws
-from tests.support import plain_renames
-
-path, number, way, layout = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
-state = {
-    "number": np.array(number),
-    "large": np.full(200_000, number),
-    "small": [np.full(1000, number) for _ in range(50)],
-}
-if way == "in place":
-    plain_renames.allow_only_plain_renames()
-context = ws.Context()
-if layout != "native":
-    context.array.saving.use_ocdbt = layout == "ocdbt"
-with context:
-    for _ in range(int(sys.argv[5])):
-        if way == "delete":
-            try:
-                ws.delete(path)
-            except FileNotFoundError:
-                pass
-        try:
-            ws.save(path, state, overwrite=way != "delete")
-        except FileExistsError:
-            assert way == "delete"
-"""
-
-
 @contextmanager
 def _writers(path: Path, way: str, layout: str) -> Iterator[Callable[[], bool]]:
     """Two processes that save one checkpoint; gives whether one of them still does."""
-    command = [sys.executable, "-c", _WRITER, str(path)]
+    command = [sys.executable, "-m", "tests.support.overwriting", str(path)]
     writers = [subprocess.Popen([*command, str(number), way, layout, str(_SAVES)]) for number in (1, 2)]
     try:
         yield lambda: any(writer.poll() is None for writer in writers)
@@ -79,12 +39,9 @@ def _writers(path: Path, way: str, layout: str) -> Iterator[Callable[[], bool]]:
             writer.wait(_BOUND_S)
 
 
-def _save(path: Path, layout: str, number: int = 0) -> None:
-    context = ws.Context()
-    if layout != "native":
-        context.array.saving.use_ocdbt = layout == "ocdbt"
-    with context:
-        ws.save(path, _state(number))
+def _save(path: Path, layout: str) -> None:
+    with overwriting.context_of(layout):
+        ws.save(path, overwriting.state_of(0))
 
 
 def _check(state: State) -> None:
@@ -191,7 +148,7 @@ def test_what_a_replacement_removed_is_not_missing(
 ) -> None:
     """Replaced between the look at the record and that at the directories which it names."""
     path = tmp_path / "same"
-    ws.save(path, _state(1))
+    ws.save(path, overwriting.state_of(1))
     present = CheckpointRecord.present
 
     def replace_first(record: CheckpointRecord, *arguments: Any) -> Any:
@@ -199,7 +156,7 @@ def test_what_a_replacement_removed_is_not_missing(
         if is_deleted:
             ws.delete(path)
         else:
-            ws.save(path, _state(2), overwrite=True)
+            ws.save(path, overwriting.state_of(2), overwrite=True)
         return present(record, *arguments)
 
     monkeypatch.setattr(CheckpointRecord, "present", replace_first)
@@ -212,7 +169,7 @@ def test_what_a_replacement_removed_is_not_missing(
 
 def test_damage_of_a_checkpoint_that_stays_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "damaged"
-    ws.save(path, _state(1))
+    ws.save(path, overwriting.state_of(1))
     data = next((path / "state").glob("*.safetensors"))
     with data.open("r+b") as file:
         file.seek(-100, 2)

@@ -9,49 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.distributed import replaced_scenarios
+from tests.support import overwriting
 from tests.support.programs import running
 
 import waystation
 from waystation.checkpoint.replaced import MOST_ATTEMPTS
 
 _BOUND_S = 120
-
-# A save for each line of its input.
-_WRITER = """
-import sys
-import numpy as np
-import waystation
-
-path, number, way, layout = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
-state = {
-    "number": np.array(number),
-    "large": np.full(200_000, number),
-    "small": [np.full(1000, number) for _ in range(50)],
-}
-context = waystation.Context()
-if layout != "native":
-    context.array.saving.use_ocdbt = layout == "ocdbt"
-
-
-def save():
-    if way == "delete":
-        try:
-            waystation.delete(path)
-        except FileNotFoundError:
-            pass
-    try:
-        waystation.save(path, state, overwrite=way != "delete")
-    except FileExistsError:
-        assert way == "delete"
-
-
-with context:
-    for _ in sys.stdin:
-        save()
-"""
 
 
 @pytest.mark.parametrize(
@@ -66,19 +32,9 @@ with context:
 )
 def test_all_processes_load_one_version(tmp_path: Path, framework: str, way: str, layout: str) -> None:
     path = tmp_path / "same"
-    context = waystation.Context()
-    if layout != "native":
-        context.array.saving.use_ocdbt = layout == "ocdbt"
-    with context:
-        waystation.save(
-            path,
-            {
-                "number": np.array(0),
-                "large": np.zeros(200_000, np.int64),
-                "small": [np.zeros(1000, np.int64) for _ in range(50)],
-            },
-        )
-    command = [sys.executable, "-c", _WRITER, str(path)]
+    with overwriting.context_of(layout):
+        waystation.save(path, overwriting.state_of(0))
+    command = [sys.executable, "-m", "tests.support.overwriting", str(path)]
     writers = [
         subprocess.Popen([*command, str(number), way, layout], stdin=subprocess.PIPE) for number in (1, 2)
     ]
