@@ -108,6 +108,7 @@ def _check_outside(target: str) -> None:
                 f"'{target}' is inside the checkpoint '{whole}', and would be deleted with it; save to a "
                 "path beside it",
                 path=target,
+                checkpoint=whole,
             )
         inside = whole
 

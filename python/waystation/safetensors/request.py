@@ -15,6 +15,7 @@ from typing import Any
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput
 from waystation._options import Options
+from waystation._options.checks import positive_or_none
 from waystation._options.in_effect import current_options
 from waystation.frameworks import casts
 from waystation.frameworks.base import Codec, StoredArray, Target
@@ -145,7 +146,13 @@ def decide(
 
 
 def options_of(memory_limit: int | None, verify: bool | None, gpu_direct: bool | None = None) -> Options:
-    """The options in effect, with a bound on memory in any case."""
+    """The options in effect, with a bound on memory in any case.
+
+    Raises:
+        InvalidInput: `memory_limit` is no number of bytes.
+    """
+    if wrong := positive_or_none(memory_limit):
+        raise InvalidInput(f"memory_limit is {wrong}, in bytes, not {memory_limit!r:.60}")
     chosen = current_options().thawed()
     if memory_limit is not None or chosen.memory.read_concurrent_bytes is None:
         chosen.memory.read_concurrent_bytes = MEMORY_BYTES if memory_limit is None else memory_limit
