@@ -170,6 +170,20 @@ def test_nothing_is_saved_inside_a_checkpoint(tmp_path: Path, use_ocdbt: bool | 
     assert waystation.load(whole) == STATE
 
 
+def test_other_programs_files_above_do_not_make_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.json").write_text('{"model": "mine"}')
+    waystation.save(tmp_path / "runs" / "step_1", STATE)
+    assert waystation.load(tmp_path / "runs" / "step_1") == STATE
+
+
+def test_what_a_handler_writes_with_a_save_is_not_inside_a_checkpoint(tmp_path: Path) -> None:
+    step = tmp_path / "7.orbax-checkpoint-tmp-1"
+    step.mkdir()
+    (step / "_CHECKPOINT_METADATA").write_text("{}")
+    waystation.save(step / "mine", STATE)
+    assert waystation.load(step / "mine") == STATE
+
+
 @pytest.mark.parametrize("name", [chr(0xD800), chr(0xDCFF)], ids=["no file has it", "bytes"])
 def test_a_path_that_is_not_utf_8_is_refused(tmp_path: Path, name: str) -> None:
     path = f"{tmp_path}/{name}"

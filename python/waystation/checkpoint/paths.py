@@ -23,6 +23,7 @@ from waystation._foreign import described, hub_advice
 from waystation._paths import absolute, list_directory, scan_directory
 from waystation.layouts.native import names
 from waystation.layouts.native.attempts import leftovers
+from waystation.layouts.native.commit import has_record
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax import names as orbax_names
 
@@ -103,7 +104,10 @@ def _check_outside(target: str) -> None:
     """Raises Conflict if a path is inside a checkpoint."""
     inside = target
     while (whole := os.path.dirname(inside)) != inside:
-        if is_native_checkpoint(whole) or orbax.is_checkpointable(inside):
+        name = os.path.basename(whole)
+        if names.attempt_target(name) is not None or orbax_names.TEMPORARY_INFIX in name:
+            return  # what a handler of a save that is under way writes with another save
+        if has_record(whole) or orbax.is_checkpointable(inside):
             raise Conflict(
                 f"'{target}' is inside the checkpoint '{whole}', and would be deleted with it; save to a "
                 "path beside it",

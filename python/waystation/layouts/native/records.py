@@ -29,6 +29,9 @@ PYTREE, FILES, HANDLED = "pytree", "files", "handled"
 
 _TRANSACTION = re.compile("[0-9a-f]{16}")
 
+# What a record begins with: `seal_json` writes it, in Rust.
+SEALED_START = b'{"crc64":'
+
 
 @dataclass(frozen=True, slots=True)
 class Digest:
