@@ -65,6 +65,7 @@ DIFFERENCES = [
         "A directory with anything in it, or with nothing, loads",
         *("*, at: empty directory", "*, at: junk", "parts: over a directory"),
     ),
+    _row("A save goes to a path inside a checkpoint", "save inside, at: *"),
     _row(
         "`overwrite=True` removes whatever is at the path",
         *(f"save over*, at: {place}" for place in ("file", "junk", "unfinished", "parent", "inside")),
