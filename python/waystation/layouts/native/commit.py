@@ -279,7 +279,7 @@ def read_record(directory: str, root: _native.Directory | None = None) -> record
 
 
 def has_record(directory: str) -> bool:
-    """Whether a directory holds a record of Waystation's. Other programs call files `checkpoint.json`, too."""
+    """Whether a directory holds a record of Waystation: other programs name files `checkpoint.json`, too."""
     try:
         with open(os.path.join(directory, names.RECORD), "rb") as file:
             return file.read(len(records.SEALED_START)) == records.SEALED_START
