@@ -225,9 +225,48 @@ def test_what_is_asked_for_is_honoured(own: Path) -> None:
             oracle.assert_same(waystation.load(own), STATE)
 
 
-def test_without_the_file_it_is_as_if_orbax_had_written_it(own: Path) -> None:
-    (own / ".waystation-checksums").unlink()
-    assert_intact(own)
+def test_a_checkpoint_that_has_lost_the_file_is_loaded_with_a_warning(
+    own: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = own / ".waystation-checksums"
+    lost.unlink()
+    assert [damage.path for damage in verify(own).damages] == [str(lost)]
+    with caplog.at_level("WARNING", "waystation"):
+        assert_intact(own)
+    assert f"'{own}' has lost its file .waystation-checksums" in caplog.text
+    context = waystation.Context()
+    context.array.loading.verify = True
+    with context, pytest.raises(Corrupt, match="missing"):
+        waystation.load(own)
+    caplog.clear()
+    context.array.loading.verify = False
+    with context:
+        assert_intact(own)
+    assert caplog.text == ""
+
+
+def test_steps_that_have_lost_the_file_are_listed_and_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = waystation.Context()
+    context.array.saving.use_ocdbt = False
+    with context, waystation.training.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"x": np.ones(3)}, metrics={"loss": 0.5})
+    (tmp_path / "1" / ".waystation-checksums").unlink()
+    with waystation.training.Checkpointer(tmp_path) as checkpointer:
+        assert [found.metrics for found in checkpointer.checkpoints] == [{"loss": 0.5}]
+        assert caplog.text == ""  # a listing reads no data
+        assert checkpointer.load()["x"].tolist() == [1, 1, 1]
+    assert "has lost its file" in caplog.text
+
+
+def test_what_orbax_writes_in_its_place_never_had_the_file(
+    own: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with oracle.context():
+        oracle.v1.save(own, STATE, overwrite=True)
+    oracle.assert_same(waystation.load(own), STATE)
+    assert caplog.text == ""
     with pytest.raises(Unsupported, match="no checksums"):
         verify(own)
 

@@ -7,18 +7,23 @@ state; whatever else there is, a handler has to read.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 
 from waystation import _native
+from waystation._errors import Corrupt
 from waystation._options import Options
 from waystation.checkpoint.handlers.choice import METRICS, STATE_HANDLER
+from waystation.checkpoint.replaced import Replaced
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.layouts.native.strings import join_strings, split_strings
 from waystation.layouts.orbax import checkpoint as orbax
-from waystation.layouts.orbax.checksums import Checksums
+from waystation.layouts.orbax.checksums import Checksums, is_removed
 from waystation.layouts.orbax.names import CHECKSUMS
 from waystation.layouts.orbax.open import TreeFiles, decode_tree_files, read_tree_files
+
+_log = logging.getLogger("waystation")
 
 
 class OrbaxReader:
@@ -32,6 +37,9 @@ class OrbaxReader:
         """Reads what a checkpoint says of itself, and the metadata of the trees that are wanted."""
         target = root.path
         found = orbax.open_checkpoint(target, root)
+        is_for_load = wanted is None or not {METRICS}.issuperset(wanted)
+        if is_for_load and found.checksums is None and is_removed(target, root):
+            _tell_of_removed_checksums(root, options)
         if wanted is None:
             chosen = sorted(name for name in found.items if name != METRICS)
         else:
@@ -81,4 +89,28 @@ class OrbaxReader:
             head["custom_metadata"],
             head["begun_ns"],
             head["committed_ns"],
+        )
+
+
+def _tell_of_removed_checksums(root: _native.Directory, options: Options) -> None:
+    """Warns that nothing vouches for what is loaded, and refuses that where it is to be verified.
+
+    Raises:
+        Corrupt: It is to be verified.
+        Replaced: The whole checkpoint is being removed.
+    """
+    if not root.is_current():
+        raise Replaced
+    file = os.path.join(root.path, CHECKSUMS)
+    if options.array.loading.verify:
+        raise Corrupt(
+            f"a committed file is missing: '{file}', by which everything else is verified; restore another "
+            "checkpoint, or leave the option array.loading.verify at None",
+            path=file,
+        )
+    if options.array.loading.verify is None:
+        _log.warning(
+            "checkpoint '%s' has lost its file %s: what is loaded is not verified by it",
+            root.path,
+            CHECKSUMS,
         )

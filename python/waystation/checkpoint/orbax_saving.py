@@ -254,7 +254,7 @@ class OrbaxSaving(Saving):
         )
         top = {
             names.COMMIT_SUCCESS: f"Checkpoint commit was successful to {self.target}".encode(),
-            names.INDICATOR: b"",
+            names.INDICATOR: checksums.INDICATOR,
         }
         digests = {name: Digest.of(content) for name, content in top.items()}
         said = metadata.encode()

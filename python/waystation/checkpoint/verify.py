@@ -30,7 +30,7 @@ from waystation.layouts.native.read import OpenCheckpointable, arrays_at, open_c
 from waystation.layouts.native.records import HANDLED, Digest, LocalPart
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax import names as orbax_names
-from waystation.layouts.orbax.checksums import Checksums, FileChecksums
+from waystation.layouts.orbax.checksums import Checksums, FileChecksums, is_removed
 from waystation.layouts.orbax.open import decode_tree_files, read_tree_files
 
 _WINDOW_BYTES = 64 << 20
@@ -194,16 +194,19 @@ def _others(directory: str, known: set[str], root: _native.Directory) -> list[st
 
 
 def _checksums_in(root: _native.Directory, found: Verification) -> Checksums | None:
-    """The record of the file of checksums; None where that is damaged.
+    """The record of the file of checksums; None where that is damaged or missing.
 
     Raises:
-        Unsupported: There is no such file.
+        Unsupported: There never was such a file.
     """
     target = root.path
     try:
         checksums = Checksums.read(target, root)
     except Corrupt as error:
         found.damages.append(Damage(os.path.join(target, orbax_names.CHECKSUMS), error.message))
+        return None
+    if checksums is None and is_removed(target, root):
+        found.damages.append(Damage(os.path.join(target, orbax_names.CHECKSUMS), "is missing"))
         return None
     if checksums is None:
         raise Unsupported(

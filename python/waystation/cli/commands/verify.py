@@ -13,7 +13,7 @@ from waystation.cli import formatting
 from waystation.cli.commands.ls import checkpoints_in, orbax_checkpoints_in
 from waystation.cli.output import Output
 from waystation.errors import NotFound
-from waystation.layouts.orbax.checkpoint import has_checksums
+from waystation.layouts.orbax.checkpoint import had_checksums
 
 FOUND_DAMAGE = 1
 
@@ -45,7 +45,7 @@ def _targets(directory: Path) -> tuple[list[str], list[str]]:
     targets, others = checkpoints_in(parent), orbax_checkpoints_in(parent)
     if not targets and not others:
         raise NotFound(f"there are no checkpoints in '{parent}'", path=parent)
-    summed = [other for other in others if has_checksums(other)]
+    summed = [other for other in others if had_checksums(other)]
     return targets + summed, [other for other in others if other not in summed]
 
 

@@ -21,7 +21,7 @@ from waystation._errors import (
 from waystation.layouts import beneath
 from waystation.layouts.orbax import deletion, names
 from waystation.layouts.orbax.checkpoint_metadata import CheckpointMetadata
-from waystation.layouts.orbax.checksums import Checksums, FileChecksums
+from waystation.layouts.orbax.checksums import Checksums, FileChecksums, is_removed
 
 STATE = "state"  # what a load means by default; the tree of a flat checkpoint is called so, too
 _MARKERS = (names.INDICATOR, names.CHECKPOINT_METADATA, names.TREE_METADATA)
@@ -130,9 +130,9 @@ def _is_own(directory: str, root: _native.Directory | None = None) -> bool:
     return _has(directory, names.CHECKPOINT_METADATA, root) or _has(directory, names.INDICATOR, root)
 
 
-def has_checksums(path: str) -> bool:
-    """Whether a checkpoint has a file of checksums, as those have that Waystation has written."""
-    return _has(path, names.CHECKSUMS)
+def had_checksums(path: str) -> bool:
+    """Whether a checkpoint was saved with a file of checksums, as those are that Waystation has written."""
+    return _has(path, names.CHECKSUMS) or is_removed(path)
 
 
 def open_checkpoint(path: str, root: _native.Directory | None = None) -> OrbaxCheckpoint:

@@ -11,10 +11,12 @@ save puts one there, and loads verify by it what they read. It consists of
 The record vouches for the lists, and a list for the block checksums of each file. So a process that loads a
 part reads the record, one list, and the checksums of the files that it reads.
 
+`orbax.checkpoint`, of which Orbax asks only whether it is there, says that this file was written.
+
 Invariants: nothing of the file is used before it has been verified. A checkpoint without the file is one that
-Orbax has written. A checkpointable that it does not name has been put there by somebody else; one that it
-names may have been deleted. Orbax changes nothing that was saved but `_CHECKPOINT_METADATA`, which then has
-fewer handlers.
+Orbax has written, or `orbax.checkpoint` says that it has been removed. A checkpointable that it does not name
+has been put there by somebody else; one that it names may have been deleted. Orbax changes nothing that was
+saved but `_CHECKPOINT_METADATA`, which then has fewer handlers.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ _CALL_BYTES = 16 << 20
 _RECORD_LIMIT_BYTES = 256 << 20
 _HANDLERS = "item_handlers"
 _ADVICE = "restore another checkpoint, or see 'waystation verify'"
+INDICATOR = f"The checksums of all files of this checkpoint are in {names.CHECKSUMS}\n".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,16 @@ def _hexadecimal(checksum: int) -> str:
 
 
 # ---- reading -----------------------------------------------------------------------------------
+
+
+def is_removed(checkpoint: str, root: _native.Directory | None = None) -> bool:
+    """Whether a checkpoint lacks the file although it was saved with one."""
+    indicator = os.path.join(checkpoint, names.INDICATOR)
+    if beneath.is_there(os.path.join(checkpoint, names.CHECKSUMS), root):
+        return False
+    return beneath.is_there(indicator, root) and (
+        names.CHECKSUMS.encode() in beneath.read(indicator, root, 0, len(INDICATOR))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from waystation._errors import Corrupt
 
 # Of a checkpoint.
-INDICATOR = "orbax.checkpoint"  # empty; in what the free functions of version 1 save
+INDICATOR = "orbax.checkpoint"  # empty, by Orbax; in what the free functions of version 1 save
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
 COMMIT_SUCCESS = "commit_success.txt"
 DELETION = "_CHECKPOINT_DELETION"
