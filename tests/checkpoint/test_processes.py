@@ -37,18 +37,55 @@ def in_namespaces(*flags: str, script: str, arguments: list[str]) -> "subprocess
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_a_save_leaves_alone_what_a_copy_of_this_machine_writes(tmp_path: Path) -> None:
-    target = tmp_path / "checkpoint"
+WITHOUT_TABLE = [
+    pytest.param(["--pid", "--fork"], "true", id="the process table of another namespace"),
+    pytest.param(["--mount"], "mount -t tmpfs none /proc", id="no process table"),
+]
+
+
+def begin_and_die(target: Path, flags: list[str], before: str) -> Path:
+    """The attempt that a process in new namespaces has left."""
+    # Not by `exec`: the first process of a namespace cannot kill itself.
     begun = in_namespaces(
-        "--uts",
-        script=f'hostname {OTHER_NAME}; exec "$@"',
+        *flags,
+        script=f'{before} && "$@"; exit $?',
         arguments=[sys.executable, "-c", BEGIN_AND_DIE, str(target)],
     )
-    assert begun.returncode == -signal.SIGKILL, begun.stderr
-    attempt = Path(begun.stdout.strip())
+    assert begun.returncode == 128 + signal.SIGKILL, begun.stderr
+    return Path(begun.stdout.strip())
+
+
+@pytest.mark.parametrize(
+    ("flags", "before"),
+    [
+        pytest.param(["--uts"], f"hostname {OTHER_NAME}", id="a copy of this machine"),
+        pytest.param(["--time", "--boottime", "5000"], "true", id="another namespace of time"),
+        *WITHOUT_TABLE,
+    ],
+)
+def test_a_save_leaves_alone_what_may_be_alive(flags: list[str], before: str, tmp_path: Path) -> None:
+    target = tmp_path / "checkpoint"
+    attempt = begin_and_die(target, flags, before)
     waystation.save(target, {"x": np.ones(3)})
     assert attempt.is_dir()
     assert np.array_equal(waystation.load(target)["x"], np.ones(3))
+
+
+@pytest.mark.parametrize(("flags", "before"), WITHOUT_TABLE)
+def test_saves_go_on_where_no_process_can_be_looked_up(flags: list[str], before: str, tmp_path: Path) -> None:
+    target = tmp_path / "checkpoint"
+    attempt = begin_and_die(target, flags, before)
+    code = (
+        "import sys, waystation; waystation.save(sys.argv[1], {'x': 1}); "
+        "waystation.save(sys.argv[1], {'x': 2}, overwrite=True); "
+        "checkpointer = waystation.training.Checkpointer(sys.argv[1] + ' steps'); "
+        "checkpointer.save(1, {'x': 3}); checkpointer.close(); "
+        "print(waystation.load(sys.argv[1]), waystation.training.Checkpointer(sys.argv[1] + ' steps').load())"
+    )
+    arguments = [sys.executable, "-c", code, str(target)]
+    saved = in_namespaces(*flags, script=f'{before} && "$@"; exit $?', arguments=arguments)
+    assert saved.stdout.strip() == "{'x': 2} {'x': 3}", saved.stderr
+    assert attempt.is_dir()
 
 
 def test_a_save_removes_what_a_killed_process_of_this_machine_left(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "sys/kernel/random/boot_id").write_text(here["boot"] + "\n")
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").symlink_to(f"pid:[{here['namespace']}]")
-    (tmp_path / "self/stat").write_text("")
+    (tmp_path / "self/stat").write_text(f"{os.getpid()} (tests)")
     monkeypatch.setattr(_processes, "_PROC", str(tmp_path))
     # What this process has asked for before is not to be answered from memory.
     monkeypatch.setattr(_processes, "boot_id", _processes.boot_id.__wrapped__)

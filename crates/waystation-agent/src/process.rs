@@ -17,6 +17,10 @@ const PROC: &str = "/proc";
 /// Beneath /proc.
 const BOOT_ID: &str = "sys/kernel/random/boot_id";
 const NAMESPACE: &str = "self/ns/pid";
+const TIME_NAMESPACE: &str = "self/ns/time";
+const OWN: &str = "self/stat";
+/// The same number on every kernel that has namespaces of time.
+const INITIAL_TIME: u64 = 4_026_531_834;
 /// Positions among the fields after the name of a process in `/proc/<id>/stat`.
 const STATE_FIELD: usize = 0;
 const START_FIELD: usize = 19;
@@ -111,19 +115,37 @@ fn fields_of(text: &str) -> impl Iterator<Item = &str> {
     text.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace()
 }
 
-/// The boot and the namespace in which process ids have their meaning here.
+/// The boot and the namespaces in which process ids and start times have their meaning here. Numbers of
+/// namespaces have 32 bits: that of time is in the upper half, where it is not the initial one.
 fn scope(proc: &Path) -> Result<(Id, u64)> {
+    let own_path = proc.join(OWN);
+    let own = fs::read_to_string(&own_path)
+        .map_err(|error| Error::from_io(error, "examine this process", &own_path))?;
+    if own.split(' ').next() != Some(std::process::id().to_string().as_str()) {
+        let message = "/proc was mounted in another namespace of process ids, so it does not tell which \
+                       processes run; mount it anew in this one";
+        return Err(Error::new(Kind::Unsupported, message));
+    }
     let (boot_path, namespace_path) = (proc.join(BOOT_ID), proc.join(NAMESPACE));
     let text = fs::read_to_string(&boot_path)
         .map_err(|error| Error::from_io(error, "read the id of the boot", &boot_path))?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     let boot = u128::from_str_radix(&digits, 16).map_err(|_| unreadable(&boot_path.display().to_string()))?;
-    let link = fs::read_link(&namespace_path)
-        .map_err(|error| Error::from_io(error, "examine the namespace of processes", &namespace_path))?;
-    // `pid:[4026531836]`
-    let number = link.to_str().and_then(|text| text.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok());
-    let namespace = number.ok_or_else(|| unreadable(&namespace_path.display().to_string()))?;
-    Ok((Id(boot.to_be_bytes()), namespace))
+    let processes = namespace(&namespace_path)?;
+    let time = match namespace(&proc.join(TIME_NAMESPACE)) {
+        Err(error) if error.kind() == Kind::NotFound => INITIAL_TIME, // Linux before 5.6
+        found => found?,
+    };
+    let upper = if time == INITIAL_TIME { 0 } else { time << 32 };
+    Ok((Id(boot.to_be_bytes()), upper | processes))
+}
+
+/// The number in a link such as `pid:[4026531836]`.
+fn namespace(path: &Path) -> Result<u64> {
+    let link =
+        fs::read_link(path).map_err(|error| Error::from_io(error, "examine a namespace of processes", path))?;
+    let number = link.to_str().and_then(|text| text.split_once(":[")?.1.strip_suffix(']')?.parse().ok());
+    number.ok_or_else(|| unreadable(&path.display().to_string()))
 }
 
 fn unreadable(path: &str) -> Error {
@@ -208,6 +230,7 @@ mod tests {
                 fs::create_dir_all(proc.path().join(directory)).unwrap();
             }
             fs::write(proc.path().join(BOOT_ID), format!("{}\n", vectors.here.boot)).unwrap();
+            fs::write(proc.path().join(OWN), format!("{} (tests)", std::process::id())).unwrap();
             let link = format!("pid:[{}]", vectors.here.namespace);
             std::os::unix::fs::symlink(link, proc.path().join(NAMESPACE)).unwrap();
             if let Some(stat) = &case.stat {

@@ -290,8 +290,8 @@ def is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
         sign = record if os.path.lexists(record) else path
         return (is_ours or "token" in owner) and signs_of_life.has_run_out(sign)
     # Another machine, boot or namespace of process ids: only an earlier boot of this machine can be decided.
-    boot = owner.get("boot_id")
-    return is_ours or (isinstance(boot, str) and boot != _processes.boot_id())
+    boot, own_boot = owner.get("boot_id"), _boot_id()
+    return is_ours or (isinstance(boot, str) and own_boot is not None and boot != own_boot)
 
 
 def new_attempt_id(transaction: str | None = None) -> str:
@@ -299,9 +299,7 @@ def new_attempt_id(transaction: str | None = None) -> str:
 
     A process makes one attempt in a transaction.
     """
-    return (
-        f"{_scope()}-{os.getpid()}-{_processes.start_time(os.getpid())}-{transaction or secrets.token_hex(4)}"
-    )
+    return f"{_scope()}-{os.getpid()}-{_start_time()}-{transaction or secrets.token_hex(4)}"
 
 
 def is_of_this_process(attempt_id: str) -> bool:
@@ -318,17 +316,39 @@ def owner_record() -> dict[str, Any]:
     """What this process says of itself, for people and for other systems."""
     return {
         "host": _processes.host_name(),
-        "boot_id": _processes.boot_id(),
+        "boot_id": _boot_id(),
         "process": os.getpid(),
-        "process_start": _processes.start_time(os.getpid()),
+        "process_start": _start_time(),
         "started_at": time.time(),
         "token": _TOKEN,
     }
 
 
 def _scope() -> str:
-    """Identifies the set of processes among which a process id and start time mean one process."""
-    return hashlib.sha256(_processes.system().encode()).hexdigest()[:12]
+    """Identifies the set of processes among which a process id and start time mean one process.
+
+    Where the kernel does not tell, that is a set of this process alone, which nobody can call dead.
+    """
+    try:
+        system = _processes.system()
+    except OSError:
+        system = _TOKEN
+    return hashlib.sha256(system.encode()).hexdigest()[:12]
+
+
+def _start_time() -> str:
+    """When this process began; 0 where the kernel does not tell."""
+    try:
+        return _processes.start_time(os.getpid())
+    except (OSError, IndexError):
+        return "0"
+
+
+def _boot_id() -> str | None:
+    try:
+        return _processes.boot_id()
+    except OSError:
+        return None
 
 
 def _mode_of_empty(target: str) -> int | None:

@@ -91,8 +91,9 @@ class _Lock:
             self._descriptor = -1
 
     def _place(self) -> str:
-        """A path of the directory that stays right where it is renamed."""
-        return f"/proc/self/fd/{self._descriptor}"
+        """A path of the directory that stays right where it is renamed; its own path without /proc."""
+        held = f"/proc/self/fd/{self._descriptor}"
+        return held if os.path.isdir(held) else self._directory
 
     def is_current(self) -> bool:
         """Whether the directory is still the one at its path."""
