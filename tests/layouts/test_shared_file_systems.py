@@ -18,7 +18,7 @@ import pytest
 from tests.support import lossy_mount
 
 import waystation as ws
-from waystation.layouts.native import attempts, names, signs_of_life
+from waystation.layouts.native import attempts, marks, names, signs_of_life
 from waystation.training.leases import Leases
 
 NEVER_S, AT_ONCE_S = 1e9, -1.0
@@ -141,3 +141,21 @@ with Leases(Path({str(shared)!r})).hold("5"):
     assert Leases(shared).is_held("5")
     monkeypatch.setattr(signs_of_life, "EXPIRES_S", AT_ONCE_S)
     assert not Leases(shared).is_held("5")
+
+
+def test_a_clock_that_is_ahead_of_the_file_system_ends_no_lease(tmp_path: Path) -> None:
+    behind_s = int(2 * signs_of_life.EXPIRES_S)
+    elsewhere = "0" * 12 + "-17-4242-deadbeef"
+    record = json.dumps({**attempts.owner_record(), "host": "another", "boot_id": "another"})
+    with lossy_mount.mounted(tmp_path / "shared", "no file has such a name", behind_s) as shared:
+        for name in ("5", "6"):
+            (shared / name).mkdir()
+        (shared / "5" / f"{marks.LEASE}{elsewhere}").write_text(record)
+        overwriting = shared / names.attempt("6", elsewhere)
+        overwriting.mkdir()
+        (overwriting / names.OWNER).write_text(record)
+        leases = Leases(shared)
+        assert leases.is_held("5")
+        with leases.condemned("6") as may_be_removed:
+            assert not may_be_removed
+        assert not is_dead(shared / "6")

@@ -2,10 +2,11 @@
 
 That is what network file systems do whose server has no room, or is gone.
 
-    python lossy_mount.py DIRECTORY PATTERN
+    python lossy_mount.py DIRECTORY PATTERN BEHIND_S
 
-mounts it until the directory is unmounted. A file whose name matches the pattern is emptied by a close of a
-descriptor that has written, and that close fails with EIO. Tests use `mounted`.
+mounts it until the directory is unmounted. Its clock is behind that of the machine. A file whose name matches
+the pattern is emptied by a close of a descriptor that has written, and that close fails with EIO. Tests use
+`mounted`.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ EXCHANGE, NO_REPLACE = 2, 1
 
 
 @contextmanager
-def mounted(place: Path, pattern: str) -> Iterator[Path]:
+def mounted(place: Path, pattern: str, behind_s: int = 0) -> Iterator[Path]:
     """Such a file system, or a skipped test where the system mounts none."""
     place.mkdir()
     # A file outside the package is run by its path, so that the server imports nothing of the tests.
-    command = [sys.executable, __file__, str(place), pattern]
+    command = [sys.executable, __file__, str(place), pattern, str(behind_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         assert server.stdout is not None
         try:
@@ -54,6 +55,11 @@ def mounted(place: Path, pattern: str) -> Iterator[Path]:
             server.kill()
 
 
+def now_s() -> int:
+    """The time of the file system."""
+    return int(time.time()) - int(sys.argv[3])
+
+
 @dataclass(slots=True)
 class Node:
     """A file or directory."""
@@ -63,7 +69,7 @@ class Node:
     name: str = ""
     content: bytearray = field(default_factory=bytearray)
     children: dict[str, Node] = field(default_factory=dict)
-    changed_s: int = field(default_factory=lambda: int(time.time()))
+    changed_s: int = field(default_factory=now_s)
 
     @property
     def is_directory(self) -> bool:
@@ -204,7 +210,7 @@ class Server:
         _, offset, size = struct.unpack_from("=QQI", body)
         node.content.extend(bytes(max(0, offset - len(node.content))))
         node.content[offset : offset + size] = body[40 : 40 + size]
-        node.changed_s = int(time.time())
+        node.changed_s = now_s()
         self._written.add(node.number)
         return struct.pack("=II", size, 0)
 
@@ -234,7 +240,7 @@ def _name(body: bytes) -> str:
 
 def main() -> None:
     """Mounts and serves."""
-    place, pattern = sys.argv[1:]
+    place, pattern, _ = sys.argv[1:]
     device = os.open("/dev/fuse", os.O_RDWR)
     libc = ctypes.CDLL(None, use_errno=True)
     options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}".encode()

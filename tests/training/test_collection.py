@@ -17,9 +17,9 @@ from orbax.checkpoint import v1 as oracle
 from tests.training.gates import Gate
 
 import waystation
-from waystation.layouts.native import marks
+from waystation.layouts.native import marks, signs_of_life
 from waystation.layouts.native.attempts import new_attempt_id, owner_record
-from waystation.training import Checkpointer, leases, preservation_policies, save_decision_policies
+from waystation.training import Checkpointer, preservation_policies, save_decision_policies
 from waystation.training.leases import Leases
 
 EVERY_STEP = save_decision_policies.FixedIntervalPolicy(1)
@@ -128,7 +128,7 @@ def test_a_step_that_another_process_reads_stays_until_that_dies(tmp_path: Path)
         assert lease_files(tmp_path) == [], "which a collection has removed"
 
 
-@pytest.mark.parametrize(("age_s", "kept"), [(0, [0, 1]), (leases.EXPIRES_S + 60, [1])])
+@pytest.mark.parametrize(("age_s", "kept"), [(0, [0, 1]), (signs_of_life.EXPIRES_S + 60, [1])])
 def test_a_reader_of_another_machine_counts_while_it_shows_signs_of_life(
     tmp_path: Path, age_s: float, kept: list[int]
 ) -> None:

@@ -28,7 +28,6 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +41,7 @@ from waystation.layouts.native.attempts import (
     owner_record,
 )
 from waystation.layouts.native.marks import CONDEMNED, LEASE
-from waystation.layouts.native.signs_of_life import EXPIRES_S, HEARTBEAT
+from waystation.layouts.native.signs_of_life import HEARTBEAT, has_run_out
 
 # How often a mark is put, or looked for, again because the checkpoint was replaced meanwhile.
 _MAX_TRIES = 1000
@@ -103,9 +102,7 @@ class Leases:
     def _is_overwritten(self, name: str) -> bool:
         """Whether a process that may still run overwrites the checkpoint, or removes what it replaced."""
         attempts = leftovers(os.fspath(self._root), name)
-        return any(
-            attempt.is_running or (not attempt.is_over and attempt.age_s <= EXPIRES_S) for attempt in attempts
-        )
+        return any(attempt.is_running or not (attempt.is_over or attempt.has_run_out) for attempt in attempts)
 
     def _put(self, name: str, kind: str) -> _Mark | None:
         """Puts a mark; None if that cannot be, or there is no checkpoint."""
@@ -242,7 +239,6 @@ def _is_over(directory: int, name: str, identity: str, checkpoint: str) -> bool 
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
         try:
             content = os.read(file, _MARK_LIMIT_BYTES)
-            age_s = time.time() - os.fstat(file).st_mtime
         finally:
             os.close(file)
     except FileNotFoundError:
@@ -258,4 +254,4 @@ def _is_over(directory: int, name: str, identity: str, checkpoint: str) -> bool 
     path = os.path.join(checkpoint, name)
     if is_dead(identity, path, owner if isinstance(owner, dict) else {}):
         return True
-    return not is_of_this_system(identity) and age_s > EXPIRES_S
+    return not is_of_this_system(identity) and has_run_out(path)

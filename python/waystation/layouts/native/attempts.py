@@ -82,6 +82,11 @@ class Leftover:
             return False
         return _processes.may_run(int(match["process"]), match["start"])
 
+    @property
+    def has_run_out(self) -> bool:
+        """Whether it has shown no sign of life for longer than its owner leaves it without."""
+        return signs_of_life.has_run_out(_sign(self.path))
+
 
 class Attempt:
     """One try at writing the checkpoint at `target`, in a sibling directory of its own.
@@ -286,12 +291,16 @@ def is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
     if is_ours and _processes.may_run(int(match["process"]), match["start"]):
         return False
     if signs_of_life.is_shared(path):
-        record = os.path.join(path, names.OWNER)
-        sign = record if os.path.lexists(record) else path
-        return (is_ours or "token" in owner) and signs_of_life.has_run_out(sign)
+        return (is_ours or "token" in owner) and signs_of_life.has_run_out(_sign(path))
     # Another machine, boot or namespace of process ids: only an earlier boot of this machine can be decided.
     boot, own_boot = owner.get("boot_id"), _boot_id()
     return is_ours or (isinstance(boot, str) and own_boot is not None and boot != own_boot)
+
+
+def _sign(path: str) -> str:
+    """What an owner renews of something that it has made."""
+    record = os.path.join(path, names.OWNER)
+    return record if os.path.lexists(record) else path
 
 
 def new_attempt_id(transaction: str | None = None) -> str:
