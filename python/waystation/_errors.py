@@ -276,9 +276,3 @@ def from_os_error(error: OSError, action: str, path: str) -> WaystationError:
     """Makes the typed error of a failed system call; `action` completes "could not …"."""
     cls = _KIND_BY_ERRNO.get(error.errno or 0, Unavailable)
     return cls(f"could not {action} '{path}': {error.strerror or error}", path=path, errno=error.errno)
-
-
-def not_json(what: str, error: Exception) -> InvalidInput:
-    """The error of a value that JSON does not have; `error` is what `json` raised."""
-    cls = WrongType if isinstance(error, TypeError) else InvalidInput
-    return cls(f"{what} must be a JSON value: {error}")

@@ -28,7 +28,6 @@ from waystation._errors import (
     WaystationError,
     WrongType,
     from_os_error,
-    not_json,
 )
 from waystation._options import Options
 from waystation.checkpoint import fingerprints, prepare, snapshot, state_parts
@@ -46,7 +45,7 @@ from waystation.layouts.native import commit, handler_files, names, orphans
 from waystation.layouts.native.attempts import Attempt, remove_dead
 from waystation.layouts.native.chunks import Writer
 from waystation.layouts.native.merge import Part
-from waystation.layouts.native.records import CheckpointRecord, LocalPart, dump_json
+from waystation.layouts.native.records import CheckpointRecord, LocalPart, callers_json, dump_json
 from waystation.layouts.native.write import Handled, Observer, Prepared, write_data, write_metadata
 from waystation.transfers.handle import Progress
 
@@ -143,11 +142,7 @@ class Saving:
             raise InvalidInput(
                 f"custom_metadata is a dict with strings as keys, or None, not {custom_metadata!r:.60}"
             )
-        try:
-            dump_json(custom_metadata)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise not_json("custom_metadata", error) from error
-        self._custom_metadata = custom_metadata
+        self._custom_metadata = callers_json(custom_metadata, "custom_metadata")
         registry = self._options.checkpointables.registry
         for name, checkpointable in checkpointables.items():
             check_name(name)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from waystation import _native
-from waystation._errors import Conflict, InvalidInput, Unsupported, WrongType, from_os_error, not_json
+from waystation._errors import Conflict, InvalidInput, Unsupported, WrongType, from_os_error
 from waystation.layouts.native import names as native_names
 from waystation.layouts.native.attempts import new_attempt_id
-from waystation.layouts.native.records import dump_json
+from waystation.layouts.native.records import callers_json, dump_json
 from waystation.layouts.orbax import names
 from waystation.layouts.orbax.json_files import parse_object
 
@@ -32,7 +32,7 @@ def check(custom_metadata: Any) -> None:
         raise WrongType(f"custom_metadata is a dict, not {type(custom_metadata).__name__}")
     if not all(isinstance(key, str) for key in custom_metadata):
         raise InvalidInput(f"custom_metadata has strings as keys, not {custom_metadata!r:.60}")
-    _encode(custom_metadata)
+    callers_json(custom_metadata, "custom_metadata")
 
 
 def write_once(root: Path, custom_metadata: dict[str, Any]) -> None:
@@ -41,10 +41,11 @@ def write_once(root: Path, custom_metadata: dict[str, Any]) -> None:
     path = directory / names.ROOT_METADATA
     if path.exists():
         return
+    body = {"internal_metadata": {}, "custom_metadata": custom_metadata}
     aside = directory / native_names.attempt(path.name, new_attempt_id())
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _native.write_small_files([(os.fspath(aside), _encode(custom_metadata))])
+        _native.write_small_files([(os.fspath(aside), dump_json(body))])
         try:
             _native.rename_new(os.fspath(aside), os.fspath(path))
         except Conflict:
@@ -76,10 +77,3 @@ def read(root: Path) -> dict[str, Any]:
         others = {key: value for key, value in body.items() if key not in _KNOWN}
         return {**(body.get("custom_metadata") or {}), **others}
     return {}
-
-
-def _encode(custom_metadata: dict[str, Any]) -> bytes:
-    try:
-        return dump_json({"internal_metadata": {}, "custom_metadata": custom_metadata})
-    except (TypeError, ValueError, RecursionError) as error:
-        raise not_json("custom_metadata", error) from error

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from waystation._errors import not_json
 from waystation._options import Options
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.save import check_checkpointables, in_background, open_saving, write
 from waystation.checkpoint.saving import check_name
 from waystation.coordination import Session
+from waystation.layouts.native.records import callers_json
 from waystation.training.catalogue import Info, described, from_json, relocated, to_json
 from waystation.training.collection import Collector
 from waystation.training.costs import SaveCost, SaveCosts
@@ -79,11 +79,7 @@ class Request:
         """All that the checkpoint is to hold."""
         if self.metrics is None:
             return dict(self.checkpointables)
-        try:
-            json.dumps(self.metrics)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise not_json("metrics", error) from error
-        return {**self.checkpointables, METRICS: self.metrics}
+        return {**self.checkpointables, METRICS: callers_json(self.metrics, "metrics", allow_nan=True)}
 
 
 def _plain(metrics: Any) -> Any:

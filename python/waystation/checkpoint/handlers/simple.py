@@ -22,6 +22,7 @@ from waystation import coordination
 from waystation._errors import InvalidInput, NotFound
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.handlers.types import PathAwaitingCreation, StatefulCheckpointable
+from waystation.layouts.native.records import callers_json
 
 _JSON_NAME = "data.json"
 _METRICS_NAME = "metrics"
@@ -31,8 +32,8 @@ _FLOATS = {repr(value): value for value in (math.nan, math.inf, -math.inf)}
 
 
 class JsonHandler:
-    """Handles JSON values: what `json.dumps` takes. They come back as JSON has them: tuples as lists. NaN and
-    infinities come back as they were.
+    """Handles JSON values: what `json.dumps` takes, with text as keys. They come back as JSON has them:
+    tuples as lists. NaN and infinities come back as they were.
 
     Args:
         filename: Of the file; one of the default name is also found.
@@ -191,6 +192,7 @@ def _without_floats(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     """A JSON value as the layout in effect has it."""
+    value = callers_json(value, "what JsonHandler saves", allow_nan=True)
     is_native = current_options().array.saving.use_ocdbt is None
     return json.dumps(_without_floats(value), allow_nan=False) if is_native else json.dumps(value)
 

@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from waystation import _native
-from waystation._errors import CheckpointableNotFound, Corrupt, Unsupported, WaystationError
+from waystation._errors import (
+    CheckpointableNotFound,
+    Corrupt,
+    InvalidInput,
+    Unsupported,
+    WaystationError,
+    WrongType,
+)
 from waystation.layouts import beneath
 from waystation.layouts.native import names
 from waystation.tree import parse_json
@@ -281,6 +288,38 @@ def load_json(body: bytes, path: str) -> Any:
 def dump_json(value: Any) -> bytes:
     """Compact JSON; keys keep their order, every character outside ASCII is escaped."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def callers_json(value: Any, what: str, *, allow_nan: bool = False) -> Any:
+    """A copy of a JSON value of the caller, as JSON gives it back: with lists in the place of tuples.
+
+    Args:
+        value: The value.
+        what: What it is, for the error.
+        allow_nan: Whether it may have NaN and infinities.
+
+    Raises:
+        InvalidInput: JSON does not have it, or would give keys back as text, of which two could be one.
+    """
+    try:
+        text = json.dumps(value, allow_nan=allow_nan)
+    except (TypeError, ValueError, RecursionError) as error:
+        cls = WrongType if isinstance(error, TypeError) else InvalidInput
+        raise cls(f"{what} must be a JSON value: {error}") from error
+    inside = [value]
+    while inside:
+        each = inside.pop()
+        if isinstance(each, dict):
+            for key in each:
+                if not isinstance(key, str):
+                    raise InvalidInput(
+                        f"{what} must be a JSON value, with text as keys, and has the key {key!r:.60}; "
+                        f"use {str(key)!r:.60}"
+                    )
+            inside.extend(each.values())
+        elif isinstance(each, list | tuple):
+            inside.extend(each)
+    return json.loads(text)
 
 
 def _seal(body: dict[str, Any]) -> bytes:

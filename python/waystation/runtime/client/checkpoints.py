@@ -8,7 +8,6 @@ hosts, which are small, travel through here and the controller; containers need 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import jax
 import numpy as np
 
-from waystation._errors import InvalidInput, Unsupported, UnsupportedLeaf, WaystationError, not_json
+from waystation._errors import InvalidInput, Unsupported, UnsupportedLeaf, WaystationError
 from waystation._options import StorageOptions
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import PLACEHOLDER, elsewhere
@@ -26,7 +25,7 @@ from waystation.checkpoint.wanted import is_scalar, scalar_type
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
 from waystation.frameworks.registry import AbstractNumpy, codec_for
-from waystation.layouts.native.records import dump_json
+from waystation.layouts.native.records import callers_json
 from waystation.runtime.client.carrying import asked_of, carry, check_carried, is_carried, making
 from waystation.runtime.host_options import (
     DEFAULT_OPTIONS,
@@ -152,7 +151,7 @@ def begin_save(
         UnsupportedLeaf, InvalidInput: A leaf cannot be saved; names its key path. Or the custom metadata are
             no JSON value.
     """
-    custom_metadata = _plain_json(custom_metadata)
+    custom_metadata = callers_json(custom_metadata, "custom_metadata")
     apart = Apart.of(state, _check_saved)
     backend = saves_of(client.backend)
     options = options_for_hosts(current_options(), _storage_of(apart))
@@ -234,14 +233,6 @@ def value_like(array: Array, number: int) -> Value:
     """How an array is to lie that is like another one, which need not be there any more."""
     kind = array.kind
     return Value(number, kind.shape, kind.dtype, array.slice.number, kind.sharding)
-
-
-def _plain_json(value: Any) -> Any:
-    """A JSON value, of classes that others have."""
-    try:
-        return json.loads(dump_json(value))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise not_json("custom_metadata", error) from error
 
 
 def _storage_of(apart: Apart) -> dict[int, StorageOptions]:
