@@ -149,11 +149,14 @@ class Story:
         cluster.record_timeline()
         arguments = [cluster.address, "--name", RIVAL, "--size", str(plan.size), "--islands", *ISLANDS]
         rival = Program(RIVAL, "waystation.demo.runtime.rival", arguments, self._output)
-        with running(rival), self._training(cluster, TRAINING, save_every=plan.save_every) as program:
+        with (
+            running(rival),
+            self._training(cluster, TRAINING, save_every=plan.save_every, hold_at=plan.kill_at) as program,
+        ):
             program.wait_until(lambda told: plan.kill_at in told.losses, f"step {plan.kill_at}")
             before = cluster.timeline()
             self._kill(cluster)
-            told_by_training = program.finish()
+            told_by_training = program.finish()  # it has waited for that
             rival.finish()
             whole = cluster.timeline()
             self._check_islands(cluster, told_by_training)
@@ -161,13 +164,17 @@ class Story:
         whole.write(self._output / "timeline.json")
         return told_by_training, shares, self._draw(before, whole)
 
-    def _training(self, cluster: Cluster, name: str, *, save_every: int) -> AbstractContextManager[Program]:
+    def _training(
+        self, cluster: Cluster, name: str, *, save_every: int, hold_at: int = 0
+    ) -> AbstractContextManager[Program]:
         plan = self._plan
         arguments = [cluster.address, "--name", name, "--island", ISLANDS[0]]
         arguments += ["--checkpoints", str(self._output / "checkpoints"), "--steps", str(plan.steps)]
         arguments += [
             "--save-every",
             str(save_every),
+            "--hold-at",
+            str(hold_at),
             "--width",
             str(plan.width),
             "--layers",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,15 @@ class Training:
         self._state = self._client.load(str(self._checkpoints / f"step_{number:06}"), self._state)
 
 
-def train(training: Training, steps: int, save_every: int) -> None:
-    """Trains up to the last step, from the last save on when a host is lost."""
+def train(training: Training, steps: int, save_every: int, hold_at: int = 0) -> None:
+    """Trains up to the last step, from the last save on when a host is lost; at `hold_at` it waits until stdin
+    ends, so that what is done to it meanwhile never comes too late."""
+
+    def tell(number: int, loss: Any) -> None:
+        report("step", step=number, loss=float(loss))
+        if number == hold_at:
+            sys.stdin.read()
+
     training.begin()
     begin, saved = 0, 0
     while True:
@@ -128,11 +136,6 @@ def train(training: Training, steps: int, save_every: int) -> None:
             report("resumed", step=saved)
 
 
-def tell(number: int, loss: Any) -> None:
-    """Waits for a loss, and tells it."""
-    report("step", step=number, loss=float(loss))
-
-
 def main() -> None:
     """Runs the program."""
     parser = argparse.ArgumentParser(prog="python -m waystation.demo.runtime.train", description=__doc__)
@@ -142,6 +145,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, required=True, help="directory to save checkpoints in")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=10, help="steps between saves (0: never)")
+    parser.add_argument("--hold-at", type=int, default=0, help="step after which to wait until stdin ends")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
     arguments = parser.parse_args()
@@ -149,7 +153,7 @@ def main() -> None:
     shape = model.Shape(vocabulary=data.VOCABULARY, width=arguments.width, layers=arguments.layers)
     with runtime.connect(arguments.address, name=arguments.name) as cluster, cluster.start_client() as client:
         training = Training(client, arguments.island, arguments.checkpoints, shape)
-        train(training, arguments.steps, arguments.save_every)
+        train(training, arguments.steps, arguments.save_every, arguments.hold_at)
 
 
 if __name__ == "__main__":
