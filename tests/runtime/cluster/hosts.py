@@ -10,8 +10,8 @@ from typing import Any
 
 import ray
 
-from waystation.runtime.hosts.answers import answering
-from waystation.runtime.hosts.host import Host
+from waystation.runtime.hosts.answers import answering, unwrap
+from waystation.runtime.hosts.host import Health, Host
 from waystation.runtime.hosts.world import World, free_address
 from waystation.runtime.messages import Load, Message, Run, Save
 from waystation.runtime.scheduling import ReorderBuffer
@@ -21,8 +21,18 @@ from waystation.transfers.handle import AsyncResponse, Progress
 class DeafHost(Host):
     """The last of two does not hear messages of the program `unheard`; the first offers a taken port once.
 
-    So is a host whose message was lost on the way: the others wait for it in their collectives.
+    So is a host whose message was lost on the way: the others wait for it in their collectives. The first time
+    that one is asked how it is, it fails to say.
     """
+
+    _asked = 0
+
+    @answering
+    async def health(self) -> Health:
+        self._asked += 1
+        if self._asked == 1:
+            raise RuntimeError("an array has been deleted")
+        return unwrap(await super().health())
 
     @answering
     async def free_address(self, attempt: int) -> str:

@@ -26,7 +26,7 @@ from waystation.runtime.control.host_words import AbandonWork, ReleaseBuffers
 from waystation.runtime.control.listener import Listener as Connections
 from waystation.runtime.controller import Abandon, Begin, ForgetLists, Prepare, Release
 from waystation.runtime.errors import HostLost, IslandFailed, NoSuchIsland
-from waystation.runtime.hosts.answers import unwrap
+from waystation.runtime.hosts.answers import Failure, unwrap
 from waystation.runtime.hosts.host import Health
 from waystation.runtime.hosts.lane import Moving, Report
 from waystation.runtime.messages import Done
@@ -323,12 +323,18 @@ class Supervisor:
     async def _ask(self, member: Member) -> Any:
         deadline_s = self.request.deadline_s
         try:
-            call = _awaited(member.control("health"))
-            return unwrap(await asyncio.wait_for(call, deadline_s - interval_s(deadline_s)))
+            return await asyncio.wait_for(self._health_of(member), deadline_s - interval_s(deadline_s))
         except TimeoutError:
             return None
         except ray.exceptions.RayError as error:
             return error
+
+    async def _health_of(self, member: Member) -> Health:
+        """Asks a host again where it fails to say how it is: that is no answer, and does not end the watch."""
+        while isinstance(answer := await _awaited(member.control("health")), Failure):
+            await asyncio.sleep(interval_s(self.request.deadline_s))
+        found: Health = unwrap(answer)
+        return found
 
     def _lose(self, member: Member, epoch: int, reason: str) -> None:
         if epoch != self.epoch or self.state is not IslandState.READY:

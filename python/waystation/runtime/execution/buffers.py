@@ -8,6 +8,7 @@ of the host instead of that of devices, until it is used. May be called from sev
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,8 +123,10 @@ def assembled(
 
 
 def bytes_of(array: jax.Array) -> int:
-    """Bytes of the shards on this host."""
-    return sum(int(shard.data.nbytes) for shard in array.addressable_shards)
+    """Bytes of the shards on this host. Also of an array that was donated in between, whose shards nobody may
+    ask for any more."""
+    shard = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+    return shard * len(array.sharding.addressable_devices)
 
 
 def shards_of(array: Any) -> Fetched:
