@@ -21,8 +21,8 @@ from waystation.transfers.handle import AsyncResponse, Progress
 class DeafHost(Host):
     """The last of two does not hear messages of the program `unheard`; the first offers a taken port once.
 
-    So is a host whose message was lost on the way: the others wait for it in their collectives. The first time
-    that one is asked how it is, it fails to say.
+    So is a host whose message was lost on the way: the others wait for it in their collectives. The first
+    time that one is asked how it is, it fails to say.
     """
 
     _asked = 0

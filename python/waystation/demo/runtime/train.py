@@ -102,8 +102,8 @@ class Training:
 
 
 def train(training: Training, steps: int, save_every: int, hold_at: int = 0) -> None:
-    """Trains up to the last step, from the last save on when a host is lost; at `hold_at` it waits until stdin
-    ends, so that what is done to it meanwhile never comes too late."""
+    """Trains up to the last step, from the last save on when a host is lost; at `hold_at` it waits until
+    stdin ends, so that what is done to its hosts meanwhile never comes too late."""
 
     def tell(number: int, loss: Any) -> None:
         report("step", step=number, loss=float(loss))

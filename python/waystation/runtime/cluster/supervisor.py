@@ -330,7 +330,7 @@ class Supervisor:
             return error
 
     async def _health_of(self, member: Member) -> Health:
-        """Asks a host again where it fails to say how it is: that is no answer, and does not end the watch."""
+        """Asks a host again where it fails to say how it is: that does not end the watch."""
         while isinstance(answer := await _awaited(member.control("health")), Failure):
             await asyncio.sleep(interval_s(self.request.deadline_s))
         found: Health = unwrap(answer)
