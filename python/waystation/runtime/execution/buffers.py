@@ -88,15 +88,18 @@ class Buffers:
     def spill(self, handle: int) -> None:
         """Moves an array to the memory of the host; waits until it has been made.
 
-        Raises:
-            BufferNotFound: There is none.
-            WaystationError: What kept it from being made.
+        Where there is none, since it has been freed meanwhile or could not be made, there is nothing to move:
+        what is wanted is its memory, for something else.
         """
-        array = self.get(handle)
+        with self._lock:
+            array = self._held.get(handle)
+        if not isinstance(array, jax.Array):
+            return
         # A copy: on CPUs NumPy would show the very memory that is to be given up.
         blocks = tuple((shard.device, np.array(shard.data, copy=True)) for shard in array.addressable_shards)
         with self._lock:
-            self._held[handle] = _Spilled(array.shape, array.sharding, blocks)
+            if self._held.get(handle) is array:
+                self._held[handle] = _Spilled(array.shape, array.sharding, blocks)
 
     def restore(self, handle: int) -> jax.Array:
         """Brings a spilled array back to its devices; one that is there stays."""

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
 
-from waystation._errors import Internal, WaystationError
+from waystation._errors import Internal, InvalidInput, WaystationError
 from waystation.grid import relative_to
 from waystation.runtime.endings import Ending
 from waystation.runtime.errors import ComputationFailed, FunctionNotFound
@@ -115,9 +116,11 @@ class RunningList(Ending):
     def _exec(self, step: Exec) -> None:
         try:
             results = self._call(step) if step.kind == "compute" else self._call_host(step)
-        except WaystationError as error:
+        except (Exception, SystemExit) as error:  # whatever it is, other hosts are not left in a collective
+            is_told = isinstance(error, WaystationError)
+            told = error if is_told else self._failed(step, self._name(step), error)
             for number in step.results:
-                self._poison(number, error)
+                self._poison(number, told)
             self._drop_donated(step)
             return
         for number, array in zip(step.results, results, strict=True):
@@ -195,13 +198,29 @@ class RunningList(Ending):
             made = function(*operands)
         except WaystationError as error:
             raise error.where(**self._where(step, step.function))
-        except Exception as error:
-            raise self._failed(step, step.function, error) from error
         finally:
             self._execution.is_elsewhere = False
         self._observed.called_host(step, began_ns)
-        pairs = zip(step.results, made, strict=True)
-        return [self._loaded.lying(number).of_shards(list(blocks)) for number, blocks in pairs]
+        return self._returned(step, made)
+
+    def _returned(self, step: Exec, made: Sequence[Sequence[Block]]) -> list[jax.Array]:
+        """The arrays of what a function of Python has returned."""
+        arrays = []
+        for number, blocks in zip(step.results, made, strict=True):
+            lying, given = self._loaded.lying(number), [np.asarray(block) for block in blocks]
+            fit = all(
+                each.shape == lying.shard_shape and np.can_cast(each.dtype, lying.dtype, "same_kind")
+                for each in given
+            )
+            if not fit:
+                told = ", ".join(f"{each.dtype}{each.shape}" for each in given)
+                raise InvalidInput(
+                    f"host function '{step.function}' has returned blocks {told}; the program says that each "
+                    f"is {lying.dtype}{lying.shard_shape}",
+                    **self._where(step, step.function),
+                )
+            arrays.append(lying.of_shards([each.astype(lying.dtype, copy=False) for each in given]))
+        return arrays
 
     def _send(self, step: Send) -> None:
         lying = self._loaded.lying(step.value)
