@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import threading
 from collections.abc import Coroutine, Iterator
+from pickle import PicklingError
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
-from waystation.errors import InvalidInput, NotFound, Unavailable
+from waystation.errors import Internal, InvalidInput, NotFound, Unavailable
 from waystation.runtime.cluster import calls as calls_of_programs
 from waystation.runtime.cluster.calls import METHODS, ClientCalls
 from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.control.connector import Connector
-from waystation.runtime.control.handshake import Role, issue
+from waystation.runtime.control.frames import Sealer
+from waystation.runtime.control.handshake import CHALLENGE_BYTES, Connecting, Role, issue
 from waystation.runtime.control.listener import Listener
+from waystation.runtime.control.program_words import Call, pack_calls
+from waystation.runtime.control.words import Packer
 from waystation.runtime.controller import Controller, MemoryLimits
 from waystation.runtime.devices import Host, Island
 from waystation.runtime.errors import ObjectNotFound
@@ -104,6 +110,65 @@ def test_a_program_can_call_what_is_listed_and_nothing_else(
         connection.ask(method)
     connection.tell(method)
     assert connection.ask("grant", SliceRequest.of(1)) == 0  # and goes on
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("grant", ()),
+        ("load", ("p", None, 7, None)),
+        ("wait", (7,)),
+        ("placement", ()),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_refused_and_the_next_one_is_taken(
+    manager: Manager, connection: Connection, method: str, arguments: tuple[Any, ...]
+) -> None:
+    with pytest.raises(Internal, match="the manager raised"):
+        connection.ask(method, *arguments)
+    # Also where it is not taken at once, since others wait before it.
+    waits = [connection.begin(method, *arguments) for _ in range(2 * calls_of_programs._AT_ONCE)]
+    for wait in waits:
+        with pytest.raises(Internal, match="the manager raised"):
+            wait(WAIT_S)
+    assert connection.ask("grant", SliceRequest.of(1), timeout_s=WAIT_S) == 0
+
+
+@pytest.mark.parametrize(
+    "body", [b"no pack", b"\xff" * 40, pack_calls([Call("free", ((1, 2),), 1)], Packer())[:-1]]
+)
+@pytest.mark.parametrize("is_early", [False, True])
+def test_what_is_no_pack_ends_the_connection(manager: Manager, body: bytes, *, is_early: bool) -> None:
+    credential = issue(SECRET, Role.PROGRAM, "one")
+    connecting, (host, _, port) = Connecting(credential), manager.listener.address.rpartition(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as opened:
+        opened.sendall(connecting.hello)
+        proof, keys = connecting.answer(opened.recv(CHALLENGE_BYTES, socket.MSG_WAITALL))
+        sealer = Sealer(keys.to_listener)
+        if is_early:
+            opened.sendall(proof + sealer.seal(body))
+        else:
+            opened.sendall(proof)
+            assert opened.recv(1)  # it has been let in
+            opened.sendall(sealer.seal(body))
+        with contextlib.suppress(ConnectionResetError):
+            while opened.recv(1 << 10):
+                pass
+    assert manager.lost.wait(WAIT_S)
+
+
+def test_what_cannot_be_sent_ends_the_connection_and_keeps_nobody_waiting(
+    manager: Manager, connection: Connection
+) -> None:
+    number = connection.ask("grant", SliceRequest.of(1))
+    connection.tell("put", 1, np.ones(1), number, ONE)
+    waiting = connection.begin("wait", (1,))
+    with pytest.raises((AttributeError, PicklingError)):
+        connection.tell("share", 1, lambda: "no name")
+    for wait in (waiting, lambda timeout_s: connection.ask("is_done", 1, timeout_s=timeout_s)):
+        with pytest.raises(Unavailable, match="has ended"):
+            wait(WAIT_S)
+    assert manager.lost.wait(WAIT_S)
 
 
 def test_what_is_listed_is_there() -> None:

@@ -154,6 +154,12 @@ class ClientCalls:
 
     def _awaited(self, call: Call) -> asyncio.Future[None] | None:
         """What a call has to wait for: an island that it needs and that is being built."""
+        try:
+            return self._needed(call)
+        except Exception:  # whatever is wrong with its arguments, it is told so when it is taken
+            return None
+
+    def _needed(self, call: Call) -> asyncio.Future[None] | None:
         if call.method == "grant":
             return self._settled() if self._controller.is_to_wait(call.arguments[0]) else None
         if call.method == "resume":

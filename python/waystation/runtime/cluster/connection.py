@@ -173,17 +173,25 @@ class Connection:
             if self._is_sending:
                 return  # whoever sends takes it along
             self._is_sending = True
+        try:
+            self._send_all()
+        except Unavailable:
+            self._end()
+            raise self._gone() from None
+        except BaseException:  # Ctrl-C, say: nobody knows how much of a frame has gone, and others wait
+            self._end()
+            self._connector.close()
+            raise
+
+    def _send_all(self) -> None:
+        """Sends what waits, until nothing does."""
         while True:
             with self._lock:
                 calls, self._waiting = self._waiting, []
                 if not calls:
                     self._is_sending = False
                     return
-            try:
-                self._connector.send(pack_calls(calls, self._packer))
-            except Unavailable:
-                self._end()
-                raise self._gone() from None
+            self._connector.send(pack_calls(calls, self._packer))
 
     def _hear(self) -> None:
         """Takes answers until the connection ends."""

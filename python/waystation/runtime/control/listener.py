@@ -218,8 +218,10 @@ class End(asyncio.Protocol):
             for body in early:
                 assert self._on_frame is not None
                 self._on_frame(body)
-        except Corrupt:
+        except Exception as error:
             self.close()
+            if not isinstance(error, Corrupt):
+                raise  # the event loop logs it, as it does of what comes later
         if self._is_lost and self._on_lost is not None:
             self._on_lost()
 
