@@ -32,6 +32,16 @@ def key_of(code: bytes) -> str:
     return hashlib.sha256(code).hexdigest()[:32]
 
 
+def host_function_key(name: str, pickled: bytes) -> str:
+    """The key of a function of Python: of two that have one name, each has its own."""
+    return f"{name} {key_of(pickled)}"
+
+
+def host_function_name(key: str) -> str:
+    """The name of a function of Python, for people."""
+    return key.rpartition(" ")[0] or key
+
+
 @dataclass(frozen=True, slots=True)
 class HostList:
     """What one host does for one subgraph of a program; it gets it once.

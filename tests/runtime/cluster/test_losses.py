@@ -52,12 +52,12 @@ def test_a_cut_connection_and_a_long_wait(address: str) -> None:
 
 def begin_to_wait(backend: ClusterBackend) -> list[int]:
     """One island rests; both hosts of the other one wait for what it gives, and for each other."""
-    backend.register_host_function("rest", rest)
+    resting = backend.register_host_function("rest", rest)
     key = backend.register("add_sum", exported(add_sum, 2))
     one, two = rows(1), rows(2)
     nodes = (
         Arg("x", Value(0, (8,), "float32", 0, one)),
-        HostCall("rest", "rest", 0, (0,), (one,), (Value(1, (8,), "float32", 0, one),)),
+        HostCall("rest", resting, 0, (0,), (one,), (Value(1, (8,), "float32", 0, one),)),
         Compute("back", key, 1, (1,), (two,), (Value(2, (8,), "float32", 1, two),)),
         Result((2,)),
     )

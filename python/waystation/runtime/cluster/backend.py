@@ -24,7 +24,7 @@ from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.controller import Dispatch
 from waystation.runtime.host_options import DEFAULT_OPTIONS, HostOptions, SaveManner
 from waystation.runtime.ir import Program, Sharding, Value, encode
-from waystation.runtime.messages import Fetched, key_of
+from waystation.runtime.messages import Fetched, host_function_key, key_of
 from waystation.runtime.resources import Placement, SliceRequest
 from waystation.runtime.state_trees import StateTree
 
@@ -112,22 +112,28 @@ class ClusterBackend:
         with self._lock:
             self._tell_forgotten("forget_functions", _given_up(self._functions, keys))
 
-    def register_host_function(self, name: str, function: Callable[..., Any]) -> None:
+    def register_host_function(self, name: str, function: Callable[..., Any]) -> str:
         """Makes a function of Python known that hosts of a slice call over their own shards (`ir.HostCall`).
 
         Args:
-            name: What programs call it by.
+            name: What errors and timelines call it.
             function: Takes for each operand a list of the local shards, each with where in the array it
                 begins, in the order of the host's devices; returns for each result a list of as many arrays.
                 Hosts must be able to import its module; functions of `__main__` travel whole. It stays until
                 `close`.
+
+        Returns:
+            What programs call it by. Another function of the same name has a key of its own.
         """
         from ray import cloudpickle
 
+        pickled = cloudpickle.dumps(function)
+        key = host_function_key(name, pickled)
         with self._lock:
-            self._host_functions[name] += 1
+            self._host_functions[key] += 1
             # The manager does not load it: what cannot be loaded elsewhere is to fail where it is called.
-            self._connection.tell("register_host_function", name, cloudpickle.dumps(function))
+            self._connection.tell("register_host_function", key, pickled)
+        return key
 
     def install(self, program: Program, dispatch: Dispatch = Dispatch.PARALLEL) -> str:
         """See `Backend`.

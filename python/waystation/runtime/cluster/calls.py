@@ -214,21 +214,21 @@ class ClientCalls:
         functions.hold(key, self._client)
         functions.set(key, exported)
 
-    def register_host_function(self, name: str, function: bytes) -> None:
-        """Makes a function of Python known that programs call on hosts by its name."""
+    def register_host_function(self, key: str, function: bytes) -> None:
+        """Makes a function of Python known that programs call on hosts by its key."""
         functions = self._controller.programs.host_functions
-        functions.hold(name, self._client)
-        functions.set(name, function)
+        functions.hold(key, self._client)
+        functions.set(key, function)
 
     def forget_functions(self, keys: Sequence[str]) -> None:
         """See `Backend`."""
         for key in keys:
             self._controller.programs.functions.release(key, self._client)
 
-    def forget_host_functions(self, names: Sequence[str]) -> None:
+    def forget_host_functions(self, keys: Sequence[str]) -> None:
         """Gives functions of Python up, each once for each time that it was made known."""
-        for name in names:
-            self._controller.programs.host_functions.release(name, self._client)
+        for key in keys:
+            self._controller.programs.host_functions.release(key, self._client)
 
     def install(self, encoded: bytes, dispatch: Dispatch) -> str:
         """See `Backend`."""

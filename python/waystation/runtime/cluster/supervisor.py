@@ -188,7 +188,7 @@ class Supervisor:
             effect: The lists.
             exported: Functions that they call, by key. A host gets one until it has said that it has it: what
                 it is given at once is done in any order, so a list must not count on what came with another.
-            host_functions: Functions of Python that they call, by name, pickled; likewise.
+            host_functions: Functions of Python that they call, by key, pickled; likewise.
         """
         if effect.epoch != self.epoch or self.state is not IslandState.READY:
             return self._gone()

@@ -98,7 +98,7 @@ class Subgraph:
         outputs: Those that it makes and that stay.
         ended: The inputs that it ends.
         functions: Keys of the functions that each island's hosts call.
-        host_calls: Names of host functions, likewise.
+        host_calls: Those of host functions, likewise.
         computation: The name of its first call.
     """
 
@@ -141,7 +141,7 @@ class Programs:
 
     Attributes:
         functions: The functions that programs call, as JAX exported them, by key.
-        host_functions: The functions of Python that they call on hosts, pickled, by name.
+        host_functions: The functions of Python that they call on hosts, pickled, by key.
     """
 
     def __init__(

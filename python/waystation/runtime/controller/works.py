@@ -127,7 +127,7 @@ class Prepare:
         epoch: Of the island.
         lists: The list of each host that takes part.
         functions: Keys of the functions.
-        host_calls: Names of host functions.
+        host_calls: Those of host functions.
     """
 
     number: int

@@ -60,10 +60,10 @@ class ObservedCalls:
             least = min(results, key=lambda array: array.nbytes, default=None)
             self._calls.append(_Call(step, name, began_ns, least, devices))
 
-    def called_host(self, step: Exec, began_ns: int) -> None:
+    def called_host(self, step: Exec, name: str, began_ns: int) -> None:
         """A host function has returned: its devices had to wait for it, from `began_ns` on."""
         for device in step.devices if began_ns else ():
-            self._recorder.computed(self._run, step.function, device, began_ns, 0)
+            self._recorder.computed(self._run, name, device, began_ns, 0)
 
     def finish(self) -> None:
         """Waits for each call in order, on each device."""

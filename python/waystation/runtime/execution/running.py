@@ -26,6 +26,7 @@ from waystation.runtime.execution.lists import LoadedList, Run
 from waystation.runtime.execution.observed import ObservedCalls
 from waystation.runtime.ir import Copy, Exec, Recv, Send
 from waystation.runtime.ir.low import Free
+from waystation.runtime.messages import host_function_name
 
 if TYPE_CHECKING:
     from waystation.runtime.execution.host_execution import HostExecution
@@ -116,12 +117,11 @@ class RunningList(Ending):
     def _exec(self, step: Exec) -> None:
         try:
             results = self._call(step) if step.kind == "compute" else self._call_host(step)
+        except WaystationError as error:
+            self._leave_in_results(step, error)
+            return
         except (Exception, SystemExit) as error:  # whatever it is, other hosts are not left in a collective
-            is_told = isinstance(error, WaystationError)
-            told = error if is_told else self._failed(step, self._name(step), error)
-            for number in step.results:
-                self._poison(number, told)
-            self._drop_donated(step)
+            self._leave_in_results(step, self._failed(step, self._name(step), error))
             return
         for number, array in zip(step.results, results, strict=True):
             self._arrays[number] = array
@@ -133,6 +133,11 @@ class RunningList(Ending):
                     self._poison(number, poisoned)
         if step.donated:
             self._drop_donated(step)
+
+    def _leave_in_results(self, step: Exec, error: WaystationError) -> None:
+        for number in step.results:
+            self._poison(number, error)
+        self._drop_donated(step)
 
     def _call(self, step: Exec) -> Sequence[jax.Array]:
         execution = self._execution
@@ -177,14 +182,14 @@ class RunningList(Ending):
         return function
 
     def _call_host(self, step: Exec) -> Sequence[jax.Array]:
+        name = self._name(step)
         function = self._execution.host_functions.get(step.function)
         if function is None:
             raise FunctionNotFound(
-                f"host '{self._execution.host}' has no function '{step.function}' to call",
-                **self._where(step, step.function),
+                f"host '{self._execution.host}' has no function '{name}' to call", **self._where(step, name)
             )
-        self._doing = step.function
-        self._note(step.function)
+        self._doing = name
+        self._note(name)
         operands = []
         for number in step.operands:
             lying, array = self._loaded.lying(number), self._array(number)
@@ -197,29 +202,29 @@ class RunningList(Ending):
         try:
             made = function(*operands)
         except WaystationError as error:
-            raise error.where(**self._where(step, step.function))
+            raise error.where(**self._where(step, name))
         finally:
             self._execution.is_elsewhere = False
-        self._observed.called_host(step, began_ns)
+        self._observed.called_host(step, name, began_ns)
         return self._returned(step, made)
 
     def _returned(self, step: Exec, made: Sequence[Sequence[Block]]) -> list[jax.Array]:
         """The arrays of what a function of Python has returned."""
-        arrays = []
+        arrays, name = [], self._name(step)
         for number, blocks in zip(step.results, made, strict=True):
             lying, given = self._loaded.lying(number), [np.asarray(block) for block in blocks]
-            fit = all(
-                each.shape == lying.shard_shape and np.can_cast(each.dtype, lying.dtype, "same_kind")
+            dtype = lying.dtype
+            if dtype is None or not all(
+                each.shape == lying.shard_shape and np.can_cast(each.dtype, dtype, "same_kind")
                 for each in given
-            )
-            if not fit:
+            ):
                 told = ", ".join(f"{each.dtype}{each.shape}" for each in given)
                 raise InvalidInput(
-                    f"host function '{step.function}' has returned blocks {told}; the program says that each "
-                    f"is {lying.dtype}{lying.shard_shape}",
-                    **self._where(step, step.function),
+                    f"host function '{name}' has returned blocks {told}; the program says that each is "
+                    f"{dtype}{lying.shard_shape}",
+                    **self._where(step, name),
                 )
-            arrays.append(lying.of_shards([each.astype(lying.dtype, copy=False) for each in given]))
+            arrays.append(lying.of_shards([each.astype(dtype, copy=False) for each in given]))
         return arrays
 
     def _send(self, step: Send) -> None:
@@ -353,9 +358,9 @@ class RunningList(Ending):
     def _name(self, step: Exec) -> str:
         """What a call calls, for people."""
         function = self._loaded.compiled.get(id(step))
-        return step.function if function is None else function.name
+        return host_function_name(step.function) if function is None else function.name
 
-    def _failed(self, step: Exec, name: str, error: Exception) -> WaystationError:
+    def _failed(self, step: Exec, name: str, error: BaseException) -> WaystationError:
         return ComputationFailed(
             f"computation '{name}' failed: {type(error).__name__}: {error}", **self._where(step, name)
         )

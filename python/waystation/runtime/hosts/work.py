@@ -48,6 +48,7 @@ from waystation.runtime.messages import (
     Said,
     Save,
     Spill,
+    host_function_name,
     is_transfer,
 )
 from waystation.runtime.resources import Placement
@@ -407,8 +408,8 @@ def _loaded(name: str, pickled: bytes) -> Callable[..., Any]:
         function: Callable[..., Any] = pickle.loads(pickled)  # noqa: S301 a program's own
     except Exception as error:
         raise FunctionNotFound(
-            f"host function '{name}' cannot be loaded on a host: {type(error).__name__}: {error}; hosts must "
-            "be able to import its module"
+            f"host function '{host_function_name(name)}' cannot be loaded on a host: {type(error).__name__}: "
+            f"{error}; hosts must be able to import its module"
         ) from error
     return function
 
