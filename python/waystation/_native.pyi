@@ -163,6 +163,7 @@ def start_write(
     /,
     *,
     sync: bool = True,
+    group: SyncGroup | None = None,
     mode: str | None = None,
     block_bytes: int | None = None,
     depth: int | None = None,
@@ -180,8 +181,9 @@ def start_write(
     (`source_device` is -1 for host memory, else the CUDA ordinal; device blocks are C-contiguous).
     The blocks partition the array (C order in the file). `ndim = 0` means one item of `item_bytes`
     contiguous bytes. Existing paths are a Conflict. `owners` is kept until no thread reads sources.
-    A failed or cancelled job removes the files that it created. `staging_bytes` bounds the job's own
-    memory (at least one block of checksums). `first` are ranges of plan positions (see
+    A failed or cancelled job removes the files that it created. With `sync` they are durable when the job
+    ends; with a `group`, which holds them until then, when that is synced. `staging_bytes` bounds the job's
+    own memory (at least one block of checksums). `first` are ranges of plan positions (see
     `Job.wait_gathered`) that are copied out before the rest. `throttle` names the file of one.
     """
 
@@ -261,8 +263,10 @@ def create_throttle(
 def throttle_usage(path: str, /) -> dict[str, int]:
     """What they have asked for so far: `{"bytes", "requests"}`."""
 
-def write_small_files(files: Sequence[tuple[str, Buffer]], /, *, sync: bool = True) -> None:
-    """Creates each file, writes it and makes it durable, all in parallel. Conflict if one exists."""
+def write_small_files(
+    files: Sequence[tuple[str, Buffer]], /, *, sync: bool = True, group: SyncGroup | None = None
+) -> None:
+    """Creates each file and writes it, all in parallel; durable as there. Conflict if one exists."""
 
 def read_small_files(
     paths: Sequence[str], /, *, limit_bytes: int | Sequence[int], root: Directory | None = None
@@ -290,13 +294,20 @@ def sync_paths(paths: Sequence[str], /) -> None:
     """Makes files and directories (their entries) durable, all in parallel."""
 
 @final
-class SyncPoint:
-    """A moment before something is written on the file system of a directory. With it, much of that is made
-    durable at once where that is faster, and no failure of write-back since then is missed."""
+class SyncGroup:
+    """Files that are made durable together, through the descriptors that wrote them, so that no failure of
+    write-back is missed; all at once where that is faster. It is made before the first of them, with a
+    directory on their file system. It holds few descriptors: what would be too many is closed before."""
 
-    def __new__(cls, directory: str, /) -> SyncPoint: ...
-    def sync(self, paths: Sequence[str], /) -> None:
-        """Makes files and directories (their entries) durable that were written since."""
+    def __new__(cls, directory: str, /) -> SyncGroup: ...
+    def add(self, paths: Sequence[str], /) -> None:
+        """Adds directories (their entries), and files that were written by others."""
+
+    def sync(self) -> None:
+        """Makes durable what was added since the last time, and closes it."""
+
+    def close(self) -> None:
+        """Closes what was not synced; it has to come before the files are removed where open files stay."""
 
 def rename_new(source: str, target: str, /) -> None:
     """Atomic rename that fails with Conflict if `target` exists, Unsupported where the file system

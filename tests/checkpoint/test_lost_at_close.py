@@ -1,17 +1,20 @@
-"""File systems that lose bytes when a file is closed: the save fails and leaves nothing."""
+"""File systems that lose bytes when a file is closed or written back: the save fails and leaves nothing."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.distributed import call_scenarios
 from tests.support import lossy_mount
+from tests.support.programs import Raised, running
 
 import waystation
-from waystation import errors, safetensors
+from waystation import errors, partial, safetensors, training
 
 STATE = {"large": np.arange(300_000, dtype=np.float64), "small": np.ones(7)}
 
@@ -40,7 +43,7 @@ def test_where_nothing_is_lost_everything_is_right(layout: str, tmp_path: Path) 
         assert all(np.array_equal(loaded[name], STATE[name]) for name in STATE)
 
 
-@pytest.mark.parametrize(
+files = pytest.mark.parametrize(
     ("layout", "pattern"),
     [
         ("native", "*.safetensors"),
@@ -48,7 +51,6 @@ def test_where_nothing_is_lost_everything_is_right(layout: str, tmp_path: Path) 
         ("native", "chunks.bin"),
         ("native", "record.json"),
         ("native", "checkpoint.json"),
-        ("native", "owner.json"),
         ("ocdbt", "*"),
         ("ocdbt", "manifest.ocdbt"),
         ("ocdbt", "_METADATA"),
@@ -57,13 +59,93 @@ def test_where_nothing_is_lost_everything_is_right(layout: str, tmp_path: Path) 
         ("safetensors", "*"),
     ],
 )
+
+
+def assert_refused(save: Callable[[], object], disk: Path) -> None:
+    before = os.listdir(disk)
+    with pytest.raises(errors.Unavailable) as caught:
+        save()
+    assert caught.value.errno == 5
+    assert str(disk) in caught.value.context["path"]
+    assert os.listdir(disk) == before
+
+
+@files
 def test_a_file_that_is_lost_when_it_is_closed_fails_the_save(
     layout: str, pattern: str, tmp_path: Path
 ) -> None:
     with lossy_mount.mounted(tmp_path / "disk", pattern) as disk:
         target = disk / ("state.safetensors" if layout == "safetensors" else "checkpoint")
-        with pytest.raises(errors.Unavailable) as caught:
-            save(target, layout)
-        assert caught.value.errno == 5
-        assert str(disk) in caught.value.context["path"]
+        assert_refused(lambda: save(target, layout), disk)
+
+
+def test_an_owner_record_that_is_lost_fails_the_save(tmp_path: Path) -> None:
+    with lossy_mount.mounted(tmp_path / "disk", "owner.json") as disk:
+        assert_refused(lambda: save(disk / "checkpoint", "native"), disk)
+
+
+@files
+def test_a_file_of_whose_loss_only_its_writer_is_told_fails_the_save(
+    layout: str, pattern: str, tmp_path: Path
+) -> None:
+    with lossy_mount.mounted(tmp_path / "disk", pattern, told="sync") as disk:
+        target = disk / ("state.safetensors" if layout == "safetensors" else "checkpoint")
+        assert_refused(lambda: save(target, layout), disk)
+
+
+def test_many_files_are_all_synced_by_their_writers(tmp_path: Path) -> None:
+    """Of many files few can be open: also those that had to make room for others are told of."""
+    state = [np.full(10 + number, number) for number in range(150)]
+    context = waystation.Context()
+    context.array.saving.use_ocdbt = False
+    for pattern in ("nothing", "0", "zarr.json"):
+        with lossy_mount.mounted(tmp_path / pattern, pattern, told="sync") as disk, context:
+            if pattern == "nothing":
+                waystation.save(disk / "checkpoint", state)
+                continue
+            assert_refused(lambda disk=disk: waystation.save(disk / "checkpoint", state), disk)
+
+
+@pytest.mark.parametrize("pattern", ["*.safetensors", "checkpoint.json"])
+def test_a_step_of_which_a_file_is_lost_is_none(pattern: str, tmp_path: Path) -> None:
+    with (
+        lossy_mount.mounted(tmp_path / "disk", pattern, told="sync") as disk,
+        training.Checkpointer(disk / "run") as checkpointer,
+    ):
+        for save_step in (
+            lambda: checkpointer.save(1, STATE),
+            lambda: checkpointer.save_async(2, STATE).result(),
+        ):
+            assert_refused(save_step, disk)
+            assert checkpointer.latest is None
+
+
+@pytest.mark.parametrize("pattern", ["*.safetensors", "tree.json"])
+def test_a_part_of_which_a_file_is_lost_is_none(pattern: str, tmp_path: Path) -> None:
+    with lossy_mount.mounted(tmp_path / "disk", pattern, told="sync") as disk:
+        with pytest.raises(errors.Unavailable):
+            partial.save(disk / "checkpoint", STATE)
+        with pytest.raises(errors.NotFound):
+            partial.finalize(disk / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("layout", "pattern"), [("native", "p00000-*"), ("native", "p00001-*"), ("zarr", "0"), ("ocdbt", "*")]
+)
+def test_a_file_of_any_process_that_is_lost_fails_the_save_of_all(
+    layout: str, pattern: str, tmp_path: Path
+) -> None:
+    with (
+        lossy_mount.mounted(tmp_path / "disk", pattern, told="sync") as disk,
+        running(
+            call_scenarios.save,
+            str(disk / "checkpoint"),
+            layout,
+            count=2,
+            framework="torch",
+            directory=tmp_path,
+        ) as programs,
+    ):
+        values = programs.values()
+        assert all(isinstance(value, Raised) and value.type == "Unavailable" for value in values), values
         assert os.listdir(disk) == []

@@ -13,6 +13,17 @@ import waystation
 ROWS_A_PROCESS = 16
 
 
+def save(place: Place, path: str, layout: str) -> None:
+    """Saves an array of which each process has a part."""
+    connect(place)
+    mesh = init_device_mesh("cpu", (place.count,), mesh_dim_names=("all",))
+    context = waystation.Context()
+    context.array.saving.use_ocdbt = None if layout == "native" else layout == "ocdbt"
+    with context:
+        table = torch.arange(place.count * ROWS_A_PROCESS * 8, dtype=torch.float32).reshape(-1, 8)
+        waystation.save(path, {"table": distribute_tensor(table, mesh, [Shard(0)])})
+
+
 def act(place: Place, action: str, is_local: bool) -> None:
     """Saves, loads or deletes a checkpoint of which each process has as much however many they are."""
     connect(place)

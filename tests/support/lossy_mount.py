@@ -1,12 +1,15 @@
-"""A file system in memory, by FUSE, that loses files when they are closed, and says so.
+"""A file system in memory, by FUSE, that loses files, and tells the descriptor that wrote them.
 
-That is what network file systems do whose server has no room, or is gone.
+    python lossy_mount.py DIRECTORY PATTERN TOLD BEHIND_S
 
-    python lossy_mount.py DIRECTORY PATTERN BEHIND_S
+mounts it until the directory is unmounted. Its clock is behind that of the machine. A file whose name matches the pattern is emptied by a close of a
+descriptor that has written. By `TOLD`, with EIO:
 
-mounts it until the directory is unmounted. Its clock is behind that of the machine. A file whose name matches
-the pattern is emptied by a close of a descriptor that has written, and that close fails with EIO. Tests use
-`mounted`.
+- `close`: that close fails, as on network file systems whose server has no room, or is gone.
+- `sync`: a sync of that descriptor would have failed before. Those of others succeed, as everywhere on Linux
+  where write-back has failed and somebody was told.
+
+Tests use `mounted`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fnmatch
+import itertools
 import os
 import stat
 import struct
@@ -24,6 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -38,11 +43,13 @@ EXCHANGE, NO_REPLACE = 2, 1
 
 
 @contextmanager
-def mounted(place: Path, pattern: str, behind_s: int = 0) -> Iterator[Path]:
+def mounted(
+    place: Path, pattern: str, told: Literal["close", "sync"] = "close", behind_s: int = 0
+) -> Iterator[Path]:
     """Such a file system, or a skipped test where the system mounts none."""
     place.mkdir()
     # A file outside the package is run by its path, so that the server imports nothing of the tests.
-    command = [sys.executable, __file__, str(place), pattern, str(behind_s)]
+    command = [sys.executable, __file__, str(place), pattern, told, str(behind_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         assert server.stdout is not None
         try:
@@ -86,8 +93,10 @@ class Node:
 class Server:
     """Answers the kernel's requests, one after another."""
 
-    def __init__(self, device: int, pattern: str) -> None:
-        self._device, self._pattern = device, pattern
+    def __init__(self, device: int, pattern: str, told: str) -> None:
+        self._device, self._pattern, self._told = device, pattern, told
+        self._descriptors = itertools.count(1)
+        self._writers: set[int] = set()  # descriptors that have written
         self._nodes = {ROOT: Node(ROOT, stat.S_IFDIR | 0o755)}
         self._written: set[int] = set()  # nodes that were written since they were last closed
         self._calls: dict[int, Callable[[Node, bytes], bytes]] = {
@@ -98,12 +107,12 @@ class Server:
             10: self._remove,
             11: self._remove,
             12: lambda node, body: self._rename(node, body[:8] + bytes(8) + body[8:]),
-            14: lambda *_: bytes(16),
+            14: self._open,
             15: self._read,
             16: self._write,
             17: lambda *_: struct.pack("=5Q4I24x", *(1 << 20,) * 5, 4096, 255, 4096, 0),
             18: lambda *_: b"",
-            20: lambda *_: b"",
+            20: self._sync,
             25: self._flush,
             26: self._begin,
             27: lambda *_: bytes(16),
@@ -178,7 +187,11 @@ class Server:
 
     def _create(self, node: Node, body: bytes) -> bytes:
         _, mode = struct.unpack_from("=II", body)
-        return self._entry(self._add(node, _name(body[16:]), stat.S_IFREG | mode & 0o7777)) + bytes(16)
+        made = self._add(node, _name(body[16:]), stat.S_IFREG | mode & 0o7777)
+        return self._entry(made) + self._open(made, b"")
+
+    def _open(self, _: Node, __: bytes) -> bytes:
+        return struct.pack("=QII", next(self._descriptors), 0, 0)
 
     def _remove(self, node: Node, body: bytes) -> bytes:
         name = _name(body)
@@ -207,7 +220,8 @@ class Server:
         return bytes(node.content[offset : offset + size])
 
     def _write(self, node: Node, body: bytes) -> bytes:
-        _, offset, size = struct.unpack_from("=QQI", body)
+        descriptor, offset, size = struct.unpack_from("=QQI", body)
+        self._writers.add(descriptor)
         node.content.extend(bytes(max(0, offset - len(node.content))))
         node.content[offset : offset + size] = body[40 : 40 + size]
         node.changed_s = now_s()
@@ -217,8 +231,16 @@ class Server:
     def _flush(self, node: Node, _: bytes) -> bytes:
         if node.number in self._written and fnmatch.fnmatch(node.name, self._pattern):
             node.content.clear()
-            raise OSError(errno.EIO, "")
+            if self._told == "close":
+                raise OSError(errno.EIO, "")
         self._written.discard(node.number)
+        return b""
+
+    def _sync(self, node: Node, body: bytes) -> bytes:
+        (descriptor,) = struct.unpack_from("=Q", body)
+        is_lost = fnmatch.fnmatch(node.name, self._pattern) and descriptor in self._writers
+        if self._told == "sync" and is_lost:
+            raise OSError(errno.EIO, "")
         return b""
 
     def _list(self, node: Node, body: bytes) -> bytes:
@@ -240,7 +262,7 @@ def _name(body: bytes) -> str:
 
 def main() -> None:
     """Mounts and serves."""
-    place, pattern, _ = sys.argv[1:]
+    place, pattern, told, _ = sys.argv[1:]
     device = os.open("/dev/fuse", os.O_RDWR)
     libc = ctypes.CDLL(None, use_errno=True)
     options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}".encode()
@@ -248,7 +270,7 @@ def main() -> None:
         raise OSError(ctypes.get_errno(), f"mount: {os.strerror(ctypes.get_errno())}")
     sys.stdout.write(MOUNTED)
     sys.stdout.flush()
-    Server(device, pattern).serve()
+    Server(device, pattern, told).serve()
 
 
 if __name__ == "__main__":

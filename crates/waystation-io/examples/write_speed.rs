@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use waystation_io::arena::{Arena, Slab};
 use waystation_io::ring::Ring;
+use waystation_io::sync_group::Durability;
 use waystation_io::write::{self, FileInput, Options};
 
 const MIB: usize = 1 << 20;
@@ -61,7 +62,7 @@ fn main() {
     let directory = Path::new(arguments.first().map_or(".", String::as_str));
     let nbytes = number(1).unwrap_or(2048) * MIB;
     let options = Options {
-        sync: true,
+        durability: Durability::Now,
         mode: arguments.get(3).map(|text| text.parse().unwrap()),
         threads: number(4),
         depth: number(5),

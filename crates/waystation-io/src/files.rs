@@ -1,15 +1,15 @@
 //! Small whole files, directories and renames: what a commit is made of.
 //!
 //! Invariants: nothing that existed before is overwritten; a failed batch removes what it created; when
-//! a call with `sync` returns, its bytes are on stable storage (the *names* are once the directory has
-//! been synced too). Syncs run in parallel, because a journal commits what waits together at once. Files that
+//! a call has returned that makes durable, its bytes are on stable storage (the *names* are once the directory
+//! has been synced too). Syncs run in parallel, because a journal commits what waits together at once. Files that
 //! were written are closed by [`close`]: some file systems tell only then that they did not take the bytes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -18,30 +18,44 @@ use waystation_format::{Error, Kind, Result};
 
 use crate::directory::{Directory, open_to_read};
 use crate::job::panicked;
+use crate::sync_group::Durability;
 
 /// Threads that wait for syncs or reads side by side. They sleep in the kernel, so cores do not count.
 const PARALLEL_CALLS: usize = 16;
 /// Files that wait for their sync while open: a process may have no more than a thousand or so.
-const MOST_OPEN_FILES: usize = 128;
+const MOST_OPEN_FILES: u64 = 128;
 /// Paths from which on a head start for the syncs of all pays.
 pub(crate) const MANY_PATHS: usize = 64;
 
-/// Creates each file, writes it and, with `sync`, makes it durable.
-pub fn write_small_files<P: AsRef<Path> + Sync>(files: &[(P, &[u8])], sync: bool) -> Result<()> {
+/// A file that was written, and where it is.
+pub(crate) type Written = (PathBuf, File);
+
+/// How many files may wait for their sync while open, which leaves most descriptors of a process to others.
+pub(crate) fn most_open_files() -> usize {
+    let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    (allowed / 4).clamp(1, MOST_OPEN_FILES) as usize
+}
+
+/// Creates each file and writes it.
+pub fn write_small_files<P: AsRef<Path> + Sync>(files: &[(P, &[u8])], durability: &Durability) -> Result<()> {
     let created: Vec<AtomicBool> = files.iter().map(|_| AtomicBool::new(false)).collect();
     let write = |index: usize| create(files[index].0.as_ref(), files[index].1, &created[index]);
-    let outcome = if sync {
-        // All bytes go into the page cache first, so that the syncs that follow share journal commits.
-        let batches = files.len().div_ceil(MOST_OPEN_FILES);
-        (0..batches).try_for_each(|batch| {
-            let first = batch * MOST_OPEN_FILES;
-            let open = in_parallel(MOST_OPEN_FILES.min(files.len() - first), |index| write(first + index))?;
-            in_parallel(open.len(), |index| sync_file(&open[index], files[first + index].0.as_ref()))?;
-            let paths = files[first..].iter().map(|(path, _)| path.as_ref());
-            open.into_iter().zip(paths).try_for_each(|(file, path)| close_written(file, path))
+    let outcome = match durability {
+        Durability::Now => {
+            // All bytes go into the page cache first, so that the syncs that follow share journal commits.
+            let most = most_open_files();
+            (0..files.len().div_ceil(most)).try_for_each(|batch| {
+                let first = batch * most;
+                let count = most.min(files.len() - first);
+                sync_and_close(in_parallel(count, |index| write(first + index))?)
+            })
+        }
+        Durability::Together(group) => in_parallel(files.len(), |index| {
+            let (path, file) = write(index)?;
+            group.add(&path, file)
         })
-    } else {
-        in_parallel(files.len(), |index| close_written(write(index)?, files[index].0.as_ref())).map(drop)
+        .map(drop),
+        Durability::Whenever => in_parallel(files.len(), |index| close_all(vec![write(index)?])).map(drop),
     };
     if outcome.is_err() {
         for (path, _) in
@@ -55,7 +69,7 @@ pub fn write_small_files<P: AsRef<Path> + Sync>(files: &[(P, &[u8])], sync: bool
     outcome
 }
 
-fn create(path: &Path, bytes: &[u8], created: &AtomicBool) -> Result<File> {
+fn create(path: &Path, bytes: &[u8], created: &AtomicBool) -> Result<Written> {
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -63,7 +77,7 @@ fn create(path: &Path, bytes: &[u8], created: &AtomicBool) -> Result<File> {
         .map_err(|error| Error::from_io(error, "create the file", path))?;
     created.store(true, Ordering::Relaxed);
     file.write_all(bytes).map_err(|error| Error::from_io(error, "write the file", path))?;
-    Ok(file)
+    Ok((path.to_owned(), file))
 }
 
 /// Closes a file that was written. Unlike a drop it tells what the file system says: FUSE and network file
@@ -76,8 +90,17 @@ pub fn close(file: File) -> io::Result<()> {
     }
 }
 
-fn close_written(file: File, path: &Path) -> Result<()> {
-    close(file).map_err(|error| Error::from_io(error, "close the file", path))
+/// Closes files that were written, and tells of the first that does not take that.
+pub(crate) fn close_all(files: Vec<Written>) -> Result<()> {
+    files.into_iter().try_for_each(|(path, file)| {
+        close(file).map_err(|error| Error::from_io(error, "close the file", &path))
+    })
+}
+
+/// Makes files durable, in parallel, and closes them.
+pub(crate) fn sync_and_close(files: Vec<Written>) -> Result<()> {
+    in_parallel(files.len(), |index| sync_file(&files[index].1, &files[index].0))?;
+    close_all(files)
 }
 
 fn sync_file(file: &File, path: &Path) -> Result<()> {
@@ -127,31 +150,44 @@ fn read_small_file(path: &Path, limit_bytes: u64, root: Option<&Directory>) -> R
 /// Makes files and directories durable, in parallel: what files hold, and for directories the entries
 /// that were created in them, renamed into and out of them.
 pub fn sync_paths<P: AsRef<Path> + Sync>(paths: &[P]) -> Result<()> {
-    if paths.len() >= MANY_PATHS {
+    sync_all(&[], paths)
+}
+
+/// Makes files that are open, and what is at paths, durable in parallel.
+pub(crate) fn sync_all<P: AsRef<Path> + Sync>(files: &[Written], paths: &[P]) -> Result<()> {
+    let count = files.len() + paths.len();
+    let path = |index: usize| paths[index - files.len()].as_ref();
+    if count >= MANY_PATHS {
         // The first syncs then commit to the journal what all of them have to.
-        in_parallel(paths.len(), |index| {
-            begin_write_back(paths[index].as_ref());
+        in_parallel(count, |index| {
+            match files.get(index) {
+                Some((_, file)) => begin_write_back(file),
+                // What cannot be opened here cannot be opened when it is synced either.
+                None => open(path(index)).iter().for_each(begin_write_back),
+            }
             Ok(())
         })?;
     }
-    in_parallel(paths.len(), |index| sync_path(paths[index].as_ref())).map(drop)
+    in_parallel(count, |index| match files.get(index) {
+        Some((path, file)) => sync_file(file, path),
+        None => sync_path(path(index)),
+    })
+    .map(drop)
 }
 
 /// Has the system begin to move to the disk what a file has in the page cache. Only a head start: what fails
 /// here, fails again when the file is synced.
-fn begin_write_back(path: &Path) {
-    if let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
-        // SAFETY: refers to no memory.
-        unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
-    }
+fn begin_write_back(file: &File) {
+    // SAFETY: refers to no memory.
+    unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
 fn sync_path(path: &Path) -> Result<()> {
-    let opened = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)
-        .map_err(|error| Error::from_io(error, "open", path))?;
+    let opened = open(path).map_err(|error| Error::from_io(error, "open", path))?;
     match opened.sync_all() {
         // Some network and FUSE file systems refuse it for directories: they have nothing to flush.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) && path.is_dir() => Ok(()),
@@ -247,13 +283,13 @@ mod tests {
     /// Some file systems tell only when a file is closed that they have not taken its bytes.
     #[test]
     fn an_error_of_closing_fails_the_batch_and_leaves_nothing() {
-        for sync in [false, true] {
+        for durability in [Durability::Now, Durability::Whenever] {
             let directory = tempfile::tempdir().unwrap();
             let paths: Vec<_> = (0..3).map(|index| directory.path().join(format!("{index}"))).collect();
             let files: Vec<_> = paths.iter().map(|path| (path, &b"abc"[..])).collect();
             in_a_thread(|| {
                 refuse(&[libc::SYS_close], libc::EIO);
-                let error = write_small_files(&files, sync).unwrap_err();
+                let error = write_small_files(&files, &durability).unwrap_err();
                 assert!(error.message().contains("close the file"), "{error}");
                 assert!(error.context("path").is_some());
             });

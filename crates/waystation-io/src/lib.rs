@@ -20,7 +20,7 @@ mod refusals;
 pub mod ring;
 pub mod segment;
 pub mod staging;
-pub mod sync_point;
+pub mod sync_group;
 pub mod table_pages;
 pub mod throttle;
 pub mod write;

@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use waystation_io::mode::Mode;
+use waystation_io::sync_group::Durability;
 use waystation_io::write::{self, DeviceCopies, DeviceCopy, DeviceRows, FileInput, Options, Statistics};
 use waystation_io::{Error, Kind, Result};
 
 const AUTOMATIC: Options = Options {
-    sync: true,
+    durability: Durability::Now,
     mode: None,
     block_bytes: None,
     depth: None,

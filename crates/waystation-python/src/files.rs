@@ -1,11 +1,13 @@
 //! Small files, directories, renames, and what the engine knows about file systems.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use waystation_io::calibrate::{calibrate as measure, calibration as remembered};
-use waystation_io::{Error, Kind, files, probe as probing, sync_point};
+use waystation_io::sync_group::{self, Durability};
+use waystation_io::{Error, Kind, files, probe as probing};
 
 use crate::directory::{Directory, opened};
 use crate::error::guarded;
@@ -13,7 +15,7 @@ use crate::format::Bytes;
 
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<SyncPoint>()?;
+    module.add_class::<SyncGroup>()?;
     module.add_function(wrap_pyfunction!(write_small_files, module)?)?;
     module.add_function(wrap_pyfunction!(read_small_files, module)?)?;
     module.add_function(wrap_pyfunction!(sync_paths, module)?)?;
@@ -25,32 +27,55 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// A moment before something is written.
+/// Files that were written and directories that were changed, to be synced together.
 #[pyclass(frozen, module = "waystation._native")]
-struct SyncPoint(sync_point::SyncPoint);
+pub struct SyncGroup(Arc<sync_group::SyncGroup>);
 
 #[pymethods]
-impl SyncPoint {
+impl SyncGroup {
     #[new]
     #[pyo3(signature = (directory, /))]
     fn new(py: Python<'_>, directory: PathBuf) -> PyResult<Self> {
-        py.detach(|| guarded(|| sync_point::SyncPoint::open(&directory))).map(Self)
+        py.detach(|| guarded(|| sync_group::SyncGroup::open(&directory))).map(|it| Self(Arc::new(it)))
     }
 
     #[pyo3(signature = (paths, /))]
-    fn sync(&self, py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
-        py.detach(|| guarded(|| self.0.sync(&paths)))
+    fn add(&self, paths: Vec<PathBuf>) {
+        self.0.add_paths(paths);
+    }
+
+    fn sync(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| guarded(|| self.0.sync()))
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.0.close());
+    }
+}
+
+/// When files are durable, as Python says it: `sync` says nothing of files that go into a group.
+pub fn durability(sync: bool, group: Option<PyRef<'_, SyncGroup>>) -> Durability {
+    match group {
+        Some(group) => Durability::Together(Arc::clone(&group.0)),
+        None if sync => Durability::Now,
+        None => Durability::Whenever,
     }
 }
 
 #[pyfunction]
-#[pyo3(signature = (files, /, *, sync=true))]
-fn write_small_files(py: Python<'_>, files: Vec<(PathBuf, Bound<'_, PyAny>)>, sync: bool) -> PyResult<()> {
+#[pyo3(signature = (files, /, *, sync=true, group=None))]
+fn write_small_files(
+    py: Python<'_>,
+    files: Vec<(PathBuf, Bound<'_, PyAny>)>,
+    sync: bool,
+    group: Option<PyRef<'_, SyncGroup>>,
+) -> PyResult<()> {
     let held: Vec<(PathBuf, Bytes)> =
         files.into_iter().map(|(path, data)| Ok((path, Bytes::of(&data)?))).collect::<PyResult<_>>()?;
+    let durability = durability(sync, group);
     py.detach(|| {
         let files: Vec<_> = held.iter().map(|(path, data)| (path, data.as_slice())).collect();
-        guarded(|| files::write_small_files(&files, sync))
+        guarded(|| files::write_small_files(&files, &durability))
     })
 }
 

@@ -9,6 +9,7 @@ use waystation_format::{Error, Kind};
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
 use crate::error::{guarded, to_py};
+use crate::files::{SyncGroup, durability};
 use crate::format::Bytes;
 use crate::job::{IntoDictionary, Job};
 use crate::memory::Slab;
@@ -36,7 +37,7 @@ impl IntoDictionary for Statistics {
 
 #[pyfunction]
 #[pyo3(signature = (
-    files, owners, /, *, sync=true, mode=None, block_bytes=None, depth=None, threads=None, staging_bytes=None,
+    files, owners, /, *, sync=true, group=None, mode=None, block_bytes=None, depth=None, threads=None, staging_bytes=None,
     first=None, throttle=None
 ))]
 #[allow(clippy::too_many_arguments)] // the stub's
@@ -45,6 +46,7 @@ fn start_write(
     files: Vec<FileTuple<'_>>,
     owners: Py<PyAny>,
     sync: bool,
+    group: Option<PyRef<'_, SyncGroup>>,
     mode: Option<&str>,
     block_bytes: Option<usize>,
     depth: Option<usize>,
@@ -56,7 +58,8 @@ fn start_write(
     let mode = mode.map(str::parse).transpose().map_err(to_py)?;
     let first = first.unwrap_or_default().into_iter().map(|(begin, end)| begin..end).collect();
     let throttle = open_throttle(throttle).map_err(to_py)?;
-    let options = Options { sync, mode, block_bytes, depth, threads, staging_bytes, first, throttle };
+    let durability = durability(sync, group);
+    let options = Options { durability, mode, block_bytes, depth, threads, staging_bytes, first, throttle };
     let inputs = files.iter().map(read_file).collect::<PyResult<Vec<_>>>()?;
     // SAFETY: only Waystation calls this module; it hands over addresses of memory that `owners` keeps
     // alive, and the job keeps `owners` until no thread reads it.

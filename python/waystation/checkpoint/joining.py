@@ -10,6 +10,7 @@ removes it. Killed after the commit: the whole is there. At no time is there hal
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -114,16 +115,18 @@ def write_whole(
         os.mkdir(directory)
     except OSError as error:
         raise from_os_error(error, "create", directory) from error
-    digest, unsynced = assemble(directory, [opened for _, opened in parts], owners)
     custom_metadata: Any = None
     for record, _ in parts:
         if custom_metadata is None:
             custom_metadata = record.custom_metadata
         elif record.custom_metadata is not None:
             custom_metadata = {**custom_metadata, **record.custom_metadata}
-    record = CheckpointRecord(1, {STATE: (STATE, digest)}, time.time_ns(), custom_metadata, begun_ns=begun_ns)
-    path = os.path.join(attempt.path, names.RECORD)
-    _native.write_small_files([(path, record.encode())], sync=False)
-    remove_tree(os.path.join(attempt.path, _PARTS))
-    attempt.seal()
-    _native.sync_paths([*unsynced, path, attempt.path])
+    with contextlib.closing(_native.SyncGroup(attempt.path)) as group:
+        digest = assemble(directory, [opened for _, opened in parts], owners, group)
+        entries = {STATE: (STATE, digest)}
+        record = CheckpointRecord(1, entries, time.time_ns(), custom_metadata, begun_ns=begun_ns)
+        _native.write_small_files([(os.path.join(attempt.path, names.RECORD), record.encode())], group=group)
+        remove_tree(os.path.join(attempt.path, _PARTS))
+        attempt.seal()
+        group.add([attempt.path])
+        group.sync()

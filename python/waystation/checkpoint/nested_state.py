@@ -1,8 +1,8 @@
 """A state among the files of a handler: saved to and loaded from a directory of its own.
 
-Here the caller is a handler, which the save or load around it has called: that makes the files durable,
-vouches for them and commits them. So all that is copied is copied while the caller waits, and the processes
-agree in a session of its own about what each writes. Invariant: the directory has what that of a state in
+Here the caller is a handler, which the save or load around it has called: that vouches for the files and
+commits them. So all that is copied is copied while the caller waits, and the processes agree in a session of
+its own about what each writes. Invariant: the directory has what that of a state in
 the native layout has, and is read the same way, by any number of processes.
 """
 
@@ -82,13 +82,13 @@ class NestedSaving:
         return lines
 
     def finish(self) -> None:
-        """Writes; what is written need not be durable yet."""
+        """Writes, durably: the save around it has no descriptors of what is written here."""
         assert self._prepared is not None, "the state has been prepared"
         prepared = [self._prepared]
 
         def work() -> bytes:
             observer = Observer(lambda _: None, lambda: None, {}, alone=self._writer.process_count == 1)
-            parts = write_data(self._parent, prepared, self._options, observer, [])
+            parts = write_data(self._parent, prepared, self._options, observer)
             if self._is_local:
                 self._write_metadata(parts, is_partial=True)
                 return b""
@@ -110,7 +110,7 @@ class NestedSaving:
         contents = metadata_files(self._prepared, parts, partial=is_partial)
         directory = os.path.join(self._parent, self._name)
         files = [(os.path.join(directory, name), data) for name, data in contents.items()]
-        _native.write_small_files(files, sync=False)
+        _native.write_small_files(files)
 
 
 def load(directory: str, abstract: Any) -> Any:

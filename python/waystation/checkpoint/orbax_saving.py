@@ -85,11 +85,6 @@ class OrbaxSaving(Saving):
 
     _limits = FrameLimits()
     _written: Sequence[Part] = ()  # by a program of one process
-    _sync_point: _native.SyncPoint | None = None  # from before this process has made the first file
-
-    def _close(self) -> None:
-        super()._close()
-        self._sync_point = None
 
     def _check_call(
         self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool
@@ -144,7 +139,6 @@ class OrbaxSaving(Saving):
     def _new_attempt(self, transaction: str | None = None) -> Attempt:
         attempt = super()._new_attempt(transaction)
         try:
-            self._sync_point = _native.SyncPoint(attempt.path)
             for name, planned in self._states.items():
                 for own in planned.arrays.directories():
                     _make_directory(os.path.join(attempt.path, name, own))
@@ -164,8 +158,6 @@ class OrbaxSaving(Saving):
             self._attempt.heartbeat if self._attempt else lambda: None,
             self._writer.process_count == 1,
         )
-        if self._sync_point is None:
-            self._sync_point = _native.SyncPoint(path)
         self._make_own_directories(path)
         parts = write_data.write(
             path,
@@ -175,7 +167,7 @@ class OrbaxSaving(Saving):
             self._limits,
             observer,
             lambda: progress.cancelled,
-            self._unsynced,
+            self._group,
         )
         if self._writer.process_count == 1:
             self._written = parts
@@ -191,11 +183,7 @@ class OrbaxSaving(Saving):
             directory = os.path.join(own, "d")
             _make_directory(own)
             _make_directory(directory)
-            self._unsynced += [directory, own]
-
-    def _make_durable(self, paths: Sequence[str]) -> None:
-        assert self._sync_point is not None, "it is there before the first file"
-        self._sync_point.sync(paths)
+            self._group.add([directory, own])
 
     def _write_metadata(self, told: Sequence[bytes]) -> None:
         path, states = self._attempt.path, list(self._states.values())
@@ -218,10 +206,11 @@ class OrbaxSaving(Saving):
         directories = {os.path.dirname(file) for file in files} - present
         for directory in sorted(directories):
             _make_directory(directory)
-        _native.write_small_files(list(files.items()), sync=False)
+        _native.write_small_files(list(files.items()), group=self._group)
         self._attempt.seal()
         named = [os.path.join(path, name) for name in (*self._states, *self._handlers)]
-        self._make_durable(list({*self._unsynced, *files, *present, *directories, *named, path}))
+        self._group.add(list({*present, *directories, *named, path}))
+        self._group.sync()
 
     def _files_of(self, planned: Planned, parts: Sequence[Part]) -> dict[str, bytes]:
         return write_metadata.of_state(

@@ -74,7 +74,8 @@ class Saving:
         self._waited_for: dict[str, list[tuple[int, int]]] = {}
         self._attempt: Any = None
         self._path: str | None = None  # of the attempt, in all processes
-        self._unsynced: list[str] = []
+        # Of what this process has written and not made durable; from before its first file on.
+        self._group: Any = None
         self._own_parts: list[Part] = []
         self._session = open_session(what, options, deadline_s=deadline_s)
         # For a failed save only, whose first session is over.
@@ -246,6 +247,8 @@ class Saving:
     def _write(self, progress: Progress, on_copied_out: Callable[[], None]) -> bytes:
         """Writes what this process has of all checkpointables; returns what the primary is told of it."""
         assert self._path is not None, "the attempt has been started"
+        if self._group is None:
+            self._group = _native.SyncGroup(self._path)
         if self._calls is not None:
             self._calls.start()
             progress.add(self._calls)
@@ -256,12 +259,11 @@ class Saving:
         directories = [self._files_directory(self._path, name) for name in self._handlers]
         if self._writer.process_count == 1 or self._is_local:
             for directory in directories:
-                self._unsynced += handler_files.to_sync(directory)
+                self._group.add(handler_files.to_sync(directory))
             return told
         for directory in directories:
             handler_files.sync_present(directory)
-        self._make_durable(self._unsynced)
-        self._unsynced = []
+        self._group.sync()
         return told
 
     def _check_cancelled(self, progress: Progress) -> None:
@@ -280,6 +282,8 @@ class Saving:
         try:
             yield
         except BaseException:
+            if self._group is not None:
+                self._group.close()  # some file systems keep a file that is open
             self._undo()
             raise
 
@@ -321,12 +325,16 @@ class Saving:
         attempt = Attempt(self.target, self._options.file.path_permission_mode, transaction)
         directory = attempt.path
         try:
+            self._group = _native.SyncGroup(attempt.path)
             for own in self._states:
                 directory = os.path.join(attempt.path, own)
                 os.mkdir(directory)
             for own in self._handlers:
                 directory = self._files_directory(attempt.path, own)
                 os.makedirs(directory)
+        except WaystationError:
+            attempt.discard()
+            raise
         except OSError as error:
             attempt.discard()
             raise from_os_error(error, "create", directory) from error
@@ -337,7 +345,7 @@ class Saving:
         return self._handled(name).directory(path)
 
     def _write_states(self, path: str, progress: Progress, on_copied_out: Callable[[], None]) -> bytes:
-        """Writes what this process has of the states; what is not durable yet goes to `_unsynced`.
+        """Writes what this process has of the states; what is not durable yet goes to `_group`.
 
         Returns:
             What the primary has to know of it.
@@ -356,11 +364,7 @@ class Saving:
             self._attempt.heartbeat if self._attempt else lambda: None,
             self._writer.process_count == 1,
         )
-        return write_data(path, self._prepared(), self._options, observer, self._unsynced)
-
-    def _make_durable(self, paths: Sequence[str]) -> None:
-        """Makes what this process has written durable."""
-        _native.sync_paths(paths)
+        return write_data(path, self._prepared(), self._options, observer, self._group)
 
     def _write_metadata(self, told: Sequence[bytes]) -> None:
         """Makes what all processes have written a checkpoint, in the primary."""
@@ -376,7 +380,7 @@ class Saving:
     ) -> None:
         record = CheckpointRecord(1, {}, time.time_ns(), self._custom_metadata, local, begun_ns=self.begun_ns)
         handled = [self._handled(name) for name in self._handlers]
-        write_metadata(self._attempt, states, self._unsynced, record, handled)
+        write_metadata(self._attempt, states, self._group, record, handled)
 
     def _check_place_of(self, name: str) -> None:
         """Refuses the name of a checkpointable that is that of a file of the layout."""

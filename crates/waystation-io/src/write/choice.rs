@@ -124,10 +124,11 @@ fn is_in_memory(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync_group::Durability;
 
     const MIB: usize = 1 << 20;
     const FREE: Options = Options {
-        sync: true,
+        durability: Durability::Now,
         mode: None,
         block_bytes: None,
         depth: None,

@@ -6,7 +6,7 @@
 //! bad plan or options (nothing touched); a name that exists, no directory, too little space (known
 //! before anything is written); refused direct I/O or io_uring (another mode takes over unless one was
 //! demanded); a failing write or sync; cancellation. Invariants: a job that fails or is cancelled removes
-//! what it created; a job that succeeds with `sync` has every byte on stable storage.
+//! what it created; a job that succeeds has every byte on stable storage, if that is to be so when it ends.
 
 mod choice;
 mod chunk_checksums;
@@ -42,6 +42,7 @@ use crate::filesystem::FileSystem;
 use crate::job::{Handle, Shared, in_parallel};
 use crate::mode::Mode;
 use crate::ring::Ring;
+use crate::sync_group::Durability;
 use crate::throttle::Throttle;
 
 const MOST_BLOCK_BYTES: usize = 16 << 20;
@@ -51,8 +52,8 @@ const MOST_THREADS: usize = 64;
 /// What the caller prescribes; the engine chooses the rest.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Whether the job ends only when its bytes are on stable storage; otherwise they are on the way.
-    pub sync: bool,
+    /// When the job's bytes are on stable storage; if not when it ends, they are on the way then.
+    pub durability: Durability,
     /// The mode; Unsupported if the system refuses it.
     pub mode: Option<Mode>,
     /// Bytes of one request: a multiple of the checksummed block.
@@ -112,9 +113,12 @@ pub unsafe fn start(files: Vec<FileInput>, options: Options) -> Result<Handle<St
 unsafe fn run(plan: &Plan, options: &Options, shared: &Shared<Statistics>) -> Result<Statistics> {
     let started = Instant::now();
     let (way, ring) = open_ring(choose_way(plan, options), plan, options)?;
-    let manner =
-        Manner { direct: way.mode.is_direct(), demanded: options.mode.is_some(), sync: options.sync };
-    let mut work = Work::new(plan, shared, way, manner, options);
+    let manner = Manner {
+        direct: way.mode.is_direct(),
+        demanded: options.mode.is_some(),
+        durability: options.durability.clone(),
+    };
+    let mut work = Work::new(plan, shared, way, &manner, options);
     // SAFETY: as the caller promises.
     let mut outcome = unsafe { write_all(&work, ring) };
     let write_time = started.elapsed();

@@ -3,7 +3,7 @@
 //! What can fail, in order: creation (exists, no permission), direct I/O (refused when asked for or at
 //! the first write), writing (no space), the exact size, durability, closing. Invariants: an output never touches
 //! a file that it did not create; unless direct I/O was demanded, its refusal turns this file to the
-//! page cache and nothing is lost; a file is closed once it is finished.
+//! page cache and nothing is lost; a file that is finished is closed, or held by the group that it is synced with.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -18,19 +18,20 @@ use waystation_format::{Error, Kind, Result};
 use crate::aligned::PAGE_BYTES;
 use crate::files::close;
 use crate::filesystem::set_direct;
+use crate::sync_group::Durability;
 
 /// Smaller blocks are written back with all others of their kind, in fewer requests.
 const LEAST_WRITE_BACK_BYTES: usize = 256 << 10;
 
 /// How an output is written.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Manner {
     /// Past the page cache.
     pub direct: bool,
     /// Whether the caller insists on that.
     pub demanded: bool,
-    /// Whether bytes must be durable in the end.
-    pub sync: bool,
+    /// When its bytes are durable.
+    pub durability: Durability,
 }
 
 pub(super) struct Output {
@@ -53,9 +54,9 @@ impl Output {
         Self {
             path: path.to_owned(),
             file_bytes,
-            manner,
             state: Mutex::default(),
             is_direct: AtomicBool::new(manner.direct),
+            manner,
             blocks_left: AtomicU64::new(file_bytes.div_ceil(block_bytes)),
         }
     }
@@ -160,14 +161,15 @@ impl Output {
         self.blocks_left.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Cuts the padding off, makes the file durable and closes it. All blocks have been written, and whoever
-    /// wrote them has let go of the file: it is closed here, where an error of that is still one of the job.
+    /// Cuts the padding off, makes the file durable and closes it, or gives it to the group that does. All blocks
+    /// have been written, and whoever wrote them has let go of the file: it is closed here, where an error of that
+    /// is still one of the job.
     pub fn finish(&self) -> Result<()> {
         let file = self.open()?;
         if self.manner.direct && !self.file_bytes.is_multiple_of(PAGE_BYTES as u64) {
             file.set_len(self.file_bytes).map_err(self.failed("set the size of the file"))?;
         }
-        if self.manner.sync {
+        if matches!(self.manner.durability, Durability::Now) {
             file.sync_all().map_err(self.failed("make the file durable"))?;
         }
         self.lock().file = None;
@@ -175,7 +177,10 @@ impl Output {
             Error::new(Kind::Internal, "a file is finished while it is written; please report this")
                 .with("path", self.path.display().to_string())
         })?;
-        close(file).map_err(self.failed("close the file"))
+        match &self.manner.durability {
+            Durability::Together(group) => group.add(&self.path, file),
+            Durability::Now | Durability::Whenever => close(file).map_err(self.failed("close the file")),
+        }
     }
 
     /// Removes the file if this output created it.

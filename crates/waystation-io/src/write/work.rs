@@ -17,14 +17,14 @@ use super::order::Order;
 use super::output::{Manner, Output};
 use super::plan::{FilePlan, Plan};
 use super::{Options, Statistics};
+use crate::files::most_open_files;
 use crate::job::{Shared, in_parallel};
 use crate::mode::{Mode, Way};
+use crate::sync_group::Durability;
 use crate::throttle::Throttle;
 
 /// Staging memory of all workers together.
 pub(super) const STAGING_BYTES: usize = 64 << 20;
-/// Files that may wait for their sync while open.
-const MOST_OPEN_FILES: usize = 128;
 /// Threads that sync. They sleep in the kernel, and syncs that wait together share journal commits.
 const SYNC_THREADS: usize = 16;
 
@@ -52,6 +52,7 @@ pub(super) struct Work<'a> {
     gathered: Mutex<Gathered>,
     checksums: Vec<Box<[AtomicU64]>>,
     unfinished: Mutex<Vec<usize>>,
+    most_unfinished: usize,
     finish_threads: usize,
     gather_ns: AtomicU64,
     /// Whether the caller insists on the mode.
@@ -71,7 +72,7 @@ impl<'a> Work<'a> {
         plan: &'a Plan,
         shared: &'a Shared<Statistics>,
         way: Way,
-        manner: Manner,
+        manner: &Manner,
         options: &'a Options,
     ) -> Self {
         let block_bytes = way.block_bytes as u64;
@@ -81,7 +82,9 @@ impl<'a> Work<'a> {
             count += file.file_bytes.div_ceil(block_bytes);
             first_pieces.push(count);
         }
-        let output = |file: &FilePlan| Output::new(&file.path, file.file_bytes, block_bytes, manner);
+        // Only syncs share anything: what is not synced here is finished as soon as it is complete.
+        let syncs = matches!(manner.durability, Durability::Now);
+        let output = |file: &FilePlan| Output::new(&file.path, file.file_bytes, block_bytes, manner.clone());
         let checksums = |file: &FilePlan| {
             (0..file.file_bytes.div_ceil(BLOCK_BYTES as u64)).map(|_| AtomicU64::new(0)).collect()
         };
@@ -101,7 +104,8 @@ impl<'a> Work<'a> {
             unfinished: Mutex::new(
                 (0..plan.files.len()).filter(|&file| plan.files[file].file_bytes == 0).collect(),
             ),
-            finish_threads: if manner.sync { SYNC_THREADS } else { 1 },
+            most_unfinished: if syncs { most_open_files() } else { 1 },
+            finish_threads: if syncs { SYNC_THREADS } else { 1 },
             gather_ns: AtomicU64::new(0),
             is_demanded: manner.demanded,
             rings_refused: AtomicBool::new(false),
@@ -185,7 +189,11 @@ impl<'a> Work<'a> {
         let overdue = {
             let mut unfinished = self.unfinished.lock().unwrap_or_else(PoisonError::into_inner);
             unfinished.push(piece.file);
-            if unfinished.len() >= MOST_OPEN_FILES { std::mem::take(&mut *unfinished) } else { Vec::new() }
+            if unfinished.len() >= self.most_unfinished {
+                std::mem::take(&mut *unfinished)
+            } else {
+                Vec::new()
+            }
         };
         self.finish_files(&overdue)
     }

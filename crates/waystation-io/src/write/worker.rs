@@ -254,10 +254,11 @@ mod tests {
     use crate::job::Shared;
     use crate::mode::Mode;
     use crate::refusals::{in_a_thread, refuse};
+    use crate::sync_group::Durability;
     use waystation_format::Kind;
 
     const OPTIONS: Options = Options {
-        sync: true,
+        durability: Durability::Now,
         mode: None,
         block_bytes: None,
         depth: None,
@@ -278,9 +279,9 @@ mod tests {
         let mode = demanded.then_some(Mode::DirectRing);
         let options = Options { mode, block_bytes: Some(1 << 20), depth: Some(2), ..OPTIONS };
         let way = choice::choose_way(&plan, &Options { mode: Some(Mode::DirectRing), ..options.clone() });
-        let manner = Manner { direct: true, demanded, sync: true };
+        let manner = Manner { direct: true, demanded, durability: Durability::Now };
         let shared = Shared::new(plan.total_bytes);
-        let work = Work::new(&plan, &shared, way, manner, &options);
+        let work = Work::new(&plan, &shared, way, &manner, &options);
         let Ok(ring) = Ring::new(2) else { return Ok((content.to_vec(), Mode::DirectThreads)) };
         let mut worker = Worker::new(&work, Some(ring), None)?;
         for _ in 0..pieces_before {
@@ -318,7 +319,9 @@ mod tests {
     #[test]
     fn an_error_of_closing_fails_the_job_and_leaves_nothing() {
         let content = vec![7; (3 << 20) + 5];
-        for (mode, sync) in Mode::ALL.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+        let both = [Durability::Now, Durability::Whenever];
+        for (mode, durability) in Mode::ALL.into_iter().flat_map(|mode| both.iter().map(move |it| (mode, it)))
+        {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("file");
             let words = vec![0, content.len() as i64, 0, 1, -1, content.as_ptr() as i64];
@@ -326,10 +329,9 @@ mod tests {
                 FileInput { path: path.clone(), header: Vec::new(), file_bytes: content.len() as u64, words };
             in_a_thread(|| {
                 refuse(&[libc::SYS_close], libc::EIO);
+                let options = Options { mode: Some(mode), durability: durability.clone(), ..OPTIONS };
                 // SAFETY: the content outlives the job, which is joined here.
-                let job =
-                    unsafe { super::super::start(vec![file], Options { mode: Some(mode), sync, ..OPTIONS }) }
-                        .unwrap();
+                let job = unsafe { super::super::start(vec![file], options) }.unwrap();
                 job.join();
                 let error = job.shared().take_outcome().unwrap().unwrap_err();
                 assert!(error.message().contains("close the file"), "{mode}: {error}");

@@ -3,10 +3,12 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use waystation_io::Kind;
 use waystation_io::files::{read_small_files, rename_exchange, rename_new, sync_paths, write_small_files};
+use waystation_io::sync_group::{Durability, SyncGroup};
 
 fn names(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(directory)
@@ -26,11 +28,14 @@ proptest! {
 
     #[test]
     fn what_is_written_is_read_back(bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..5000), 0..40),
-                                    sync in any::<bool>()) {
+                                    when in 0usize..3) {
         let directory = tempfile::tempdir().unwrap();
         let paths: Vec<PathBuf> = (0..bodies.len()).map(|index| directory.path().join(format!("{index}"))).collect();
         let files: Vec<(&PathBuf, &[u8])> = paths.iter().zip(bodies.iter().map(Vec::as_slice)).collect();
-        write_small_files(&files, sync).unwrap();
+        let group = Arc::new(SyncGroup::open(directory.path()).unwrap());
+        let durability = [Durability::Now, Durability::Together(Arc::clone(&group)), Durability::Whenever];
+        write_small_files(&files, &durability[when]).unwrap();
+        group.sync().unwrap();
         prop_assert_eq!(read_small_files(&limited(&paths, 5000), None).unwrap(), bodies);
     }
 }
@@ -41,7 +46,7 @@ fn an_existing_file_is_a_conflict_and_the_others_are_removed() {
     let path = |name: &str| directory.path().join(name);
     fs::write(path("b"), "mine").unwrap();
     let files = [(path("a"), b"1".as_slice()), (path("b"), b"2"), (path("c"), b"3")];
-    let error = write_small_files(&files, true).unwrap_err();
+    let error = write_small_files(&files, &Durability::Now).unwrap_err();
     assert_eq!(error.kind(), Kind::Conflict);
     assert_eq!(error.context("path"), path("b").to_str());
     assert_eq!(names(directory.path()), ["b"]);
@@ -52,7 +57,10 @@ fn an_existing_file_is_a_conflict_and_the_others_are_removed() {
 fn a_missing_directory_is_not_found() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("absent/file");
-    assert_eq!(write_small_files(&[(&path, b"".as_slice())], true).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(
+        write_small_files(&[(&path, b"".as_slice())], &Durability::Now).unwrap_err().kind(),
+        Kind::NotFound
+    );
     let error = read_small_files(&[(&path, 10)], None).unwrap_err();
     assert_eq!((error.kind(), error.context("path")), (Kind::NotFound, path.to_str()));
     assert_eq!(sync_paths(&[&path]).unwrap_err().kind(), Kind::NotFound);
@@ -150,6 +158,6 @@ fn a_read_only_directory_says_so() {
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o500)).unwrap();
     let path = directory.path().join("file");
-    let error = write_small_files(&[(&path, b"".as_slice())], true).unwrap_err();
+    let error = write_small_files(&[(&path, b"".as_slice())], &Durability::Now).unwrap_err();
     assert_eq!((error.kind(), error.context("errno")), (Kind::InvalidInput, Some("13")));
 }

@@ -11,7 +11,7 @@ mod read_errors;
 mod read_frames;
 mod read_gpu_direct;
 mod read_support;
-mod sync_point;
+mod sync_group;
 mod table_pages;
 mod unmapping;
 mod write_compress;

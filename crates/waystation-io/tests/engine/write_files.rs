@@ -9,6 +9,7 @@ use waystation_format::checksum::{BLOCK_BYTES, crc64};
 use waystation_io::Kind;
 use waystation_io::mode::Mode;
 use waystation_io::ring::Ring;
+use waystation_io::sync_group::{Durability, SyncGroup};
 use waystation_io::throttle::{self, Limits, Throttle};
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
@@ -158,15 +159,18 @@ proptest! {
         block in 0usize..4,
         depth in 1usize..6,
         threads in 1usize..4,
-        sync in any::<bool>(),
+        when in 0usize..3,
         staging in prop::option::of(0usize..6),
         first in prop::collection::vec((0u64..3_000_000, 0u64..2_000_000), 0..3),
     ) {
         for directory in directories() {
             for mode in modes() {
                 let (inputs, expected, _memory) = build(&cases, directory.path());
+                let group = Arc::new(SyncGroup::open(directory.path()).unwrap());
+                let durability =
+                    [Durability::Now, Durability::Together(Arc::clone(&group)), Durability::Whenever];
                 let options = Options {
-                    sync,
+                    durability: durability[when].clone(),
                     mode,
                     block_bytes: (block > 0).then_some(block * BLOCK_BYTES),
                     depth: Some(depth),
@@ -176,6 +180,7 @@ proptest! {
                     throttle: None,
                 };
                 let statistics = run(inputs.clone(), options).unwrap();
+                group.sync().unwrap();
                 check_written(&inputs, &expected, &statistics);
                 for input in &inputs {
                     fs::remove_file(&input.path).unwrap();

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _forks, _native
+from waystation import _forks
 from waystation._errors import from_os_error
 from waystation._options.in_effect import current_options
 from waystation.compat.fastsafetensors.tensors import wrapped
@@ -90,15 +90,25 @@ def by_mapping(
     """Makes files, and gives the memory of spans of them, which is written back at the end."""
     with contextlib.ExitStack() as stack:
         buffers: list[memoryview] = []
-        for file, own in zip(files, spans, strict=True):
-            whole = memoryview(stack.enter_context(_mapped(file)))
+        mappings = [stack.enter_context(_mapped(file)) for file in files]
+        for mapping, own in zip(mappings, spans, strict=True):
+            whole = memoryview(mapping)
             stack.callback(whole.release)
             for begin, end in own:
                 buffers.append(whole[begin:end])
                 stack.callback(buffers[-1].release)
         yield buffers
-    if fsync:
-        _native.sync_paths([file.place for file in files])
+        if fsync:
+            # A descriptor that is opened afterwards may not be told of a page that could not be written.
+            for file, mapping in zip(files, mappings, strict=True):
+                _flush(file, mapping)
+
+
+def _flush(file: Staged, mapping: mmap.mmap) -> None:
+    try:
+        mapping.flush()
+    except OSError as error:
+        raise from_os_error(error, "write", file.path) from error
 
 
 def _mapped(file: Staged) -> mmap.mmap:

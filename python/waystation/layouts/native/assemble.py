@@ -22,6 +22,8 @@ from waystation.layouts.native.records import CheckpointableRecord, Digest, dump
 from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
 from waystation.tree import Structure, union
 
+_COPIED_BYTES = 1 << 20  # at a time
+
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
@@ -37,19 +39,23 @@ class _Joined:
 
 
 def assemble(
-    directory: str, parts: Sequence[OpenCheckpointable], owners: Sequence[int] | None = None
-) -> tuple[Digest, list[str]]:
+    directory: str,
+    parts: Sequence[OpenCheckpointable],
+    owners: Sequence[int] | None,
+    group: _native.SyncGroup,
+) -> Digest:
     """Makes one checkpointable of several.
 
     Args:
         directory: Its own, which is empty.
         parts: What it is made of.
         owners: The number of the part that each leaf is taken from, where all parts have the whole structure,
-            with whatever in the places of leaves that are not their own. By default each part has only what
+            with whatever in the places of leaves that are not their own. With None each part has only what
             is its own, and the structures are united.
+        group: Gets what is not durable yet.
 
     Returns:
-        The digest of its record, and the paths that are not durable yet.
+        The digest of its record.
 
     Raises:
         Conflict: Two parts have something at the same place, or `owners` is given and they are not of one
@@ -58,7 +64,7 @@ def assemble(
     joined = _join(parts, owners)
     process_counts = [part.record.process_count for part in parts]
     first_processes = np.cumsum([0, *process_counts]).tolist()
-    files, unsynced = _link_files(directory, parts, first_processes)
+    files = _link_files(directory, parts, first_processes)
     made = _join_tables(parts, joined.origins, files)
     contents = {
         names.TREE: joined.tree.encode(),
@@ -72,9 +78,9 @@ def assemble(
     digests = {name: Digest.of(data) for name, data in contents.items()}
     contents[names.CHECKPOINTABLE_RECORD] = CheckpointableRecord(sum(process_counts), digests).encode()
     written = [(os.path.join(directory, name), data) for name, data in contents.items()]
-    _native.write_small_files(written, sync=False)
-    digest = Digest.of(contents[names.CHECKPOINTABLE_RECORD])
-    return digest, [*unsynced, *(path for path, _ in written), directory]
+    _native.write_small_files(written, group=group)
+    group.add([directory])
+    return Digest.of(contents[names.CHECKPOINTABLE_RECORD])
 
 
 def join_structures(structures: Sequence[Structure]) -> tuple[Structure, list[tuple[int, int]]]:
@@ -119,34 +125,33 @@ def _join(parts: Sequence[OpenCheckpointable], owners: Sequence[int] | None) -> 
 
 def _link_files(
     directory: str, parts: Sequence[OpenCheckpointable], first_processes: Sequence[int]
-) -> tuple[tables.Table, list[str]]:
-    """Gives the data files of all parts their names; returns their entries, and what is not durable."""
-    entries, copied = [], []
+) -> tables.Table:
+    """Gives the data files of all parts their names, durably; returns their entries."""
+    entries = []
     for part, first in zip(parts, first_processes, strict=False):
         own = np.array(part.tables.files[:])
         own["process"] += first
         entries.append(own)
         rows = zip(own["process"].tolist(), own["sequence"].tolist(), strict=True)
         for source, row in zip(part.paths(), rows, strict=True):
-            target = os.path.join(directory, names.data_file(*row))
-            if not _link(source, target):
-                copied.append(target)
+            _link(source, os.path.join(directory, names.data_file(*row)))
     files: tables.Table = np.concatenate(entries)
     files["first_block"] = tables.first_blocks(files["file_bytes"])
-    return files, copied
+    return files
 
 
-def _link(source: str, target: str) -> bool:
-    """Links a file, or copies it where that is not possible; returns whether it was linked."""
+def _link(source: str, target: str) -> None:
+    """Links a file, or copies it where that is not possible."""
     try:
         os.link(source, target)
     except OSError:
         try:
-            shutil.copyfile(source, target)
+            with open(source, "rb") as origin, open(target, "xb") as copy:
+                shutil.copyfileobj(origin, copy, _COPIED_BYTES)
+                copy.flush()
+                os.fsync(copy.fileno())
         except OSError as error:
             raise from_os_error(error, "copy to", target) from error
-        return False
-    return True
 
 
 def _join_indices(parts: Sequence[OpenCheckpointable], first_processes: Sequence[int]) -> bytes | None:

@@ -29,7 +29,8 @@ def run(
     on_copied_out: Callable[[], None],
     heartbeat: Callable[[], None],
     *,
-    sync: bool,
+    sync: bool = True,
+    group: _native.SyncGroup | None = None,
 ) -> list[bytes]:
     """Writes files; returns their block checksums.
 
@@ -42,8 +43,9 @@ def run(
         on_copied_out: Called once those ranges have been copied out.
         heartbeat: Called from time to time while the job runs.
         sync: Whether the files are durable in the end.
+        group: Holds the files instead until it is synced.
     """
-    job = start(files, owners, options, first, sync=sync)
+    job = start(files, owners, options, first, sync=sync, group=group)
     on_job(job)
     try:
         job.wait_gathered(first[-1][1] if first else 0)
@@ -60,7 +62,8 @@ def start(
     options: Options,
     first: Sequence[tuple[int, int]] = (),
     *,
-    sync: bool,
+    sync: bool = True,
+    group: _native.SyncGroup | None = None,
 ) -> _native.Job:
     """Starts to write files as the options say."""
     engine = options.engine
@@ -68,6 +71,7 @@ def start(
         files,
         owners,
         sync=sync,
+        group=group,
         mode=engine.write_mode,
         block_bytes=engine.block_bytes,
         depth=engine.depth,

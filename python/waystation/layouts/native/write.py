@@ -96,12 +96,12 @@ def write_data(
     prepared: Sequence[Prepared],
     options: Options,
     observer: Observer,
-    unsynced: list[str],
+    group: _native.SyncGroup | None = None,
 ) -> list[Part]:
     """Writes this process's files of states.
 
     Returns:
-        What is to be merged, of each. The files are durable, but for those appended to `unsynced`.
+        What is to be merged, of each. The files are durable, but for those that `group` holds.
     """
     files = [
         (os.path.join(attempt_path, entry.name, file.name), file.header, file.file_bytes, file.words)
@@ -109,9 +109,7 @@ def write_data(
         for file in entry.plan.files
     ]
     together = sum(entry.plan.data_bytes for entry in prepared) <= SYNC_TOGETHER_BYTES
-    checksums = iter(_run(attempt_path, files, prepared, options, observer, sync=not together))
-    if together:
-        unsynced.extend(file[0] for file in files)
+    checksums = iter(_run(attempt_path, files, prepared, options, observer, group if together else None))
     return [
         Part.of(entry.plan, entry.chunks, [next(checksums) for _ in entry.plan.files]) for entry in prepared
     ]
@@ -120,7 +118,7 @@ def write_data(
 def write_metadata(
     attempt: Attempt,
     states: Sequence[tuple[Prepared, Sequence[Part]]],
-    unsynced: Sequence[str],
+    group: _native.SyncGroup,
     checkpoint: CheckpointRecord,
     handled: Sequence[Handled] = (),
 ) -> None:
@@ -129,7 +127,7 @@ def write_metadata(
     Args:
         attempt: The attempt; every process has written its data.
         states: Each with the parts of all processes, in their order.
-        unsynced: Files that are not durable yet.
+        group: What is not durable yet.
         checkpoint: The record, without its checkpointables. Of a part of a save to local storage, which
             afterwards is prepared, it says so: such need not make up the arrays, is not to be lost with its
             name, and keeps its owner record until it is committed.
@@ -154,12 +152,13 @@ def write_metadata(
         entries[entry.name] = (entry.name, Digest.of(record))
     checkpoint = dataclasses.replace(checkpoint, checkpointables=entries)
     files.append((os.path.join(attempt.path, names.RECORD), checkpoint.encode()))
-    _native.write_small_files(files, sync=False)
+    _native.write_small_files(files, group=group)
     if not is_part:
         attempt.seal()
     directories = [os.path.join(attempt.path, name) for name in entries]
     above = attempt.directories_to_sync() if is_part else []
-    _native.sync_paths([*unsynced, *(path for path, _ in files), *directories, attempt.path, *above])
+    group.add([*directories, attempt.path, *above])
+    group.sync()
 
 
 def metadata_files(prepared: Prepared, parts: Sequence[Part], *, partial: bool) -> dict[str, bytes]:
@@ -194,8 +193,7 @@ def _run(
     prepared: Sequence[Prepared],
     options: Options,
     observer: Observer,
-    *,
-    sync: bool,
+    group: _native.SyncGroup | None,
 ) -> list[bytes]:
     """Runs the engine over the data files; returns their block checksums."""
     if not files:
@@ -212,7 +210,7 @@ def _run(
         observer.on_job,
         observer.on_copied_out,
         observer.heartbeat,
-        sync=sync,
+        group=group,
     )
 
 

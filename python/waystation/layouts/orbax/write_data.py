@@ -61,7 +61,7 @@ def write(
     limits: FrameLimits,
     observer: Observer,
     is_cancelled: Callable[[], bool],
-    unsynced: list[str],
+    group: _native.SyncGroup,
 ) -> list[Part]:
     """Writes what this process has of states, all of one kind.
 
@@ -73,7 +73,7 @@ def write(
         limits: Of what is compressed.
         observer: What it reports to.
         is_cancelled: Whether to stop between batches.
-        unsynced: Gets the files that are not durable yet.
+        group: Gets the files that are not durable yet.
 
     Returns:
         Of each state what has been written where.
@@ -83,7 +83,7 @@ def write(
         engine_job.calibrate_once(attempt_path, options, data_bytes)
     # What is many files, or little, is made durable together in the end.
     is_small = data_bytes <= SYNC_TOGETHER_BYTES or _file_count(prepared) > _MOST_SYNCED_FILES
-    writing = _Writing(attempt_path, options, observer, not is_small, unsynced)
+    writing = _Writing(attempt_path, options, observer, group if is_small else None)
     if all(entry.planned is not None for entry in prepared):
         return writing.write_plans(prepared)
     return writing.write_frames(prepared, process, limits, is_cancelled)
@@ -106,8 +106,7 @@ class _Writing:
     path: str
     options: Options
     observer: Observer
-    sync: bool
-    unsynced: list[str]
+    group: _native.SyncGroup | None
 
     def write_plans(self, prepared: Sequence[Prepared]) -> list[Part]:
         files, first = [], []
@@ -122,7 +121,6 @@ class _Writing:
             first += [(begin + position, end + position) for begin, end in entry.waited_for]
             position += planned.data_bytes
             self._sum(entry.arrays, planned)
-        self._note(files)
         sums = iter(self._run(files, prepared, first))
         parts = []
         for entry in prepared:
@@ -166,7 +164,7 @@ class _Writing:
             self.observer.on_job,
             self.observer.on_copied_out,
             self.observer.heartbeat,
-            sync=self.sync,
+            group=self.group,
         )
 
     def write_frames(
@@ -189,17 +187,12 @@ class _Writing:
                         break
                     memory, files = frames.compress(batch, limits)
                     jobs.finish()
-                    self._note(files)
-                    job = engine_job.start(files, memory, self.options, sync=self.sync)
+                    job = engine_job.start(files, memory, self.options, group=self.group)
                     jobs.begin(job, self.observer, frames.note_checksums)
             if any(entry.is_waited_for for entry in prepared):
                 self.observer.on_copied_out()
             jobs.finish()
         return [frames.part() for frames in states]
-
-    def _note(self, files: Sequence[engine_job.FileRecord]) -> None:
-        if not self.sync:
-            self.unsynced.extend(file[0] for file in files)
 
 
 class _Jobs:

@@ -4,10 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use waystation_io::Result;
+use waystation_io::sync_group::Durability;
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
 pub const AUTOMATIC: Options = Options {
-    sync: true,
+    durability: Durability::Now,
     mode: None,
     block_bytes: None,
     depth: None,
