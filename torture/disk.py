@@ -9,11 +9,12 @@ systems promise beyond that (ext4's journal keeps the order of changes in all di
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -51,6 +52,40 @@ class _Change:
     apply: Callable[[Callable[[_Node], dict[str, _Node]]], object]
 
 
+@dataclass(frozen=True, eq=False)
+class Image:
+    """What a disk holds.
+
+    Attributes:
+        found: Path, file or directory, and content.
+    """
+
+    found: list[tuple[Path, _Node, bytes]]
+
+    def digest(self) -> bytes:
+        """Equal for disks that hold the same."""
+        told = hashlib.blake2b(digest_size=16)
+        for path, node, content in self.found:
+            told.update(repr((path, node.is_directory, node.mode, node.target, len(content))).encode())
+            told.update(content)
+        return told.digest()
+
+    def write(self, root: Path) -> None:
+        """Makes a directory hold this and nothing else."""
+        for left in root.iterdir():
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+        for path, node, content in self.found:
+            place = root / path
+            if node.target is not None:
+                place.symlink_to(node.target)
+            elif node.is_directory:
+                place.mkdir()
+                place.chmod(node.mode | 0o700)
+            else:
+                place.write_bytes(content)
+                place.chmod(node.mode | 0o600)
+
+
 class Disk:
     """Follows a process that works in a directory."""
 
@@ -66,11 +101,10 @@ class Disk:
         elif name in _HANDLERS:
             _HANDLERS[name](self, told)
 
-    def leave(self, root: Path, chance: random.Random, how: str) -> None:
-        """Makes a directory what the disk holds after a power cut.
+    def image(self, chance: random.Random, how: str) -> Image:
+        """What the disk holds after a power cut.
 
         Args:
-            root: The directory, which is emptied first.
             chance: By which it is decided what has reached the disk.
             how: `nothing` of what is not durable has, only the `entries` of directories have, or `some` has.
         """
@@ -88,9 +122,11 @@ class Disk:
 
         for change in changes:
             change.apply(entries)
-        for left in root.iterdir():
-            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-        _materialise(self._root, root, entries, lambda node: _content(node, chance, how))
+        return Image(list(_listed(self._root, Path(), entries, lambda node: _content(node, chance, how))))
+
+    def leave(self, root: Path, chance: random.Random, how: str) -> None:
+        """Makes a directory what the disk holds after a power cut."""
+        self.image(chance, how).write(root)
 
     def _drawn(self, chance: random.Random) -> list[_Change]:
         """Of each directory the changes up to one of them."""
@@ -165,7 +201,7 @@ class Disk:
 
     def _make_directory(self, told: Told) -> None:
         parent, name = self._parent(told.paths[0])
-        if parent is not None and name not in parent.entries:
+        if parent is not None and name and name not in parent.entries:  # the root has no name
             made = _Node(True, told.arguments[2 if told.name == "mkdirat" else 1] & 0o7777)
             self._change(parent, [made], lambda entries: entries(parent).__setitem__(name, made))
 
@@ -284,20 +320,15 @@ def _read(path: Path) -> _Node:
     return _Node(False, stat.S_IMODE(mode), bytearray(content), durable=content)
 
 
-def _materialise(
+def _listed(
     node: _Node,
     path: Path,
     entries: Callable[[_Node], dict[str, _Node]],
     content: Callable[[_Node], bytes],
-) -> None:
+) -> Iterator[tuple[Path, _Node, bytes]]:
+    """What is below a directory: each with its content, directories before what is in them."""
     for name, child in entries(node).items():
         place = path / name
-        if child.target is not None:
-            place.symlink_to(child.target)
-        elif child.is_directory:
-            place.mkdir(exist_ok=True)
-            _materialise(child, place, entries, content)
-            place.chmod(child.mode | 0o700)
-        else:
-            place.write_bytes(content(child))
-            place.chmod(child.mode | 0o600)
+        yield place, child, b"" if child.is_directory or child.target is not None else content(child)
+        if child.is_directory:
+            yield from _listed(child, place, entries, content)

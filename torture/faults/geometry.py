@@ -66,6 +66,12 @@ def told(arrays: dict[str, Geometric]) -> str:
 
 
 def _array(chance: random.Random, most: int) -> Geometric:
+    shape, dtype = shape_and_dtype(chance, most)
+    return Geometric(shape, dtype, _spec(chance, list(shape)), _spec(chance, list(shape)))
+
+
+def shape_and_dtype(chance: random.Random, most: int) -> tuple[tuple[int, ...], str]:
+    """Those of an array of so many bytes at most."""
     dtype = chance.choice(_DTYPES)
     item = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
     shape: list[int] = []
@@ -75,7 +81,7 @@ def _array(chance: random.Random, most: int) -> Geometric:
         )
         shape.append(min(size, max(8, most // item // int(np.prod(shape or [1])) // 8 * 8)))
     chance.shuffle(shape)
-    return Geometric(tuple(shape), dtype, _spec(chance, shape), _spec(chance, shape))
+    return tuple(shape), dtype
 
 
 def _spec(chance: random.Random, shape: list[int]) -> _Spec:
