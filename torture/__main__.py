@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torture.bench import Session
 
 ROOT = Path(__file__).resolve().parents[1]
 JOURNAL = ROOT / "target" / "torture" / "journal.jsonl"
@@ -75,15 +81,25 @@ def _prepare_environment(base: Path) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+@contextlib.contextmanager
+def _session(options: argparse.Namespace, journal: Path | None) -> Iterator[Session]:
+    """A session in a directory of its own, where its journal is, too, unless another is named."""
+    from torture import bench
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # and cleans up
+    with tempfile.TemporaryDirectory(prefix="torture-", dir=options.directory) as name:
+        base = Path(name)
+        _prepare_environment(base)
+        with bench.Session(base, journal or base / "journal.jsonl", revision()) as session:
+            yield session
+
+
 def _run(options: argparse.Namespace) -> int:
     from torture import bench, tables
 
-    with tempfile.TemporaryDirectory(prefix="torture-", dir=options.directory) as name:
-        _prepare_environment(Path(name))
-        session = bench.Session(Path(name), options.journal, revision())
+    with _session(options, options.journal) as session:
         until = None if options.seconds is None else time.monotonic() + options.seconds
         cells = bench.cells(options.systems, options.faults)
-        session.prepare({system for system, _ in cells})
         made = []
         for run in session.runs(cells, most=options.runs, until=until, again=options.again):
             made.append(run)
@@ -97,12 +113,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from torture import bench, tables
+    from torture import tables
 
-    with tempfile.TemporaryDirectory(prefix="torture-", dir=options.directory) as name:
-        _prepare_environment(Path(name))
-        session = bench.Session(Path(name), Path(name) / "journal.jsonl", revision())
-        session.prepare({options.system})
+    with _session(options, None) as session:
         run = session.make(options.system, options.fault, options.seed)
     sys.stdout.write(tables.line_of(run) + "\n")
     return tables.EXIT_BAD if tables.is_bad(run) else 0
@@ -145,15 +158,23 @@ def _list(_: argparse.Namespace) -> int:
     return 0
 
 
+# What saves and loads; the rest may change and the runs stay.
+_TESTED = [
+    *("python", "crates", "Cargo.lock"),
+    *(f":(exclude)python/waystation/{name}" for name in ("runtime", "cli", "demo")),
+    ":(exclude)crates/waystation-transport",
+]
+
+
 def revision() -> str:
-    """Of the sources; with a mark where files were changed since."""
+    """The last that has changed the sources that are tortured; with a mark where files were changed since."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "python", "crates")
-    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+" if changed else "")
+    changed = git("status", "--porcelain", "--", *_TESTED)
+    return (git("log", "-1", "--format=%h", "--abbrev=12", "--", *_TESTED) or "unknown") + "+" * bool(changed)
 
 
 if __name__ == "__main__":

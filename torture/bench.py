@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import gc
+import importlib
+import importlib.metadata
+import multiprocessing
+import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
+from typing import Any
 
-from torture.faults import FAULTS
-from torture.operations import Workspace
+from torture.faults import FAULTS, Done, Fault
+from torture.faults.geometry import Geometry
+from torture.faults.sandbox import FullDisk, Sandboxed
+from torture.operations import OPERATIONS, Workspace
 from torture.outcomes import Journal, Run
-from torture.systems import SYSTEMS
+from torture.processes import HANG_S, Child, Ended, attempt
+from torture.systems import SYSTEMS, System
 
 Cell = tuple[str, str]
 UNBOUNDED_RUNS = 10_000  # of a fault whose every seed is another one
@@ -37,6 +47,89 @@ def _matching(names: Iterable[str], patterns: str) -> list[str]:
     return found
 
 
+class _Server:
+    """A process that has imported what one system needs, in which its runs are made.
+
+    The processes of a run are forked there. That costs the less, the less was imported and the more of it was
+    used before.
+    """
+
+    def __init__(self, system: System, preparation: str, directory: Path, in_memory: Path) -> None:
+        self._connection, there = multiprocessing.Pipe()
+        self._child = Child(lambda: self._serve(there, system, preparation, directory, in_memory))
+        there.close()
+
+    def ask(self, function: Callable[[Workspace], Any]) -> Any:
+        """Has a function of the workspace called, and returns what it returns.
+
+        Raises:
+            RuntimeError: The bench failed, and not what it tortures.
+        """
+        self._connection.send(function)
+        try:
+            ended: Ended = self._connection.recv()
+        except EOFError:
+            ended = self._child.end()
+        if ended.how != "returned":
+            raise RuntimeError(ended.error)
+        return ended.value
+
+    def end(self) -> None:
+        """Ends the process, after the run that it makes."""
+        self._connection.close()
+        self._child.end()
+
+    def _serve(
+        self, questions: Connection, system: System, preparation: str, directory: Path, in_memory: Path
+    ) -> None:
+        self._connection.close()
+        workspace = Workspace(directory, in_memory)
+        system.prepare()
+        if preparation == "geometry":
+            importlib.import_module("jax")
+        elif preparation == "used" and not system.keeps_threads:
+            _use(system, directory / "used")
+        # Looking through what was imported would copy it in each process.
+        gc.collect()
+        gc.freeze()
+        while True:
+            try:
+                function = questions.recv()
+            except EOFError:
+                return
+            questions.send(attempt(functools.partial(function, workspace)))
+            workspace.clear()
+
+
+def _use(system: System, root: Path) -> None:
+    """Saves and loads here, and waits for the threads that were started for that."""
+    OPERATIONS["load"].prepare(system, root)
+    OPERATIONS["load"].act(system, root)
+    if system.has_collection:
+        OPERATIONS["collection"].prepare(system, root)
+    until = monotonic() + HANG_S
+    while len(os.listdir("/proc/self/task")) > 1:
+        if monotonic() > until:
+            raise RuntimeError(f"threads of '{system.name}' stay after a load")
+        sleep(0.01)
+
+
+def _preparation(fault: Fault) -> str:
+    """What a server does beforehand for the runs of a fault."""
+    if isinstance(fault, Geometry):
+        return "geometry"
+    # What a process finds out about its environment when it first saves is found out in there.
+    return "imported" if isinstance(fault, Sandboxed | FullDisk) else "used"
+
+
+def _count(system: str, fault: str, workspace: Workspace) -> int:
+    return FAULTS[fault].seeds(SYSTEMS[system], workspace)
+
+
+def _make(system: str, fault: str, seed: int, workspace: Workspace) -> Done:
+    return FAULTS[fault].run(SYSTEMS[system], seed, workspace)
+
+
 class Session:
     """One stretch of runs.
 
@@ -46,17 +139,28 @@ class Session:
 
     def __init__(self, base: Path, journal: Path, revision: str) -> None:
         self.journal = Journal(journal)
+        self._base, self._revision = base, revision
         self._in_memory = tempfile.TemporaryDirectory(prefix="torture-", dir="/dev/shm")
-        self._workspace = Workspace(base, Path(self._in_memory.name))
-        self._revision = revision
+        self._servers: dict[str, _Server] = {}
 
-    def prepare(self, systems: Iterable[str]) -> None:
-        """Imports all that is needed, once for all processes that are forked from this one."""
-        for system in systems:
-            SYSTEMS[system].prepare()
-        # Looking through what was imported would copy it in each of them.
-        gc.collect()
-        gc.freeze()
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Those that were started later hold the connections of the earlier ones, too.
+        for server in reversed(self._servers.values()):
+            server.end()
+        self._in_memory.cleanup()
+
+    def _server(self, system: str, fault: str) -> _Server:
+        preparation = _preparation(FAULTS[fault])
+        name = f"{system}-{preparation}"
+        if name not in self._servers:
+            places = [Path(base) / name for base in (self._base, self._in_memory.name)]
+            for place in places:
+                place.mkdir()
+            self._servers[name] = _Server(SYSTEMS[system], preparation, *places)
+        return self._servers[name]
 
     def runs(
         self,
@@ -74,7 +178,7 @@ class Session:
             until: When no further run begins, by the monotonic clock.
             again: Also those that are written down.
         """
-        done = set() if again else self.journal.done(self._revision)
+        done = set() if again else self.journal.done(self._revision_of)
         # One seed of each cell, then the next of each, so that a stretch that is short has seen all of them.
         waiting = [(cell, self._seeds(cell, most)) for cell in chosen]
         while waiting:
@@ -91,23 +195,28 @@ class Session:
 
     def _seeds(self, cell: Cell, most: int | None) -> Iterator[int]:
         """The seeds of a cell; they are counted when the first is asked for, which takes a run of its own."""
-        system, fault = cell
-        yield from _spread(FAULTS[fault].seeds(SYSTEMS[system], self._workspace), most)
+        server = self._server(*cell)
+        yield from _spread(server.ask(functools.partial(_count, *cell)), most)
 
     def make(self, system: str, fault: str, seed: int) -> Run:
         """Makes one run, and writes it down."""
-        done = FAULTS[fault].run(SYSTEMS[system], seed, self._workspace)
-        verdict = done.verdict
-        run = Run(system, fault, seed, verdict.outcome, verdict.detail, done.at, self._revision, done.count)
+        done: Done = self._server(system, fault).ask(functools.partial(_make, system, fault, seed))
+        verdict, revision = done.verdict, self._revision_of(system)
+        run = Run(system, fault, seed, verdict.outcome, verdict.detail, done.at, revision, done.count)
         self.journal.append(run)
-        self._workspace.clear()
         return run
+
+    def _revision_of(self, system: str) -> str:
+        """What is tortured: our sources, or the version of another's package."""
+        if SYSTEMS[system].package == "waystation":
+            return self._revision
+        return importlib.metadata.version(SYSTEMS[system].package)
 
 
 def _spread(count: int, most: int | None) -> Iterator[int]:
     """Every seed once, or as many as wanted, spread over all where they are fewer."""
-    if most is None or not count:
+    if most is None or most >= count:
         return iter(range(min(count, UNBOUNDED_RUNS)))
-    if most >= count or count > UNBOUNDED_RUNS:
+    if count > UNBOUNDED_RUNS:
         return iter(range(most))
     return iter(sorted({index * count // most for index in range(most)}))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torture.outcomes import Outcome, Verdict
-from torture.processes import Ended, in_child
+from torture.processes import Ended, attempt, in_child
 from torture.systems import KEPT, System
 
 OLD, NEW, LATER = 1, 2, 5
@@ -27,18 +27,29 @@ class Operation:
         name: As the names of faults end.
         prepare: Makes what was there before, undisturbed.
         act: What the fault is done to.
-        judge: Says what came of it, from how the act ended and whether that is allowed to fail.
+        find: Says what came of it, from how the act ended and whether that is allowed to fail.
     """
 
     name: str
     prepare: Callable[[System, Path], None]
     act: Callable[[System, Path], int | None]
-    judge: Callable[[System, Path, Ended, bool], Verdict]
+    find: Callable[[System, Path, Ended, bool], Verdict]
+
+    def judge(self, system: System, root: Path, ended: Ended, may_fail: bool) -> Verdict:
+        """Says from a clean process what came of it: a program that starts again does all of it, too."""
+        if ended.how == "hung":
+            return Verdict(Outcome.HUNG, f"the {self.name}")
+        judged = in_child(lambda: self.find(system, root, ended, may_fail))
+        if judged.how != "returned":
+            outcome = Outcome.HUNG if judged.how == "hung" else Outcome.REFUSED_WRONGLY
+            return Verdict(outcome, f"a program that starts again after the {self.name}: {judged.error}")
+        verdict: Verdict = judged.value
+        return verdict
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a clean process finds at a path: `absent`, `step`, `mixed`, `refused` or `hung`."""
+    """What a process finds at a path: `absent`, `step`, `mixed` or `refused`."""
 
     what: str
     step: int = -1
@@ -46,12 +57,14 @@ class Seen:
 
 
 def look(load: Callable[[], int | None]) -> Seen:
-    """Loads in a clean process; the function returns None where nothing is there."""
-    ended = in_child(load)
+    """Loads; the function returns None where nothing is there."""
+    return seen_by(attempt(load))
+
+
+def seen_by(ended: Ended) -> Seen:
+    """What a load has seen that has not hung."""
     if ended.how == "returned":
         return Seen("absent") if ended.value is None else Seen("step", ended.value)
-    if ended.how == "hung":
-        return Seen("hung")
     return Seen("mixed" if ended.error_type == "MixedStateError" else "refused", detail=ended.error)
 
 
@@ -66,12 +79,9 @@ def version_of(system: System, root: Path) -> int | None:
 
 def _judge_version(system: System, root: Path, ended: Ended, may_fail: bool, before: int | None) -> Verdict:
     """Judges one version at one path, which a save of `NEW` was to replace."""
-    if ended.how == "hung":
-        return Verdict(Outcome.HUNG, "the save")
     seen = look(lambda: version_of(system, root))
-    if seen.what in ("mixed", "hung"):
-        outcome = Outcome.HUNG if seen.what == "hung" else Outcome.SILENTLY_WRONG
-        return Verdict(outcome, f"the load: {seen.detail}")
+    if seen.what == "mixed":
+        return Verdict(Outcome.SILENTLY_WRONG, f"the load: {seen.detail}")
     returned = ended.how == "returned"
     allowed = {NEW} if returned else {NEW, before}
     found = {"absent": None, "step": seen.step}.get(seen.what, -1)
@@ -88,10 +98,9 @@ def _judge_version(system: System, root: Path, ended: Ended, may_fail: bool, bef
 
 def _judge_later(system: System, root: Path) -> Verdict:
     """Whether the program can go on: it saves a later version, and loads it."""
-    ended = in_child(lambda: system.save(_at(root), LATER))
+    ended = attempt(lambda: system.save(_at(root), LATER))
     if ended.how != "returned":
-        outcome = Outcome.HUNG if ended.how == "hung" else Outcome.REFUSED_WRONGLY
-        return Verdict(outcome, f"the next save: {ended.error}")
+        return Verdict(Outcome.REFUSED_WRONGLY, f"the next save: {ended.error}")
     seen = look(lambda: version_of(system, root))
     if seen != Seen("step", LATER):
         outcome = Outcome.SILENTLY_WRONG if seen.what == "mixed" else Outcome.LOST
@@ -134,12 +143,9 @@ def _keep_old(system: System, root: Path) -> None:
 
 def _judge_steps(system: System, root: Path, ended: Ended, may_fail: bool) -> Verdict:
     """Judges a sequence: steps 1 and 2 were there, 3 was to be saved, and 1 removed."""
-    if ended.how == "hung":
-        return Verdict(Outcome.HUNG, "the save with its collection")
-    listed = in_child(lambda: system.kept(_run(root)))
+    listed = attempt(lambda: system.kept(_run(root)))
     if listed.how != "returned":
-        outcome = Outcome.HUNG if listed.how == "hung" else Outcome.LOST
-        return Verdict(outcome, f"the sequence cannot be opened: {listed.error}")
+        return Verdict(Outcome.LOST, f"the sequence cannot be opened: {listed.error}")
     newest = KEPT + 1
     needed = {KEPT, newest} if ended.how == "returned" else {KEPT}
     if missing := needed - set(listed.value):
@@ -151,7 +157,7 @@ def _judge_steps(system: System, root: Path, ended: Ended, may_fail: bool) -> Ve
             return verdict
     if ended.how == "raised" and not may_fail:
         return Verdict(Outcome.REFUSED_WRONGLY, f"the save: {ended.error}")
-    later = in_child(lambda: system.keep(_run(root), LATER))
+    later = attempt(lambda: system.keep(_run(root), LATER))
     if later.how != "returned":
         return Verdict(Outcome.REFUSED_WRONGLY, f"the next save: {later.error}")
     return _judge_step(system, root, LATER, is_committed=True)
@@ -162,8 +168,6 @@ def _judge_step(system: System, root: Path, step: int, *, is_committed: bool) ->
     if seen.what == "step" and seen.step == step:
         return Verdict(Outcome.OK)
     detail = f"step {step}, which is listed: {seen.what} {seen.step} {seen.detail}"
-    if seen.what == "hung":
-        return Verdict(Outcome.HUNG, detail)
     if seen.what in ("mixed", "step"):
         return Verdict(Outcome.SILENTLY_WRONG, detail)
     # What is being removed may be found damaged, as long as it says so: nobody was to need it any more.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -99,9 +99,9 @@ class Journal:
             newest[run.key] = run
         return list(newest.values())
 
-    def done(self, revision: str) -> set[tuple[str, str, int]]:
-        """The runs that were made with these sources."""
-        return {run.key for run in self._lines() if run.revision == revision}
+    def done(self, revision_of: Callable[[str], str]) -> set[tuple[str, str, int]]:
+        """The runs that were made with the sources that systems have now."""
+        return {run.key for run in self._lines() if run.revision == revision_of(run.system)}
 
     def _lines(self) -> Iterator[Run]:
         if not self.path.exists():

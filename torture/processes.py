@@ -114,20 +114,25 @@ def in_child(function: Callable[[], Any], timeout_s: float = HANG_S) -> Ended:
     return Child(function).end(timeout_s)
 
 
+def attempt(function: Callable[[], Any]) -> Ended:
+    """Runs a function right here."""
+    try:
+        return Ended("returned", function())
+    except BaseException as error:
+        if os.environ.get("TORTURE_TRACEBACKS"):
+            traceback.print_exc()
+        return Ended("raised", (type(error).__name__, _in_one_line(error)))
+
+
 def _run(function: Callable[[], Any], writer: int) -> None:
     """What a child does; it never returns."""
     code = 1
     try:
         os.setsid()
         _silence()
-        try:
-            said: tuple[str, Any] = ("returned", function())
-            code = 0
-        except BaseException as error:
-            if os.environ.get("TORTURE_TRACEBACKS"):
-                traceback.print_exc()
-            said = "raised", (type(error).__name__, _in_one_line(error))
-        content = pickle.dumps(said)
+        ended = attempt(function)
+        code = int(ended.how != "returned")
+        content = pickle.dumps((ended.how, ended.value))
         while content:
             content = content[os.write(writer, content) :]
     finally:

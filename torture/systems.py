@@ -28,6 +28,9 @@ class System(Protocol):
         has_collection: Whether it keeps sequences.
         has_files: Whether a version is files that lie at the path.
         moves_by_calls: Whether all bytes go through system calls that can be seen.
+        keeps_threads: Whether threads stay after a save or load, so that a process which has made one cannot
+            be forked.
+        package: Whose version is meant where the system is not ours.
     """
 
     name: ClassVar[str]
@@ -35,6 +38,8 @@ class System(Protocol):
     has_collection: ClassVar[bool]
     has_files: ClassVar[bool]
     moves_by_calls: ClassVar[bool]
+    keeps_threads: ClassVar[bool]
+    package: ClassVar[str]
 
     def prepare(self) -> None:
         """Imports everything that a save or load needs; starts no threads."""
@@ -69,6 +74,8 @@ class _OneVersion:
     has_collection: ClassVar[bool] = False
     has_files: ClassVar[bool] = True
     moves_by_calls: ClassVar[bool] = True
+    keeps_threads: ClassVar[bool] = False
+    package: ClassVar[str] = "waystation"
 
     def keep(self, root: Path, step: int) -> None:
         raise NotImplementedError
@@ -91,11 +98,11 @@ class Waystation:
     has_collection: ClassVar[bool] = True
     has_files: ClassVar[bool] = True
     moves_by_calls: ClassVar[bool] = True
+    keeps_threads: ClassVar[bool] = False
+    package: ClassVar[str] = "waystation"
     mode: ClassVar[str | None] = None
 
     def prepare(self) -> None:
-        import jax  # noqa: F401  (geometries have arrays of it)
-
         import waystation
         import waystation.checkpoint
         import waystation.training  # noqa: F401
@@ -248,6 +255,7 @@ class WaystationMemory(_OneVersion):
     name = "waystation-memory"
     ours = True
     has_files = False
+    keeps_threads = True
 
     def prepare(self) -> None:
         import waystation.memory
@@ -315,6 +323,8 @@ class Orbax:
     has_collection: ClassVar[bool] = True
     has_files: ClassVar[bool] = True
     moves_by_calls: ClassVar[bool] = True
+    keeps_threads: ClassVar[bool] = True
+    package: ClassVar[str] = "orbax-checkpoint"
 
     def prepare(self) -> None:
         from orbax.checkpoint import v1  # noqa: F401
@@ -375,6 +385,7 @@ class TorchDcp(_OneVersion):
     """Genuine `torch.distributed.checkpoint`."""
 
     name = "torch-dcp"
+    package = "torch"
 
     def prepare(self) -> None:
         import torch.distributed.checkpoint  # noqa: F401
@@ -404,6 +415,7 @@ class Safetensors(WaystationSafetensors):
 
     name = "safetensors"
     ours = False
+    package = "safetensors"
 
     def prepare(self) -> None:
         import safetensors.numpy  # noqa: F401

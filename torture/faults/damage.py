@@ -15,10 +15,11 @@ from pathlib import Path
 from torture.faults.base import MISSED, Done, Fault, random_of
 from torture.operations import LATER, OLD, OPERATIONS, Workspace, judge_loaded, look
 from torture.outcomes import Outcome, Verdict
-from torture.processes import in_child
+from torture.processes import attempt, in_child
 from torture.systems import System
 
 _BLOCK = 4096
+_DRAWN_ANEW = 20
 
 # Where in a file of so many bytes, by the name of the class.
 _PLACES: dict[str, Callable[[random.Random, int], int]] = {
@@ -94,7 +95,7 @@ class Damage:
         return system.has_files
 
     def seeds(self, system: System, workspace: Workspace) -> int:
-        return len(self._names(system, workspace)) * len(self._places)
+        return len(self._names(system, workspace)) * len(self._places) * _DRAWN_ANEW
 
     def run(self, system: System, seed: int, workspace: Workspace) -> Done:
         names = self._names(system, workspace)
@@ -104,23 +105,26 @@ class Damage:
         path = root / name
         size = path.stat().st_size
         chance = random_of(system, self.name, seed)
-        if not size and self.name != "damage/append":
+        if not size and self.name not in ("damage/append", "damage/remove"):
             return Done(MISSED, name)
         at = _PLACES[place](chance, size) if size else 0
         self._do(path, chance, at)
         return Done(self._judge(system, root), f"{name}, {place}, byte {at} of {size}")
 
     def _judge(self, system: System, root: Path) -> Verdict:
-        ended = in_child(lambda: self._operation.act(system, root))
-        if ended.how == "killed":
-            return Verdict(Outcome.REFUSED_WRONGLY, "the load ended the process")
-        verdict = judge_loaded(ended, {OLD}, may_fail=True)
+        judged = in_child(lambda: self._found(system, root))
+        if judged.how != "returned":
+            outcome = Outcome.HUNG if judged.how == "hung" else Outcome.REFUSED_WRONGLY
+            return Verdict(outcome, f"the load, or a save over the damaged version: {judged.error}")
+        verdict: Verdict = judged.value
+        return verdict
+
+    def _found(self, system: System, root: Path) -> Verdict:
+        verdict = judge_loaded(attempt(lambda: self._operation.act(system, root)), {OLD}, may_fail=True)
         if verdict.outcome is not Outcome.OK:
             return verdict
         path = root / "checkpoint"
-        later = in_child(lambda: system.save(path, LATER))
-        if later.how == "hung":
-            return Verdict(Outcome.HUNG, "the next save")
+        later = attempt(lambda: system.save(path, LATER))
         if later.how == "returned" and (seen := look(lambda: system.load(path))).step != LATER:
             outcome = Outcome.SILENTLY_WRONG if seen.what == "mixed" else Outcome.LOST
             return Verdict(outcome, f"after a save over the damaged version: {seen}")

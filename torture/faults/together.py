@@ -27,7 +27,7 @@ from torture.operations import (
     Operation,
     Workspace,
     judge_loaded,
-    look,
+    seen_by,
     version_of,
 )
 from torture.outcomes import Outcome, Verdict
@@ -110,9 +110,10 @@ def _judge_writers(system: System, root: Path, first: Ended, other: Ended) -> Ve
     because the other is there."""
     said = {step for ended, step in ((first, NEW), (other, LATER)) if ended.how == "returned"}
     how = f"one {_told(first)}, the other {_told(other)}"
-    seen = look(lambda: version_of(system, root))
-    if seen.what == "hung":
+    loaded = in_child(lambda: version_of(system, root))
+    if loaded.how == "hung":
         return Verdict(Outcome.HUNG, how)
+    seen = seen_by(loaded)
     if seen.what == "mixed":
         return Verdict(Outcome.SILENTLY_WRONG, f"{how}; {seen.detail}")
     if not said:
