@@ -19,13 +19,13 @@ from tests.support.agents import memory_directory, running_agent
 import waystation as ws
 from waystation._collection import paused_collection
 from waystation.checkpoint.context import Context
-from waystation.checkpoint.turns import Turn
+from waystation.checkpoint.ordered_lock import Ticket
 from waystation.errors import InvalidInput
 from waystation.layouts.native.attempts import Attempt
 from waystation.safetensors.destination import Destination
 from waystation.training.catalogue import Catalogue
 from waystation.training.costs import SaveCosts
-from waystation.training.flights import Flights
+from waystation.training.in_flight import SavesInFlight
 from waystation.training.leases import Leases
 from waystation.transfers.handle import AsyncResponse
 
@@ -56,9 +56,9 @@ def _exit_code_of_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def test_a_child_loads_though_its_parent_has_a_turn(tmp_path: Path) -> None:
+def test_a_child_loads_though_its_parent_has_a_ticket(tmp_path: Path) -> None:
     ws.save(tmp_path / "state", {"a": np.arange(10)})
-    turn = Turn()
+    turn = Ticket()
     try:
         assert _exit_code_of_child(lambda: _load(tmp_path / "state")) == 0
     finally:
@@ -186,7 +186,7 @@ def test_collection_goes_on_in_a_child_that_was_forked_in_a_pause() -> None:
 
 def test_a_child_has_locks_of_its_own() -> None:
     """Of everything that is told of forks, whatever its parent's threads hold."""
-    held = [Flights(1), SaveCosts(), Catalogue(), Context()]
+    held = [SavesInFlight(1), SaveCosts(), Catalogue(), Context()]
     locks = [each._lock for each in held]
 
     def take() -> None:

@@ -15,7 +15,7 @@ from tests.training.gates import Gate
 
 from waystation import errors
 from waystation.training import Checkpointer, preservation_policies, save_decision_policies
-from waystation.training.flights import StepResponse
+from waystation.training.in_flight import StepResponse
 
 EVERY_STEP = save_decision_policies.FixedIntervalPolicy(1)
 

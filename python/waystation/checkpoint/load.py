@@ -15,7 +15,7 @@ from typing import Any, Literal
 from waystation._errors import InvalidInput, Unsupported
 from waystation._options import Options
 from waystation._options.in_effect import current_options
-from waystation.checkpoint import elsewhere
+from waystation.checkpoint import remote_state
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import CheckpointMetadata
@@ -67,10 +67,10 @@ def load(
         Unsupported: The checkpoint is of a newer format version.
     """
     options = _options(framework, abstract_state)
-    keeper = elsewhere.keeper_of(abstract_state)
-    if keeper is not None:
+    backend = remote_state.backend_of(abstract_state)
+    if backend is not None:
         _require_plain(checkpointable_name)
-        return keeper.load(resolve(path), abstract_state)
+        return backend.load(resolve(path), abstract_state)
     loading = Loading(resolve(path), [state_name(checkpointable_name)], options)
     return loading.run(abstract_state, Progress())
 
@@ -89,10 +89,10 @@ def load_async(
     are such; let the program have none of its own then until the handle is done.
     """
     options = _options(framework, abstract_state)
-    keeper = elsewhere.keeper_of(abstract_state)
-    if keeper is not None:
+    backend = remote_state.backend_of(abstract_state)
+    if backend is not None:
         _require_plain(checkpointable_name)
-        return keeper.load_async(resolve(path), abstract_state)
+        return backend.load_async(resolve(path), abstract_state)
     name = state_name(checkpointable_name)
     loading = Loading(resolve(path), [name], options, is_in_background=True)
     loading.require_checkpoint()

@@ -27,11 +27,11 @@ from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.metadata import CheckpointMetadata
 from waystation.checkpoint.opening import require_state
+from waystation.checkpoint.ordered_lock import Ticket
 from waystation.checkpoint.paths import naming_checkpoint
 from waystation.checkpoint.replaced import MOST_ATTEMPTS, Held, Replaced, Rounds, always_replaced
 from waystation.checkpoint.sessions import are_all, open_session
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
-from waystation.checkpoint.turns import Turn
 from waystation.frameworks.participation import participation
 from waystation.layouts.native import handler_files
 from waystation.layouts.native.read import OpenCheckpointable
@@ -89,7 +89,7 @@ class Loading:
         self._calls: HandlerCalls | None = None
         what = "load from local storage" if self._is_local else f"load '{target}'"
         self._session = Rounds(open_session(what, options), self._was_replaced)
-        self._turn = Turn()
+        self._ticket = Ticket()
 
     # ---- whole loads ---------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Loading:
         """Ends the load; idempotent."""
         self._forget()
         self._begin = lambda: None  # which would keep the load, and the directory that it holds, for a while
-        self._turn.end()
+        self._ticket.end()
         self._session.close()
 
     # ---- the steps -----------------------------------------------------------------------------
@@ -243,10 +243,10 @@ class Loading:
             asked = asked_of(opened)
             self._asked = list(asked)
             self._require_same_names(opened)
-            self._turn.wait()  # what follows may make device meshes
+            self._ticket.wait()  # what follows may make device meshes
             with naming_checkpoint(self.target), participation(of_all=are_all(self._options)):
                 handled = self._sort(opened, asked, progress, are_states=are_states)
-                self._turn.end()
+                self._ticket.end()
                 self._call_handlers(handled, asked)
             return json.dumps([state.plan.proposal().decode() for state in self._states.values()]).encode()
 

@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 from waystation._errors import InvalidInput, Unsupported
 from waystation._options import Options
 from waystation._options.in_effect import current_options
-from waystation.checkpoint import elsewhere
+from waystation.checkpoint import remote_state
 from waystation.checkpoint.handlers.choice import METRICS, STATE
 from waystation.checkpoint.local_saving import LocalSaving
 from waystation.checkpoint.orbax_saving import OrbaxSaving
@@ -60,12 +60,12 @@ def save(
             well if another process of the program has died or does not come.
     """
     check_names([checkpointable_name])
-    keeper = elsewhere.keeper_of(state)
-    if keeper is None:
+    backend = remote_state.backend_of(state)
+    if backend is None:
         write(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
         return
     _require_state(path, checkpointable_name)
-    keeper.save(resolve(path), state, overwrite=overwrite, custom_metadata=custom_metadata)
+    backend.save(resolve(path), state, overwrite=overwrite, custom_metadata=custom_metadata)
 
 
 def save_async(
@@ -91,11 +91,11 @@ def save_async(
             fails later is raised by the handle; so is what hosts refuse.
     """
     check_names([checkpointable_name])
-    keeper = elsewhere.keeper_of(state)
-    if keeper is None:
+    backend = remote_state.backend_of(state)
+    if backend is None:
         return write_async(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
     _require_state(path, checkpointable_name)
-    return keeper.save_async(resolve(path), state, overwrite=overwrite, custom_metadata=custom_metadata)
+    return backend.save_async(resolve(path), state, overwrite=overwrite, custom_metadata=custom_metadata)
 
 
 def save_checkpointables(

@@ -39,9 +39,9 @@ from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.sessions import open_session, process_count
 from waystation.coordination import Session
 from waystation.memory.beginning import Beginning
-from waystation.memory.beneath import Beneath
 from waystation.memory.committed import CommittedRecord
 from waystation.memory.degrading import Degrading
+from waystation.memory.disk_fallback import DiskFallback
 from waystation.memory.errors import DoubtedStepWarning, LostStepWarning, MemoryTierWarning
 from waystation.memory.keeper import Keeper
 from waystation.memory.loading import VersionLoading
@@ -90,7 +90,7 @@ class OpenMemoryTier:
         self._policy = policy
         self._deadline_s = deadline_s
         self._place = place
-        self._beneath = Beneath(place)
+        self._beneath = DiskFallback(place)
         self._logger = logger
         self._restores = Restores(place.root)
         self._committed = CommittedRecord(place.root)

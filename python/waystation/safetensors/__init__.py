@@ -2,11 +2,11 @@
 
 from waystation.safetensors.checksums import DamagedFile, verify_files, write_checksums
 from waystation.safetensors.handle import Tensors, TensorSlice, open  # noqa: A004
-from waystation.safetensors.in_group import load_in_group
 from waystation.safetensors.load import load, load_async
 from waystation.safetensors.placement import Divided, Joined, Only
 from waystation.safetensors.save import save
 from waystation.safetensors.stream import stream
+from waystation.safetensors.torch_collective import load_in_group
 
 __all__ = [
     "DamagedFile",

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 from waystation._errors import Conflict, Corrupt, NotFound
-from waystation.safetensors import by_rows, nesting
+from waystation.safetensors import nesting, row_split
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
+from waystation.safetensors.jax_collective import JaxCollective, open_collective
 from waystation.safetensors.making import Framework, Made, calling_arrays_tensors, codec_of
 from waystation.safetensors.request import Placing, Request, decide, options_of
 from waystation.safetensors.sources import Files
-from waystation.safetensors.together import Together, open_together
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import AsyncResponse, Progress
 from waystation.transfers.statistics import LoadStatistics
@@ -29,7 +29,7 @@ from waystation.transfers.statistics import LoadStatistics
 _PROGRESS_INTERVAL_S = 0.1
 _MOST_ATTEMPTS = 50  # while a model is replaced
 
-Decide = Callable[[], tuple[Request, Together]]
+Decide = Callable[[], tuple[Request, JaxCollective]]
 
 
 def load(
@@ -174,10 +174,10 @@ def _decide(
     together: bool | None,
     gpu_direct: bool | None,
     may_exchange: bool,
-) -> tuple[Request, Together]:
+) -> tuple[Request, JaxCollective]:
     """What is loaded, decided with the processes that load it as well."""
     options = options_of(memory_limit, verify, gpu_direct)
-    others = open_together(
+    others = open_collective(
         codec_of(framework),
         options,
         sharding=placing.sharding,
@@ -206,7 +206,7 @@ def _decide(
     return request, others
 
 
-def _started(request: Request, others: Together, again: Decide | None) -> AsyncResponse[dict[str, Any]]:
+def _started(request: Request, others: JaxCollective, again: Decide | None) -> AsyncResponse[dict[str, Any]]:
     what = f"loading '{request.opened.headers[0].path}'"
     return AsyncResponse(what, lambda progress: _load_what_is_there(request, others, progress, again))
 
@@ -228,7 +228,7 @@ def _watched(
 
 
 def _load_what_is_there(
-    request: Request, others: Together, progress: Progress, again: Decide | None
+    request: Request, others: JaxCollective, progress: Progress, again: Decide | None
 ) -> dict[str, Any]:
     """Loads; where files changed meanwhile, it begins again with what is there now.
 
@@ -247,7 +247,7 @@ def _load_what_is_there(
     return _load(request, others, progress)
 
 
-def _load(request: Request, others: Together, progress: Progress) -> dict[str, Any]:
+def _load(request: Request, others: JaxCollective, progress: Progress) -> dict[str, Any]:
     started_s = time.monotonic()
     made = Made(request.opened, len(request.incoming))
     filling = Filling(
@@ -264,7 +264,7 @@ def _load(request: Request, others: Together, progress: Progress) -> dict[str, A
 
     with contextlib.closing(others):
         others.finish(read)
-    by_rows.exchange(request.codec, made.arrays, request.exchanged)
+    row_split.exchange(request.codec, made.arrays, request.exchanged)
     _report(request, filling, time.monotonic() - started_s)
     arrays = dict(zip(request.wanted.names, made.arrays, strict=True))
     return arrays if request.separator is None else nesting.nest(arrays, request.separator)

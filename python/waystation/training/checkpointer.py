@@ -29,7 +29,7 @@ from waystation.training.collection import Collector
 from waystation.training.costs import SaveCosts
 from waystation.training.decisions import Decisions
 from waystation.training.errors import StepAlreadyExistsError
-from waystation.training.flights import Flights
+from waystation.training.in_flight import SavesInFlight
 from waystation.training.logger import Logger, StandardLogger
 from waystation.training.place import Place
 from waystation.training.preservation_policies import PreservationPolicy, PreserveAll
@@ -131,9 +131,9 @@ class Checkpointer(ReadingCheckpointer):
         costs = SaveCosts()
         policy = preservation_policy or PreserveAll()
         self._with_records = not lightweight_initialize
-        self._flights = Flights(max_saves_in_flight)
+        self._in_flight = SavesInFlight(max_saves_in_flight)
         self._saver = Saver(place, Collector(place.root, place.catalogue, place.leases, policy), costs)
-        self._decisions = Decisions(place, self._flights, costs, save_decision_policy or default_policy())
+        self._decisions = Decisions(place, self._in_flight, costs, save_decision_policy or default_policy())
         self._deleter = deleting.Deleter(place)
         self._beginning = threading.RLock()  # one save or deletion begins at a time
         _forks.watch(self)
@@ -283,7 +283,7 @@ class Checkpointer(ReadingCheckpointer):
             if not self._is_to_be_saved(request, options, force=force):
                 return None
             response = self._saver.save_async(self._over_damaged(request), options)
-            self._flights.add(response)
+            self._in_flight.add(response)
             self._decisions.has_saved()
         self._log("save", request.step, begun, is_asynchronous=True)
         return response
@@ -293,9 +293,9 @@ class Checkpointer(ReadingCheckpointer):
         self._require_open()
         if self._tier is not None:
             self._tier.save(request, options, force=force)
-        self._flights.raise_failure()
+        self._in_flight.raise_failure()
         if request.overwrite:
-            self._flights.wait_for_step(request.step)
+            self._in_flight.wait_for_step(request.step)
         elif self._place.catalogue.is_known(request.step):
             path = self._place.path_of(request.step)
             raise StepAlreadyExistsError(
@@ -307,7 +307,7 @@ class Checkpointer(ReadingCheckpointer):
             self._decisions.reached_preemption(request.step, options)
         elif not self._decisions.should_save(request.step, options, replaced=request.overwrite):
             return False
-        self._flights.wait_for_room()
+        self._in_flight.wait_for_room()
         return True
 
     def _over_damaged(self, request: Request) -> Request:
@@ -317,7 +317,7 @@ class Checkpointer(ReadingCheckpointer):
 
     def is_saving_in_progress(self) -> bool:
         """Whether a save has not ended."""
-        return bool(self._place.catalogue.in_flight() or self._flights.running(deletions=False))
+        return bool(self._place.catalogue.in_flight() or self._in_flight.running(deletions=False))
 
     @deprecated("use save")
     def save_pytree(self, *args: Any, **kwargs: Any) -> bool:
@@ -364,11 +364,11 @@ class Checkpointer(ReadingCheckpointer):
         deleting.check_arguments(checkpointable_name, missing_ok)
         with self._place.options() as options, self._beginning:
             self._require_open()
-            self._flights.wait()
+            self._in_flight.wait()
             if self._tier is not None and checkpointable_name is None:
                 missing_ok |= self._tier.forget(number)
             response = self._deleter.begin(number, checkpointable_name, options, missing_ok=missing_ok)
-            self._flights.add(response)
+            self._in_flight.add(response)
         return response
 
     def cancel(self, step: Step | None = None) -> None:
@@ -379,7 +379,7 @@ class Checkpointer(ReadingCheckpointer):
         """
         number = None if step is None else as_step(step)
         with self._place.options(), self._beginning:
-            stopped = self._flights.running(deletions=False)
+            stopped = self._in_flight.running(deletions=False)
             for response in stopped:
                 response.cancel()
             for response in stopped:
@@ -393,7 +393,7 @@ class Checkpointer(ReadingCheckpointer):
     def reload(self) -> None:
         """Looks into the directory again, for what other programs have changed there."""
         with self._place.options() as options, self._beginning:
-            self._flights.wait()
+            self._in_flight.wait()
             opening.look_again(self._place, options, with_records=self._with_records)
 
     def wait(self) -> None:
@@ -404,7 +404,7 @@ class Checkpointer(ReadingCheckpointer):
         """
         if self._tier is not None:
             self._tier.wait()
-        self._flights.wait()
+        self._in_flight.wait()
 
     def close(self) -> None:
         """Waits for everything in the background, and begins nothing any more; idempotent.

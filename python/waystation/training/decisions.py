@@ -17,7 +17,7 @@ from waystation.coordination import jax_preemption
 from waystation.training import preemption
 from waystation.training.catalogue import Info
 from waystation.training.costs import SaveCosts
-from waystation.training.flights import Flights
+from waystation.training.in_flight import SavesInFlight
 from waystation.training.place import Place
 from waystation.training.save_decision_policies import (
     DecisionContext,
@@ -36,10 +36,12 @@ class Decisions:
         is_preempted: Whether the program was told that it will be ended.
     """
 
-    def __init__(self, place: Place, flights: Flights, costs: SaveCosts, policy: SaveDecisionPolicy) -> None:
+    def __init__(
+        self, place: Place, in_flight: SavesInFlight, costs: SaveCosts, policy: SaveDecisionPolicy
+    ) -> None:
         self.is_preempted = False
         self._place = place
-        self._flights = flights
+        self._in_flight = in_flight
         self._costs = costs
         self._policy = policy
         self._lock = threading.Lock()
@@ -122,7 +124,7 @@ class Decisions:
         with self._lock:
             last_save = self._last_save
         context = DecisionContext(
-            is_saving_in_progress=not self._flights.has_room(),
+            is_saving_in_progress=not self._in_flight.has_room(),
             reached_preemption=reached,
             multiprocessing_options=options.multiprocessing,
             save_cost=self._costs.estimate(),

@@ -12,7 +12,7 @@ from waystation._errors import WrongType
 from waystation._options import Options
 from waystation.checkpoint.delete import delete_async
 from waystation.training.errors import StepNotFoundError
-from waystation.training.flights import StepResponse
+from waystation.training.in_flight import StepResponse
 from waystation.training.place import Place
 from waystation.transfers.handle import Progress
 

@@ -27,7 +27,7 @@ from waystation.layouts.native.records import callers_json
 from waystation.training.catalogue import Info, described, from_json, relocated, to_json
 from waystation.training.collection import Collector
 from waystation.training.costs import SaveCost, SaveCosts
-from waystation.training.flights import StepResponse
+from waystation.training.in_flight import StepResponse
 from waystation.training.place import Place
 from waystation.training.step_metadata import CheckpointMetadata, as_step
 from waystation.transfers.handle import Progress

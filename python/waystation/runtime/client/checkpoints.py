@@ -18,7 +18,7 @@ import numpy as np
 from waystation._errors import InvalidInput, Unsupported, UnsupportedLeaf, WaystationError
 from waystation._options import StorageOptions
 from waystation._options.in_effect import current_options
-from waystation.checkpoint import PLACEHOLDER, elsewhere
+from waystation.checkpoint import PLACEHOLDER, remote_state
 from waystation.checkpoint.prepare import SCALARS
 from waystation.checkpoint.save import called_back
 from waystation.checkpoint.wanted import is_scalar, scalar_type
@@ -312,29 +312,29 @@ def _key_path(structure: Structure, number: int) -> str:
     return format_key_path(structure.key_paths()[number])
 
 
-class _Keeper:
+class _RemoteStateBackend:
     """Hands over from `waystation.save` and `load` to the client of the arrays."""
 
     def has(self, leaf: Any) -> bool:
-        """See `Keeper`."""
+        """See `remote_state.RemoteStateBackend`."""
         return isinstance(leaf, Array)
 
     def save(self, path: str, state: Any, *, overwrite: bool, custom_metadata: Any) -> None:
-        """See `Keeper`."""
+        """See `remote_state.RemoteStateBackend`."""
         _client(state).save(path, state, overwrite=overwrite, custom_metadata=custom_metadata)
 
     def save_async(
         self, path: str, state: Any, *, overwrite: bool, custom_metadata: Any
     ) -> AsyncResponse[None]:
-        """See `Keeper`."""
+        """See `remote_state.RemoteStateBackend`."""
         return _client(state).save_async(path, state, overwrite=overwrite, custom_metadata=custom_metadata)
 
     def load(self, path: str, abstract_state: Any) -> Any:
-        """See `Keeper`."""
+        """See `remote_state.RemoteStateBackend`."""
         return _client(abstract_state).load(path, abstract_state)
 
     def load_async(self, path: str, abstract_state: Any) -> AsyncResponse[Any]:
-        """See `Keeper`."""
+        """See `remote_state.RemoteStateBackend`."""
         return _client(abstract_state).load_async(path, abstract_state)
 
 
@@ -345,4 +345,4 @@ def _client(tree: Any) -> Client:
     return cast("Client", next(iter(owners.values())))
 
 
-elsewhere.register(_Keeper())
+remote_state.register(_RemoteStateBackend())

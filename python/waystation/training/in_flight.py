@@ -44,7 +44,7 @@ class StepResponse(AsyncResponse[bool]):
         self._finished.wait()
 
 
-class Flights:
+class SavesInFlight:
     """What goes on in the background.
 
     Args:

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 import waystation
 from waystation.safetensors.headers import Identity, read_headers
-from waystation.safetensors.one_machine import View, share_page_cache
 from waystation.safetensors.request import options_of
+from waystation.safetensors.shared_page_cache import View, share_page_cache
 
 FILE = Identity(device=1, inode=2, nbytes=100, modified_ns=3, changed_ns=4)
 VIEW = View("kernel", (FILE,), is_able=True, available_bytes=1000)

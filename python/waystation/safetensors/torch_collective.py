@@ -2,8 +2,8 @@
 
 `placement.py` says what each process gets, `group_plan.py` who reads what. Each process then reads what it
 alone needs straight to where it stays. The rest it reads likewise where all share a page cache
-(`one_machine.py`); elsewhere that goes over the devices in turns: every process reads some pieces, all make
-sure that each has its own, and then they are sent. Invariants: what one process cannot open,
+(`shared_page_cache.py`). Otherwise the rest goes over the devices in turns: every process reads some pieces,
+all make sure that each has its own, and then they are sent. Invariants: what one process cannot open,
 decide or read fails in all of them, before any waits for what never comes; beyond its tensors a process holds
 what it reads ahead and what is just being sent, within its limit.
 """
@@ -23,10 +23,10 @@ from waystation.safetensors.composed import Composed, Composition
 from waystation.safetensors.group_plan import GroupPlan, Piece
 from waystation.safetensors.handle import Tensors
 from waystation.safetensors.making import Made, Wanted, calling_arrays_tensors, codec_of, incoming_of
-from waystation.safetensors.one_machine import View, share_page_cache
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.placement import Joined, Placement, part_of, results_of
 from waystation.safetensors.request import options_of
+from waystation.safetensors.shared_page_cache import View, share_page_cache
 from waystation.safetensors.sources import Files, find
 from waystation.safetensors.stream import stream_arrays
 from waystation.transfers.filling import Filling

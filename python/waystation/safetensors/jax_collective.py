@@ -22,7 +22,7 @@ T = TypeVar("T")
 _WHAT = "load a published model"
 
 
-class Together:
+class JaxCollective:
     """This process and those that load with it, if there are any.
 
     Args:
@@ -76,9 +76,9 @@ class Together:
             self._session.close()
 
 
-def open_together(
+def open_collective(
     codec: Codec, options: Options, *, sharding: Any, has_function: bool, together: bool | None
-) -> Together:
+) -> JaxCollective:
     """Those that load together.
 
     Args:
@@ -89,21 +89,21 @@ def open_together(
         together: What the caller says; None: all whose devices a sharding is over, and with a function all.
     """
     if together is False:
-        return Together(None)
+        return JaxCollective(None)
     holders: set[int] = set()
     if sharding is not None or has_function:
         ask = getattr(codec, "processes_of", None)
         holders = set() if ask is None else ask(sharding)
     are_several = len(holders) > 1
     if together is None and not are_several:
-        return Together(None)
+        return JaxCollective(None)
     coordinator = coordination.current()
     if coordinator.process_count == 1:
-        return Together(None)
+        return JaxCollective(None)
     multiprocessing = options.multiprocessing
     processes = multiprocessing.active_processes or (holders if are_several else None)
     if processes is not None and coordinator.process_index not in processes:
-        return Together(None)
+        return JaxCollective(None)
     primary = multiprocessing.primary_host
     if primary is None or (processes is not None and primary not in processes):
         primary = 0 if processes is None else min(processes)
@@ -114,7 +114,7 @@ def open_together(
         sequence=multiprocessing.barrier_sync_key_prefix or "",
         processes=processes,
     )
-    return Together(session)
+    return JaxCollective(session)
 
 
 def _same(parts: Sequence[bytes]) -> bytes:

@@ -1,6 +1,6 @@
-"""The directory beneath the memory tier: what it has of the steps that memory has, or lacks.
+"""The directory on disk that the memory tier falls back to: its saves of steps that memory has, or has lost.
 
-Invariant: what it says about in a session, the primary says, so that all processes hear the same.
+Invariant: within a session the primary alone looks at the directory, so that all processes hear the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from waystation.training.place import Place
 from waystation.training.restoring import Restorer
 
 
-class Beneath:
+class DiskFallback:
     """The directory of a `Checkpointer`.
 
     Args:

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import pytest
 
 import waystation
-from waystation.checkpoint import elsewhere
+from waystation.checkpoint import remote_state
 
 
 class Stand:
-    """Stands for an array of the keeper."""
+    """Stands for an array of the backend."""
 
 
-class Keeper:
+class RemoteStateBackend:
     def has(self, leaf: Any) -> bool:
         return isinstance(leaf, Stand)
 
@@ -32,22 +32,22 @@ class Keeper:
 
 
 @pytest.fixture
-def keeper(monkeypatch: pytest.MonkeyPatch) -> Keeper:
-    keeper = Keeper()
-    monkeypatch.setattr(elsewhere, "_keepers", [keeper])
-    return keeper
+def backend(monkeypatch: pytest.MonkeyPatch) -> RemoteStateBackend:
+    backend = RemoteStateBackend()
+    monkeypatch.setattr(remote_state, "_backends", [backend])
+    return backend
 
 
 @pytest.mark.parametrize(
     "wrap", [lambda inner: [inner], lambda inner: {"x": inner}, lambda inner: (1, inner)]
 )
-def test_deeper_than_any_stack(keeper: Keeper, wrap: Any) -> None:
+def test_deeper_than_any_stack(backend: RemoteStateBackend, wrap: Any) -> None:
     without: Any = 1
     having: Any = Stand()
     for _ in range(20_000):
         without, having = wrap(without), wrap(having)
-    assert elsewhere.keeper_of(without) is None
-    assert elsewhere.keeper_of(having) is keeper
+    assert remote_state.backend_of(without) is None
+    assert remote_state.backend_of(having) is backend
 
 
 class Pair(NamedTuple):
@@ -61,35 +61,35 @@ class Training:
     optimizer: Any
 
 
-def test_in_any_container(keeper: Keeper) -> None:
+def test_in_any_container(backend: RemoteStateBackend) -> None:
     def state(leaf: Any) -> Any:
         return {"state": Training(3, Pair(None, OrderedDict(mu=[(1, leaf)])))}
 
-    assert elsewhere.keeper_of(state(Stand())) is keeper
-    assert elsewhere.keeper_of(state(2)) is None
+    assert remote_state.backend_of(state(Stand())) is backend
+    assert remote_state.backend_of(state(2)) is None
 
 
 class Broken:
     """Cannot be taken apart."""
 
 
-def test_what_cannot_be_taken_apart_has_none(keeper: Keeper) -> None:
+def test_what_cannot_be_taken_apart_has_none(backend: RemoteStateBackend) -> None:
     def fail(value: Broken) -> Any:
         raise RuntimeError("it is broken")
 
     waystation.tree.register_node(Broken, flatten=fail, unflatten=fail)  # type: ignore[arg-type]
-    assert elsewhere.keeper_of([Broken(), {1.5: 2}]) is None
-    assert elsewhere.keeper_of([Broken(), Stand()]) is keeper
+    assert remote_state.backend_of([Broken(), {1.5: 2}]) is None
+    assert remote_state.backend_of([Broken(), Stand()]) is backend
 
 
-def test_what_holds_itself(keeper: Keeper) -> None:
+def test_what_holds_itself(backend: RemoteStateBackend) -> None:
     state: dict[str, Any] = {"n": 1, "shared": [1]}
     state["again"] = [state, state["shared"]]
-    assert elsewhere.keeper_of(state) is None
+    assert remote_state.backend_of(state) is None
     state["w"] = Stand()
-    assert elsewhere.keeper_of(state) is keeper
+    assert remote_state.backend_of(state) is backend
 
 
-def test_without_keepers_nothing_is_walked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "_keepers", [])
-    assert elsewhere.keeper_of({"w": Stand()}) is None
+def test_without_backends_nothing_is_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_state, "_backends", [])
+    assert remote_state.backend_of({"w": Stand()}) is None

@@ -1,7 +1,7 @@
-"""States whose arrays are not in this process: who stands for them here has them saved and loaded.
+"""States whose arrays are in other processes: the backend that owns such arrays saves and loads them.
 
-What has such arrays (the runtime) registers a `Keeper`; `save` and `load` hand over to it the states, and
-abstract states, in which it finds one of its own.
+The runtime registers a `RemoteStateBackend`. `save` and `load` give it each state, and each abstract state,
+that holds one of its arrays.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from waystation.transfers.handle import AsyncResponse
 from waystation.tree import iterate_leaves
 
 
-class Keeper(Protocol):
-    """What has arrays elsewhere."""
+class RemoteStateBackend(Protocol):
+    """Saves and loads states whose arrays are in other processes."""
 
     def has(self, leaf: Any) -> bool:
         """Whether a leaf stands for an array of its own."""
@@ -38,17 +38,17 @@ class Keeper(Protocol):
         ...
 
 
-_keepers: list[Keeper] = []
+_backends: list[RemoteStateBackend] = []
 
 
-def register(keeper: Keeper) -> None:
-    """Has a keeper be asked."""
-    _keepers.append(keeper)
+def register(backend: RemoteStateBackend) -> None:
+    """Has a backend be asked."""
+    _backends.append(backend)
 
 
-def keeper_of(state: Any) -> Keeper | None:
-    """The keeper of the first leaf that has one."""
-    if not _keepers:
+def backend_of(state: Any) -> RemoteStateBackend | None:
+    """The backend of the first leaf that has one."""
+    if not _backends:
         return None
-    found = (keeper for leaf in iterate_leaves(state) for keeper in _keepers if keeper.has(leaf))
+    found = (backend for leaf in iterate_leaves(state) for backend in _backends if backend.has(leaf))
     return next(found, None)

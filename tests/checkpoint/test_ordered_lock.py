@@ -8,12 +8,12 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waystation.checkpoint.turns import Turn
+from waystation.checkpoint.ordered_lock import Ticket
 
 
 @given(st.permutations(range(5)), st.sets(st.integers(0, 4)))
 def test_turns_come_in_order(started: list[int], given_up: set[int]) -> None:
-    turns = [Turn() for _ in started]
+    turns = [Ticket() for _ in started]
     seen: list[int] = []
 
     def run(number: int) -> None:
