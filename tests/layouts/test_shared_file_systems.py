@@ -147,7 +147,7 @@ def test_a_clock_that_is_ahead_of_the_file_system_ends_no_lease(tmp_path: Path) 
     behind_s = int(2 * signs_of_life.EXPIRES_S)
     elsewhere = "0" * 12 + "-17-4242-deadbeef"
     record = json.dumps({**attempts.owner_record(), "host": "another", "boot_id": "another"})
-    with lossy_mount.mounted(tmp_path / "shared", "no file has such a name", behind_s) as shared:
+    with lossy_mount.mounted(tmp_path / "shared", "no file has such a name", behind_s=behind_s) as shared:
         for name in ("5", "6"):
             (shared / name).mkdir()
         (shared / "5" / f"{marks.LEASE}{elsewhere}").write_text(record)

@@ -64,7 +64,7 @@ def mounted(
 
 def now_s() -> int:
     """The time of the file system."""
-    return int(time.time()) - int(sys.argv[3])
+    return int(time.time()) - int(sys.argv[4])
 
 
 @dataclass(slots=True)
