@@ -93,7 +93,7 @@ class Node:
 class Server:
     """Answers the kernel's requests, one after another."""
 
-    def __init__(self, device: int, pattern: str, told: str) -> None:
+    def __init__(self, device: int, pattern: str, told: str = "close") -> None:
         self._device, self._pattern, self._told = device, pattern, told
         self._descriptors = itertools.count(1)
         self._writers: set[int] = set()  # descriptors that have written
