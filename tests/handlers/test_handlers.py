@@ -70,6 +70,22 @@ def test_links_are_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_the_name_of_the_record_is_reserved(tmp_path: Path) -> None:
+    class Taking(CounterHandler):
+        async def save(self, directory: Any, checkpointable: Counter) -> Any:
+            async def write() -> None:
+                ((await directory.await_creation()) / ".waystation-record.json").write_text("mine")
+
+            return write()
+
+    with (
+        with_handlers(Taking),
+        pytest.raises(errors.InvalidInput, match=r"'counter'.* reserved .* another name"),
+    ):
+        waystation.save_checkpointables(tmp_path / "checkpoint", {"counter": Counter()})
+    assert os.listdir(tmp_path) == []
+
+
 def test_what_was_begun_in_the_first_phase_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     counter = Counter(5)

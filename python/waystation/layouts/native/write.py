@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from waystation import _native
+from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import engine_job, handler_files, merge, names
@@ -135,6 +136,7 @@ def write_metadata(
 
     Raises:
         InvalidInput: The parts do not make up the arrays.
+        InvalidInput: A handler has made a file whose name is reserved.
         Unsupported: A handler has made what cannot be vouched for.
     """
     is_part = checkpoint.local is not None
@@ -148,7 +150,14 @@ def write_metadata(
     for entry in handled:
         made = handler_files.digests(entry.directory(attempt.path))
         record = CheckpointableRecord(entry.process_count, {}, HANDLED, entry.handler, made).encode()
-        files.append((os.path.join(attempt.path, entry.name, names.HANDLED_RECORD), record))
+        place = os.path.join(attempt.path, entry.name, names.HANDLED_RECORD)
+        if os.path.lexists(place):
+            raise InvalidInput(
+                f"the handler of '{entry.name}' has written a file '{names.HANDLED_RECORD}', a name that is "
+                "reserved for what Waystation says of its files; have it give that file another name",
+                path=place,
+            )
+        files.append((place, record))
         entries[entry.name] = (entry.name, Digest.of(record))
     checkpoint = dataclasses.replace(checkpoint, checkpointables=entries)
     files.append((os.path.join(attempt.path, names.RECORD), checkpoint.encode()))
