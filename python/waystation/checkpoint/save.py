@@ -45,15 +45,15 @@ def save(
     Args:
         path: The directory that becomes the checkpoint. Missing parents are created.
         state: A tree of containers (dict, list, tuple, named tuple, dataclass, registered nodes)
-            with arrays (JAX, torch, NumPy), numbers, strings and bytes as leaves. Arrays of the runtime their
-            hosts save; what else is in such a state goes to these through the controller, so it has to be
-            small, and no tensor of torch.
-        checkpointable_name: Under which name the state stands in the checkpoint.
-        overwrite: Replace a checkpoint that is there; it stays whole until the new one is.
+            with arrays (JAX, torch, NumPy), numbers, strings and bytes as leaves. If it contains arrays of
+            the runtime, their hosts save the checkpoint. The controller sends them the other leaves (tensors
+            of torch included), at most 16 MiB in one state.
+        checkpointable_name: The name of the state in the checkpoint.
+        overwrite: Replace an existing checkpoint, which stays whole until the new one is committed.
         custom_metadata: A dict of JSON values, with strings as keys, to keep with the checkpoint.
 
     Raises:
-        Conflict: Something is at `path` that is no empty directory (and is no checkpoint, with `overwrite`).
+        Conflict: `path` exists and is not an empty directory; with `overwrite`, it is no checkpoint either.
         Unsupported: A leaf's type cannot be saved; the message has its key path.
         InvalidInput: A leaf, option or path is wrong.
         DiskFull, PermissionDenied, Unavailable: The disk refuses; nothing is left behind. Unavailable as

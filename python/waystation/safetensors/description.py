@@ -30,7 +30,7 @@ def stored_as(tensor: Tensor) -> StoredArray:
     """A tensor as arrays are described.
 
     Raises:
-        Unsupported: No framework has such arrays.
+        Unsupported: No framework has arrays that store their elements so.
     """
     _, storage_dtype, shape, _, _ = tensor
     # With an extent of 0 any others fit into no bytes, but not into what frameworks count in.
@@ -47,7 +47,8 @@ def stored_as(tensor: Tensor) -> StoredArray:
     logical = dtypes.name_of_storage(storage_dtype)
     if logical is None:
         raise Unsupported(
-            f"no framework has arrays of {storage_dtype}, which the tensor is of; leave it out (select)"
+            f"a tensor of {storage_dtype} cannot be loaded, since no framework packs elements in this way; "
+            "leave it out (select)"
         )
     return StoredArray(shape, logical, "numpy", storage_dtype, shape, None, {})
 

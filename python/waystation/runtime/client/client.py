@@ -169,14 +169,14 @@ class Client:
         Args:
             path: Where, for the hosts, which all have to reach it.
             state: What is saved, as it is now: a tree of containers, as `waystation.save` takes it, with
-                arrays of this client. What else is in it is to be small.
+                arrays of this client. Its other leaves are at most 16 MiB together.
             overwrite: Whether it may take the place of another checkpoint.
             custom_metadata: A JSON value to keep with it.
 
         Raises:
             Unsupported: The client runs in this process alone.
             UnsupportedLeaf: A leaf cannot be saved; names its key path.
-            InvalidInput: There is no array of hosts in it, or what is none is too large.
+            InvalidInput: The state has no array of this client, or its other leaves are too large.
             WaystationError: An array could not be made, or not be saved.
         """
         begin_save(self, path, state, overwrite=overwrite, custom_metadata=custom_metadata)(None)
