@@ -60,7 +60,7 @@ Checkpointable = Annotated[
     typer.Option(
         "--checkpointable",
         metavar="NAME",
-        help="Which checkpointable; by default 'state', or the first state by name.",
+        help="The checkpointable to export; by default 'state', or the first state by name.",
     ),
 ]
 
@@ -79,9 +79,9 @@ def _all(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Look at, check, compare and convert checkpoints.
+    """Inspect, verify, compare and convert checkpoints, and run programs that save them.
 
-    Exit codes: 0 all is well, 1 a difference or damage was found, 2 the command could not do its work.
+    Exit codes: 0 success, 1 a difference or damage was found, 2 the command failed.
     """
 
 
@@ -92,7 +92,7 @@ def _inspect(
         str | None, typer.Option("--checkpointable", metavar="NAME", help="Show only this checkpointable.")
     ] = None,
     depth: Annotated[
-        int | None, typer.Option("--depth", min=1, help="Sum up containers below this many levels.")
+        int | None, typer.Option("--depth", min=1, help="Summarise containers below this many levels.")
     ] = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
@@ -106,7 +106,7 @@ def _inspect(
 
 @application.command("ls", rich_help_panel=topics.CHECKPOINTS)
 def _ls(directory: Directory = Path("."), as_json: AsJson = False, traceback: Traceback = False) -> None:
-    """List the checkpoints of a directory, and unfinished saves. Damaged records exit with 1."""
+    """List the checkpoints and unfinished saves of a directory. Exits with 1 if a record is damaged."""
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import ls
 
@@ -142,7 +142,7 @@ def _verify(
         ),
     ],
     every: Annotated[
-        bool, typer.Option("--all", help="PATH is a directory; verify each checkpoint in it.")
+        bool, typer.Option("--all", help="Verify each checkpoint in the directory PATH.")
     ] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
@@ -164,22 +164,27 @@ def _diff(
         typer.Argument(metavar="A", help="A checkpoint.", parser=local_path, autocompletion=complete_path),
     ],
     second: Annotated[
-        Path, typer.Argument(metavar="B", help="Another.", parser=local_path, autocompletion=complete_path)
+        Path,
+        typer.Argument(
+            metavar="B", help="The other checkpoint.", parser=local_path, autocompletion=complete_path
+        ),
     ],
     atol: Annotated[
-        float, typer.Option("--atol", min=0, help="Tolerate absolute differences up to this.")
+        float, typer.Option("--atol", min=0, help="Tolerate absolute differences up to this value.")
     ] = 0.0,
     rtol: Annotated[
         float,
-        typer.Option("--rtol", min=0, help="Tolerate differences up to this part of the larger number."),
+        typer.Option("--rtol", min=0, help="Tolerate differences up to this fraction of the larger number."),
     ] = 0.0,
-    structure_only: Annotated[bool, typer.Option("--structure-only", help="Read no arrays.")] = False,
+    structure_only: Annotated[
+        bool, typer.Option("--structure-only", help="Compare structures only; read no arrays.")
+    ] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Compare two checkpoints, in structure and values, bit by bit unless a tolerance is given.
 
-    Which framework saved them and how they are sharded makes no difference. Any other exits with 1.
+    Frameworks and shardings are not compared. Exits with 1 if the checkpoints differ.
     """
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import diff
@@ -201,22 +206,24 @@ def _export(
     ],
     file_format: Annotated[
         str | None,
-        typer.Option("--format", metavar="safetensors|npz", help="By default as OUTPUT ends."),
+        typer.Option(
+            "--format", metavar="safetensors|npz", help="The format; by default that of OUTPUT's suffix."
+        ),
     ] = None,
     max_shard_bytes: Annotated[
-        str, typer.Option("--max-shard-bytes", metavar="SIZE", help="Begin another file at this size.")
+        str, typer.Option("--max-shard-bytes", metavar="SIZE", help="Start a new file at this size.")
     ] = "5GB",
     checkpointable: Checkpointable = None,
     select: Annotated[
         str | None,
-        typer.Option("--select", metavar="REGEX", help="Only arrays in whose dotted name this is found."),
+        typer.Option("--select", metavar="REGEX", help="Export only arrays whose dotted name matches."),
     ] = None,
     cast: Annotated[
         list[str] | None,
         typer.Option("--cast", metavar="FROM=TO", help="Convert one dtype to another; may be repeated."),
     ] = None,
     allow_lossy_casts: Annotated[
-        bool, typer.Option("--allow-lossy-casts", help="Let --cast lose more than rounding does.")
+        bool, typer.Option("--allow-lossy-casts", help="Allow --cast to lose more than rounding does.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
     as_json: AsJson = False,
@@ -248,11 +255,11 @@ def _gc(
         typer.Option(
             "--older-than",
             metavar="AGE",
-            help="Minimum age of leftovers of other machines.",
+            help="Minimum age of leftovers from other machines.",
         ),
     ] = "1d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
@@ -266,7 +273,7 @@ def _gc(
 @application.command("demo", rich_help_panel=topics.GETTING_STARTED)
 def _demo(
     output_path: Annotated[
-        Path, typer.Option("--output", metavar="DIR", help="Where checkpoints, logs and the plot go.")
+        Path, typer.Option("--output", metavar="DIR", help="Directory for checkpoints, logs and the plot.")
     ] = Path("waystation-demo"),
     memory: Annotated[
         bool,
@@ -276,7 +283,7 @@ def _demo(
         bool,
         typer.Option("--runtime", help="Run two programs on two islands of Ray hosts, and kill a host."),
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Train less.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Train for fewer steps.")] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
@@ -292,11 +299,15 @@ def _doctor(
     path: Annotated[
         Path,
         typer.Argument(
-            help="A directory on the file system to look at.", parser=local_path, autocompletion=complete_path
+            help="A directory on the file system to examine.", parser=local_path, autocompletion=complete_path
         ),
     ] = Path("."),
     tune: Annotated[
-        bool, typer.Option("--tune", help="Measure this file system (seconds) and remember the best way.")
+        bool,
+        typer.Option(
+            "--tune",
+            help="Measure this file system for some seconds, and remember the fastest way to use it.",
+        ),
     ] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
@@ -324,11 +335,17 @@ def _launch(
     grace: Annotated[
         float,
         typer.Option(
-            "--grace", metavar="SECONDS", min=0, help="Time that the others have to end after one failed."
+            "--grace",
+            metavar="SECONDS",
+            min=0,
+            help="Time that the other processes have to end after one failed.",
         ),
     ] = 30.0,
     restarts: Annotated[
-        int, typer.Option("--restarts", metavar="N", min=0, help="Most restarts of what has died.")
+        int,
+        typer.Option(
+            "--restarts", metavar="N", min=0, help="Maximum number of restarts of the program or the agent."
+        ),
     ] = 0,
     agent: Annotated[
         Path | None,
@@ -395,11 +412,12 @@ def _launch(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Run the processes of one program on this machine; name the one that failed first.
+    """Run the processes of one program on this machine, and name the one that failed first.
 
-    Sets what `torch.distributed` and `jax.distributed` need. Exits with 1 if a process ended abnormally. The
-    agent outlives the program and the launch, so that a later launch goes on from what it keeps. With a file
-    of hosts, run it on each of them; with restarts, they start the program together, again and again.
+    Sets the environment variables of `torch.distributed` and `jax.distributed`. Exits with 1 if a process
+    ended abnormally. The agent outlives the program and the launch, so a later launch resumes from its
+    memory. With a file of hosts, run this command on each host; with --restarts, the hosts restart the
+    program together.
     """
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import launch

@@ -33,9 +33,7 @@ def _placement(
     ] = None,
     hosts_per_domain: Annotated[
         int | None,
-        typer.Option(
-            "--hosts-per-domain", min=1, help="Number of consecutive hosts that share a failure domain."
-        ),
+        typer.Option("--hosts-per-domain", min=1, help="Number of consecutive hosts in each failure domain."),
     ] = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
@@ -62,10 +60,9 @@ def _agent(
         list[str] | None, typer.Argument(metavar="run|discard [OPTION...]", help="Arguments of the agent.")
     ] = None,
 ) -> None:
-    """Run the agent that keeps checkpoints in this host's memory, or remove the store of an earlier one.
+    """Run the agent that keeps checkpoints in this host's memory, or remove the store of an earlier agent.
 
-    The agent is a program of its own, which replaces this command; 'waystation agent --help' lists its
-    options.
+    The agent is a separate program, which replaces this command; 'waystation agent --help' lists its options.
     """
     with reporting(as_json=False, show_traceback=False) as output:
         from waystation.cli.commands import agent
@@ -93,16 +90,16 @@ def _top(
         int, typer.Option("--metrics-port", help="Port at which the agents of the file serve metrics.")
     ] = 9464,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks.")
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two updates.")
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Watch the agents that keep checkpoints in memory: slots, versions, replication, recovery.
 
-    By default it watches the agent that the environment names. With --json it looks once. Exits with 1 if an
-    agent does not answer.
+    By default it watches the agent of WAYSTATION_AGENT_DIRECTORY. --json prints the state once. Exits with 1
+    if an agent does not answer.
     """
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import top

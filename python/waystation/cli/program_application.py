@@ -17,7 +17,7 @@ _COMMANDS = typer.Typer(cls=topics.GroupByTopic, no_args_is_help=True, rich_mark
 def declare(application: typer.Typer) -> None:
     """Adds them, under a name of their own."""
     application.add_typer(
-        _COMMANDS, name="program", help="Look at programs of the runtime.", rich_help_panel=topics.PROGRAMS
+        _COMMANDS, name="program", help="Show programs of the runtime.", rich_help_panel=topics.PROGRAMS
     )
 
 
@@ -32,16 +32,16 @@ def _show(
         str,
         typer.Argument(
             metavar="FILE|MODULE:NAME",
-            help="A file with a program, as text or bytes, or a program of a module, which is imported.",
+            help="A file with a program, as text or bytes, or a program of a module to import.",
         ),
     ],
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="PNG", help="Draw its graph, too (matplotlib).")
+        Path | None, typer.Option("--picture", metavar="PNG", help="Also draw its graph (needs matplotlib).")
     ] = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Show a program: its text, how much it holds, and a picture of its graph.
+    """Show a program: its text, its size, and a picture of its graph.
 
     NAME is a program that was traced while the module was imported, or a function without arguments that
     returns one.

@@ -18,7 +18,7 @@ def declare(application: typer.Typer) -> None:
     application.add_typer(
         _COMMANDS,
         name="runtime",
-        help="Look at a cluster that programs run on.",
+        help="Show the state of a running cluster.",
         rich_help_panel=topics.PROGRAMS,
     )
 
@@ -32,14 +32,16 @@ def _runtime() -> None:
 def _status(
     address: Annotated[
         str | None,
-        typer.Argument(metavar="ADDRESS", help="Of the cluster; by default the one of this machine."),
+        typer.Argument(
+            metavar="ADDRESS", help="Address of the cluster; by default the cluster of this machine."
+        ),
     ] = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """List islands and hosts of a running cluster: devices, epochs, restarts, what runs.
+    """List islands and hosts of a running cluster: devices, epochs, restarts, current runs.
 
-    An island that has failed exits with 1.
+    Exits with 1 if an island has failed.
     """
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import runtime_status
@@ -51,18 +53,20 @@ def _status(
 def _top(
     address: Annotated[
         str | None,
-        typer.Argument(metavar="ADDRESS", help="Of the cluster; by default the one of this machine."),
+        typer.Argument(
+            metavar="ADDRESS", help="Address of the cluster; by default the cluster of this machine."
+        ),
     ] = None,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks.")
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two updates.")
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Watch a running cluster: islands, hosts, what runs, programs, whose arrays take how much, losses.
+    """Watch a running cluster: islands, hosts, runs, programs, memory of arrays, lost hosts.
 
-    With --json it looks once. With --json or --once an island that has failed exits with 1.
+    --json prints the state once. With --json or --once it exits with 1 if an island has failed.
     """
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import runtime_top
