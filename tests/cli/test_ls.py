@@ -94,3 +94,15 @@ def test_what_cannot_be_listed(runs: Path, run) -> None:
     assert checkpoint.code == 2
     assert "'waystation inspect [DIR]/runs/best' shows it" in checkpoint.err
     assert run("ls", runs / "best" / "checkpoint.json").code == 2
+
+
+def test_a_checkpoint_without_its_record_is_damaged(runs: Path, script) -> None:
+    (runs / "step_9" / "checkpoint.json").unlink()
+    outcome = script("ls", runs)
+    assert "step_9: '" in outcome.out
+    assert "it has the files of one, and has lost checkpoint.json" in outcome.out
+    assert outcome.code == 1
+    outcome = script("verify", "--all", runs)
+    assert "step_9: 1 damage" in outcome.out
+    assert "step_10: intact" in outcome.out
+    assert outcome.code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -161,3 +162,25 @@ def test_the_only_good_step_is_not_collected(tmp_path: Path) -> None:
         assert [info.step for info in checkpointer.checkpoints] == [3, 4], "what the policy keeps is damaged"
         checkpointer.save(5, state(5))
         assert [info.step for info in checkpointer.checkpoints] == [3, 5]
+
+
+def test_a_lost_record_is_told_of_on_opening_and_by_a_save(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    (tmp_path / "2" / "checkpoint.json").unlink()
+    (tmp_path / "notes").mkdir()
+    with pytest.warns(DamagedCheckpointWarning, match="lost their checkpoint.json: 2;") as caught:
+        checkpointer = Checkpointer(tmp_path, save_decision_policy=EVERY_STEP)
+    assert caught[0].filename == __file__
+    with checkpointer:
+        assert checkpointer.load()["step"] == 1
+        with pytest.raises(errors.Conflict, match=r"lost its checkpoint.json.*remove it if there is none"):
+            checkpointer.save(2, state(2))
+        with pytest.raises(errors.InvalidLayoutError, match=r"has lost checkpoint\.json"):
+            checkpointer.delete(2)
+        with pytest.warns(DamagedCheckpointWarning, match="lost") as caught:
+            checkpointer.reload()
+        assert caught[0].filename == __file__
+        shutil.rmtree(tmp_path / "2")
+        checkpointer.save(2, state(2))
+        checkpointer.reload()
+        assert checkpointer.load()["step"] == 2

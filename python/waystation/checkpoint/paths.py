@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from waystation._errors import (
     CheckpointNotFound,
@@ -77,6 +77,18 @@ def is_native_checkpoint(target: str) -> bool:
     )
 
 
+def lost_record(target: str) -> bool:
+    """Whether a directory has what a native checkpoint has, but for its record: it was copied in part, or
+    somebody has removed that."""
+    if names.attempt_target(os.path.basename(target)) is not None or is_checkpoint(target):
+        return False
+    try:
+        with scan_directory(target) as entries:
+            return any(os.path.isfile(names.checkpointable_record(entry.path)) for entry in entries)
+    except OSError:
+        return False
+
+
 def is_orbax_layout(target: str) -> bool:
     """Whether a checkpoint of one of Orbax's layouts is at a path."""
     return not is_native_checkpoint(target) and orbax.is_checkpoint(target)
@@ -125,6 +137,9 @@ def _check_free(target: str) -> None:
         is_directory = os.path.isdir(target) and not os.path.islink(target)
         if not is_directory:
             reason, advice = "not a checkpoint and no directory", "remove it"
+        elif lost_record(target):
+            reason = f"a checkpoint that has lost its {names.RECORD}"
+            advice = "copy that to it if there is another copy, remove it if there is none"
         elif list_directory(target):
             reason, advice = "not a checkpoint and not empty", "remove it, save to a path inside it"
         elif os.path.ismount(target):
@@ -195,8 +210,9 @@ def require_checkpoint(target: str) -> None:
             f"'{target}' is not a checkpoint of Waystation or Orbax, but {foreign}", path=target
         )
     if is_directory:
+        problem = "it has the files of one, and has lost" if lost_record(target) else "it has no"
         raise InvalidLayoutError(
-            f"'{target}' is not a checkpoint: it has no {names.RECORD}{_beside(target)}", path=target
+            f"'{target}' is not a checkpoint: {problem} {names.RECORD}{_beside(target)}", path=target
         )
     if present:
         raise NotDirectory(f"'{target}' is a file, not a checkpoint directory", path=target)
@@ -237,10 +253,19 @@ def _beside(target: str) -> str:
     return f" ({'; '.join(told)})" if told else ""
 
 
+def lost_records_in(directory: PathLike) -> list[str]:
+    """The names of the checkpoints in a directory that have lost their record."""
+    return _names_in(directory, lost_record)
+
+
 def _checkpoints_in(directory: str) -> list[str]:
-    """The names of the checkpoints in a directory; none if it cannot be looked at."""
+    return _names_in(directory, is_checkpoint)
+
+
+def _names_in(directory: PathLike, is_meant: Callable[[str], bool]) -> list[str]:
+    """The names of the directories in a directory that are meant; none if it cannot be looked at."""
     try:
         with scan_directory(directory) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() and is_checkpoint(entry.path))
+            return sorted(entry.name for entry in entries if entry.is_dir() and is_meant(entry.path))
     except (OSError, NotFound, PermissionDenied):
         return []

@@ -13,6 +13,7 @@ from waystation._errors import from_os_error
 from waystation._options import Options
 from waystation._paths import list_directory
 from waystation.checkpoint.collect import find_leftovers, remove_leftovers
+from waystation.checkpoint.paths import lost_records_in
 from waystation.coordination import Session
 from waystation.layouts.native.attempts import remove_tree
 from waystation.layouts.orbax import names as orbax_names
@@ -61,6 +62,8 @@ def look_again(place: Place, options: Options, *, with_records: bool) -> None:
 def _read(session: Session, place: Place, options: Options, *, with_records: bool) -> None:
     listing = take_stock(session, place, options, with_records=with_records)
     place.catalogue.replace(listing)
+    if session.is_primary or options.multiprocessing.primary_host is None:
+        _tell_of_lost_records(place)
     if listing.damaged:
         named = ", ".join(f"step {info.step} ('{info.path.name}')" for info in listing.damaged)
         warnings.warn(
@@ -68,6 +71,18 @@ def _read(session: Session, place: Place, options: Options, *, with_records: boo
             "not there. 'waystation verify' tells what is wrong with them",
             DamagedCheckpointWarning,
             stacklevel=_ABOVE,
+        )
+
+
+def _tell_of_lost_records(place: Place) -> None:
+    lost = lost_records_in(place.root)
+    if lost:
+        warnings.warn(
+            f"checkpoints in '{place.root}' have lost their checkpoint.json: {', '.join(lost)}; they count "
+            "as if they were not there, and no save replaces them. Complete them if there is another copy, else "
+            "remove them",
+            DamagedCheckpointWarning,
+            stacklevel=_ABOVE + 1,
         )
 
 

@@ -12,7 +12,13 @@ from typing import Any
 import typer
 
 from waystation.checkpoint.collect import FoundLeftover, find_leftovers, tree_bytes
-from waystation.checkpoint.paths import is_checkpoint, is_native_checkpoint, is_orbax_layout
+from waystation.checkpoint.paths import (
+    is_checkpoint,
+    is_native_checkpoint,
+    is_orbax_layout,
+    lost_record,
+    require_checkpoint,
+)
 from waystation.cli import formatting
 from waystation.cli.attempts_table import attempt_document, show_attempts
 from waystation.cli.output import Output
@@ -61,8 +67,9 @@ def run(output: Output, directory: Path) -> None:
 
 
 def checkpoints_in(parent: str) -> list[str]:
-    """Paths of the checkpoints in a directory, those that end in numbers in the order of these."""
-    return _directories(parent, is_native_checkpoint)
+    """Paths of the checkpoints in a directory, also of those that have lost their record; those that end in
+    numbers in the order of these."""
+    return _directories(parent, lambda path: is_native_checkpoint(path) or lost_record(path))
 
 
 def orbax_checkpoints_in(parent: str) -> list[str]:
@@ -95,6 +102,7 @@ def _entries(output: Output, parent: str) -> list[_Entry]:
 def _look_at(path: str) -> _Entry:
     nbytes = tree_bytes(path)
     try:
+        require_checkpoint(path)
         record = open_checkpoint(path)
         arrays = sum(array_count(path, record, name) for name in record.checkpointables)
     except WaystationError as error:

@@ -8,11 +8,13 @@ from typing import Any
 
 import typer
 
+from waystation.checkpoint.paths import lost_record
 from waystation.checkpoint.verify import Damage, Verification, verify
 from waystation.cli import formatting
 from waystation.cli.commands.ls import checkpoints_in, orbax_checkpoints_in
 from waystation.cli.output import Output
 from waystation.errors import NotFound
+from waystation.layouts.native import names
 from waystation.layouts.orbax.checkpoint import had_checksums
 
 FOUND_DAMAGE = 1
@@ -24,7 +26,11 @@ def run(output: Output, path: Path, *, every: bool) -> None:
     targets, others = _targets(path) if every else ([str(path)], [])
     for target in targets:
         with output.progress(f"verifying {os.path.basename(target)}") as on_progress:
-            outcome = verify(target, on_progress=on_progress)
+            if every and lost_record(target):
+                missing = Damage(os.path.join(target, names.RECORD), "a committed file is missing", ())
+                outcome = Verification(target, [missing])
+            else:
+                outcome = verify(target, on_progress=on_progress)
         found.append(outcome)
         if not output.as_json:
             _show(output, outcome)
