@@ -480,3 +480,28 @@ def test_a_table_that_differs_tells_what_of_it_differs(saved: Path) -> None:
         errors.Corrupt, match=f"committed: it has {len(content) - 1} bytes where {len(content)} were written"
     ):
         waystation.load(saved)
+
+
+def test_an_int_that_no_array_holds_is_asked_for_as_int(tmp_path: Path) -> None:
+    waystation.save(tmp_path / "c", {"n": 2**80})
+    for wanted in (np.zeros((), np.int64), jax.ShapeDtypeStruct((), np.float32), torch.zeros(())):
+        with pytest.raises(errors.InvalidInput, match="more than 64 bits, so no array can hold it") as caught:
+            waystation.load(tmp_path / "c", {"n": wanted})
+        assert caught.value.context["array"] == "['n']"
+
+
+def test_a_name_that_is_too_long_for_an_attempt_is_unusable(tmp_path: Path) -> None:
+    with pytest.raises(errors.UnusablePath, match="File name too long"):
+        waystation.save(tmp_path / ("x" * 250), {"a": 1})
+    assert not os.listdir(tmp_path)
+
+
+def test_a_wrong_flatten_function_is_told_of() -> None:
+    class Wrong:
+        pass
+
+    waystation.register_node(Wrong, flatten=lambda _: [1], unflatten=lambda *_: Wrong())
+    with pytest.raises(errors.InvalidInput, match=r"flatten of .*Wrong gives .* pairs.*, not \[1\]"):
+        waystation.save("never", {"a": Wrong()})
+    with pytest.raises(errors.WrongType, match="a node is a class, not 5"):
+        waystation.register_node(5, flatten=lambda _: ([], None), unflatten=lambda *_: None)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.frameworks.store import bits, load, save
 
-from waystation.errors import InvalidInput, Unsupported
+from waystation.errors import InvalidInput, Unsupported, WrongType
 from waystation.frameworks import AbstractNumpy, dtypes, registry
 
 VIEWS: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
@@ -123,3 +123,17 @@ def test_abstract_leaves_cannot_be_saved() -> None:
 def test_a_scalar_has_no_shape() -> None:
     with pytest.raises(InvalidInput, match="scalar"):
         AbstractNumpy((3,), "int8", scalar=True)
+
+
+@pytest.mark.parametrize("shape", [(1.5,), "ab", 3, None, ([1],)], ids=repr)
+def test_a_shape_of_something_else_is_refused(shape: Any) -> None:
+    with pytest.raises(WrongType, match="a shape is a tuple of integers"):
+        AbstractNumpy(shape)
+
+
+def test_what_no_array_can_be_like_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no negative extents"):
+        AbstractNumpy((-1,))
+    with pytest.raises(WrongType, match="'nope' is no dtype of NumPy"):
+        AbstractNumpy((1,), "nope")
+    assert AbstractNumpy([np.int64(2), 3]).shape == (2, 3)  # type: ignore[arg-type]

@@ -75,3 +75,29 @@ def test_metrics_may_be_scalars_of_any_framework(tmp_path: Path) -> None:
 def test_a_metric_that_is_no_function_is_refused_at_once() -> None:
     with pytest.raises(errors.WrongType, match="get_metric_fn is a function of metrics, not 'loss'"):
         training.preservation_policies.BestN(get_metric_fn="loss", n=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("get_metric_fn", [lambda metrics: metrics["accuracy"], lambda _: None, str])
+def test_a_function_without_a_number_names_the_step(tmp_path: Path, get_metric_fn: Any) -> None:
+    policy = training.preservation_policies.BestN(get_metric_fn=get_metric_fn, n=1)
+    every_step = training.save_decision_policies.FixedIntervalPolicy(1)
+    with training.Checkpointer(
+        tmp_path, save_decision_policy=every_step, preservation_policy=policy
+    ) as checkpointer:
+        checkpointer.save(1, {"a": 1}, metrics={"loss": 2.0})
+        with pytest.raises(errors.InvalidInput, match="gives no number for the metrics") as caught:
+            checkpointer.save(2, {"a": 1}, metrics={"loss": 3.0})
+        assert caught.value.context["step"] == 1
+        assert [info.step for info in checkpointer.checkpoints] == [1, 2]
+
+
+def test_a_policy_that_answers_nothing_is_told_of(tmp_path: Path) -> None:
+    class Silent(training.preservation_policies.PreservationPolicy):
+        def should_preserve(self, checkpoints: Any, *, context: Any) -> Any:
+            return None
+
+    with (
+        training.Checkpointer(tmp_path, preservation_policy=Silent()) as checkpointer,
+        pytest.raises(errors.InvalidInput, match="was asked about 1 checkpoints and answered for 0"),
+    ):
+        checkpointer.save(1, {"a": 1}, force=True)

@@ -103,3 +103,10 @@ def test_a_rule_is_counted_over_all_paths():
     found = common_rename(wanted, stored)
     assert found is not None
     assert (found.wanted, found.stored, found.count) == ("block", "layer", 5000)
+
+
+def test_a_list_and_a_dict_of_its_numbers_are_told_apart():
+    lines = difference({"l": [1]}, {"l": {0: 1}})
+    assert lines[2:] == [
+        "['l'][0] is the key of a dict in one of them, and an element of a list in the other"
+    ]

@@ -35,7 +35,8 @@ class StorageOptions(OptionGroup):
 
     Attributes:
         dtype: Cast to this dtype (a logical name, such as `bfloat16`, or anything that NumPy takes for a
-            dtype) on the way; None keeps its own.
+            dtype) on the way; None keeps its own. One that is set for all arrays applies to those of its own
+            kind: floats stay floats, integers integers.
         chunk_bytes: Cut what a process writes of an array into chunks of at most so many bytes, so that
             a load by another sharding reads little that it does not need. None does not cut, or into 32 MiB
             where `chunk_axes` are given.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from waystation._collection import paused_collection
-from waystation._errors import WaystationError
+from waystation._errors import InvalidInput, WaystationError
 from waystation._options import ArrayLoadingOptions, Options
 from waystation.checkpoint import wanted
 from waystation.checkpoint.wanted import Decided, convert, is_scalar, scalar_type
@@ -125,11 +125,19 @@ def _sort(opened: Opened, decided: Decided, loading: ArrayLoadingOptions, leaves
             batch.arrays.append(leaf.array)
             batch.values.append(None)
         else:
-            value = np.asarray(leaf)
+            value = _as_array(leaf, decided, number)
             batch.stored.append(registry.stored_scalar(value))
             batch.arrays.append(None)
             batch.values.append(value)
     return list(batches.values())
+
+
+def _as_array(value: Scalar, decided: Decided, number: int) -> np.ndarray[Any, Any]:
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        error = InvalidInput("the stored int has more than 64 bits, so no array can hold it; ask for int")
+        raise error.where(array=decided.name_for(error, number))
+    return array
 
 
 def _codec(opened: Opened, leaf: Any, abstract: Any, loading: ArrayLoadingOptions) -> Codec:

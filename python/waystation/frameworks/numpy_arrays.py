@@ -6,6 +6,7 @@ marked mutable; loaded arrays are the very buffers that the loader filled.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation._errors import InvalidInput, Unsupported, WaystationError
+from waystation._errors import InvalidInput, Unsupported, WaystationError, WrongType
 from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import ArraySource, Block, StoredArray, Target
 from waystation.frameworks.carried import CarriedArray
@@ -40,9 +41,16 @@ class AbstractNumpy:
     storage: Storage | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(map(int, self.shape)))
-        if self.dtype is not None:
-            object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        try:
+            object.__setattr__(self, "shape", tuple(map(operator.index, self.shape)))
+        except TypeError:
+            raise WrongType(f"a shape is a tuple of integers, not {self.shape!r:.60}") from None
+        if min(self.shape, default=0) < 0:
+            raise InvalidInput(f"a shape has no negative extents, as {self.shape} has")
+        try:
+            object.__setattr__(self, "dtype", None if self.dtype is None else np.dtype(self.dtype))
+        except TypeError as error:
+            raise WrongType(f"{self.dtype!r:.60} is no dtype of NumPy: {error}") from None
         if self.scalar and self.shape:
             raise InvalidInput(f"a NumPy scalar has the shape (), not {self.shape}; leave scalar out")
 

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from pathlib import Path
 
 from waystation import _forks
@@ -67,10 +67,11 @@ class Collector:
         """What the policy does not keep and nothing else protects."""
         infos = self._with_records()
         flags = self._policy.should_preserve(infos, context=PreservationContext())
-        if len(flags) != len(infos):
+        answers = len(flags) if isinstance(flags, Sized) else 0
+        if answers != len(infos):
             raise InvalidInput(
                 f"preservation policy {self._policy!r} was asked about {len(infos)} checkpoints and answered "
-                f"for {len(flags)}; it has to say of each whether to keep it"
+                f"for {answers}; it has to say of each whether to keep it"
             )
         kept = [info for info, flag in zip(infos, flags, strict=True) if flag]
         going = [info for info, flag in zip(infos, flags, strict=True) if not flag]

@@ -195,6 +195,16 @@ class BestN(PreservationPolicy):
             raise WrongType(f"get_metric_fn is a function of metrics, not {self.get_metric_fn!r:.60}")
         _check_count("n", self.n)
 
+    def _value(self, checkpoint: CheckpointMetadata[None]) -> float:
+        try:
+            return float(self.get_metric_fn(checkpoint.metrics))
+        except Exception as error:
+            raise InvalidInput(
+                f"get_metric_fn gives no number for the metrics {checkpoint.metrics!r:.100}: "
+                f"{type(error).__name__}: {error}",
+                step=checkpoint.step,
+            ) from error
+
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
         """Keeps the best; of equal ones, the later."""
         if self.n is None or len(checkpoints) <= self.n:
@@ -202,7 +212,7 @@ class BestN(PreservationPolicy):
         if self.n == 0:
             return [False] * len(checkpoints)
         values = {
-            index: float(self.get_metric_fn(checkpoint.metrics))
+            index: self._value(checkpoint)
             for index, checkpoint in enumerate(checkpoints)
             if checkpoint.metrics is not None
         }

@@ -138,8 +138,13 @@ def _explained(outcome: Mismatch, tolerance: Tolerance) -> Iterator[str]:
     for path, name in list(zip(missing, wanted, strict=True))[:_SUGGESTIONS_LIMIT]:
         if rename is None or rename.apply(name) not in stored:
             meant = nearest(name, list(stored))
-            if meant is not None:
-                yield f"instead of {format_key_path(path)}, did you mean {format_key_path(stored[meant])}?"
+            if meant is None:
+                continue
+            want, have = format_key_path(path), format_key_path(stored[meant])
+            if want == have:
+                yield f"{want} is the key of a dict in one of them, and an element of a list in the other"
+            else:
+                yield f"instead of {want}, did you mean {have}?"
 
 
 def _rename_text(rename: Rename, total: int) -> str:

@@ -23,7 +23,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from waystation._errors import Conflict, InvalidInput
+from waystation._errors import Conflict, InvalidInput, WrongType
 from waystation.tree._keys import AttributeKey, ChildKey, DictKey, Key, SequenceKey, check_dict_keys
 from waystation.tree._named_node import NamedNode
 from waystation.tree._nodes import NONE, Node, Rebuild
@@ -85,6 +85,8 @@ def register_node(
             class that nobody knows how to take apart.
         Conflict: Another class has this tag.
     """
+    if not isinstance(cls, type):
+        raise WrongType(f"a node is a class, not {cls!r:.60}")
     if cls in _BUILTIN_OPENERS:
         raise InvalidInput(f"{cls.__name__} is a node already; register a subclass")
     if flatten is None or unflatten is None:
@@ -96,7 +98,15 @@ def register_node(
         raise Conflict(f"the tag {tag!r} belongs to {tag_of(known.cls)}; choose another for {tag_of(cls)}")
 
     def open_registered(value: Any) -> Opened:
-        children, static = flatten(value)
+        given: Any = flatten(value)
+        try:
+            pairs, static = given
+            children = [(key, child) for key, child in pairs]
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(
+                f"flatten of {tag} gives (key, child) pairs and static data (None if there is none), not "
+                f"{given!r:.100}"
+            ) from error
         keys = _checked_keys(children)
 
         def rebuild(values: list[Any]) -> Any:

@@ -227,8 +227,10 @@ def remove_tree(path: str) -> None:
     """
     try:
         mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENAMETOOLONG):  # of a longer name there is nothing either
+            return
+        raise from_os_error(error, "remove", path) from error
     try:
         if not stat.S_ISDIR(mode):
             os.unlink(path)
