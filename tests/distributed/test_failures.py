@@ -51,6 +51,13 @@ def test_other_structure_in_one_process(seen: list[dict[str, Any]]) -> None:
         assert "plain: torch float32[64, 48]" in error.message
 
 
+@pytest.mark.parametrize("case", torch_scenarios.OTHER_OPTIONS)
+def test_other_options_in_one_process(seen: list[dict[str, Any]], case: str) -> None:
+    for error in errors(seen, f"other {case}", "StructureMismatch"):
+        assert "the same options" in error.message
+        assert "only process 1" in error.message
+
+
 def test_leaf_that_one_process_cannot_save(seen: list[dict[str, Any]]) -> None:
     found = errors(seen, "bad leaf", "UnsupportedLeaf")
     for index, error in enumerate(found):

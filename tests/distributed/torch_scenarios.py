@@ -74,6 +74,48 @@ def entries(place: Place) -> list[str]:
     return sorted(name for name in os.listdir(place.directory / "checkpoints"))
 
 
+StorageOptions = waystation.options.ArrayOptions.Saving.StorageOptions
+
+
+def stored_as(dtype: str) -> dict[str, Any]:
+    """Options of `array.saving` that store floats in another dtype."""
+    return {"storage_options": StorageOptions(dtype=dtype), "allow_lossy_casts": True}
+
+
+def cut_along(axis: int) -> Callable[[str, Any], StorageOptions | None]:
+    """Cuts matrices along an axis."""
+    cut = StorageOptions(chunk_bytes=1024, chunk_axes=(axis,))
+    return lambda _, leaf: cut if len(leaf.shape) == 2 else None
+
+
+# Options of one process and of the others, with which each could write without noticing.
+OTHER_OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "layout": ({"use_ocdbt": True}, {}),
+    "Orbax's layout": ({"use_ocdbt": True}, {"use_ocdbt": False}),
+    "version of zarr": ({"use_ocdbt": False}, {"use_ocdbt": False, "use_zarr3": False}),
+    "compression": ({"use_ocdbt": False}, {"use_ocdbt": False, "use_compression": False}),
+    "compression in a database": ({"use_ocdbt": True}, {"use_ocdbt": True, "use_compression": False}),
+    "checksums": ({"use_ocdbt": True}, {"use_ocdbt": True, "use_crc32c": False}),
+    "size of files": ({"use_ocdbt": True, "ocdbt_target_data_file_size": 64}, {"use_ocdbt": True}),
+    "dtype": (stored_as("float16"), stored_as("bfloat16")),
+    "dtype in a database": (
+        {"use_ocdbt": True, **stored_as("float16")},
+        {"use_ocdbt": True, **stored_as("bfloat16")},
+    ),
+    "cut": (
+        {"use_ocdbt": False, "storage_options_for": cut_along(0)},
+        {"use_ocdbt": False, "storage_options_for": cut_along(1)},
+    ),
+    "sharing": ({"use_replica_parallel": False}, {"min_slice_bytes_for_replica_parallel": 64}),
+}
+
+
+def save_with(saving: dict[str, Any], path: Path, state: Any) -> Any:
+    """How a save with options of `array.saving` ends."""
+    with options(**saving):
+        return outcome(lambda: waystation.save(path, state, overwrite=True))
+
+
 def survivable(place: Place) -> dict[str, Any]:
     """One failure after another, none of which may stop the next save from working."""
     connect(place)
@@ -98,6 +140,8 @@ def survivable(place: Place) -> dict[str, Any]:
             seen["full disk async"] = outcome(response.result)
         seen["missing"] = outcome(lambda: waystation.load(root / "missing"))
         seen["wrong structure"] = outcome(lambda: waystation.load(root / "good", {"a": 1} if one else state))
+        for name, (own, others) in OTHER_OPTIONS.items():
+            seen[f"other {name}"] = save_with(own if one else others, root / "good", state)
         seen["left"] = entries(place)
         waystation.save(root / "good-2", state)
         seen["overwritten"] = waystation.save(root / "good-2", state, overwrite=True)

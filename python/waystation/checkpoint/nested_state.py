@@ -73,8 +73,12 @@ class NestedSaving:
     def _prepare(self, state: Any) -> list[str]:
         described = prepare.describe(state)
         prepare.limit_to(described, self._session.processes, are_all=are_all(self._options))
-        lines = fingerprints.of_save({self._name: described}, {}) if self._writer.process_count > 1 else []
+        lines: list[str] = []
+        if self._writer.process_count > 1:
+            lines = fingerprints.of_save({self._name: described}, {}, self._options.array.saving)
         taken = prepare.take(described, self._options, self._writer)
+        if lines:
+            lines += fingerprints.of_casts(self._name, taken.labels, taken.cast)
         shares = WriteShares(None, sys.maxsize, is_bounded=False)
         snapshot.take(taken.chunks, taken.sources, self._options.memory, shares, taken.cast)
         self._options = bound_engine(self._options, WriteShares.of(self._options.memory, with_snapshot=False))

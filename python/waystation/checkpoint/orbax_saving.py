@@ -21,7 +21,7 @@ from typing import Any
 from waystation import _native
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, Unsupported, from_os_error
-from waystation.checkpoint import cast, prepare, state_parts
+from waystation.checkpoint import cast, fingerprints, prepare, state_parts
 from waystation.checkpoint.handlers import registry as registries
 from waystation.checkpoint.handlers.types import type_name
 from waystation.checkpoint.paths import is_checkpoint
@@ -126,6 +126,17 @@ class OrbaxSaving(Saving):
             arrays.describe()
             write_plan.check_paths(arrays)
         return Taken(leaves, arrays, chunks, leaves.arrays, wanted)
+
+    def _fingerprint(self, name: str, taken: Any) -> list[str]:
+        labels, arrays = taken.leaves.names, taken.arrays
+        return [
+            *fingerprints.of_casts(name, labels, taken.cast),
+            *(
+                f"checkpointable '{name}', {label}: in chunks of shape {cut.grid.chunk_shape}"
+                for label, cut in zip(labels, arrays.cuts, strict=True)
+            ),
+            f"checkpointable '{name}': stored as {arrays.storage}",
+        ]
 
     @paused_collection()
     def _plan(self, name: str, taken: Any) -> Planned:

@@ -192,8 +192,10 @@ class Saving:
         lines: list[str] = []
         if self._writer.process_count > 1:
             handlers = {name: type_name(type(handler)) for name, handler in self._handlers.items()}
-            lines = fingerprints.of_save(described, handlers)
+            lines = fingerprints.of_save(described, handlers, self._options.array.saving)
         taken = {name: self._take(name, entry, is_only=is_only) for name, entry in described.items()}
+        if lines:
+            lines += [line for name, entry in taken.items() for line in self._fingerprint(name, entry)]
         shares = WriteShares.of(self._options.memory, with_snapshot=with_snapshot)
         if with_snapshot:
             # In this order the last ones are copied, for which the caller would wait longest.
@@ -216,6 +218,10 @@ class Saving:
     def _take(self, name: str, described: Described, *, is_only: bool) -> Taken:
         with naming(None if is_only else name):
             return prepare.take(described, self._options, self._writer)
+
+    def _fingerprint(self, name: str, taken: Any) -> list[str]:
+        """How arrays are stored, as far as that has to be the same in every process."""
+        return fingerprints.of_casts(name, taken.labels, taken.cast)
 
     def _call_handlers(self, checkpointables: Mapping[str, Any]) -> bytes:
         """Has every handler take what may change afterwards."""
