@@ -289,6 +289,26 @@ def test_a_directory_that_somebody_removed_is_damage_of_that_checkpointable(own:
     assert [damage.path for damage in verify(own).damages] == [str(own / "other")]
 
 
+def test_a_checkpointable_that_is_loaded_by_its_own_path_is_verified(
+    own: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = own / "state"
+    oracle.assert_same(waystation.load(part), STATE)
+    file = max(files_of(part), key=lambda file: file.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    with pytest.raises(Corrupt, match="checksum"):
+        with_fault(file, bytes(content), lambda: waystation.load(part))
+    with pytest.raises(Unsupported, match=f"verify '{own}'"):
+        verify(part)
+    shutil.copytree(part, own.parent / "copy")
+    oracle.assert_same(waystation.load(own.parent / "copy"), STATE)
+    assert caplog.text == ""
+    (own / ".waystation-checksums").unlink()
+    oracle.assert_same(waystation.load(part), STATE)
+    assert f"'{own}' has lost its file" in caplog.text
+
+
 def test_what_came_later_is_not_its_own(own: Path) -> None:
     oracle.save(own.parent / "others", {"x": np.arange(3)})
     shutil.copytree(own.parent / "others" / "state", own / "added")

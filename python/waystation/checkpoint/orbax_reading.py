@@ -37,9 +37,8 @@ class OrbaxReader:
         """Reads what a checkpoint says of itself, and the metadata of the trees that are wanted."""
         target = root.path
         found = orbax.open_checkpoint(target, root)
-        is_for_load = wanted is None or not {METRICS}.issuperset(wanted)
-        if is_for_load and found.checksums is None and is_removed(target, root):
-            _tell_of_removed_checksums(root, options)
+        if found.checksums is None and (wanted is None or not {METRICS}.issuperset(wanted)):
+            _check_removed_checksums(root, options)
         if wanted is None:
             chosen = sorted(name for name in found.items if name != METRICS)
         else:
@@ -51,8 +50,10 @@ class OrbaxReader:
             "committed_ns": found.metadata.commit_timestamp_nsecs,
             "chosen": [[name, found.item(name).handler] for name in chosen],
         }
-        record = b"" if found.checksums is None else found.checksums.record
-        parts = [json.dumps(head).encode(), orbax.read_identity(target, root), record]
+        record, file = b"", ""
+        if found.checksums is not None:
+            record, file = found.checksums.record, found.checksums.path
+        parts = [json.dumps(head).encode(), orbax.read_identity(target, root), record, os.fsencode(file)]
         for name in chosen:
             item = found.item(name)
             files = b""
@@ -68,13 +69,13 @@ class OrbaxReader:
 
     def decode(self, root: _native.Directory, data: bytes, options: Options) -> OpenCheckpoint:
         """Makes sense of these."""
-        encoded, _, record, *parts = split_strings(data)
+        encoded, _, record, file, *parts = split_strings(data)
         head = json.loads(encoded)
-        checksums = Checksums.decode(record, os.path.join(root.path, CHECKSUMS), root) if record else None
+        checksums = Checksums.decode(record, os.fsdecode(file), root) if record else None
         stored: dict[str, Stored] = {}
         for (name, saver), encoded_path, files in zip(head["chosen"], parts[::2], parts[1::2], strict=True):
             directory = os.fsdecode(encoded_path)
-            own = None if checksums is None else checksums.of(name, directory)
+            own = None if checksums is None else checksums.of(directory)
             if files:
                 state = decode_tree_files(TreeFiles.unpack(files), options, own, root)
                 handler = STATE_HANDLER if saver is None else saver
@@ -92,16 +93,22 @@ class OrbaxReader:
         )
 
 
-def _tell_of_removed_checksums(root: _native.Directory, options: Options) -> None:
-    """Warns that nothing vouches for what is loaded, and refuses that where it is to be verified.
+def _check_removed_checksums(root: _native.Directory, options: Options) -> None:
+    """Warns where a checkpoint, or the one that it is a part of, has lost its file of checksums; refuses that
+    where it is to be verified.
 
     Raises:
         Corrupt: It is to be verified.
         Replaced: The whole checkpoint is being removed.
     """
+    whole = os.path.dirname(root.path)
+    if is_removed(root.path, root):
+        whole = root.path
+    elif not is_removed(whole):
+        return
     if not root.is_current():
         raise Replaced
-    file = os.path.join(root.path, CHECKSUMS)
+    file = os.path.join(whole, CHECKSUMS)
     if options.array.loading.verify:
         raise Corrupt(
             f"a committed file is missing: '{file}', by which everything else is verified; restore another "
@@ -111,6 +118,6 @@ def _tell_of_removed_checksums(root: _native.Directory, options: Options) -> Non
     if options.array.loading.verify is None:
         _log.warning(
             "checkpoint '%s' has lost its file %s: what is loaded is not verified by it",
-            root.path,
+            whole,
             CHECKSUMS,
         )

@@ -208,6 +208,9 @@ def _checksums_in(root: _native.Directory, found: Verification) -> Checksums | N
     if checksums is None and is_removed(target, root):
         found.damages.append(Damage(os.path.join(target, orbax_names.CHECKSUMS), "is missing"))
         return None
+    whole = os.path.dirname(target)
+    if checksums is None and orbax.had_checksums(whole):
+        raise Unsupported(f"'{target}' is a part of a checkpoint; verify '{whole}'", path=target)
     if checksums is None:
         raise Unsupported(
             f"'{target}' has no checksums of data to verify: Waystation has not written it; load it and save "
@@ -240,7 +243,7 @@ def _files_of_orbax(
             continue
         known.add(name)
         try:
-            own = checksums.of(name, directory)
+            own = checksums.of(directory)
         except Corrupt as error:
             found.damages.append(Damage(checksums.path, error.message))
             continue

@@ -75,7 +75,7 @@ def _metrics(path: Path, names: tuple[str, ...]) -> Any:
     elif not file.is_file():
         return None
     elif (checksums := Checksums.read(os.fspath(path))) is not None:
-        own = checksums.of(METRICS, os.path.dirname(file))
+        own = checksums.of(os.path.dirname(file))
         digest = None if own is None else own.whole.get(METRICS)
     (content,) = _native.read_small_files([os.fspath(file)], limit_bytes=_METRICS_LIMIT_BYTES)
     if digest is not None:

@@ -86,7 +86,7 @@ class OrbaxCheckpoint:
         Raises:
             Corrupt: The file of checksums is damaged.
         """
-        return None if self.checksums is None else self.checksums.of(name, self.items[name].directory)
+        return None if self.checksums is None else self.checksums.of(self.items[name].directory)
 
     def default_tree(self) -> str:
         """The name of the tree that is meant where none is said: `state`, or else the first of all trees.
@@ -149,7 +149,9 @@ def open_checkpoint(path: str, root: _native.Directory | None = None) -> OrbaxCh
     metadata = _read_metadata(path, checksums, root)
     if isinstance(metadata.item_handlers, str) or _has(path, names.TREE_METADATA, root):
         handler = metadata.item_handlers if isinstance(metadata.item_handlers, str) else None
-        return OrbaxCheckpoint(path, {STATE: Item(path, handler, is_tree=True)}, metadata)
+        # It may be a part of a checkpoint that Waystation has written, which vouches for it.
+        of_whole = None if checksums is not None else Checksums.read(os.path.dirname(path), root)
+        return OrbaxCheckpoint(path, {STATE: Item(path, handler, is_tree=True)}, metadata, None, of_whole)
     record = deletion.read_record(path, root)
     deleting = None if record is None else record.checkpointable_name
     items = {

@@ -175,10 +175,16 @@ class Checksums:
     _handlers: Any
     _sections: dict[str, _Section]
     _root: _native.Directory | None
+    _root_of_files: _native.Directory | None
 
     @classmethod
     def read(cls, checkpoint: str, root: _native.Directory | None = None) -> Checksums | None:
         """The record in a checkpoint; None if it has none.
+
+        Args:
+            checkpoint: The checkpoint.
+            root: The directory beneath which its files are opened: that of the checkpoint, or, where only a
+                part of it is read, that of the part.
 
         Raises:
             Corrupt: It is damaged.
@@ -186,7 +192,8 @@ class Checksums:
         """
         path = os.path.join(checkpoint, names.CHECKSUMS)
         try:
-            with beneath.opened(path, root) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            own = _root_of(path, root)
+            with beneath.opened(path, own) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 record = file.readline(_RECORD_LIMIT_BYTES)
                 file_bytes = os.fstat(descriptor).st_size
         except NotFound:
@@ -226,7 +233,8 @@ class Checksums:
             top = {name: _digest(entry) for name, entry in body["top"].items()}
             file_bytes = len(record) + _natural(body["bytes_after"])
             metadata = _digest(body["metadata"])
-            return cls(path, record, file_bytes, top, metadata, body["handlers"], sections, root)
+            own = _root_of(path, root)
+            return cls(path, record, file_bytes, top, metadata, body["handlers"], sections, own, root)
 
     @property
     def checkpointables(self) -> list[str]:
@@ -257,13 +265,14 @@ class Checksums:
         if said != self._metadata or not is_same:
             raise Corrupt(f"'{path}' is not the file that was committed; {_ADVICE}", path=path)
 
-    def of(self, name: str, directory: str) -> FileChecksums | None:
-        """What vouches for the files of a checkpointable; None for one that was not saved with the others.
+    def of(self, directory: str) -> FileChecksums | None:
+        """What vouches for the files of the checkpointable in a directory; None for one that was not saved
+        with the others.
 
         Raises:
             Corrupt: The file is damaged.
         """
-        section = self._sections.get(name)
+        section = self._sections.get(os.path.basename(directory))
         if section is None:
             return None
         content = _read_range(self.path, self._root, section.begin, section.nbytes)
@@ -280,7 +289,7 @@ class Checksums:
                 sums = -(-_natural(nbytes) // BLOCK_BYTES) * _SUM_BYTES
                 data[file] = _Blocks(nbytes, begin, sums, _checksum(crc64))
                 begin += sums
-        return FileChecksums(self.path, directory, whole, data, self._root)
+        return FileChecksums(self.path, directory, whole, data, self._root, self._root_of_files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +317,7 @@ class FileChecksums:
     whole: dict[str, Digest]
     _data: dict[str, _Blocks]
     _root: _native.Directory | None
+    _root_of_files: _native.Directory | None
     _known: dict[str, bytes] = field(default_factory=dict)
 
     @property
@@ -365,7 +375,7 @@ class FileChecksums:
         first, last = offset // BLOCK_BYTES, -(-(offset + nbytes) // BLOCK_BYTES)
         begin = first * BLOCK_BYTES
         content = memoryview(
-            _read_range(path, self._root, begin, min(last * BLOCK_BYTES, file_bytes) - begin)
+            _read_range(path, self._root_of_files, begin, min(last * BLOCK_BYTES, file_bytes) - begin)
         )
         for block in range(first, last):
             at = (block - first) * BLOCK_BYTES
@@ -402,6 +412,11 @@ def _grouped(begins: Sequence[tuple[int, str]], entries: Mapping[str, _Blocks]) 
         end = begin + entries[path].sum_bytes
     if group:
         yield group
+
+
+def _root_of(path: str, root: _native.Directory | None) -> _native.Directory | None:
+    """The directory that is held open, where the file of checksums is in it."""
+    return root if root is not None and os.path.dirname(path) == root.path else None
 
 
 def _read_range(path: str, root: _native.Directory | None, begin: int, nbytes: int) -> bytes:
