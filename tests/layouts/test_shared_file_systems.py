@@ -6,6 +6,8 @@ them does not see may run on another. A real FUSE file system is one that may be
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import subprocess
@@ -15,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support import lossy_mount
+from tests.support import lossy_mount, system_calls
 
 import waystation as ws
-from waystation.layouts.native import attempts, marks, names, signs_of_life
+from waystation import errors
+from waystation.layouts.native import attempts, commit, marks, names, signs_of_life
 from waystation.training.leases import Leases
 
 NEVER_S, AT_ONCE_S = 1e9, -1.0
@@ -159,3 +162,32 @@ def test_a_clock_that_is_ahead_of_the_file_system_ends_no_lease(tmp_path: Path) 
         with leases.condemned("6") as may_be_removed:
             assert not may_be_removed
         assert not is_dead(shared / "6")
+
+
+@pytest.mark.skipif(not system_calls.SUPPORTED, reason="needs ptrace on x86-64 Linux")
+def test_what_is_removed_halfway_is_never_committed(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped until its lease ran out goes on after another was killed while it removed
+    the attempt."""
+    monkeypatch.setattr(signs_of_life, "EXPIRES_S", AT_ONCE_S)
+    outcomes = set()
+    for step in itertools.count():
+        attempt = attempts.Attempt(str(shared / f"{step}"))
+        attempt.id = "0" * 12 + "-17-4242-deadbeef"  # of a process that is not seen from here
+        elsewhere = shared / names.attempt(f"{step}", attempt.id)
+        os.rename(attempt.path, elsewhere)
+        attempt.path = str(elsewhere)
+        for name in ("a", "b"):
+            (elsewhere / name).write_text(name)
+        remove = functools.partial(attempts.remove_dead, str(shared), f"{step}")
+        killed, _ = system_calls.run(remove, step)  # type: ignore[arg-type]
+        attempt.seal()
+        try:
+            commit.publish_new(attempt)
+        except errors.NotFound:
+            outcomes.add("lost")
+        else:
+            outcomes.add("committed")
+            assert {"a", "b"} <= set(os.listdir(attempt.target))  # and perhaps what told the time
+        if not killed:
+            break
+    assert outcomes == {"lost", "committed"}

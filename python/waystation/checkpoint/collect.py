@@ -21,7 +21,7 @@ from waystation.layouts.native.attempts import (
     Leftover,
     export_stages,
     leftovers,
-    remove_tree,
+    remove,
 )
 
 DAY_S = 86_400.0
@@ -140,7 +140,7 @@ def _remove(leftover: Leftover, older_than_s: float) -> bool:
         return bool(orphans.remove(place, is_removable))
     if not any(is_removable(present) for present in _leftovers_in(place)):
         return False
-    remove_tree(leftover.path)
+    remove(leftover)
     return True
 
 

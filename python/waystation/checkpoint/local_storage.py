@@ -27,7 +27,7 @@ from waystation.layouts.native.attempts import (
     Leftover,
     is_of_this_process,
     leftovers,
-    remove_tree,
+    remove,
 )
 from waystation.layouts.native.boxes import MissingBox, is_held
 from waystation.layouts.native.read import OpenCheckpointable
@@ -247,7 +247,7 @@ def _end(target: str, verdicts: dict[str, bool]) -> None:
             commit.remove_replaced(attempt)
             _log.info("completed the checkpoint '%s' of a save that was killed", target)
         elif leftover.dead or _is_given_up(leftover) or leftover.age_s >= _SILENT_S:
-            remove_tree(leftover.path)
+            remove(leftover)
             _log.info("removed a part of a save of '%s' that was killed before its commit", target)
 
 

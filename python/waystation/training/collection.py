@@ -129,6 +129,6 @@ def remove_remains(root: Path) -> None:
     try:
         for leftover in attempts.leftovers(os.fspath(root)):
             if leftover.is_over:
-                attempts.remove_tree(leftover.path)
+                attempts.remove(leftover)
     except WaystationError as error:
         _log.warning("what earlier saves have left in '%s' could not be removed: %s", root, error)

@@ -211,12 +211,30 @@ def remove_dead(parent: str, target_name: str) -> list[str]:
     for leftover in leftovers(parent, target_name):
         if leftover.is_over:
             try:
-                remove_tree(leftover.path)
+                remove(leftover)
             except WaystationError as error:
                 _log.warning("a dead attempt could not be removed: %s", error)
             else:
                 removed.append(leftover.path)
     return removed
+
+
+def remove(leftover: Leftover) -> None:
+    """Removes what a process has left.
+
+    Its process loses it in one act: one that was only stopped for long, or cut off from the file system, must
+    not commit an attempt of which half has been removed.
+    """
+    parent = os.path.dirname(leftover.path)
+    name = names.export_stage if leftover.kind == "export" else names.attempt
+    grave = os.path.join(parent, name(leftover.target, new_attempt_id()))
+    try:
+        os.rename(leftover.path, grave)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise from_os_error(error, "remove", leftover.path) from error
+    remove_tree(grave)
 
 
 def remove_tree(path: str) -> None:
