@@ -140,7 +140,7 @@ assert not ws.verify(sys.argv[1]).damages
 @pytest.mark.skipif(
     not failing_calls.SUPPORTED, reason="the filter of system calls is for x86-64 and AArch64 Linux"
 )
-@pytest.mark.parametrize("refusal", [errno.ENOSYS, errno.EPERM])
+@pytest.mark.parametrize("refusal", [errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL])
 def test_loads_do_without_openat2(saved: Path, refusal: int) -> None:
     command = [sys.executable, "-c", _WITHOUT_OPENAT2, str(saved), str(refusal)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

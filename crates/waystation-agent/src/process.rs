@@ -142,8 +142,8 @@ fn scope(proc: &Path) -> Result<(Id, u64)> {
 
 /// The number in a link such as `pid:[4026531836]`.
 fn namespace(path: &Path) -> Result<u64> {
-    let link =
-        fs::read_link(path).map_err(|error| Error::from_io(error, "examine a namespace of processes", path))?;
+    let link = fs::read_link(path)
+        .map_err(|error| Error::from_io(error, "examine a namespace of processes", path))?;
     let number = link.to_str().and_then(|text| text.split_once(":[")?.1.strip_suffix(']')?.parse().ok());
     number.ok_or_else(|| unreadable(&path.display().to_string()))
 }

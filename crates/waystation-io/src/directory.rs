@@ -87,7 +87,7 @@ impl Directory {
         }
     }
 
-    /// Sandboxes refuse `openat2` with EPERM, older kernels with ENOSYS.
+    /// Sandboxes refuse `openat2` with EPERM or an error of their choice, older kernels with ENOSYS.
     fn resolve(&self, relative: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let rules = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let mut outcome = Err(Errno::AGAIN);
@@ -97,7 +97,16 @@ impl Directory {
                 break;
             }
         }
-        if matches!(outcome, Err(Errno::NOSYS | Errno::PERM)) {
+        let is_refused = match outcome {
+            Err(Errno::NOSYS | Errno::PERM) => true,
+            // It may be about this file alone: nothing is wrong with the directory itself then.
+            Err(errno @ (Errno::ACCESS | Errno::INVAL)) => {
+                let flags = OFlags::PATH | OFlags::CLOEXEC;
+                openat2(&self.descriptor, ".", flags, Mode::empty(), rules).err() == Some(errno)
+            }
+            _ => false,
+        };
+        if is_refused {
             self.walks.store(true, Ordering::Relaxed);
             return self.walk(relative, flags);
         }
@@ -185,7 +194,7 @@ mod tests {
     use super::*;
     use crate::refusals::{in_a_thread, refuse};
 
-    const REFUSALS: [i32; 2] = [libc::ENOSYS, libc::EPERM];
+    const REFUSALS: [i32; 4] = [libc::ENOSYS, libc::EPERM, libc::EACCES, libc::EINVAL];
 
     /// Runs `body` as the system is, and where it refuses `openat2` in either way.
     fn on_every_system(body: impl Fn(bool) + Sync) {
