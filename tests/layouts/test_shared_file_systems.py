@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,22 @@ def test_an_attempt_of_another_machine_runs_out_if_it_is_renewed_at_all(
     assert not is_dead(target)
     monkeypatch.setattr(signs_of_life, "EXPIRES_S", AT_ONCE_S)
     assert is_dead(target) == is_renewed
+
+
+@pytest.mark.parametrize("is_this_machine", [True, False])
+def test_what_another_boot_left_on_a_disk_of_this_machine(tmp_path: Path, is_this_machine: bool) -> None:
+    """It may be of a machine to which this one gives its disk, and which is alive."""
+    target = tmp_path / "state"
+    other = tmp_path / names.attempt("state", "0" * 12 + "-17-4242-deadbeef")
+    other.mkdir()
+    record = {**attempts.owner_record(), "boot_id": "another"}
+    if not is_this_machine:
+        record["host"] = "a client"
+    (other / names.OWNER).write_text(json.dumps(record))
+    assert is_dead(target) == is_this_machine
+    long_ago = time.time() - 2 * signs_of_life.EXPIRES_S
+    os.utime(other / names.OWNER, (long_ago, long_ago))
+    assert is_dead(target)
 
 
 def test_one_s_own_attempt_is_never_dead(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,9 +312,14 @@ def is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
         return False
     if signs_of_life.is_shared(path):
         return (is_ours or "token" in owner) and signs_of_life.has_run_out(_sign(path))
-    # Another machine, boot or namespace of process ids: only an earlier boot of this machine can be decided.
+    if is_ours:
+        return True
     boot, own_boot = owner.get("boot_id"), _boot_id()
-    return is_ours or (isinstance(boot, str) and own_boot is not None and boot != own_boot)
+    if not isinstance(boot, str) or own_boot is None or boot == own_boot:
+        return False  # another namespace of this machine, of which nothing is known
+    # An earlier boot of this machine, or a machine that has the file system from this one (NFS, virtiofs).
+    is_earlier = owner.get("host") == _processes.host_name()
+    return is_earlier or ("token" in owner and signs_of_life.has_run_out(_sign(path)))
 
 
 def _sign(path: str) -> str:
