@@ -4,9 +4,11 @@
 PYTHON := .venv/bin/python
 LOCKED := $(if $(CI),--locked)
 FUZZ_SECONDS ?= 20
-# So many processes of pytest share the tests: many of these wait, for the disk, for others, for a death to be
-# noticed. Each takes the next test that nobody has begun, so none is idle while another has a queue.
-TEST_PROCESSES ?= $(shell nproc)
+TEST_LONG_SECONDS ?=
+# So many processes of pytest share the tests. Many tests wait, for the disk, for others, for a death to be
+# noticed, so there are more processes than cores; each needs about 1.2 GB. Each takes the next test that nobody
+# has begun, so none is idle while another has a queue.
+TEST_PROCESSES ?= $(shell echo $$((3 * $$(nproc))))
 
 # cargo and maturin must see the same interpreter, or each would compile PyO3 for its own.
 export PYO3_PYTHON := $(CURDIR)/$(PYTHON)
@@ -21,7 +23,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-python lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages fuzz torture lock clean
+.PHONY: help build test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages fuzz torture lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,13 +31,18 @@ help: ## list the targets
 build: ## make .venv ready and build the extension into it, if anything has changed
 	@tools/bootstrap
 
-test: test-rust test-python ## run every test (pytest's includes the check of the native stub)
+# Both at once: the compiler uses the cores while tests of Python wait.
+test: ## run every test (pytest's includes the check of the native stub)
+	@$(MAKE) --no-print-directory --jobs=2 test-rust test-python
 
 test-rust: build
 	cargo test --workspace --quiet $(LOCKED)
 
 test-python: build
 	$(PYTHON) -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGUMENTS)
+
+test-long: build ## run the whole of what `make test` has a share of: hours, or about TEST_LONG_SECONDS
+	$(PYTHON) tools/test_long.py --processes $(TEST_PROCESSES) $(TEST_LONG_SECONDS:%=--seconds %)
 
 lint: lint-style lint-types lint-rust ## check style, types and licences (`make -k lint` goes on after a failure)
 

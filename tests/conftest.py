@@ -37,10 +37,14 @@ if DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES_FLAG}=8".strip()
 
 # No deadlines: the machine may be busy, and no test is about time. In CI the examples are the same in
-# every run, so that a red run points at the change; elsewhere each run looks at new ones.
+# every run, so that a red run points at the change; elsewhere, and in `make test-long`, each run looks at new
+# ones.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+settings.register_profile("long", settings.get_profile("local"), max_examples=2000, print_blob=True)
+settings.load_profile(
+    "long" if os.environ.get("WAYSTATION_TEST_LONG") else "ci" if os.environ.get("CI") else "local"
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

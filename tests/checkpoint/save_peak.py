@@ -7,19 +7,19 @@ What can be overwritten is, as soon as the save allows it; afterwards the checkp
 
 from __future__ import annotations
 
-import os
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.support.long import amount
 from tests.support.peaks import begin_peak, status
 
 import waystation
 
 MIB = 1 << 20
 # Far more than what the bounds allow: an array that stays where it should not is seen.
-ARRAYS = 150 if os.environ.get("WALK_EVERY_STEP") else 40
+ARRAYS = amount(40, 150)
 
 
 def make(kind: str) -> list[Any]:

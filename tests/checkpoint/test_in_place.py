@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checkpoint import load_peak
 from tests.distributed import torch_scenarios
+from tests.support.long import amount
 from tests.support.peaks import in_own_process
 from tests.support.programs import running
 
@@ -107,7 +108,7 @@ def test_autograd_hears_of_it(tmp_path: Path) -> None:
         result.backward()
 
 
-@settings(max_examples=60)
+@settings(max_examples=amount(60))
 @given(data=st.data())
 def test_tensors_of_any_strides_overlaps_and_dtypes(tmp_path_factory: Any, data: st.DataObject) -> None:
     """Whatever the tensors are views of: what belongs to them is loaded, and nothing beside it changes."""

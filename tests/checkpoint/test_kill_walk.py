@@ -12,6 +12,7 @@ from tests.checkpoint.kill_walk import SCENARIOS
 from tests.support import plain_renames, system_calls
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not system_calls.SUPPORTED, reason="the tracer knows the system calls of x86-64 Linux only"
 )

@@ -1,8 +1,7 @@
 """`memory.read_concurrent_bytes`: what comes back is the same, and the host memory for it is bounded.
 
-The bound is measured in processes of their own (`load_peak.py`); with WALK_EVERY_STEP=1 in the environment of
-more arrays. No machine without another device has
-arrays that leave host memory, so there the measured ones are those that cannot stay as they were read:
+The bound is measured in processes of their own (`load_peak.py`). No machine without another device has arrays
+that leave host memory, so there the measured ones are those that cannot stay as they were read:
 64-bit integers that JAX narrows, and long byte strings. That arrays for other devices take the same way is
 tested with real arrays that are told not to stay where they are.
 """
@@ -26,6 +25,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from tests.checkpoint import load_peak
 from tests.checkpoint.save_peak import ARRAYS
+from tests.support.long import amount
 from tests.support.peaks import in_own_process
 
 import waystation
@@ -151,7 +151,7 @@ def expected_of(values: np.ndarray[Any, Any], shape: Sequence[int], dtype: Any) 
     return expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=amount(60))
 @given(arrays=st.lists(wanted_arrays(), min_size=1, max_size=5), limit=st.sampled_from([1, 100_000, 10**9]))
 @pytest.mark.usefixtures("all_staged", "tiny_groups")
 def test_staged_arrays_are_those_of_an_unbounded_load(

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
+from tests.support.long import amount
 
 import waystation
 from waystation import errors
@@ -85,7 +86,7 @@ def cases(draw: st.DrawFn) -> tuple[Shape, Shape, list[tuple[str, ...]], str, st
     return stored, wanted, spec, kept, cast
 
 
-@settings(max_examples=150)
+@settings(max_examples=amount(150))
 @given(case=cases(), private=st.booleans())
 def test_every_shape_and_sharding_is_as_numpy_would_have_it(
     case: tuple[Shape, Shape, list[tuple[str, ...]], str, str], private: bool, tmp_path_factory: Any

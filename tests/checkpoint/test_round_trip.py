@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.long import amount
 
 import waystation
 
@@ -149,7 +150,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=amount(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(state=trees.filter(lambda tree: tree is not None))
 def test_any_tree(tmp_path: Path, state: Any) -> None:
     path = tmp_path / "checkpoint"

@@ -1,8 +1,7 @@
 """`memory.write_concurrent_bytes` and small snapshots: what is stored is the same, and the host memory for it
 is bounded; the caller waits only for what could change.
 
-The bound is measured in processes of their own (`save_peak.py`), with WALK_EVERY_STEP=1 in the environment of
-more arrays.
+The bound is measured in processes of their own (`save_peak.py`), in `make test-long` of more arrays.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.checkpoint import save_peak
+from tests.support.long import amount
 from tests.support.peaks import in_own_process
 
 import waystation
@@ -53,10 +53,12 @@ def extra_bytes(directory: Path, kind: str, mode: str, limit_bytes: int | None, 
     return found
 
 
+@pytest.mark.long
 def test_saving_many_arrays_of_4_mb_under_5_mib(tmp_path: Path) -> None:
     assert extra_bytes(tmp_path / "bounded", "jax", "save", 5 * MIB) < 5 * MIB + SLACK_BYTES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["jax", "numpy", "torch"])
 def test_saving_many_arrays_of_4_mb_in_the_background_under_5_mib(tmp_path: Path, kind: str) -> None:
     assert extra_bytes(tmp_path / "bounded", kind, "save_async", 5 * MIB) < 5 * MIB + SLACK_BYTES
@@ -102,7 +104,7 @@ def test_leaves_may_be_overwritten_whatever_the_bound(tmp_path: Path, limit: int
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-@settings(max_examples=80)
+@settings(max_examples=amount(80))
 @given(
     shapes=st.lists(
         st.lists(st.sampled_from([1, 1, 2, 3, 5, 8]), max_size=3).map(tuple), min_size=1, max_size=5

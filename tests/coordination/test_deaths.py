@@ -1,13 +1,12 @@
 """Processes that die, at every point of a round: the others get a typed error that names them, or the
 decision, and none of them waits for a deadline.
 
-With WALK_EVERY_STEP=1 in the environment every store and role is walked through every call, else each of them
-through every third, beginning elsewhere.
+`make test-long` walks every store and role through every call, `make test` each of them through every third,
+beginning elsewhere.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.coordination import death_scenarios as scenarios
+from tests.support.long import IS_LONG
 from tests.support.programs import Ended, Programs, Raised, running
 
 # Who dies, and who decides. Process 0 holds the store of TCP.
@@ -56,11 +56,12 @@ def _require_names(error: Raised, victim: int, process_id: int) -> None:
 
 def _calls(framework: str, role: str, count: int) -> range:
     """Those of a walk, of so many that there are."""
-    if os.environ.get("WALK_EVERY_STEP"):
+    if IS_LONG:
         return range(count)
     return range(WALKS.index((framework, role)) % 3, count, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("framework", "role"), WALKS)
 def test_killed_before_any_call_of_the_store(framework: str, role: str, tmp_path: Path) -> None:
     victim, _ = ROLES[role]

@@ -1,8 +1,7 @@
 """The demo of the memory tier, small: real processes, hosts that are really lost, every claim checked.
 
-With WALK_EVERY_STEP=1 in the environment hosts are made both ways, of namespaces and of directories, and
-training goes on from the disk, too; else hosts are made as it is done here by itself, and it goes on from
-memory alone.
+In `make test-long` hosts are made both ways, of namespaces and of directories, and training goes on from the
+disk, too; in `make test` hosts are made as it is done here by itself, and it goes on from memory alone.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.support.long import IS_LONG
 
 from waystation.demo import DemoFailed
 from waystation.demo.memory_tier import Plan, run
@@ -28,17 +27,16 @@ from waystation.demo.memory_tier.runs import HostsRun, Runs
 from waystation.demo.memory_tier.timeline import MEANINGS, SHARED_PHASES, Phase, Timeline
 
 # Nine processes, or fifteen, that import torch, three at a time, on a machine that may have more to do.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 PLAN = Plan(host_count=3, steps=30, save_every=6, width=32, layers=1)
 
 
-IS_WHOLE = bool(os.environ.get("WALK_EVERY_STEP"))
-TIERS = ("memory", "disk") if IS_WHOLE else ("memory",)
+TIERS = ("memory", "disk") if IS_LONG else ("memory",)
 
 
 def kinds() -> list[bool | None]:
-    return [False, True] if IS_WHOLE else [None]
+    return [False, True] if IS_LONG else [None]
 
 
 @pytest.fixture(scope="module", params=kinds())

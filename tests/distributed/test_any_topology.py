@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.distributed import jax_scenarios
 from tests.distributed.cases import State, states
+from tests.support.long import amount
 from tests.support.programs import Programs, Raised, running
 
 # Processes, and the devices of each.
@@ -50,7 +51,9 @@ def ask(programs: Programs, count: int, action: str, path: Path, state: State) -
 
 
 @pytest.mark.parametrize("saving", TOPOLOGIES, ids=lambda pair: f"{pair[0]}x{pair[1]}")
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=amount(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_any_topology_to_any_other(
     programs: dict[tuple[int, int], Programs],

@@ -2,8 +2,8 @@
 
 The others get a typed error that names it, or the save succeeds; on the disk is no checkpoint or a whole one,
 and programs that come later save there as if nothing had been. Steps of the primary and of another process
-are walked: with WALK_EVERY_STEP=1 in the environment all of them, which takes minutes, else the last ones,
-where the commit is, and some of those before.
+are walked: in `make test-long` all of them, which takes minutes; in `make test` the last ones, where the
+commit is, and some of those before.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.distributed import torch_scenarios
 from tests.support import system_calls
+from tests.support.long import IS_LONG
 from tests.support.programs import Ended, Raised, running
 
 import waystation
@@ -78,11 +79,12 @@ def look(directory: Path, ended: list[Ended], victim: int, *, killed: bool) -> N
 def steps_of(changes: list[str]) -> list[int]:
     """The steps that are walked."""
     steps = range(len(changes))
-    if os.environ.get("WALK_EVERY_STEP"):
+    if IS_LONG:
         return list(steps)
     return sorted({*steps[:: max(1, len(steps) // 4)], *steps[-3:]})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [PRIMARY, OTHER], ids=["primary", "other"])
 def test_killed_before_each_change_of_the_disk(tmp_path: Path, victim: int) -> None:
     (tmp_path / "whole" / "checkpoints").mkdir(parents=True)

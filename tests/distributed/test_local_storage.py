@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.distributed import jax_scenarios, local_scenarios
 from tests.distributed.cases import State, states
 from tests.support import held_memory
+from tests.support.long import amount
 from tests.support.programs import Programs, Raised, running
 
 import waystation
@@ -174,7 +175,9 @@ def jax_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]
         yield programs
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=amount(15), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(state=states(4, 4))
 def test_random_shardings_of_jax_programs(jax_programs: Programs, tmp_path: Path, state: State) -> None:
     """Each process finds all that its devices held on its own disk, bit by bit."""

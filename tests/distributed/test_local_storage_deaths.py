@@ -2,13 +2,12 @@
 
 The program that comes back finds the same on every disk: what was there before, or the new checkpoint, whole;
 never one of them here and the other there. A process that is killed right before the rename of its part, when
-the others rename theirs, is the case that needs a second phase: its part is completed. With
-WALK_EVERY_STEP=1 in the environment all steps are walked, else the last ones and some of those before.
+the others rename theirs, is the case that needs a second phase: its part is completed.
+`make test-long` walks all steps, `make test` the last ones and some of those before.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from tests.distributed import local_scenarios
 from tests.support import plain_renames, system_calls
+from tests.support.long import IS_LONG
 from tests.support.programs import Ended, Programs, Raised, running
 
 from waystation.checkpoint.collect import find_leftovers, remove_leftovers
@@ -80,6 +80,7 @@ def check_survivor(ended: list[Ended], victim: int) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [PRIMARY, OTHER], ids=["primary", "other"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_before_each_change_of_the_disk(
@@ -93,7 +94,7 @@ def test_killed_before_each_change_of_the_disk(
     assert [seen["found"] for seen in ask(others, "come back", tmp_path / "whole")] == [2] * COUNT
     commit = changes.index("renameat2")  # here the other commits, whatever becomes of this process
     steps = set(range(len(changes)))
-    if not os.environ.get("WALK_EVERY_STEP"):
+    if not IS_LONG:
         steps = {*range(0, commit, 7), *range(commit - 1, min(commit + 6, len(changes)))}
     before = "CheckpointNotFound" if kind == "new" else 1
     for step in sorted(steps):

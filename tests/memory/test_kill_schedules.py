@@ -1,11 +1,10 @@
 """Random kills: what is restored is a state of the uninterrupted run, and what was kept is not lost.
 
-`WAYSTATION_KILL_SCHEDULES=100` runs so many, from the seed `WAYSTATION_KILL_SEED` on (0).
+`make test` plays two schedules of each cluster, `make test-long` a hundred.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,17 @@ from tests.memory import namespaces
 from tests.memory.clusters import cluster_of
 from tests.memory.histories import audit
 from tests.memory.kill_schedules import Schedule
+from tests.support.long import amount
 
 pytestmark = pytest.mark.skipif(
     namespaces.why_forbidden() is not None, reason=f"{namespaces.why_forbidden()}"
 )
-COUNT = int(os.environ.get("WAYSTATION_KILL_SCHEDULES", "2"))
-FIRST = int(os.environ.get("WAYSTATION_KILL_SEED", "0"))
+COUNT = amount(2, 100)
 FAULTS = 6
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(COUNT))
 @pytest.mark.parametrize(
     ("hosts", "trainers", "copies"),
     [(1, 1, 1), (3, 3, 2), (5, 2, 2)],
@@ -38,5 +38,4 @@ def test_what_was_kept_is_restored(tmp_path: Path, hosts: int, trainers: int, co
             audit(seed, trainers, copies, schedule.history)
         except BaseException as error:
             error.add_note(f"seed {seed}, faults {schedule.faults}")
-            error.add_note(f"again: WAYSTATION_KILL_SCHEDULES=1 WAYSTATION_KILL_SEED={seed}")
             raise

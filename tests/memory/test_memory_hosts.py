@@ -1,8 +1,8 @@
 """Programs over several hosts, each with an agent: what is killed, they go on from, to the bit.
 
-Hosts are emulated by `waystation launch --hosts`: an agent, a directory and an address for each. With
-WALK_EVERY_STEP=1 in the environment every framework has everything killed, which takes ten minutes, else
-each of them one thing.
+Hosts are emulated by `waystation launch --hosts`: an agent, a directory and an address for each. In
+`make test-long` every framework has everything killed, which takes ten minutes, in `make test` each of them
+one thing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pytest
 from tests.memory import scenarios, trainers
 from tests.memory.scenarios import checkpointer_of, damage, fingerprint, state_of
 from tests.support.agents import Agent, memory_directory, running_agents, wait_until
+from tests.support.long import IS_LONG
 from tests.support.ports import claimed_ports
 from tests.support.programs import running
 
@@ -112,11 +113,12 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], l
 
 def kills() -> list[tuple[str, str]]:
     """Frameworks, with what is killed."""
-    if os.environ.get("WALK_EVERY_STEP"):
+    if IS_LONG:
         return list(itertools.product(FRAMEWORKS, VICTIMS))
     return list(zip(FRAMEWORKS, VICTIMS, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("framework", "victim"), kills())
 def test_what_is_killed_is_gone_on_from(
     store: Path,

@@ -1,12 +1,11 @@
 """What Waystation writes in Orbax's layouts is vouched for: damage anywhere is refused, or changes nothing.
 
-`WAYSTATION_FLIPS` is the number of random bits that are flipped in each layout.
+`make test` flips 40 random bits in each layout, `make test-long` 2,000.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.orbax import oracle, writing
+from tests.support.long import amount
 
 import waystation
 from waystation.checkpoint import verify
 from waystation.errors import Corrupt, Unsupported, WaystationError
 
-FLIPS = int(os.environ.get("WAYSTATION_FLIPS", "40"))
+FLIPS = amount(40, 2000)
 RANDOM = np.random.default_rng(5)
 STATE = {
     "w": jnp.arange(600.0, dtype=jnp.float32).reshape(20, 30),
@@ -117,6 +117,7 @@ def flips(path: Path) -> Iterator[tuple[Path, int, int]]:
         yield file, int(generator.integers(file.stat().st_size)), int(generator.integers(8))
 
 
+@pytest.mark.long
 def test_a_flipped_bit_is_refused_or_changes_nothing(saved: Path) -> None:
     refused = total = 0
     for file, at, bit in flips(saved):

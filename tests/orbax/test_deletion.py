@@ -194,6 +194,7 @@ def test_a_record_that_makes_no_sense_is_not_acted_upon(
     assert (path / "other" / "_METADATA").exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not system_calls.SUPPORTED, reason="the tracer knows the system calls of x86-64 Linux only"
 )

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.orbax import oracle
+from tests.support.long import amount
 
 import waystation
 from waystation.errors import Corrupt, Unsupported, WaystationError
@@ -50,7 +51,7 @@ KINDS = {
     "ocdbt": {},
 }
 _function_scoped = settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=amount(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
@@ -274,14 +275,14 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
 
 
 @pytest.mark.parametrize("decode", DECODERS.values(), ids=list(DECODERS))
-@settings(max_examples=150)
+@settings(max_examples=amount(150))
 @given(content=st.one_of(st.binary(max_size=40), _json.map(lambda value: json.dumps(value).encode())))
 def test_any_file_is_read_or_refused(decode: Callable[[bytes], Any], content: bytes) -> None:
     with contextlib.suppress(Corrupt, Unsupported):
         decode(content)
 
 
-@settings(max_examples=100)
+@settings(max_examples=amount(100))
 @given(content=_json)
 def test_any_sharding_is_read_or_refused(content: Any) -> None:
     name = base64.urlsafe_b64encode(b"a").decode()

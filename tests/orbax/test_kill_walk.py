@@ -35,6 +35,7 @@ def walked(scenario: str, directory: Path) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", [name for name, (_, count, _) in SCENARIOS.items() if count < MANY])
 def test_killed_at_every_step(scenario: str, tmp_path: Path) -> None:
     report = walked(scenario, tmp_path)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.frameworks.jax_mesh import mesh
 from tests.orbax import oracle, states
+from tests.support.long import amount
 
 import waystation
 from waystation.errors import Corrupt, InvalidInput, StructureMismatch, Unsupported
@@ -29,7 +30,7 @@ FORMATS = [
 ]
 _numbers = itertools.count()
 _hypothesis = settings(
-    max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=amount(15), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

@@ -12,6 +12,7 @@ import pytest
 import tensorstore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.long import amount
 
 from waystation import _native
 from waystation.errors import Corrupt, Unsupported, WaystationError
@@ -19,7 +20,7 @@ from waystation.layouts.orbax.ocdbt import OcdbtValues
 
 _numbers = itertools.count()
 _function_scoped = settings(
-    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=amount(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 keys = st.text(st.sampled_from("ab/.é"), min_size=1, max_size=6)
 large_values = st.builds(lambda part, count: part * count, st.binary(min_size=2, max_size=6), st.just(1000))
@@ -89,7 +90,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=amount(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_of_nodes_is_found(saved: Path, tmp_path: Path, data: st.DataObject) -> None:
     """A bit that flips, or a file that is cut: an error, or it was in a value."""
@@ -185,7 +186,7 @@ def test_a_root_that_is_not_there(tmp_path: Path, nbytes: int) -> None:
         database.read(["a"])
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=amount(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(max_size=60), node=st.binary(max_size=60))
 def test_any_content_with_right_checksums(tmp_path: Path, body: bytes, node: bytes) -> None:
     framed_node = framed(0x0CDB20DE, node)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.orbax import oracle
+from tests.support.long import amount
 
 import waystation
 from waystation import errors
@@ -49,7 +50,9 @@ def states_in_parts(draw: st.DrawFn) -> list[dict[str, Any]]:
     return parts
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=amount(8), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(parts=states_in_parts(), in_background=st.booleans())
 def test_the_whole_is_the_same(tmp_path: Path, parts: list[dict[str, Any]], in_background: bool) -> None:
     root = tmp_path / str(next(_numbers))

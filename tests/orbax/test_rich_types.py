@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.orbax import oracle, states, writing
+from tests.support.long import amount
 
 import waystation
 from waystation.tree import NamedNode
@@ -50,7 +51,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 _hypothesis = settings(
-    max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=amount(20), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 _numbers = itertools.count()
 

@@ -1,14 +1,13 @@
 """What genuine Orbax takes and refuses, Waystation takes and refuses: success, values and types of errors.
 
-What is otherwise on purpose is in `DIFFERENCES`, each with the row of `docs/orbax.md` that tells users. With
-WALK_EVERY_STEP=1 in the environment every case is run, in both layouts; else a third of them, some in both.
+What is otherwise on purpose is in `DIFFERENCES`, each with the row of `docs/orbax.md` that tells users. `make
+test-long` runs every case, in both layouts; `make test` a third of them, some in both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from tests.orbax.oracle import v1 as oracle
 from tests.orbax.rules import CASES, Case
+from tests.support.long import IS_LONG
 
 import waystation
 
@@ -179,16 +179,16 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_cases_end_as_in_orbax(batch: int, tmp_path: Path) -> None:
     wrong = []
-    is_whole = "WALK_EVERY_STEP" in os.environ
-    cases = list(CASES.items())[batch::BATCHES][:: 1 if is_whole else 3]
+    cases = list(CASES.items())[batch::BATCHES][:: 1 if IS_LONG else 3]
     for number, (name, case) in enumerate(cases):
         theirs = _outcome(oracle, case, tmp_path / f"{number}-theirs")
         is_native_only = any(_matches(name, pattern) for pattern in NATIVE_ONLY)
-        with_orbax = not is_native_only and (number % 3 == 0 or is_whole)
+        with_orbax = not is_native_only and (number % 3 == 0 or IS_LONG)
         for use_ocdbt in (None, True) if with_orbax else (None,):
             directory = tmp_path / f"{number}-ours-{use_ocdbt}"
             ours = _outcome(waystation, case, directory, use_ocdbt=use_ocdbt)

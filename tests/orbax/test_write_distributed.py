@@ -15,6 +15,7 @@ from tests.distributed.cases import State, states
 from tests.distributed.jax_scenarios import check
 from tests.orbax import oracle, write_scenarios
 from tests.orbax.test_write import layouts
+from tests.support.long import amount
 from tests.support.programs import Programs, running
 
 from waystation.checkpoint import verify
@@ -44,7 +45,9 @@ _numbers = itertools.count()
 
 
 @layouts
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=amount(12), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(state=states(COUNT * DEVICES, 8))
 def test_orbax_loads_what_two_processes_wrote(
     programs: Programs, layout: dict[str, Any], tmp_path: Path, state: State

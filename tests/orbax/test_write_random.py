@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.orbax import oracle, writing
 from tests.orbax.test_write import LAYOUTS
+from tests.support.long import amount
 
 from waystation.checkpoint import verify
 
@@ -68,7 +69,9 @@ TREES = st.recursive(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=amount(15), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(tree=st.dictionaries(KEYS, TREES, min_size=1, max_size=4), chunk_bytes=st.sampled_from([None, 4, 64]))
 def test_orbax_loads_random_states_as_its_own(
     layout: dict[str, Any], tree: dict[str, Any], chunk_bytes: int | None, tmp_path: Path
@@ -84,7 +87,9 @@ def test_orbax_loads_random_states_as_its_own(
     assert (found.damages, found.strays) == ([], [])
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=amount(25), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_any_sharding_to_any_other(data: st.DataObject, tmp_path: Path) -> None:
     layout = data.draw(st.sampled_from(list(LAYOUTS.values())))

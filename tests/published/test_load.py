@@ -21,6 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.published import models
+from tests.support.long import amount
 
 import waystation
 import waystation.safetensors
@@ -112,7 +113,7 @@ KINDS = [
 ]
 
 
-@settings(max_examples=10)
+@settings(max_examples=amount(10))
 @given(kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=12), data=st.data())
 @pytest.mark.parametrize("framework", ["jax", "torch", "numpy"])
 def test_many_at_once_are_what_each_is_alone(

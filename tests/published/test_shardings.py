@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from tests.published import models
+from tests.support.long import amount
 
 import waystation
 from waystation import errors
@@ -39,7 +40,7 @@ SPECS = st.sampled_from([(), ("x",), (None, "y"), ("y", "x"), (("x", "y"),), (No
 
 
 @given(spec=SPECS, mmap=st.booleans())
-@settings(max_examples=30)
+@settings(max_examples=amount(30))
 def test_every_device_has_its_part(
     tmp_path_factory: pytest.TempPathFactory, spec: tuple[str | None, ...], mmap: bool
 ) -> None:

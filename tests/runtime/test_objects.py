@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.support.long import amount
 
 from waystation.errors import Conflict, InvalidInput
 from waystation.runtime.devices import DeviceId
@@ -229,7 +230,7 @@ class Clients(RuleBasedStateMachine):
 
 
 TestClients = Clients.TestCase
-TestClients.settings = settings(max_examples=40, stateful_step_count=30)
+TestClients.settings = settings(max_examples=amount(40), stateful_step_count=30)
 
 
 def test_a_footprint_is_what_a_program_takes_at_a_time() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.support.long import amount
 
 from waystation.runtime import Host, Island, ResourceManager, SliceRequest
 from waystation.runtime.errors import NotEnoughDevices
@@ -148,7 +149,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = settings(max_examples=60, stateful_step_count=30)
+TestCluster.settings = settings(max_examples=amount(60), stateful_step_count=30)
 
 
 @given(

@@ -14,6 +14,8 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from tests.support.long import IS_LONG
+
 SUPPORTED = platform.system() == "Linux" and platform.machine() == "x86_64"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -100,14 +102,14 @@ def steps_to_walk(changes: list[str], first: int = 0) -> Iterator[int]:
     """The changes before which a walk kills, in turn; without an end, as a run may have more than another.
 
     Of equal changes in a row (writes to one file, files that are removed one by one) those between the first
-    and the last are left out, unless the environment has WALK_EVERY_STEP=1.
+    and the last are left out, unless the whole is asked for (`tests.support.long`).
 
     Args:
         changes: Those of a run that was not killed.
         first: Where the walk begins.
     """
     steps: Iterable[int] = range(first, len(changes))
-    if not os.environ.get("WALK_EVERY_STEP"):
+    if not IS_LONG:
         steps = (step for step in steps if changes[max(0, step - 1) : step + 2] != [changes[step]] * 3)
     yield from steps
     yield from itertools.count(len(changes))

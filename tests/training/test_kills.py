@@ -16,6 +16,7 @@ import waystation
 from waystation.training import Checkpointer
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not system_calls.SUPPORTED, reason="the tracer knows x86-64 Linux only")
 def test_killed_before_each_change_of_a_save_and_its_collection(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.training.kill_steps", str(tmp_path)]

@@ -14,6 +14,7 @@ import numpy as np
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.long import amount
 from tests.training.pair import Pair, Policy
 
 FAR_AWAY_S = 1_000_000  # no test is about time
@@ -266,5 +267,5 @@ class SameCalls(RuleBasedStateMachine):
 TestSameCalls = SameCalls.TestCase
 # Sequences are short, and their calls slow: one that fails is shown as it was found.
 TestSameCalls.settings = settings(
-    max_examples=12, stateful_step_count=14, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+    max_examples=amount(12), stateful_step_count=14, phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )

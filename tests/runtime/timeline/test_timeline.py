@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.long import amount
 
 from waystation.runtime.timeline import (
     Clock,
@@ -92,7 +93,7 @@ STEPS = st.lists(st.integers(0, 10**6), min_size=14, max_size=14)
 WORKS = st.lists(st.tuples(st.sampled_from(["a", "b"]), STEPS, st.booleans()), min_size=1, max_size=12)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=amount(50), deadline=None)
 @given(works=WORKS, offset_ns=st.integers(-(10**12), 10**12), pieces=st.booleans())
 def test_phases_come_in_order_and_nothing_overlaps_on_a_device(
     works: list[tuple[str, list[int], bool]], offset_ns: int, pieces: bool

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from tests.support.long import amount
 
 from waystation import runtime
 
@@ -50,7 +51,7 @@ CALLS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9), st.integers(0, 
     returned=st.sets(st.integers(0, 9), min_size=1),
     reads=st.sets(st.integers(0, 7)),
 )
-@settings(max_examples=60)
+@settings(max_examples=amount(60))
 def test_random_graphs(
     functions: list[Any],
     calls: list[tuple[int, int, int]],

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.runtime.ir.strategies import shardings
 from tests.runtime.transport.processes import LONG_S, HostProcess, host_processes
+from tests.support.long import amount
 
 from waystation.grid import Box, relative_to, slices_of_box
 from waystation.runtime.devices import DeviceId
@@ -92,7 +93,7 @@ def elements(shape: tuple[int, ...], boxes: list[Box]) -> int:
 RUNS = iter(range(1 << 30))
 
 
-@settings(max_examples=40)
+@settings(max_examples=amount(40))
 @given(data=st.data())
 def test_a_reshard_brings_only_the_intersections(hosts: dict[str, HostProcess], data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.just(12), min_size=1, max_size=3)))

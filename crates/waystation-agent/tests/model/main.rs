@@ -4,7 +4,7 @@
 //! tried, and from each state that comes of it again: controllers speak to single agents, whose answers are heard,
 //! lost, or late; agents bring copies; trainers save, those of older programs too; agents start other controllers,
 //! are killed, and lose their memory. How often each may happen is bounded, and how many actions follow on each other;
-//! within that, all states are visited. `WAYSTATION_MODEL=1` is for more actions, and a release build.
+//! within that, all states are visited. `make test-long` sets `WAYSTATION_TEST_LONG`: more actions, in a release build.
 //!
 //! What is simpler than in the world: what a controller says reaches one agent at a time or is lost, and is never late;
 //! the bytes of copies, and what agents say to each other, are not late either. The simulation has all of that.
@@ -186,9 +186,9 @@ fn is_of_its_program(state: &State, version: Version) -> bool {
 }
 
 /// Visits every state that so many actions lead to: `few` where time is short, `all` that matter where
-/// `WAYSTATION_MODEL` is set. What must be possible is looked for only where all are, for it takes as many.
+/// `WAYSTATION_TEST_LONG` is set. What must be possible is looked for only where all are, for it takes as many.
 fn check(name: &str, run: Run, few: usize, all: usize) {
-    let depth = if std::env::var_os("WAYSTATION_MODEL").is_some() { all } else { few };
+    let depth = if std::env::var_os("WAYSTATION_TEST_LONG").is_some() { all } else { few };
     let is_whole = depth == all;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     // The first state is at depth 1.

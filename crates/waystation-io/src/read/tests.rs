@@ -414,10 +414,11 @@ impl Geometry {
     }
 }
 
-/// How many geometries a test tries; more where somebody has the time.
+/// How many geometries a test tries: `usual` in `make test`, and in `make test-long` a hundred times as many.
 fn cases(usual: u32) -> ProptestConfig {
-    let asked = std::env::var("WAYSTATION_GEOMETRIES").ok().and_then(|count| count.parse().ok());
-    ProptestConfig { cases: asked.unwrap_or(usual), failure_persistence: None, ..ProptestConfig::default() }
+    let is_long = std::env::var_os("WAYSTATION_TEST_LONG").is_some();
+    let cases = if is_long { 100 * usual } else { usual };
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 proptest! {
