@@ -32,7 +32,7 @@ build: ## make .venv ready and build the extension into it, if anything has chan
 	@tools/bootstrap
 
 # Both at once: the compiler uses the cores while tests of Python wait.
-test: ## run every test (pytest's includes the check of the native stub)
+test: lint-style ## check the style, and run every test (pytest's includes the check of the native stub)
 	@$(MAKE) --no-print-directory --jobs=2 test-rust test-python
 
 test-rust: build
@@ -49,12 +49,12 @@ lint: lint-style lint-types lint-rust ## check style, types and licences (`make 
 lint-style: build
 	$(PYTHON) -m ruff check --quiet
 	$(PYTHON) -m ruff format --check --quiet
+	cargo fmt --all --check
 
 lint-types: build
 	$(PYTHON) -m mypy
 
 lint-rust: build
-	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet $(LOCKED) -- -D warnings
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --log-level error check bans licenses sources; \
 	else echo "cargo-deny is not installed: licences of crates not checked"; fi

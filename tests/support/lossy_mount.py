@@ -2,8 +2,8 @@
 
     python lossy_mount.py DIRECTORY PATTERN TOLD BEHIND_S
 
-mounts it until the directory is unmounted. Its clock is behind that of the machine. A file whose name matches the pattern is emptied by a close of a
-descriptor that has written. By `TOLD`, with EIO:
+mounts it until the directory is unmounted. Its clock is behind that of the machine. A file whose name matches
+the pattern is emptied by a close of a descriptor that has written. By `TOLD`, with EIO:
 
 - `close`: that close fails, as on network file systems whose server has no room, or is gone.
 - `sync`: a sync of that descriptor would have failed before. Those of others succeed, as everywhere on Linux
