@@ -63,7 +63,7 @@ class _FaultyServer(Server):
     """Answers requests, and does the fault once it is told that the operation runs."""
 
     def __init__(self, device: int, control: int, report: int, plan: _Plan) -> None:
-        super().__init__(device, "")
+        super().__init__(device, pattern="", told="")
         self._own_device, self._control, self._report, self._plan = device, control, report, plan
         self._is_armed = False
         self._count = 0
