@@ -9,6 +9,7 @@ A part that its share ends has still tested what it came to. Exits with 1 if a p
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -91,12 +92,13 @@ def run(part: Part, limit_s: float | None) -> str:
         status = process.wait(None if limit_s is None else limit_s + END_S * bool(part.in_share))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGINT)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-        except subprocess.TimeoutExpired:
+        return "ended at its share of the time"
+    finally:
+        if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        return "ended at its share of the time"
     return "passed" if status == 0 else f"FAILED with status {status}"
 
 
