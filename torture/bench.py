@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import multiprocessing
 import os
+import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -214,9 +215,10 @@ class Session:
 
 
 def _spread(count: int, most: int | None) -> Iterator[int]:
-    """Every seed once, or as many as wanted, spread over all where they are fewer."""
-    if most is None or most >= count:
-        return iter(range(min(count, UNBOUNDED_RUNS)))
+    """Every seed once, in an order that any beginning of spreads over all: every fourth is the next of the
+    first ones, the others are drawn."""
     if count > UNBOUNDED_RUNS:
-        return iter(range(most))
-    return iter(sorted({index * count // most for index in range(most)}))
+        return iter(range(UNBOUNDED_RUNS if most is None else most))
+    drawn = random.Random(count).sample(range(count), count)
+    ordered = [seed for turn in range(count) for seed in (turn, *drawn[3 * turn : 3 * turn + 3])]
+    return iter(list(dict.fromkeys(ordered))[:most])

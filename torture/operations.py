@@ -247,6 +247,13 @@ class Workspace:
         shutil.copytree(source, self.root, symlinks=True)
         return self.root
 
+    def empty(self, system: System) -> Path:
+        """The directory of a run, with nothing in it."""
+        self.clear()
+        self._base = self._bases[system.has_files]
+        self.root.mkdir(parents=True)
+        return self.root
+
     def end_agents(self) -> None:
         """Kills agents that have outlived the processes that had started them."""
         if self._base == self._bases[False]:

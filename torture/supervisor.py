@@ -12,6 +12,7 @@ allowed, and then `io_uring_enter` is a call like others. Memory-mapped files ar
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -21,11 +22,10 @@ import platform
 import re
 import select
 import signal
-import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,9 +98,11 @@ _ON_FILES: dict[str, int] = {
     "preadv2": 327,
     "pwritev2": 328,
 }
+# Those that only connections know, which are seen where these are watched, too.
+_ON_SOCKETS = {"connect": 42, "sendto": 44, "recvfrom": 45, "sendmsg": 46, "recvmsg": 47, "accept4": 288}
 _RING_SETUP, _RING_ENTER = 425, 426
 _BY_NUMBER = {number: name for name, (number, _) in _NAMING.items()} | {
-    number: name for name, number in _ON_FILES.items()
+    number: name for name, number in (_ON_FILES | _ON_SOCKETS).items()
 }
 
 READS = frozenset({"read", "pread64", "readv", "preadv", "preadv2"})
@@ -170,6 +172,7 @@ def supervise(
     fault: str = "kill",
     ring: bool = False,
     loses: bool = True,
+    sockets: bool = False,
     timeout_s: float = HANG_S,
     meanwhile: Callable[[Callable[[int], None]], None] | None = None,
     observe: Callable[[Told], None] | None = None,
@@ -184,34 +187,74 @@ def supervise(
             full (`ENOSPC`) stays so.
         ring: Whether io_uring is allowed.
         loses: Whether a close or sync that fails has lost what was not synced; nothing is lost in memory.
+        sockets: Whether calls on connections are told of, too.
         timeout_s: After this the process hangs.
         meanwhile: Called once the process is about to make the call, instead of a fault. It is given a
             function that answers the other calls of the process until something can be read from a
             descriptor; without that, all stand still.
         observe: Called with each call before it is made.
     """
-    here, there = socket.socketpair()
+    with supervised(function, watched, address, ring=ring, sockets=sockets) as supervisor:
+        supervisor.fault, supervisor.loses = fault, loses
+        supervisor.meanwhile, supervisor.observe = meanwhile, observe
+        is_hung = not supervisor.serve(timeout_s)
+    return Supervised(supervisor.child.end(is_hung=is_hung), supervisor.calls, supervisor.is_hit)
+
+
+@contextlib.contextmanager
+def supervised(
+    function: Callable[[], Any],
+    watched: Path,
+    address: str | None = None,
+    *,
+    ring: bool = False,
+    sockets: bool = False,
+) -> Iterator[Supervisor]:
+    """A process that runs a function, and waits before each of its calls until that is answered; see
+    `supervise`."""
+    reader, writer = os.pipe()
 
     def stopped() -> Any:
-        here.close()
-        listener = _install(ring)
-        socket.send_fds(there, [b"0"], [listener])
+        os.close(reader)
+        # No call that could tell of the listener may be made once there is one.
+        listener = os.dup(writer)
         os.close(listener)
-        there.close()
+        os.write(writer, bytes([listener]))
+        os.close(writer)
+        listener = _install(ring, sockets)
+        os.close(listener)
         return function()
 
     child = Child(stopped)
-    there.close()
-    with here:
-        _, descriptors, _, _ = socket.recv_fds(here, 1, 1)
-    with _Supervisor(child, descriptors[0], watched, address, fault, meanwhile, observe) as supervisor:
-        supervisor.loses = loses
-        is_hung = not supervisor.serve(timeout_s)
-    return Supervised(child.end(is_hung=is_hung), supervisor.calls, supervisor.is_hit)
+    os.close(writer)
+    with open(reader, "rb") as said:
+        (number,) = said.read(1)
+    with Supervisor(child, _listener_of(child, number), watched, address, sockets) as supervisor:
+        yield supervisor
 
 
-def _install(ring: bool) -> int:
+def _listener_of(child: Child, number: int) -> int:
+    """The descriptor where the kernel asks about a child's calls, once the child has it under a number."""
+    until = time.monotonic() + HANG_S
+    while "seccomp" not in _opened(child.process, number):
+        if child.has_ended(0.001) or time.monotonic() > until:
+            raise RuntimeError(f"the calls of a process are not told of: it has {child.end(0).error}")
+    return _taken(child.handle, number)
+
+
+def _taken(handle: int, number: int) -> int:
+    """A descriptor of another process, taken over."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    taken: int = libc.syscall(438, handle, number, 0)  # pidfd_getfd
+    if taken < 0:
+        raise OSError(ctypes.get_errno(), "pidfd_getfd")
+    return taken
+
+
+def _install(ring: bool, sockets: bool) -> int:
     asked = [*_BY_NUMBER, *([_RING_ENTER] if ring else [])]
+    if not sockets:
+        asked = [number for number in asked if number not in _ON_SOCKETS.values()]
     return filters.ask_about(asked, {} if ring else {_RING_SETUP: errno.ENOSYS})
 
 
@@ -266,33 +309,36 @@ class Told:
         return int(found["pos"]), int(found["flags"], 8)
 
 
-class _Supervisor:
-    """Answers the kernel's questions."""
+class Supervisor:
+    """Answers the kernel's questions.
+
+    Attributes:
+        child: The process.
+        calls: Those it has made, in order.
+        is_hit: Whether it has come to the call that the fault is for.
+        fault, loses, meanwhile, observe: As `supervise` takes them.
+    """
 
     def __init__(
-        self,
-        child: Child,
-        listener: int,
-        watched: Path,
-        address: str | None,
-        fault: str,
-        meanwhile: Callable[[Callable[[int], None]], None] | None,
-        observe: Callable[[Told], None] | None,
+        self, child: Child, listener: int, watched: Path, address: str | None, sockets: bool
     ) -> None:
-        self._child, self._listener, self._watched = child, listener, os.fspath(watched)
-        self._address, self._fault, self._meanwhile = address, fault, meanwhile
-        self._is_full = False
-        self._unsynced: set[str] = set()
-        self._observe = observe
-        self._counts: Counter[tuple[str, str]] = Counter()
-        self._nowhere = os.open(os.devnull, os.O_RDWR)
+        self.child = child
         self.calls: list[Call] = []
         self.is_hit = False
+        self.fault = "kill"
         self.loses = True
+        self.meanwhile: Callable[[Callable[[int], None]], None] | None = None
+        self.observe: Callable[[Told], None] | None = None
+        self._listener, self._watched, self._address = listener, os.fspath(watched), address
+        self._sockets = sockets
+        self._is_full = False
+        self._unsynced: set[str] = set()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._nowhere = os.open(os.devnull, os.O_RDWR)
         # Both are awake at one time only, so they may share a core.
         fcntl.ioctl(listener, _SET_FLAGS, _WAKE_UP_HERE)
 
-    def __enter__(self) -> _Supervisor:
+    def __enter__(self) -> Supervisor:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -304,7 +350,7 @@ class _Supervisor:
         """Until the process ends; returns whether that came in time."""
         waiting = select.poll()
         waiting.register(self._listener, select.POLLIN)
-        waiting.register(self._child.handle, select.POLLIN)
+        waiting.register(self.child.handle, select.POLLIN)
         until = time.monotonic() + timeout_s
         while (left := until - time.monotonic()) > 0:
             ready = dict(waiting.poll(left * 1000))
@@ -312,19 +358,19 @@ class _Supervisor:
                 told = self._receive()
                 if told is not None and self._answer(told):
                     return True
-            elif self._child.handle in ready or self._listener in ready:
+            elif self.child.handle in ready or self._listener in ready:
                 return True
         return False
 
     def serve_until(self, descriptor: int) -> None:
         """Until something can be read there, the process ends, or nothing of both comes."""
         waiting = select.poll()
-        for each in (self._listener, self._child.handle, descriptor):
+        for each in (self._listener, self.child.handle, descriptor):
             waiting.register(each, select.POLLIN)
         until = time.monotonic() + HANG_S
         while (left := until - time.monotonic()) > 0:
             ready = dict(waiting.poll(left * 1000))
-            if descriptor in ready or self._child.handle in ready:
+            if descriptor in ready or self.child.handle in ready:
                 return
             if ready.get(self._listener, 0) & select.POLLIN and (told := self._receive()) is not None:
                 self._answer(told)
@@ -345,9 +391,9 @@ class _Supervisor:
             self._go_on(told)
             return False
         self.calls.append(call)
-        if self._observe is not None and call.address != self._address:
-            self._observe(told)
-        if call.address != self._address or self._fault == "short":
+        if self.observe is not None and call.address != self._address:
+            self.observe(told)
+        if call.address != self._address or self.fault == "short":
             self._note_written(told)
         if call.address != self._address:
             if self._is_full and call.name != "close" and MAY_FAIL["ENOSPC"](call):
@@ -356,25 +402,25 @@ class _Supervisor:
                 self._go_on(told)
             return False
         self.is_hit = True
-        self._is_full = self._fault == "ENOSPC"
-        if self._meanwhile is not None:
-            self._meanwhile(self.serve_until)
+        self._is_full = self.fault == "ENOSPC"
+        if self.meanwhile is not None:
+            self.meanwhile(self.serve_until)
             self._go_on(told)
-        elif self._fault == "kill":
+        elif self.fault == "kill":
             # What the process has started may be in a session of its own.
             os.kill(_leader(told.task), signal.SIGKILL)
-            self._child.kill()
+            self.child.kill()
             return True
-        elif self._fault == "short":
+        elif self.fault == "short":
             self._shorten(told, call)
         else:
-            if call.name in LOSING and self._fault in ("EIO", "ENOSPC"):
+            if call.name in LOSING and self.fault in ("EIO", "ENOSPC"):
                 # What was written and not synced is gone with such a failure: nobody can write it again.
                 self._lose(told)
             if call.name == "close":
                 # A close that fails closes all the same.
                 self._close(told)
-            self._send(told, error=getattr(errno, self._fault))
+            self._send(told, error=getattr(errno, self.fault))
         return False
 
     def _call(self, told: Told) -> Call | None:
@@ -385,6 +431,8 @@ class _Supervisor:
             paths = [_path(told, start, text) for start, text in _NAMING[name][1]]
         else:
             paths = [_opened(told.task, told.arguments[0])]
+            if self._sockets and paths[0].startswith("socket:"):
+                return self._counted(name, "a connection")
         told.paths.extend(
             path.removeprefix(self._watched) or "/" if self._is_watched(path) else "" for path in paths
         )
@@ -471,11 +519,10 @@ class _Descriptor:
         self._task = task
         leader = _leader(task)
         handle = os.pidfd_open(leader)
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._number = libc.syscall(438, handle, number, 0)  # pidfd_getfd
-        os.close(handle)
-        if self._number < 0:
-            raise OSError(ctypes.get_errno(), "pidfd_getfd")
+        try:
+            self._number = _taken(handle, number)
+        finally:
+            os.close(handle)
         self.is_direct = bool(fcntl.fcntl(self._number, fcntl.F_GETFL) & os.O_DIRECT)
 
     def __enter__(self) -> _Descriptor:

@@ -30,6 +30,7 @@ class System(Protocol):
         moves_by_calls: Whether all bytes go through system calls that can be seen.
         keeps_threads: Whether threads stay after a save or load, so that a process which has made one cannot
             be forked.
+        runs_alone: Whether a save or load needs nothing that has to run already.
         package: Whose version is meant where the system is not ours.
     """
 
@@ -39,6 +40,7 @@ class System(Protocol):
     has_files: ClassVar[bool]
     moves_by_calls: ClassVar[bool]
     keeps_threads: ClassVar[bool]
+    runs_alone: ClassVar[bool]
     package: ClassVar[str]
 
     def prepare(self) -> None:
@@ -75,6 +77,7 @@ class _OneVersion:
     has_files: ClassVar[bool] = True
     moves_by_calls: ClassVar[bool] = True
     keeps_threads: ClassVar[bool] = False
+    runs_alone: ClassVar[bool] = True
     package: ClassVar[str] = "waystation"
 
     def keep(self, root: Path, step: int) -> None:
@@ -99,6 +102,7 @@ class Waystation:
     has_files: ClassVar[bool] = True
     moves_by_calls: ClassVar[bool] = True
     keeps_threads: ClassVar[bool] = False
+    runs_alone: ClassVar[bool] = True
     package: ClassVar[str] = "waystation"
     mode: ClassVar[str | None] = None
 
@@ -262,37 +266,78 @@ class WaystationMemory(_OneVersion):
         import waystation.training  # noqa: F401
 
     @contextlib.contextmanager
-    def _tier(self, path: Path) -> Iterator[Any]:
-        from waystation.memory import MemoryTier, MemoryTierWarning
+    def _agent(self, path: Path) -> Iterator[Path]:
+        """The store of an agent that runs."""
+        with _running_agent(path / "store"):
+            yield path / "store"
+
+    @contextlib.contextmanager
+    def tier(self, path: Path) -> Iterator[Any]:
+        """A program that has begun: its checkpointer, which writes to memory only."""
+        from waystation.memory import DoubtedStepWarning, MemoryTier, MemoryTierWarning
         from waystation.training import Checkpointer, save_decision_policies
 
         never = save_decision_policies.SpecificStepsPolicy(())
         path.mkdir(exist_ok=True)
-        store = path / "store"
-        with warnings.catch_warnings(), _running_agent(store):
+        with warnings.catch_warnings(), self._agent(path) as store:
             # A save that was not kept has failed, as nothing else is written here.
             warnings.simplefilter("error", MemoryTierWarning)
-            memory = MemoryTier(directory=store, deadline_s=10)
+            warnings.simplefilter("ignore", DoubtedStepWarning)  # it is told; what counts is what is loaded
+            memory = MemoryTier(directory=store, deadline_s=20)
             with Checkpointer(path / "steps", save_decision_policy=never, memory=memory) as checkpointer:
                 yield checkpointer
 
     def save(self, path: Path, step: int) -> None:
-        with self._tier(path) as checkpointer:
-            checkpointer.save(step, states.state_of(step))
-            checkpointer.wait()
-            saved = checkpointer.tier_statistics.last_saved_step
-            if saved != step:
-                raise RuntimeError(f"the tier has saved {saved}, not {step}")
+        with self.tier(path) as checkpointer:
+            self.save_in(checkpointer, step)
+
+    def save_in(self, checkpointer: Any, step: int) -> None:
+        """Saves in a program that has begun."""
+        checkpointer.save(step, states.state_of(step))
+        checkpointer.wait()
+        saved = checkpointer.tier_statistics.last_saved_step
+        if saved != step:
+            raise RuntimeError(f"the tier has saved {saved}, not {step}")
 
     def load(self, path: Path) -> int:
-        with self._tier(path) as checkpointer:
+        with self.tier(path) as checkpointer:
             return states.step_of(checkpointer.load())
 
     def is_there(self, path: Path) -> bool:
         if not path.exists():
             return False
-        with self._tier(path) as checkpointer:
+        with self.tier(path) as checkpointer:
             return checkpointer.latest is not None
+
+
+class WaystationAgent(WaystationMemory):
+    """The memory tier of a host whose agent runs already, and outlives the programs.
+
+    Attributes:
+        hosts: How many there are, whose agents keep copies for each other; programs run on the first.
+    """
+
+    name = "waystation-agent"
+    runs_alone = False
+    hosts: ClassVar[int] = 1
+
+    @contextlib.contextmanager
+    def _agent(self, path: Path) -> Iterator[Path]:
+        yield path.parent / "agents" / "host-0"
+
+
+class WaystationHosts(WaystationAgent):
+    """The memory tier of three hosts."""
+
+    name = "waystation-3-hosts"
+    hosts = 3
+
+
+class WaystationFiveHosts(WaystationAgent):
+    """The memory tier of five hosts, of which two may be lost at once."""
+
+    name = "waystation-5-hosts"
+    hosts = 5
 
 
 @contextlib.contextmanager
@@ -324,6 +369,7 @@ class Orbax:
     has_files: ClassVar[bool] = True
     moves_by_calls: ClassVar[bool] = True
     keeps_threads: ClassVar[bool] = True
+    runs_alone: ClassVar[bool] = True
     package: ClassVar[str] = "orbax-checkpoint"
 
     def prepare(self) -> None:
@@ -442,6 +488,9 @@ _KINDS: tuple[Callable[[], System], ...] = (
     WaystationOcdbt,
     WaystationSafetensors,
     WaystationMemory,
+    WaystationAgent,
+    WaystationHosts,
+    WaystationFiveHosts,
     Orbax,
     TorchDcp,
     Safetensors,

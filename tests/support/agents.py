@@ -59,14 +59,23 @@ class Agent:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
-        """Starts it, and waits until it is ready."""
-        command = [agent_program(), "run", *self._options]
+    @property
+    def command(self) -> list[str]:
+        """By which it is started."""
+        command = [str(agent_program()), "run", *self._options]
         if self._metrics is not None:
             # Started again, it serves them where it did.
             command.append(f"--metrics={self.ready.get('metrics') or self._metrics}")
+        return command
+
+    def start(self) -> None:
+        """Starts it, and waits until it is ready."""
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         assert self._process.stdout is not None
         with self._process.stdout as said:
@@ -93,7 +102,7 @@ class Agent:
         stats = [path.read_text() for path in Path(f"/proc/{self.process}/task").glob("*/stat")]
         return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
-    def _end(self, number: signal.Signals) -> int:
+    def _end(self, number: int) -> int:
         assert self._process is not None
         self._process.send_signal(number)
         code = self._process.wait(HANG_S)
@@ -118,7 +127,9 @@ def running_agent(directory: Path, **options: Any) -> Iterator[Agent]:
 
 
 @contextmanager
-def running_agents(directory: Path, count: int, **options: Any) -> Iterator[list[Agent]]:
+def running_agents(
+    directory: Path, count: int, options: Sequence[str] = (), **others: Any
+) -> Iterator[list[Agent]]:
     """Agents of so many hosts, each with a directory and an address of its own, which keep copies for each
     other."""
     hosts = emulated_hosts.prepare(directory, count)
@@ -129,8 +140,8 @@ def running_agents(directory: Path, count: int, **options: Any) -> Iterator[list
     with ExitStack() as stack:
         agents = []
         for host in hosts:
-            own = [f"--listen={host.address}", f"--host={host.name}", *common]
-            agents.append(stack.enter_context(running_agent(directory / host.name, options=own, **options)))
+            own = [f"--listen={host.address}", f"--host={host.name}", *common, *options]
+            agents.append(stack.enter_context(running_agent(directory / host.name, options=own, **others)))
         yield agents
 
 

@@ -1,5 +1,6 @@
 """The faults, by name."""
 
+from torture.faults.agents import AGENTS
 from torture.faults.base import Done, Fault
 from torture.faults.calls import CALL_FAULTS
 from torture.faults.damage import DAMAGE
@@ -12,7 +13,17 @@ from torture.faults.together import TOGETHER
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault
-    for fault in [*CALL_FAULTS, *DAMAGE, *TOGETHER, *SANDBOXES, *GEOMETRIES, *POWER_CUTS, *IN_PROCESS, *FUSE]
+    for fault in [
+        *CALL_FAULTS,
+        *DAMAGE,
+        *TOGETHER,
+        *SANDBOXES,
+        *GEOMETRIES,
+        *POWER_CUTS,
+        *IN_PROCESS,
+        *FUSE,
+        *AGENTS,
+    ]
 }
 
 __all__ = ["FAULTS", "Done", "Fault"]

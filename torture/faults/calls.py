@@ -28,7 +28,8 @@ class CallFault:
         self._addresses: dict[str, list[str]] = {}
 
     def applies(self, system: System) -> bool:
-        return supervisor.SUPPORTED and (self._operation.name != "collection" or system.has_collection)
+        has_it = system.runs_alone and (self._operation.name != "collection" or system.has_collection)
+        return supervisor.SUPPORTED and has_it
 
     def seeds(self, system: System, workspace: Workspace) -> int:
         return len(self._calls(system, workspace))
@@ -79,7 +80,7 @@ class Undisturbed:
         self._operation = operation
 
     def applies(self, system: System) -> bool:
-        return self._operation.name != "collection" or system.has_collection
+        return system.runs_alone and (self._operation.name != "collection" or system.has_collection)
 
     def seeds(self, system: System, workspace: Workspace) -> int:
         del system, workspace
