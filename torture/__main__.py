@@ -137,9 +137,9 @@ def _table(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from torture import bench, outcomes, tables
 
-    cells = set(bench.cells())
+    cells = bench.cells()
     runs = [run for run in outcomes.Journal(options.journal).runs() if (run.system, run.fault) in cells]
-    options.output.write_text(tables.page(runs))
+    options.output.write_text(tables.page(runs, cells))
     return 0
 
 

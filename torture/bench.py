@@ -66,10 +66,10 @@ class _Server:
         Raises:
             RuntimeError: The bench failed, and not what it tortures.
         """
-        self._connection.send(function)
         try:
+            self._connection.send(function)
             ended: Ended = self._connection.recv()
-        except EOFError:
+        except (EOFError, BrokenPipeError):
             ended = self._child.end()
         if ended.how != "returned":
             raise RuntimeError(ended.error)

@@ -99,6 +99,7 @@ def _copy(copy: Path) -> None:
             "crates",
             "torture",
             "tests/support",
+            "tests/memory/damages.py",
             "Cargo*",
         ],
         cwd=ROOT,

@@ -22,7 +22,7 @@ from torture.faults.base import Done, Fault
 from torture.operations import OPERATIONS, Operation, Workspace
 from torture.outcomes import Outcome, Verdict
 from torture.processes import in_child
-from torture.systems import System, Waystation
+from torture.systems import System, Waystation, WaystationZarr2
 
 _RING = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
 # What containers refuse by default (Docker, containerd) and a program might try.
@@ -83,8 +83,12 @@ class _Profile:
 
 
 def _refuse_one(_: Path, seed: int) -> None:
-    number = list(_OPTIONAL.values())[seed // 2 % len(_OPTIONAL)]
-    filters.refuse({number: (errno.ENOSYS, errno.EPERM)[seed % 2]})
+    filters.refuse({_OPTIONAL[_refused_by(seed)]: (errno.ENOSYS, errno.EPERM)[seed % 2]})
+
+
+def _refused_by(seed: int) -> str:
+    """The call that is refused."""
+    return list(_OPTIONAL)[seed // 2 % len(_OPTIONAL)]
 
 
 def _read_only_root(root: Path, _: int) -> None:
@@ -189,7 +193,12 @@ class Sandboxed:
             return Done(Verdict(Outcome.REFUSED_WRONGLY, "the process ended without a word"), at)
         # A way of writing that was demanded is not given up for another.
         is_demanded = isinstance(system, Waystation) and system.mode is not None
-        may_fail = self._profile.may_fail or is_demanded
+        # Nor can what others lay down be overwritten in one act where names cannot be swapped.
+        is_overwritten = isinstance(system, WaystationZarr2) and self._operation.name == "overwrite"
+        cannot_swap = (
+            is_overwritten and self._profile.enter is _refuse_one and _refused_by(seed) == "renameat2"
+        )
+        may_fail = self._profile.may_fail or is_demanded or cannot_swap
         return Done(self._operation.judge(system, root, ended, may_fail), at)
 
 
