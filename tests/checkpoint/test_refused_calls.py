@@ -85,6 +85,7 @@ def run(case: str, target: Path) -> subprocess.CompletedProcess[str]:
         "late io_uring_setup EPERM",
         "late io_uring_enter EPERM",
         "renameat2 ENOSYS",
+        "renameat2 EPERM",
         "syncfs EPERM",
         "statx EPERM",
         "statx ENOSYS",

@@ -225,8 +225,13 @@ fn rename(source: &Path, target: &Path, flags: RenameFlags, action: &str) -> Res
             .with("target", target.display().to_string())
             .with("errno", errno.raw_os_error().to_string())
     };
+    let is_unsupported = match errno {
+        rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP => true,
+        rustix::io::Errno::PERM => is_refused(flags),
+        _ => false,
+    };
     Err(match errno {
-        rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP => described(
+        _ if is_unsupported => described(
             Kind::Unsupported,
             "this file system has no atomic rename of that kind; commit by a record instead",
         ),
@@ -239,6 +244,11 @@ fn rename(source: &Path, target: &Path, flags: RenameFlags, action: &str) -> Res
         _ => Error::from_io(error, &format!("{action} the path"), source)
             .with("target", target.display().to_string()),
     })
+}
+
+/// Whether a sandbox refuses the call itself: where it is made, names that are empty are not found.
+fn is_refused(flags: RenameFlags) -> bool {
+    rustix::fs::renameat_with(CWD, "", CWD, "", flags) == Err(rustix::io::Errno::PERM)
 }
 
 /// Calls `call` with every index below `count`, several at a time, and returns the results in order, or
