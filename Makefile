@@ -8,7 +8,7 @@ TEST_LONG_SECONDS ?=
 # So many processes of pytest share the tests. Many tests wait, for the disk, for others, for a death to be
 # noticed, so there are more processes than cores; each needs about 1.2 GB. Each takes the next test that nobody
 # has begun, so none is idle while another has a queue.
-TEST_PROCESSES ?= $(shell echo $$((3 * $$(nproc))))
+TEST_PROCESSES ?= $(shell echo $$((2 * $$(nproc))))
 
 # cargo and maturin must see the same interpreter, or each would compile PyO3 for its own.
 export PYO3_PYTHON := $(CURDIR)/$(PYTHON)

@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence, Sized
 from pathlib import Path
+from typing import Any
 
 from waystation import _forks
 from waystation._errors import Corrupt, InvalidInput, WaystationError
@@ -66,7 +67,7 @@ class Collector:
     def _unwanted(self) -> list[Info]:
         """What the policy does not keep and nothing else protects."""
         infos = self._with_records()
-        flags = self._policy.should_preserve(infos, context=PreservationContext())
+        flags: Any = self._policy.should_preserve(infos, context=PreservationContext())
         answers = len(flags) if isinstance(flags, Sized) else 0
         if answers != len(infos):
             raise InvalidInput(
