@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from waystation import _forks
-from waystation._errors import WaystationError
+from waystation._errors import InvalidInput, WaystationError, WrongType
 from waystation.runtime.client.backend import Backend
 from waystation.runtime.client.checkpoints import begin_load, begin_save, in_background
 from waystation.runtime.client.functions import PlacedFunction, host_array
@@ -144,6 +144,8 @@ class Client:
         Raises:
             NameTaken: Another array has that name.
         """
+        if not isinstance(array, Array):
+            raise WrongType(f"arrays on slices are shared, not {type(array).__name__}; put it on one first")
         self.backend.share(array.usable("shared").handle, name)
 
     def named(self, name: str) -> Array:
@@ -364,6 +366,8 @@ class Client:
 
     def read(self, reference: Reference, timeout_s: float | None) -> np.ndarray[Any, Any]:
         """Waits for an array and brings it here."""
+        if self.is_closed and self._process_id == os.getpid():
+            raise InvalidInput("this array has ended with its client, which was closed")
         return self.backend.get(reference.handle, timeout_s)
 
     def await_all(self, references: list[Reference], timeout_s: float | None) -> None:

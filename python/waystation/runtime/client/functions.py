@@ -15,7 +15,7 @@ import jax
 import jax.export
 import numpy as np
 
-from waystation._errors import InvalidInput, Unsupported
+from waystation._errors import InvalidInput, Unsupported, WrongType
 from waystation.runtime.client.layouts import flattened, operand_layouts, result_layouts
 from waystation.runtime.client.slices import Slice
 from waystation.runtime.ir import Sharding
@@ -56,6 +56,10 @@ class PlacedFunction:
         static_argnames: str | Sequence[str] = (),
         name: str | None = None,
     ) -> None:
+        if not callable(function):
+            raise WrongType(f"what is placed on a slice is a function, not {function!r:.60}")
+        if not isinstance(on, Slice):
+            raise WrongType(f"a function is placed on a slice (add_slice), not on {on!r:.60}")
         self.name: str = name or str(getattr(function, "__name__", type(function).__name__))
         self.slice = on
         self.__wrapped__ = function
@@ -81,6 +85,8 @@ class PlacedFunction:
         """
         client = self.slice.client
         with client.lock:
+            if client.is_closed:
+                raise InvalidInput(f"'{self.name}' cannot run: its client was closed; start another one")
             made, leaves = self._find(args, kwargs)
             results = client.record(made.callee, self.slice, leaves)
         return results[0] if made.is_single else jax.tree.unflatten(made.tree, results)
@@ -228,6 +234,11 @@ def _kind(leaf: Any, name: str) -> _Kind:
     return host_kind(leaf, name)
 
 
+def _described(leaf: Any) -> str:
+    is_array = isinstance(leaf, np.ndarray)
+    return f"an array of {leaf.dtype}" if is_array else f"a {type(leaf).__name__}"
+
+
 def host_kind(leaf: Any, name: str) -> _Kind:
     """What JAX takes an argument of this process for.
 
@@ -240,7 +251,7 @@ def host_kind(leaf: Any, name: str) -> _Kind:
         aval = jax.typeof(leaf)
     except TypeError:
         raise Unsupported(
-            f"'{name}' was given a {type(leaf).__name__}, which is no array; make that argument static"
+            f"'{name}' was given {_described(leaf)}, which is no array of JAX; make that argument static"
         ) from None
     if not isinstance(aval.dtype, np.dtype):
         raise Unsupported(f"'{name}' was given an array of dtype '{aval.dtype}', which programs cannot have")

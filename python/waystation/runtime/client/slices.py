@@ -6,11 +6,11 @@ valid while the slice moves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from waystation._errors import InvalidInput
+from waystation._errors import InvalidInput, WrongType
 from waystation.grid import Shape
 from waystation.runtime.resources import Placement, SliceRequest
 from waystation.runtime.tracing.arrays import abstract_mesh
@@ -164,7 +164,10 @@ class DeviceSet:
             device_memory_bytes=device_memory_bytes,
             shared=shared,
         )
-        names = _AXES[: len(request.shape)] if axes is None else tuple(axes)
+        with self._client.lock:
+            if self._client.is_closed:
+                raise InvalidInput("the client of this device set was closed; start another one")
+        names = _AXES[: len(request.shape)] if axes is None else _names_of(axes)
         if len(set(names)) != len(request.shape):
             raise InvalidInput(
                 f"a slice of shape {request.shape} needs as many different axes, not {names}; give axes=(…)"
@@ -178,3 +181,11 @@ class DeviceSet:
         """Gives all slices back."""
         while self.slices:
             self.slices.pop().release()
+
+
+def _names_of(axes: object) -> tuple[str, ...]:
+    if isinstance(axes, str) or not isinstance(axes, Sequence):
+        raise WrongType(f"axes is a tuple of names, not {axes!r:.60}")
+    if not all(isinstance(name, str) for name in axes):
+        raise WrongType(f"names of axes are strings, not {axes!r:.60}")
+    return tuple(axes)

@@ -8,17 +8,30 @@ from collections.abc import Mapping
 
 import jax
 
+from waystation._errors import InvalidInput, WrongType
 from waystation.runtime.client.client import Client
 from waystation.runtime.client.current import use_client
 from waystation.runtime.client.local import LocalBackend
 from waystation.runtime.client.pmap import accept_virtual_devices
+from waystation.runtime.resources.requests import as_count
 
 _FLAG = "xla_force_host_platform_device_count"
 
 
 def start_local(islands: Mapping[str, int] | None, devices: int | None) -> Client:
     """See `waystation.runtime.local`."""
+    if islands is not None and not isinstance(islands, Mapping):
+        raise WrongType(
+            f"islands are a dict of names and numbers of devices, such as {{'left': 4}}, not {islands!r:.60}; "
+            "give devices=4 for one island"
+        )
     wanted = dict(islands) if islands is not None else {"local": 0 if devices is None else devices}
+    for name, count in wanted.items():
+        if not isinstance(name, str):
+            raise WrongType(f"the name of an island is a string, not {name!r:.60}")
+        wanted[name] = as_count(f"the number of devices of island '{name}'", count)
+    if not wanted:
+        raise InvalidInput("there has to be an island: runtime.local({'left': 4})")
     needed = sum(wanted.values())
     # Takes effect until JAX has looked for its devices; the program may have said it itself.
     if needed > 1 and _FLAG not in os.environ.get("XLA_FLAGS", ""):

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from waystation._errors import Conflict, InvalidInput, NotFound, Unavailable
+from waystation._errors import Conflict, InvalidInput, NotFound, Unavailable, WrongType
 from waystation.runtime.cluster.authentication import use_token
 from waystation.runtime.cluster.cluster import Cluster
 from waystation.runtime.cluster.connection import Connection, ask
@@ -20,6 +20,7 @@ from waystation.runtime.cluster.probing import require_listener
 from waystation.runtime.cluster.status import DEADLINE_S, MAX_RESTARTS, NAMESPACE, ClusterStatus
 from waystation.runtime.control.connector import Connector
 from waystation.runtime.needs import needing_packages
+from waystation.runtime.resources.requests import as_count
 
 _ANSWER_TIMEOUT_S = 60.0
 _LEAVE_TIMEOUT_S = 10.0
@@ -58,6 +59,10 @@ def connect(
         Unsupported: Ray is not installed.
         Unavailable: The cluster cannot be reached or started, or has no room for the island.
     """
+    if address is not None and not isinstance(address, str):
+        raise WrongType(f"an address is text, HOST:PORT, not {address!r:.60}")
+    if hosts is not None and as_count("the number of hosts", hosts) < 0:
+        raise InvalidInput(f"hosts is 0 or more, not {hosts}")
     ray = _ray()
     if hosts is None:
         hosts = 1 if address is None and not ray.is_initialized() else 0

@@ -8,12 +8,25 @@ the epoch of a placement grows with every change, so that what was lowered for a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, SupportsIndex
 
-from waystation._errors import InvalidInput
+from waystation._errors import InvalidInput, WrongType
 from waystation.runtime.devices import DeviceId, Host, Labels, labels
+
+
+def as_count(what: str, value: object) -> int:
+    """A number of something, as a plain int.
+
+    Raises:
+        WrongType: It is no integer.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise WrongType(f"{what} is an integer, not {value!r:.60}")
+    return operator.index(value)
 
 
 class Assignment(Enum):
@@ -67,16 +80,22 @@ class SliceRequest:
         Raises:
             InvalidInput: Neither is given, both contradict each other, or an extent is below 1.
         """
+        devices = None if devices is None else as_count("the number of devices of a slice", devices)
         if shape is None:
             if devices is None:
                 raise InvalidInput("a slice needs a number of devices or a shape: add_slice(devices=4)")
             shape = (devices,)
+        given: Any = shape
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise WrongType(f"the shape of a slice is a tuple of integers, not {given!r:.60}")
+        shape = tuple([as_count("an extent of a slice", extent) for extent in shape])
         count = math.prod(shape)
         if any(extent < 1 for extent in shape) or devices not in (None, count):
-            raise InvalidInput(f"a slice of shape {shape} has {count} devices, asked for are {devices}")
+            asked = "" if devices is None else f", asked for are {devices}"
+            raise InvalidInput(f"a slice of shape {shape} has {count} devices{asked}; extents are 1 or more")
         assignment = Assignment.SHARED if shared else Assignment.ONE_TO_ONE
         wanted = labels(host_labels or {})
-        return cls(count, tuple(shape), island, kind, wanted, device_memory_bytes, assignment)
+        return cls(count, shape, island, kind, wanted, device_memory_bytes, assignment)
 
     def accepts(self, host: Host) -> bool:
         """Whether devices of this host are what is asked for."""
