@@ -57,6 +57,16 @@ def test_a_handler_that_fails_leaves_what_is_overwritten(saved: Path) -> None:
     assert os.listdir(saved.parent) == ["checkpoint"]
 
 
+def test_a_first_phase_that_returns_nothing_to_await_is_told_of(tmp_path: Path) -> None:
+    class Wrong(Iterator):
+        async def save(self, directory: Any) -> Any:
+            return None
+
+    with pytest.raises(TypeError, match=r"'wrong'.* it returned None where an awaitable belongs"):
+        waystation.save_checkpointables(tmp_path / "c", {"wrong": Wrong()})
+    assert not os.listdir(tmp_path)
+
+
 def test_links_are_refused(tmp_path: Path) -> None:
     class Linking(CounterHandler):
         async def save(self, directory: Any, checkpointable: Counter) -> Any:

@@ -365,7 +365,19 @@ def test_the_memory_of_another_run_is_refused(agent: Agent, root: Path) -> None:
         Checkpointer(root, save_decision_policy=FixedIntervalPolicy(1), memory=tier).close()
 
 
-@pytest.mark.parametrize("options", [{"deadline_s": 0}, {"deadline_s": -1.0}])
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(errors.InvalidInput):
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"directory": 5}, "directory is a path, not 5"),
+        ({"save_decision_policy": 5}, "a policy of training.save_decision_policies, not 5"),
+        ({"run": "zz"}, "32 hexadecimal digits, not 'zz'"),
+        ({"deadline_s": "a"}, "deadline_s is a number of seconds, not 'a'"),
+        ({"deadline_s": float("nan")}, "it must be above 0 seconds"),
+        ({"deadline_s": 0}, "it must be above 0 seconds"),
+        ({"deadline_s": -1.0}, "it must be above 0 seconds"),
+        ({"start_from_nothing": "x"}, "start_from_nothing is True or False"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_at_once(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(errors.InvalidInput, match=text):
         MemoryTier(**options)

@@ -174,3 +174,12 @@ def test_files_that_are_links(tmp_path: Path, model: Path) -> None:
     assert Path(written).parent == tmp_path / "snapshot"
     assert verify_files(tmp_path / "snapshot") == []
     assert not (model / "checksums.waystation.json").exists()
+
+
+def test_a_checkpoint_is_not_summed(tmp_path: Path) -> None:
+    waystation.save(tmp_path / "c", {"a": np.zeros(3)})
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    for path in (tmp_path / "c" / "state", next(tmp_path.rglob("*.safetensors"))):
+        with pytest.raises(errors.InvalidInput, match=r"a checkpoint, which has checksums of its own"):
+            write_checksums(path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from dataclasses import dataclass, field
+from typing import Any
 
-from waystation._errors import Conflict, InvalidInput
+from waystation._errors import Conflict, InvalidInput, WrongType
 from waystation._options import Options
 from waystation.memory.open_tier import OpenMemoryTier
 from waystation.memory.variables import DIRECTORY_VARIABLE
@@ -46,8 +48,24 @@ class MemoryTier:
     start_from_nothing: bool = False
 
     def __post_init__(self) -> None:
-        if self.deadline_s <= 0:
-            raise InvalidInput(f"deadline_s is {self.deadline_s}; it must be above 0 seconds")
+        given: Any = self.directory
+        if given is not None and not isinstance(given, str | os.PathLike):
+            raise WrongType(f"directory is a path, not {given!r:.60}")
+        policy: Any = self.save_decision_policy
+        if isinstance(policy, type) or not callable(getattr(policy, "should_save", None)):
+            raise WrongType(
+                f"save_decision_policy is a policy of training.save_decision_policies, not {policy!r:.60}"
+            )
+        if self.run is not None and re.fullmatch("[0-9a-fA-F]{32}", str(self.run)) is None:
+            raise InvalidInput(f"run is the id of a store, 32 hexadecimal digits, not {self.run!r:.60}")
+        deadline: Any = self.deadline_s
+        if isinstance(deadline, bool) or not isinstance(deadline, int | float):
+            raise WrongType(f"deadline_s is a number of seconds, not {deadline!r:.60}")
+        if not deadline > 0:
+            raise InvalidInput(f"deadline_s is {deadline}; it must be above 0 seconds")
+        nothing: Any = self.start_from_nothing
+        if not isinstance(nothing, bool):
+            raise WrongType(f"start_from_nothing is True or False, not {nothing!r:.60}")
 
     def open(self, place: Place, options: Options, logger: Logger) -> OpenMemoryTier:
         """Opens the tier for the checkpoints of a directory. What else goes wrong is warned of, not raised.

@@ -25,8 +25,9 @@ from waystation._errors import (
     WaystationError,
     from_os_error,
 )
-from waystation.layouts.native import write_lock
+from waystation.layouts.native import names, write_lock
 from waystation.layouts.native.records import dump_json
+from waystation.layouts.orbax import checkpoint as orbax
 from waystation.safetensors.headers import Header, check_unchanged
 from waystation.safetensors.sources import Files, find
 
@@ -130,6 +131,13 @@ def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _to
         Conflict: A file changed meanwhile, or another process has been replacing what is there for too long.
     """
     headers = find(files)
+    for directory in dict.fromkeys(os.path.dirname(header.path) for header in headers):
+        if is_in_checkpoint(directory):
+            raise InvalidInput(
+                f"'{directory}' is (in) a checkpoint, which has checksums of its own: loads of it and "
+                "'waystation verify' check them",
+                path=directory,
+            )
     summed = _sum(headers, on_progress)
     by_directory: dict[str, list[tuple[Header, FileChecksums]]] = {}
     for header, found in zip(headers, summed, strict=True):
@@ -142,6 +150,14 @@ def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _to
             known |= {os.path.basename(header.path): found for header, found in pairs}
             written.append(_write(directory, known))
     return written
+
+
+def is_in_checkpoint(directory: str) -> bool:
+    """Whether a directory is a checkpoint, of ours or of Orbax, or a checkpointable of one."""
+    return any(
+        os.path.isfile(os.path.join(each, names.RECORD)) or orbax.is_checkpoint(each)
+        for each in (directory, os.path.dirname(directory))
+    )
 
 
 def forget_checksums(directory: str, file_names: Sequence[str]) -> None:

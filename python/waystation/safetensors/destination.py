@@ -25,9 +25,8 @@ from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_erro
 from waystation._paths import list_directory
 from waystation.layouts.native import names, write_lock
 from waystation.layouts.native.attempts import new_attempt_id, remove_tree
-from waystation.layouts.orbax import checkpoint as orbax
 from waystation.safetensors import replacing
-from waystation.safetensors.checksums import forget_checksums
+from waystation.safetensors.checksums import forget_checksums, is_in_checkpoint
 from waystation.safetensors.index import encode_index
 
 Format = Literal["safetensors", "npz"]
@@ -98,7 +97,7 @@ class Destination:
     def _check(self) -> None:
         if os.path.lexists(self.directory) and not os.path.isdir(self.directory):
             raise InvalidInput(f"'{self.directory}' is not a directory", path=self.directory)
-        if _is_checkpoint(self.directory) or _is_checkpoint(os.path.dirname(self.directory)):
+        if is_in_checkpoint(self.directory):
             raise InvalidInput(
                 f"'{self.directory}' is (in) a checkpoint; write to elsewhere", path=self.directory
             )
@@ -293,8 +292,3 @@ def _alignment_rank(entry: Entry) -> tuple[int, int]:
         return 4, 0
     rank = next((rank for rank, step in enumerate((4096, 256, 64)) if entry.nbytes % step == 0), 3)
     return rank, -entry.item_bytes
-
-
-def _is_checkpoint(directory: str) -> bool:
-    """Whether a directory is a checkpoint, of ours or of Orbax."""
-    return os.path.isfile(os.path.join(directory, names.RECORD)) or orbax.is_checkpoint(directory)

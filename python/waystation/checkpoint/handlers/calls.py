@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
@@ -188,8 +189,13 @@ class HandlerCalls:
 
 
 async def _called(call: Callable[[], Awaitable[Any]]) -> Any:
-    return await call()
+    return await _awaited(call())
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    if not inspect.isawaitable(awaitable):
+        raise TypeError(
+            f"it returned {awaitable!r:.60} where an awaitable belongs: `save` and `load` are `async def`, "
+            "and return another awaitable, for what is done in the background"
+        )
     return await awaitable

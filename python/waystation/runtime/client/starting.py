@@ -22,7 +22,7 @@ def start_local(islands: Mapping[str, int] | None, devices: int | None) -> Clien
     """See `waystation.runtime.local`."""
     if islands is not None and not isinstance(islands, Mapping):
         raise WrongType(
-            f"islands are a dict of names and numbers of devices, such as {{'left': 4}}, not {islands!r:.60}; "
+            f"islands are a dict of names and numbers of devices, as {{'left': 4}} is, not {islands!r:.60}; "
             "give devices=4 for one island"
         )
     wanted = dict(islands) if islands is not None else {"local": 0 if devices is None else devices}
