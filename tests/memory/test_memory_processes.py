@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.memory import scenarios
-from tests.support.agents import Agent, memory_directory, running_agent
+from tests.support.agents import Agent, memory_directory, running_agent, running_agents
 from tests.support.programs import running
 
 from waystation import _native
@@ -87,6 +87,30 @@ def test_what_processes_share_is_kept_once(agent: Agent, root: Path, tmp_path: P
             held.release()
     for name in scenarios.SHAPES:
         assert kept[f"state/arrays/{name}"] == scenarios.values_of(name, 0).nbytes
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_agents_with_too_few_slots_are_refused_in_all_processes(
+    root: Path, tmp_path: Path, hosts: int
+) -> None:
+    """Two processes at an agent that is alone, or at two that keep copies: two shards for each agent."""
+    with memory_directory() as directory:
+        running_all = (
+            running_agent(directory, slots=5) if hosts == 1 else running_agents(directory, 2, slots=5)
+        )
+        with running_all as agents:
+            directories = [each.directory for each in ([agents] * 2 if hosts == 1 else agents)]
+            arguments = (root, directories, 1)
+            with running(
+                scenarios.save_sharded_on_hosts, *arguments, count=2, framework="jax", directory=tmp_path
+            ) as programs:
+                found = [programs.value(index) for index in range(2)]
+    for raised in found:
+        assert raised.type == "MemoryTooSmall"
+        assert "takes 6 slots" in raised.message
+        assert "and it has 5" in raised.message
+        assert "--slots 6" in raised.message
+        assert raised.context["path"] in map(str, directories)
 
 
 def test_what_other_numbers_of_processes_have_kept_gives_way(root: Path, tmp_path: Path) -> None:
