@@ -222,13 +222,14 @@ def test_too_few_slots_are_told_in_bytes() -> None:
 # ---- two of five hosts at once -------------------------------------------------------------------
 
 
-def test_going_back_because_of_damage_is_told(root: Path) -> None:
+@pytest.mark.parametrize("part", ["data", "both headers", "gone"])
+def test_going_back_because_of_damage_is_told(root: Path, part: str) -> None:
     with memory_directory() as directory, running_agent(directory, slots=3) as agent:
         save_steps(root, agent, range(1, 4))
         inventory = _native.AgentClient(str(agent.directory)).inventory()
         (newest,) = [slot["slot"] for slot in inventory if slot.get("step") == 3]
         agent.kill()
-        DAMAGES["data"](agent.directory / f"slot-{newest:05}")
+        DAMAGES[part](agent.directory / f"slot-{newest:05}")
         agent.start()
         with pytest.warns(LostStepWarning, match="step 3 was committed.*is 2") as caught:
             checkpointer = checkpointer_of(root, agent.directory)

@@ -34,8 +34,8 @@ class Host:
         kept: See `keeper.Keeper`.
         kept_while_saving: See `keeper.Keeper`.
         doubted: See `keeper.Keeper`; programs themselves remember that.
-        lost: See `keeper.Keeper`; known where the agent has found the version damaged and still knows which
-            it was, not where a slot has gone or its headers are damaged.
+        lost: See `keeper.Keeper`; known where the agent has found the version damaged, or has noted what was
+            in the slot that is gone.
     """
 
     doubted: frozenset[Version] = frozenset()

@@ -127,9 +127,12 @@ class Hosts:
             if not _is_training(standing):
                 silent = [name for name, is_heard in standing["hosts"].items() if not is_heard]
                 not_heard = f"; not heard of: {', '.join(silent)}" if silent else ""
+                agents = len(standing["hosts"])
                 raise Unavailable(
                     f"the agents of the hosts have not recovered for this program within {timeout_s:g} s"
-                    f"{not_heard}; are they all running, and a majority of them not new?"
+                    f"{not_heard}. Of {agents} agents {agents // 2 + 1} have to run that have not lost their "
+                    "memory. Where fewer are left, give all agents new directories: what memory had cannot be "
+                    "used any more, and programs go on from the checkpoints in the directory"
                 )
             return str(standing["epoch"]).encode()
 

@@ -179,8 +179,9 @@ impl Answers {
             cluster.check(&tenant.key.shard, tenant.key.version)?;
         }
         let digest = self.seal(process, ticket)?;
-        if let Some(Tenant { key, .. }) = self.header(ticket.slot)?.state.tenant() {
-            cluster.sealed(ticket.slot, &key.shard, key.version, digest)?;
+        let header = self.header(ticket.slot)?;
+        if let Some(Tenant { key, .. }) = header.state.tenant() {
+            cluster.sealed(&header, &key.shard, key.version, digest)?;
         }
         Ok(digest)
     }
@@ -211,8 +212,9 @@ impl Answers {
         }
         for (header, error) in found.damaged {
             log::error("damaged", &error.with("slot", header.slot.to_string()));
-            self.store.quarantine(header.slot)?;
-            self.store.discard_quarantined(header.slot)?;
+            if self.store.quarantine(&header)? {
+                self.store.discard_quarantined(header.slot)?;
+            }
         }
         Ok(())
     }
@@ -306,10 +308,11 @@ impl Answers {
             !matches!(header.state, State::Quarantined(_))
                 && header.state.tenant().is_some_and(|tenant| tenant.key.version == version)
         };
-        let slots: Vec<u32> =
-            self.store.inventory().iter().filter(is_meant).map(|header| header.slot).collect();
-        for &slot in &slots {
-            self.store.quarantine(slot)?;
+        let mut slots = Vec::new();
+        for header in self.store.inventory().iter().filter(is_meant) {
+            if self.store.quarantine(header)? {
+                slots.push(header.slot);
+            }
         }
         if !slots.is_empty() {
             let told = [("epoch", version.epoch), ("step", version.step)]

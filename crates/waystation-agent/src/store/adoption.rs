@@ -13,6 +13,7 @@ use super::creation::{RECORD, make_slot, touch};
 use super::directory::Directory;
 use super::file::{SlotFile, first_headers};
 use super::mending::remove_asides;
+use super::notes::noted;
 use super::resuming::Left;
 use super::verify::verify_sealed;
 use super::{Config, Store};
@@ -81,6 +82,7 @@ pub(super) fn adopt(directory: Directory, config: &Config) -> Result<(Store, Ado
         found.push(what);
     }
     verify(&mut slots, &mut found, config.threads)?;
+    name_lost(&directory, &record, &mut slots, &found)?;
     let store = Store::new(directory, (record_file, record), slots, config);
     store.remember_left(left);
     Ok((store, Adoption { is_new: false, slots: found }))
@@ -218,6 +220,34 @@ fn restart(file: &SlotFile, record: &StoreRecord, slot: u32, state: State) -> Re
     file.write_record(&first)?;
     file.write_record(&second)?;
     Ok(second)
+}
+
+/// Of slots of which nothing can be read, says in their headers what was committed in them, if that is known and the
+/// store has nothing as new of that shard: a loss that nobody is told of would be taken for the newest state.
+fn name_lost(
+    directory: &Directory,
+    record: &StoreRecord,
+    slots: &mut [(SlotFile, Header)],
+    found: &[Found],
+) -> Result<()> {
+    for place in 0..slots.len() {
+        let is_unknown = slots[place].1.state.tenant().is_none();
+        if !(is_unknown && matches!(found[place], Found::Gone | Found::Damaged(_))) {
+            continue;
+        }
+        let Some(lost) = noted(directory, record.run, place as u32) else { continue };
+        let is_as_new = |(_, header): &(SlotFile, Header)| {
+            header.state.sums().is_some()
+                && header.state.tenant().is_some_and(|tenant| {
+                    tenant.key.shard == lost.key.shard && tenant.key.version >= lost.key.version
+                })
+        };
+        if !slots.iter().any(is_as_new) {
+            let (file, header) = &mut slots[place];
+            *header = restart(file, record, place as u32, State::Quarantined(Some(lost)))?;
+        }
+    }
+    Ok(())
 }
 
 /// Verifies what is to be kept, and quarantines what is damaged.

@@ -11,6 +11,7 @@ use waystation_format::slot::{Header, State, Sums, Tenant, Version, Writer};
 use super::file::SlotFile;
 use super::mending::Verified;
 use super::verify::verify_sealed;
+use super::writing::is_still;
 use super::{Slot, Store};
 use crate::slots::Event;
 
@@ -34,14 +35,18 @@ impl Store {
         self.lock().is_shared = true;
     }
 
-    /// Frees a slot that is sealed or committed; nothing happens if it is neither.
+    /// Frees a slot that is sealed or committed; nothing happens if it is neither, or has got another tenant since
+    /// `found`.
     ///
     /// Unavailable if it is being read by this process.
-    pub fn release(&self, slot: u32) -> Result<()> {
-        self.slot(slot)?;
+    pub fn release(&self, found: &Header) -> Result<()> {
+        self.slot(found.slot)?;
         let mut known = self.lock();
-        match known.headers[slot as usize].state {
-            State::Sealed(..) | State::Committed(..) => self.free(&mut known, slot, Event::Release),
+        let now = &known.headers[found.slot as usize];
+        match now.state {
+            State::Sealed(..) | State::Committed(..) if is_still(now, found) => {
+                self.free(&mut known, found.slot, Event::Release)
+            }
             _ => Ok(()),
         }
     }
@@ -97,11 +102,8 @@ impl Store {
             return None;
         }
         let held = Held { header, slot, file: slot.file() };
-        // It may have got another tenant before it was held; a commit meanwhile is none.
+        // It may have got another tenant before it was held.
         let known = self.lock();
-        let state = &known.headers[held.header.slot as usize].state;
-        let is_same =
-            (state.tenant(), state.sums()) == (held.header.state.tenant(), held.header.state.sums());
-        is_same.then_some(held)
+        is_still(&known.headers[held.header.slot as usize], &held.header).then_some(held)
     }
 }

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use waystation_format::slot::{Key, Regions, State, Sums, Tenant, Version};
+use waystation_format::slot::{Header, Key, Regions, State, Sums, Tenant, Version};
 use waystation_format::{Error, Kind, Result};
 
 use super::verify::verify_written;
@@ -173,6 +173,7 @@ impl Store {
                 _ => {}
             }
         }
+        self.note_committed(&known);
         Ok(committed)
     }
 
@@ -215,16 +216,25 @@ impl Store {
         self.free_all(is_meant, || Event::Retire { newest })
     }
 
-    /// Marks a slot whose bytes were found damaged; nobody is given them any more.
-    pub fn quarantine(&self, slot: u32) -> Result<()> {
-        self.slot(slot)?;
-        self.free(&mut self.lock(), slot, Event::Quarantine)
+    /// Marks a slot whose bytes were found damaged; nobody is given them any more. False, and nothing happens, if it has
+    /// got another tenant since `found`.
+    pub fn quarantine(&self, found: &Header) -> Result<bool> {
+        self.slot(found.slot)?;
+        let mut known = self.lock();
+        let is_same = is_still(&known.headers[found.slot as usize], found);
+        if is_same {
+            self.free(&mut known, found.slot, Event::Quarantine)?;
+        }
+        Ok(is_same)
     }
 
     /// Frees a slot that is quarantined.
     pub fn discard_quarantined(&self, slot: u32) -> Result<()> {
         self.slot(slot)?;
-        self.apply(&mut self.lock(), slot, Event::Discard)
+        let mut known = self.lock();
+        self.apply(&mut known, slot, Event::Discard)?;
+        self.note_committed(&known); // what was in it is to be missed no more
+        Ok(())
     }
 
     fn free_all(&self, is_meant: impl Fn(&State) -> bool, event: impl Fn() -> Event) -> Result<Vec<u32>> {
@@ -256,6 +266,16 @@ impl Store {
     /// The newest committed version of a shard.
     pub fn newest_committed(&self, key: &Key) -> Option<Version> {
         newest_committed(&self.lock().headers, key)
+    }
+}
+
+/// Whether a slot holds what it held when its header was `then`; a commit meanwhile is none.
+pub(super) fn is_still(now: &Header, then: &Header) -> bool {
+    match (&then.state, &now.state) {
+        (State::Sealed(..), State::Committed(tenant, sums)) => {
+            then.state.tenant() == Some(tenant) && then.state.sums() == Some(*sums)
+        }
+        _ => then == now,
     }
 }
 

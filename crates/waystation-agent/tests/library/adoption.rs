@@ -182,13 +182,39 @@ fn a_slot_whose_file_is_gone_or_cut_off_is_made_anew() {
 }
 
 #[test]
+fn what_was_committed_last_is_known_where_nothing_of_its_slot_can_be_read() {
+    let gone: fn(&Path) = |slot| fs::remove_file(slot).unwrap();
+    let headers: fn(&Path) = |slot| [0, 4096].into_iter().for_each(|page| flip(slot, page + 8));
+    for damage in [gone, headers] {
+        let directory = memory_directory();
+        let store = open(directory.path());
+        assert_eq!([commit(&store, "a", 10), commit(&store, "a", 20)], [0, 1]);
+        drop(store);
+        damage(&slot_path(directory.path(), 1));
+        let (store, _) = adopt(directory.path());
+        assert_eq!(states(&store)[..2], ["committed", "quarantined"]);
+        let lost = store.inventory()[1].state.tenant().map(|tenant| tenant.key.clone());
+        assert_eq!(lost, Some(key("a", 20)));
+        assert_whole(&store, "a", 10);
+        // What is older than something that is there is no loss that anybody has to be told of.
+        store.discard_quarantined(1).unwrap();
+        assert_eq!(commit(&store, "a", 30), 1);
+        drop(store);
+        damage(&slot_path(directory.path(), 0));
+        let (store, _) = adopt(directory.path());
+        assert_eq!(store.inventory()[0].state.tenant(), None);
+    }
+}
+
+#[test]
 fn damage_that_comes_later_is_found_by_whoever_reads() {
     let directory = memory_directory();
     let store = two_versions(directory.path());
     flip(&slot_path(directory.path(), 1), regions().data.start);
     assert_eq!(read(&store, &key("a", 20)).unwrap_err().kind(), Kind::Corrupt);
-    store.quarantine(1).unwrap();
-    assert_eq!(store.quarantine(1).unwrap_err().kind(), Kind::Conflict);
+    let found = store.inventory()[1].clone();
+    assert!(store.quarantine(&found).unwrap());
+    assert!(!store.quarantine(&found).unwrap(), "it is that no more");
     assert_eq!(states(&store)[..2], ["committed", "quarantined"]);
     let short = OpenOptions::new().write(true).open(slot_path(directory.path(), 0)).unwrap();
     short.set_len(regions().data.start + 1).unwrap();
@@ -300,7 +326,7 @@ fn a_file_that_goes_under_a_running_agent_is_made_anew() {
     let slots: Vec<u32> = found.mended.iter().map(|(slot, _)| *slot).collect();
     assert!(slots.starts_with(&[0, 1]), "{found:?}");
     assert_eq!(found.damaged.iter().map(|(header, _)| header.slot).collect::<Vec<_>>(), [1]);
-    store.release(1).unwrap();
+    store.release(&store.inventory()[1]).unwrap();
     drop(store);
     let (store, adoption) = adopt(directory.path());
     assert!(matches!(adoption.slots[..2], [Found::Whole, Found::Free]), "{adoption:?}");

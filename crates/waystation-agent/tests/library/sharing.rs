@@ -21,16 +21,33 @@ fn nothing_gives_way_by_itself_and_what_is_released_does() {
     assert_eq!(states(&store), ["committed", "sealed", "sealed", "free"]);
     let last = begin(&store, "a", 40).unwrap();
     assert_eq!(begin(&store, "a", 50).unwrap_err().kind(), Kind::Unavailable);
-    store.release(last.slot).unwrap();
+    let headers = store.inventory();
+    store.release(&headers[last.slot as usize]).unwrap();
     assert_eq!(states(&store)[3], "writing", "it is its writer's");
     let reading = store.read(&key("a", 30)).unwrap();
-    assert_eq!(store.release(slots[0]).unwrap_err().kind(), Kind::Unavailable);
+    assert_eq!(store.release(&headers[slots[0] as usize]).unwrap_err().kind(), Kind::Unavailable);
     drop(reading);
     for slot in [slots[0], slots[1], slots[1]] {
-        store.release(slot).unwrap();
+        store.release(&headers[slot as usize]).unwrap();
     }
     assert_eq!(states(&store), ["free", "free", "sealed", "writing"]);
     assert_whole(&store, "a", 10);
+}
+
+#[test]
+fn a_slot_that_another_version_has_got_meanwhile_is_not_its_who_was_there_before() {
+    let directory = memory_directory();
+    let store = open(directory.path());
+    store.share();
+    let place = seal(&store, "a", 10) as usize;
+    let before = store.inventory()[place].clone();
+    store.note_commit(version(1, 10)).unwrap();
+    store.release(&before).unwrap();
+    assert_eq!(states(&store)[place], "free", "a commit is no other version");
+    assert_eq!(seal(&store, "b", 20) as usize, place);
+    store.release(&before).unwrap();
+    assert!(!store.quarantine(&before).unwrap());
+    assert_whole(&store, "b", 20);
 }
 
 #[test]

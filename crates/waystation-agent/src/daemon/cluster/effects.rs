@@ -76,7 +76,7 @@ impl Shared {
     fn free(&self, key: Key) -> Result<()> {
         for header in self.store.inventory() {
             if copy_in(&header).is_some_and(|(held, _)| held == key) {
-                self.store.release(header.slot)?;
+                self.store.release(&header)?;
                 if let Some(tenant) = header.state.tenant() {
                     self.guests.remove(&tenant.key);
                 }
@@ -155,7 +155,7 @@ impl Shared {
         self.guests.remove(&key);
         for header in self.store.inventory() {
             let is_it = header.state.tenant().is_some_and(|tenant| tenant.key == key);
-            if is_it && self.store.release(header.slot).is_err_and(is_in_use) {
+            if is_it && self.store.release(&header).is_err_and(is_in_use) {
                 self.guests.add(&key); // as long as it is being sent
             }
         }

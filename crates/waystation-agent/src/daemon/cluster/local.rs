@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
-use waystation_format::slot::{Key, Version};
+use waystation_format::slot::{Header, Key, Version};
 use waystation_format::{Error, Kind, Result};
 
 use super::mail::Place;
@@ -138,7 +138,7 @@ impl Cluster {
     }
 
     /// A trainer has sealed a slot: an error if it is not kept, and the slot is free then.
-    pub fn sealed(&self, slot: u32, shard: &str, version: Version, digest: u64) -> Result<()> {
+    pub fn sealed(&self, slot: &Header, shard: &str, version: Version, digest: u64) -> Result<()> {
         let name = named(shard)?;
         let mut inner = self.shared.lock();
         let effects = inner.driver.happen(Input::Sealed(name.key(version), name.copy(digest)));
