@@ -171,6 +171,25 @@ def test_a_program_cannot_be_a_host_or_another_program(
         listener.end(HOST.name)
 
 
+def test_a_recorded_handshake_is_worth_nothing(loop: Loop, listener: Listener) -> None:
+    connecting, (host, _, port) = Connecting(HOST), listener.address.rpartition(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as opened:
+        opened.sendall(connecting.hello)
+        proof, keys = connecting.answer(opened.recv(CHALLENGE_BYTES, socket.MSG_WAITALL))
+        opened.sendall(proof)
+        assert opened.recv(1), "it has been let in"
+        heard = Heard(loop, listener, HOST.name)
+    assert heard.next() is None
+    with socket.create_connection((host, int(port)), WAIT_S) as opened:
+        opened.sendall(connecting.hello)
+        assert len(opened.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
+        opened.sendall(proof + Sealer(keys.to_listener).seal(b"begin"))
+        with contextlib.suppress(ConnectionResetError):
+            assert opened.recv(1) == b""
+    with pytest.raises(Unavailable, match="has no connection"):
+        listener.end(HOST.name)
+
+
 def test_frames_go_both_ways_in_order_until_the_end(loop: Loop, listener: Listener) -> None:
     connector = Connector(listener.address, HOST)
     connector.send(b"early")
