@@ -321,6 +321,17 @@ def test_what_came_later_is_not_its_own(own: Path) -> None:
     assert found.strays == [str(own / "state" / "notes"), str(own / "added")]
 
 
+def test_a_tree_that_orbax_has_saved_in_the_place_of_ours_is_not_ours(own: Path) -> None:
+    other = {"x": np.arange(3)}
+    oracle.version0.PyTreeCheckpointer().save(own / "state", other, force=True)
+    oracle.assert_same(oracle.load(own), other)
+    oracle.assert_same(waystation.load(own), other)
+    oracle.assert_same(waystation.load(own / "state"), other)
+    assert waystation.load_checkpointables(own)["other"] == OTHER
+    found = verify(own)
+    assert (found.damages, found.strays) == ([], [str(own / "state")])
+
+
 def test_a_checkpoint_may_move(own: Path) -> None:
     moved = own.rename(own.parent / "elsewhere")
     assert_intact(moved)

@@ -241,13 +241,15 @@ def _files_of_orbax(
             if name in named:
                 found.damages.append(Damage(directory, "is missing"))
             continue
-        known.add(name)
         try:
             own = checksums.of(directory)
         except Corrupt as error:
+            known.add(name)
             found.damages.append(Damage(checksums.path, error.message))
             continue
-        assert own is not None, "the record names it"
+        if own is None:
+            continue  # another one has come in its place
+        known.add(name)
         found.strays += _strays_below(directory, own, root)
         yield from (_WholeFile(_joined(directory, file), digest, root) for file, digest in own.whole.items())
         arrays_in = _arrays_in(directory, own, root) if checksums.is_tree(name) else _no_arrays

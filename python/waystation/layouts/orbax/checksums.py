@@ -265,6 +265,11 @@ class Checksums:
         if said != self._metadata or not is_same:
             raise Corrupt(f"'{path}' is not the file that was committed; {_ADVICE}", path=path)
 
+    def _is_replaced(self, directory: str) -> bool:
+        """Whether a tree is a checkpoint of its own, which somebody has saved in the place of ours since."""
+        own = os.path.join(directory, names.CHECKPOINT_METADATA)
+        return beneath.is_there(own, self._root_of_files)
+
     def of(self, directory: str) -> FileChecksums | None:
         """What vouches for the files of the checkpointable in a directory; None for one that was not saved
         with the others.
@@ -273,7 +278,7 @@ class Checksums:
             Corrupt: The file is damaged.
         """
         section = self._sections.get(os.path.basename(directory))
-        if section is None:
+        if section is None or (section.is_tree and self._is_replaced(directory)):
             return None
         content = _read_range(self.path, self._root, section.begin, section.nbytes)
         if _native.crc64(content) != section.crc64:
