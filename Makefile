@@ -31,9 +31,9 @@ help: ## list the targets
 build: ## make .venv ready and build the extension into it, if anything has changed
 	@tools/bootstrap
 
-# Both at once: the compiler uses the cores while tests of Python wait.
-test: lint-style ## check the style, and run every test (pytest's includes the check of the native stub)
-	@$(MAKE) --no-print-directory --jobs=2 test-rust test-python
+# Two at a time: the compiler and the checks use the cores while tests of Python wait.
+test: lint-style ## run every test and check (pytest's includes the check of the native stub)
+	@$(MAKE) --no-print-directory --jobs=2 test-python test-rust lint-types lint-rust docs
 
 test-rust: build
 	cargo test --workspace --quiet $(LOCKED)
@@ -49,13 +49,16 @@ lint: lint-style lint-types lint-rust ## check style, types and licences (`make 
 lint-style: build
 	$(PYTHON) -m ruff check --quiet
 	$(PYTHON) -m ruff format --check --quiet
-	cargo fmt --all --check
+	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; \
+	else echo "rustfmt is not installed: the style of Rust is not checked"; fi
 
 lint-types: build
 	$(PYTHON) -m mypy
 
 lint-rust: build
-	cargo clippy --workspace --all-targets --quiet $(LOCKED) -- -D warnings
+	@if cargo clippy --version >/dev/null 2>&1; then \
+	cargo clippy --workspace --all-targets --quiet $(LOCKED) -- -D warnings; \
+	else echo "clippy is not installed: Rust is not linted"; fi
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --log-level error check bans licenses sources; \
 	else echo "cargo-deny is not installed: licences of crates not checked"; fi
 
