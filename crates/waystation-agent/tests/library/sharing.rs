@@ -76,8 +76,8 @@ fn a_writer_is_given_again_what_it_may_still_map() {
     let mut writer = SlotWriter::open(&grant).unwrap();
     refill(&mut writer);
     store.seal(grant.slot, grant.ticket).unwrap();
-    store.release(first).unwrap();
-    store.release(grant.slot).unwrap();
+    store.release(&store.inventory()[first as usize]).unwrap();
+    store.release(&store.inventory()[grant.slot as usize]).unwrap();
     let other = Writer { process: 1, ..process::current().unwrap() };
     let theirs =
         store.begin(&waystation_format::slot::Tenant { writer: other, ..tenant(key("b", 1)) }).unwrap();
@@ -100,7 +100,7 @@ fn damage_is_found_where_it_lies() {
         damaged.iter().map(|(header, error)| (header.slot, error.kind())).collect::<Vec<_>>(),
         [(slots[1], Kind::Corrupt)]
     );
-    store.release(slots[1]).unwrap();
+    store.release(&store.inventory()[slots[1] as usize]).unwrap();
     assert!(store.verify_all().unwrap().damaged.is_empty());
 }
 
