@@ -48,8 +48,9 @@ def test_checksums_are_those_of_the_device(driver: CudaDriver, tmp_path: Path, *
             ]
         planned = write_plan.plan(arrays, 0)
         prepared = write_data.Prepared("state", arrays, planned, [], is_waited_for=False)
+        group = _native.SyncGroup()
         (part,) = write_data.write(
-            str(tmp_path), [prepared], 0, options, FrameLimits(), observer, lambda: False, []
+            str(tmp_path), [prepared], 0, options, FrameLimits(), observer, lambda: False, group
         )
     assert len(part.rows) == 7
     for number, file, offset, nbytes in part.rows[:, write_parts.NUMBER :].tolist():
