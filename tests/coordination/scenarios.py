@@ -16,9 +16,11 @@ from tests.coordination.rounds import (
     try_round,
 )
 from tests.coordination.scenarios_of_some import deadline_of_some, sessions_of_some
+from tests.support import programs
 from tests.support.programs import Place
 
 from waystation import coordination
+from waystation.coordination import torch_distributed
 from waystation.errors import DiskFull, NotFound
 
 LARGE_BYTES = 20 << 20
@@ -45,6 +47,8 @@ def left_in_store() -> list[str]:
 
 def survivable(place: Place) -> dict[str, Any]:
     """Everything after which the processes go on, one session after the other."""
+    # Nobody dies here: a store that takes long to answer is on a busy machine.
+    torch_distributed.ANSWER_S = programs.HANG_S
     place.connect()
     seen: dict[str, Any] = {"index": coordination.current().process_index}
     for case in (
