@@ -84,9 +84,10 @@ def lost_record(target: str) -> bool:
         return False
     try:
         with scan_directory(target) as entries:
-            return any(os.path.isfile(names.checkpointable_record(entry.path)) for entry in entries)
+            found = any(os.path.isfile(names.checkpointable_record(entry.path)) for entry in entries)
     except OSError:
         return False
+    return found and not is_checkpoint(target)  # a save may have ended meanwhile
 
 
 def is_orbax_layout(target: str) -> bool:
