@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from tests.support.programs import Raised, running
 
 import waystation
 from waystation import errors, partial
+from waystation.checkpoint import partial_saving
 from waystation.layouts.native import names
+from waystation.transfers.handle import Progress
 
 
 def parts() -> list[dict[str, Any]]:
@@ -198,3 +201,44 @@ def test_a_death_at_any_point_loses_no_part(tmp_path: Path, point: str) -> None:
     assert not waystation.verify(path).damages
     left = {entry.name for entry in tmp_path.iterdir() if not entry.name.endswith(".log")}
     assert left == {"checkpoint"}
+
+
+def test_a_part_that_is_saved_beside_finalize_is_refused_or_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "whole"
+    failures: list[errors.Conflict] = []
+    partial.save(path, {"a": 1})
+
+    def save_another() -> None:
+        try:
+            partial.save(path, {"b": 2})
+        except errors.Conflict as error:
+            failures.append(error)
+
+    beside = threading.Thread(target=save_another)
+    write_whole = partial_saving.write_whole
+
+    def write_slowly(*arguments: Any, **options: Any) -> None:
+        beside.start()
+        beside.join(1)  # it comes no further than to its commit
+        write_whole(*arguments, **options)
+
+    monkeypatch.setattr(partial_saving, "write_whole", write_slowly)
+    partial.finalize(path)
+    beside.join()
+    assert waystation.load(path) == {"a": 1}
+    (failure,) = failures
+    assert "finalized" in failure.message
+
+
+def test_a_part_that_comes_after_finalize_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "whole"
+    partial.save(path, {"a": 1})
+    with partial_saving._open(path) as saving:
+        saving.begin({"state": {"b": 2}}, None, is_state=True)
+        saving.prepare({"state": {"b": 2}})
+        partial.finalize(path)
+        with pytest.raises(errors.Conflict, match="was finalized"):
+            saving.finish(Progress())
+    assert waystation.load(path) == {"a": 1}

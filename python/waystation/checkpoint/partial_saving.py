@@ -8,7 +8,8 @@ What can go wrong, in order: killed while a part is saved: the parts before it a
 on from there. Killed while the whole is put together: likewise; the attempt is as dead as its owner, and the
 next save or `finalize` removes it. Killed after the commit, before the parts are gone: the whole is there,
 and the next `finalize` or part sees by their files that they are its own, and removes them. At no time is
-there half of anything at the path.
+there half of anything at the path. A part that is saved beside `finalize` is joined, or its save fails: both
+commit under the lock of the directory of parts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from waystation import _forks
@@ -30,7 +31,7 @@ from waystation.checkpoint.joining import Part, open_part, write_whole
 from waystation.checkpoint.paths import PathLike, check_destination, is_checkpoint, resolve
 from waystation.checkpoint.save import in_background
 from waystation.checkpoint.saving import Saving
-from waystation.layouts.native import commit, names
+from waystation.layouts.native import commit, marks, names, write_lock
 from waystation.layouts.native.assemble import join_structures
 from waystation.layouts.native.attempts import Attempt, remove_dead, remove_tree
 from waystation.transfers.handle import AsyncResponse, Progress
@@ -92,20 +93,21 @@ def _finalize(final: str, options: Options) -> bytes:
     parent, name = os.path.split(final)
     remove_dead(parent, name)
     _check_place(final)
-    parts = _open_parts(final)
-    if not parts:
-        raise NotFound(
-            f"no part has been saved for '{final}': call partial.save with this path first", path=final
-        )
-    attempt = Attempt(final, options.file.path_permission_mode)
-    try:
-        write_whole(attempt, parts, begun_ns=parts[0][0].begun_ns)
-        commit.publish_new(attempt)
-    except BaseException:
-        attempt.discard()
-        raise
-    remove_tree(names.partial(final))
-    return b""
+    with contextlib.suppress(_NoParts), _locked_parts(final):
+        parts = _open_parts(final)
+        if parts:
+            attempt = Attempt(final, options.file.path_permission_mode)
+            try:
+                write_whole(attempt, parts, begun_ns=parts[0][0].begun_ns)
+                commit.publish_new(attempt)
+            except BaseException:
+                attempt.discard()
+                raise
+            remove_tree(names.partial(final))
+            return b""
+    raise NotFound(
+        f"no part has been saved for '{final}': call partial.save with this path first", path=final
+    )
 
 
 class PartialSaving(Saving):
@@ -141,6 +143,17 @@ class PartialSaving(Saving):
         _check_place(self.final)
         self._parts = _open_parts(self.final)
 
+    def _publish(self) -> None:
+        with contextlib.suppress(_NoParts), _locked_parts(self.final):
+            if not is_checkpoint(self.final):
+                super()._publish()
+                return
+        raise Conflict(
+            f"'{self.final}' was finalized while a part of it was saved, and does not have the part; save it "
+            "as a checkpoint of its own",
+            path=self.final,
+        )
+
     def _check_additions(self) -> bytes:
         (own,) = self._prepared()
         structures = [opened.tree.structure for _, opened in self._parts]
@@ -175,6 +188,26 @@ def _checked(custom_metadata: Any) -> Any:
     return custom_metadata
 
 
+class _NoParts(Exception):
+    """There is no directory of parts."""
+
+
+@contextlib.contextmanager
+def _locked_parts(final: str) -> Iterator[None]:
+    """Keeps parts from being committed while others are joined, with which they would be removed.
+
+    Raises:
+        _NoParts: There are none any more.
+        Conflict: Another process joins them, or commits one, for too long.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(write_lock.held(names.partial(final)))
+        except NotFound as error:
+            raise _NoParts from error
+        yield
+
+
 def _final(path: str) -> str:
     """The path of the whole, by that or by the directory of the parts."""
     return names.whole(path) or path
@@ -205,7 +238,7 @@ def _check_parts(final: str) -> None:
     """Refuses parts that another library has saved, as Orbax gives their directory the same name."""
     directory = names.partial(final)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        others = [name for name in os.listdir(directory) if not _is_part(name)]
+        others = [name for name in marks.without_marks(os.listdir(directory)) if not _is_part(name)]
         if others:
             raise Conflict(
                 f"'{directory}' holds parts that Waystation has not saved, such as '{others[0]}'; finalize "
