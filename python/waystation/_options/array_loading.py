@@ -12,17 +12,17 @@ from waystation._options.base import Alias, OptionGroup
 
 @dataclass(kw_only=True)
 class LoadAndBroadcastOptions(OptionGroup):
-    """Which process reads for which others, and how much is on its way.
+    """Which process reads for which others, and how much memory the transfer uses.
 
     Attributes:
         replica_axis_index: The axis, by name or number, of the meshes of JAX arrays along which one process
-            reads for the others. None takes all axes.
+            reads for the others. None means all axes.
         primary_replica_id: Which of the devices along that axis belong to processes that read.
-        broadcast_memory_limit_bytes: Most bytes of memory, of the host and of the devices that carry them,
-            that a process has on their way to others at a time, beyond the arrays themselves. None means
-            32 MiB. Less than 1 MiB counts as 1 MiB, and more than the default makes nothing faster.
-        broadcast_memory_scaling_factor: Taken for Orbax's sake: the limit is 32 MiB where none is set,
-            which is below any share of the memory.
+        broadcast_memory_limit_bytes: Maximum memory, of the host and of the devices that carry the bytes,
+            that a process uses at a time for transfers, beyond the arrays themselves. None means 32 MiB.
+            Values below 1 MiB count as 1 MiB, and values above the default make nothing faster.
+        broadcast_memory_scaling_factor: Accepted for compatibility with Orbax, and without effect: the limit
+            is 32 MiB if none is set, which is below any share of the memory.
     """
 
     replica_axis_index: str | int | None = None
@@ -45,40 +45,41 @@ class ArrayLoadingOptions(OptionGroup):
     """How arrays are read.
 
     Attributes:
-        verify: Check the checksum of every block that is read. None means yes, except for arrays
-            that are mapped (`mmap`), which are not read at all before they are used.
-        mmap: Map data files into memory instead of reading them, where an array is stored whole,
-            aligned, and wanted as it is. The file must then never change while an array lives; pages
-            are private copies on write.
-        enable_padding_and_truncation: Where an abstract array has as many axes as the stored one but
-            other extents, load what both have in common, from the start of every axis, with zeros
-            beyond. Otherwise that is an error. PRNG keys are always refused.
-        raise_array_data_missing_error: Of Orbax's layouts: refuse an array of which chunks are missing. Else
-            they are zeros, as zarr has it.
-        in_place: Read into the tensors and NumPy arrays of the abstract state themselves, and return these,
-            as `torch.distributed.checkpoint.load` does: no memory for a second copy of them is needed. Other
-            arrays, such as those of JAX and tensors on the meta device, are made anew. A load that fails
-            may have changed a part of them.
-        allow_lossy_casts: Load values that the wanted dtype does not hold as it has them: floats as integers
-            (truncated, kept within their range, NaN as 0), numbers as bools (whether they are not 0), the
+        verify: Verify the checksum of every block that is read. None means True, except for mapped arrays
+            (`mmap`), which are not read before they are used.
+        mmap: Map data files into memory instead of reading them, for arrays that are stored whole and
+            aligned and requested unchanged. The file must not change while an array lives. Pages are private
+            copies on write.
+        enable_padding_and_truncation: If an abstract array has as many axes as the stored one but other
+            lengths, load the common part, from the start of every axis, with zeros beyond. Otherwise this is
+            an error. PRNG keys are always refused.
+        raise_array_data_missing_error: In Orbax's layouts, refuse an array with missing chunks. Otherwise
+            they are zeros, as in zarr.
+        in_place: Read into the tensors and NumPy arrays of the abstract state and return them, as
+            `torch.distributed.checkpoint.load` does, without memory for a second copy. Other arrays, such as
+            those of JAX and tensors on the meta device, are created anew. A failed load may have changed
+            some of the arrays.
+        allow_lossy_casts: Load values that the requested dtype cannot represent: floats as integers
+            (truncated, clipped to their range, NaN as 0), numbers as bools (whether they are not 0), the
             real part of complex numbers, integers modulo the range, floats that overflow as infinity.
-            Otherwise each of these raises `LossyCast`. Rounding to the nearest value is always allowed.
-        restore_on_host: Without an abstract state, load every array as a NumPy array, whatever it was.
-        sharding_for: Called without an abstract state for every JAX array, with its key path
-            (`params.w`) and what `metadata` shows of it (`shape`, `dtype`, and as `sharding` the saved one
-            if the present devices have it, else None). Returns the sharding to load it with, or None for
-            the default device. None loads arrays with their saved shardings.
-        load_and_broadcast: Of what several processes need (replicated arrays, plain tensors of a torch
-            program), one reads from storage and sends it to the others by collectives of the framework.
-            None lets a load try both and go on with what is faster, except in the background; there, as
-            with False, every process reads what it needs. So it does if not all processes load
-            (`multiprocessing.active_processes`). Must be the same in all that do.
+            Without this option each of these raises `LossyCast`. Rounding to the nearest value is always
+            allowed.
+        restore_on_host: Without an abstract state, load every array as a NumPy array.
+        sharding_for: Function that is called without an abstract state for every JAX array, with its key
+            path (`params.w`) and its metadata (`shape`, `dtype`, and as `sharding` the saved one if the
+            available devices have it, else None). It returns the sharding to load the array with, or None
+            for the default device. None loads arrays with their saved shardings.
+        load_and_broadcast: One process reads what several need (replicated arrays, plain tensors of a torch
+            program) and sends it to the others by collectives of the framework. False lets every process
+            read what it needs. None lets a load try both and continue with the faster one, except in the
+            background or in a subset of the processes (`multiprocessing.active_processes`), where every
+            process reads. The value must be the same in all processes that load.
         load_and_broadcast_options: Which process reads for which others.
         replica_axis: Short for `load_and_broadcast_options.replica_axis_index`.
         broadcast_concurrent_bytes: Short for `load_and_broadcast_options.broadcast_memory_limit_bytes`.
         use_load_and_broadcast: Orbax's name of `load_and_broadcast`.
-        on_statistics: Called with the `LoadStatistics` of every load, in the thread that loads, when the
-            arrays are there. What it raises, the load raises.
+        on_statistics: Function that is called with the `LoadStatistics` of every load, in the thread that
+            loads, when the arrays are complete. The load raises what it raises.
     """
 
     LoadAndBroadcastOptions = _Broadcast

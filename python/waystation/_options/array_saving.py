@@ -34,14 +34,14 @@ class StorageOptions(OptionGroup):
     """How an array is stored.
 
     Attributes:
-        dtype: Cast to this dtype (a logical name, such as `bfloat16`, or anything that NumPy takes for a
-            dtype) on the way; None keeps its own. One that is set for all arrays applies to those of its own
-            kind: floats stay floats, integers integers.
-        chunk_bytes: Cut what a process writes of an array into chunks of at most so many bytes, so that
-            a load by another sharding reads little that it does not need. None does not cut, or into 32 MiB
-            where `chunk_axes` are given.
-        chunk_axes: Cut along these axes only; negative ones count from the last. None cuts along those
-            that are sharded already first, then along the longest.
+        dtype: Cast to this dtype while saving: a logical name, such as `bfloat16`, or anything that NumPy
+            accepts as a dtype. None keeps the dtype of the array. Set for all arrays, it applies to arrays of
+            its kind only: a dtype of floats to floats, of integers to integers.
+        chunk_bytes: Cut the part of an array that a process writes into chunks of at most this size, so that
+            a load with another sharding reads few unneeded bytes. None does not cut, or cuts into 32 MiB if
+            `chunk_axes` is given.
+        chunk_axes: Cut along these axes only; negative ones count from the last. None cuts first along axes
+            that are already sharded, then along the longest.
         chunk_byte_size: Orbax's name of `chunk_bytes`.
         shard_axes: Orbax's name of `chunk_axes`.
     """
@@ -91,36 +91,36 @@ class ArraySavingOptions(OptionGroup):
     """How arrays are written.
 
     Attributes:
-        storage_options: Of every array.
-        storage_options_for: Called with the key path of an array (`params.w`) and its description
-            (`shape`, `dtype`); returns the options of that array, or None. What is None there is as
-            `storage_options` has it. It must return the same in every process.
-        scoped_storage_options_creator: The same, in Orbax's manner: called with the key path as a tuple of
-            keys and the leaf itself. Set one of the two.
-        allow_lossy_casts: Store values that the dtype of `storage_options` does not hold as it has them, as
-            `array.loading.allow_lossy_casts` says. Otherwise the save raises `LossyCast`.
-        use_ocdbt: Which layout is written. None: the native one. True: Orbax's OCDBT. False: Orbax's files
-            of zarr.
-        use_zarr3: Of Orbax's layouts: write zarr's version 3, else 2.
-        use_compression: Of Orbax's layouts: compress chunks with zstd.
-        use_crc32c: Of Orbax's layouts, zarr of version 3: write the CRC-32C of each chunk after it, which
-            every reader of zarr 3 verifies, Orbax among them.
-        ocdbt_target_data_file_size: Of OCDBT: roll data files over near this size. None means 2 GiB, 0 never.
-        enable_pinned_host_transfer: Taken for Orbax's sake: memory of devices always goes through a few
-            pinned blocks.
-        enable_post_merge_validation: Taken for Orbax's sake: loads verify what they read.
-        use_replica_parallel: Share the writing of what several processes hold among them. None means
-            yes.
-        min_slice_bytes_for_replica_parallel: Cut such a part into slices of at least so many bytes;
-            smaller ones go whole to one of their holders. None and 0 mean 1 MiB.
-        max_replicas_for_replica_parallel: Cut such a part into at most so many slices. None means as many
-            as it has holders.
-        enable_replica_parallel_separate_folder: Of OCDBT: write what is shared among replicas to a directory
-            of its own.
-        enable_write_sharding_file: Of Orbax's layouts: write the file `_sharding`, which loads without an
+        storage_options: How every array is stored.
+        storage_options_for: Function that is called with the key path of an array (`params.w`) and its
+            description (`shape`, `dtype`). It returns the options of that array, or None. Options that are
+            None there are those of `storage_options`. It must return the same in every process.
+        scoped_storage_options_creator: The same in Orbax's form: called with the key path as a tuple of keys
+            and the leaf itself. Set only one of the two.
+        allow_lossy_casts: Store values that the dtype of `storage_options` cannot represent, as
+            `array.loading.allow_lossy_casts` describes. Otherwise the save raises `LossyCast`.
+        use_ocdbt: The layout to write. None: the native one. True: Orbax's OCDBT. False: Orbax's zarr files.
+        use_zarr3: In Orbax's layouts: write version 3 of zarr, else version 2.
+        use_compression: In Orbax's layouts: compress chunks with zstd.
+        use_crc32c: In Orbax's layouts with zarr 3: write the CRC-32C of each chunk after it, which every
+            reader of zarr 3 verifies, including Orbax.
+        ocdbt_target_data_file_size: In OCDBT: start a new data file near this size. None means 2 GiB, 0
+            never.
+        enable_pinned_host_transfer: Accepted for compatibility with Orbax, and without effect: device memory
+            always passes through a few pinned blocks.
+        enable_post_merge_validation: Accepted for compatibility with Orbax, and without effect: loads verify
+            what they read.
+        use_replica_parallel: Divide the writing of replicas among the processes that hold them. None means
+            True.
+        min_slice_bytes_for_replica_parallel: Cut replicas into slices of at least this size. A smaller part
+            is written whole by one of its holders. None and 0 mean 1 MiB.
+        max_replicas_for_replica_parallel: Cut replicas into at most this number of slices. None means the
+            number of holders.
+        enable_replica_parallel_separate_folder: In OCDBT: write shared replicas to a separate directory.
+        enable_write_sharding_file: In Orbax's layouts: write the file `_sharding`, which loads without an
             abstract state need.
-        array_metadata_store: Of Orbax's layouts: None leaves `array_metadatas` out, in which the kind of PRNG
-            keys stands.
+        array_metadata_store: In Orbax's layouts: None omits `array_metadatas`, which stores the kind of PRNG
+            keys.
     """
 
     StorageOptions = _Storage

@@ -27,17 +27,16 @@ class FileOptions(OptionGroup):
     """How files are laid out and made durable.
 
     Attributes:
-        file_bytes_target: A data file is rolled over once it has this size; an array is never
-            split by it.
-        path_permission_mode: Permission bits of new directories, None for the process's default.
-        path_class: The class of the paths that programs are given.
+        file_bytes_target: Start a new data file at this size. An array is never split between files.
+        path_permission_mode: Permission bits of new directories; None uses the default of the process.
+        path_class: The class of the paths that programs receive.
         follow_links_out: Whether loads follow symbolic links inside a checkpoint that lead out of it.
-            Waystation writes none, so by default such a link is refused: whoever can write it could have a
-            load read any file that the program may read. Set it for checkpoints whose files a tool has
-            replaced by links into a store of its own, if you trust that tool. The path of the checkpoint
-            itself may be a link.
-        skip_sync_file_validations: Taken for Orbax's sake: the look at the destination before an
-            asynchronous save returns is one system call, and stays.
+            Waystation writes no such links and refuses them by default, because a writer of such a link
+            could make a load read any file that the program may read. Set it for checkpoints whose files a
+            trusted tool has replaced by links into its store. The path of the checkpoint itself may be a
+            link.
+        skip_sync_file_validations: Accepted for compatibility with Orbax, and without effect: the check of
+            the destination before an asynchronous save returns is one system call.
     """
 
     file_bytes_target: int = 2 * _GIB
@@ -61,20 +60,20 @@ def _mode(value: Any) -> str | None:
 
 @dataclass(kw_only=True)
 class EngineOptions(OptionGroup):
-    """Overrides of what the engine finds out by calibration; None leaves it the choice.
+    """Overrides of the engine's calibration; None leaves the choice to the engine.
 
     Attributes:
         write_mode: `direct-ring`, `direct-threads` or `buffered`.
         read_mode: The same, for reading.
         block_bytes: Size of one request.
-        depth: Requests in flight.
-        threads: Worker threads.
-        staging_bytes: Memory of a write for blocks on their way to the disk; at least one block of 256 KiB.
-        throttle_path: The file of a throttle: all jobs of all processes of this machine that name it get no
-            more bytes and requests a second together than it says. It models a slow store in benchmarks
-            (`benchmarks/distributed`), and counts data files only.
-        gpu_direct: Whether files are read straight to the memory of NVIDIA GPUs (GPUDirect Storage) where
-            cuFile can do that: it is tried, and what cannot be read so goes through host memory.
+        depth: Number of requests in flight.
+        threads: Number of worker threads.
+        staging_bytes: Memory of a save for blocks on their way to the disk; at least one block of 256 KiB.
+        throttle_path: The file of a throttle. All jobs of all processes of this machine that name it share
+            its limit on bytes and requests per second. It emulates a slow store in benchmarks
+            (`benchmarks/distributed`), and applies to data files only.
+        gpu_direct: Whether to read files directly into the memory of NVIDIA GPUs (GPUDirect Storage) if
+            cuFile supports it. Other reads pass through host memory.
     """
 
     write_mode: str | None = None

@@ -12,12 +12,12 @@ from waystation._options.base import OptionGroup
 
 
 class CheckpointLayout(enum.Enum):
-    """What kind of files a load reads.
+    """The kind of files that a load accepts.
 
-    ORBAX stands for native checkpoints and those of Orbax, which a load tells apart by itself. SAFETENSORS
-    stands for a published model: a safetensors file, or a directory of such files. It can be loaded as a
-    state, a flat dict of its tensors; nothing can be saved with it. AUTO stands for all of these.
-    `array.saving.use_ocdbt` says which layout a save writes.
+    ORBAX means native checkpoints and those of Orbax, which a load distinguishes by itself. SAFETENSORS
+    means a published model: a safetensors file, or a directory of such files. It loads as a state, a flat
+    dict of its tensors, and cannot be saved. AUTO means all of these. `array.saving.use_ocdbt` selects the
+    layout of a save.
     """
 
     ORBAX = "orbax"
@@ -60,12 +60,12 @@ def _renames(value: Any) -> str | None:
 
 @dataclass(kw_only=True)
 class AtomicityOptions(OptionGroup):
-    """How a checkpoint becomes visible in one act.
+    """How a checkpoint becomes visible atomically.
 
     Attributes:
-        mode: AUTO and ATOMIC_RENAME are one here: a directory of another name is renamed.
-        allow_legacy_atomic_rename: Taken for Orbax's sake: on file systems, checkpoints of Orbax are read
-            with or without its commit file.
+        mode: AUTO and ATOMIC_RENAME are equivalent: a directory with another name is renamed.
+        allow_legacy_atomic_rename: Accepted for compatibility with Orbax, and without effect: on file
+            systems, checkpoints of Orbax are read with or without its commit file.
     """
 
     mode: AtomicityMode = AtomicityMode.AUTO
@@ -78,10 +78,10 @@ class AtomicityOptions(OptionGroup):
 class SafetensorsOptions(OptionGroup):
     """How Orbax reads safetensors files (see `CheckpointLayout.SAFETENSORS`).
 
-    Taken for Orbax's sake: here the engine chooses by what the file system is best at.
+    Accepted for compatibility with Orbax, and without effect: the engine chooses.
 
     Attributes:
-        max_over_read_ratio: How many bytes may be read for one that is needed.
+        max_over_read_ratio: Bytes that may be read for each byte that is needed.
         read_chunk_bytes: Size of one read.
     """
 
@@ -98,8 +98,8 @@ class GcsDeletionOptions(OptionGroup):
     """How checkpoints on Google Cloud Storage are deleted.
 
     Attributes:
-        todelete_full_path: Move them there instead. It says nothing of paths on file systems, and others
-            are refused.
+        todelete_full_path: Where to move them instead. It has no effect on file systems; other paths are
+            refused.
     """
 
     todelete_full_path: str | None = None
@@ -155,8 +155,9 @@ class PathwaysOptions(OptionGroup):
     """How programs of one controller save.
 
     Attributes:
-        checkpointing_impl: Taken for Orbax's sake: a `CheckpointingImpl` of Orbax's or of this package, or
-            its name. It is about programs on Pathways; in all others, the program's own processes save.
+        checkpointing_impl: Accepted for compatibility with Orbax: a `CheckpointingImpl` of Orbax or of this
+            package, or its name. It concerns programs on Pathways; other programs save in their own
+            processes.
     """
 
     checkpointing_impl: CheckpointingImpl | None = None

@@ -64,32 +64,32 @@ _Regulator = RegulatorOptions
 
 @dataclass(kw_only=True)
 class MemoryOptions(OptionGroup):
-    """How much host memory saves and loads may take beside the state.
+    """How much host memory saves and loads may use beyond the state.
 
     Attributes:
-        read_concurrent_bytes: Most bytes of host memory that a load takes beyond its result: arrays on
-            their way to other devices, values on their way to another dtype, and the engine's own. Less
-            than 2 MiB counts as 2 MiB; an array goes in pieces where it is larger. None sets no bound.
-        write_concurrent_bytes: Most bytes of host memory that a save takes beyond the state: memory of
-            devices on its way to the disk, the engine's blocks, and the copies of an asynchronous save. Less
-            than 1 MiB counts as 1 MiB; an array goes in pieces where it is larger. None leaves 64 MiB to the
-            engine, and to copies what `snapshot_bytes` says. Arrays that have to be made anew to be stored
-            (a cast, the 4-bit dtypes of JAX) are not counted. Where arrays are compressed, half of the bound
-            is for that, less than 4 MiB counts as 4 MiB, and chunks are smaller, unless their size is given.
-        transfer_concurrent_bytes: Orbax's bound on memory of devices on its way to the host. It is part of
-            what `write_concurrent_bytes` bounds, so the smaller of the two counts.
-        regulator_options: Another bound on the same, as Orbax's regulator is told; counts before
-            `transfer_concurrent_bytes`.
-        expected_surge_bytes: How much less than `regulator_options` say a save may take.
-        snapshot_bytes: Most bytes that an asynchronous save copies before it returns, of leaves that
-            could change afterwards (NumPy, torch, GPU). Beyond that the call blocks until the rest is
-            written. None means half of the memory that is available.
-        caller_keeps: The caller promises not to change NumPy arrays and torch tensors until the
-            save has finished: nothing is copied.
+        read_concurrent_bytes: Maximum host memory that a load uses beyond its result: arrays on their way to
+            other devices or to another dtype, and the engine's buffers. Values below 2 MiB count as 2 MiB. A
+            larger array is read in pieces. None sets no limit.
+        write_concurrent_bytes: Maximum host memory that a save uses beyond the state: device memory on its
+            way to the disk, the engine's blocks, and the copies of an asynchronous save. Values below 1 MiB
+            count as 1 MiB. A larger array is written in pieces. None gives the engine 64 MiB, and copies
+            `snapshot_bytes`. Arrays that must be rebuilt to be stored (a cast, the 4-bit dtypes of JAX) are
+            not counted. If arrays are compressed, compression uses half of the limit, at least 4 MiB, and
+            chunks are smaller unless their size is given.
+        transfer_concurrent_bytes: Orbax's limit on device memory on its way to the host. It is part of
+            `write_concurrent_bytes`, so the smaller of the two applies.
+        regulator_options: Another limit on the same, in the form of Orbax's regulator. It takes precedence
+            over `transfer_concurrent_bytes`.
+        expected_surge_bytes: Reduces the limit of `regulator_options` by this amount.
+        snapshot_bytes: Maximum size that an asynchronous save copies before it returns, of leaves that could
+            change afterwards (NumPy, torch, GPU). The call blocks until the excess is written. None means
+            half of the available memory.
+        caller_keeps: The caller promises not to change NumPy arrays and torch tensors until the save has
+            ended. The save copies none of them.
         deepcopy_host_arrays: Orbax's name of the opposite of `caller_keeps`.
-        is_prioritized_key_fn: Taken for Orbax's sake: what it would put first is safe from later changes
-            before the call returns, as everything is.
-        serialization_status_callback: Can only be None; a handle's `progress()` tells how far a save is.
+        is_prioritized_key_fn: Accepted for compatibility with Orbax, and without effect: every leaf is safe
+            from later changes before the call returns.
+        serialization_status_callback: Must be None; a handle's `progress()` reports the progress of a save.
     """
 
     RegulatorOptions = _Regulator

@@ -12,14 +12,15 @@ from waystation._options.base import OptionGroup
 
 @dataclass(kw_only=True)
 class AsyncOptions(OptionGroup):
-    """What goes on in the background.
+    """Operations in the background.
 
     Attributes:
-        timeout_secs: How long a process waits for the others in one step of an asynchronous save, in
-            seconds, where that is less than `multiprocessing.deadline_s`.
-        post_finalization_callback: Called without arguments in every process when an asynchronous save is
-            committed, in its thread. What it raises, the handle raises.
-        create_directories_asynchronously: Taken for Orbax's sake: directories are made in the background.
+        timeout_secs: Maximum time that a process waits for the others in one step of an asynchronous save,
+            in seconds, if it is less than `multiprocessing.deadline_s`.
+        post_finalization_callback: Function that is called without arguments in every process when an
+            asynchronous save is committed, in the thread of the save. The handle raises what it raises.
+        create_directories_asynchronously: Accepted for compatibility with Orbax, and without effect:
+            directories are created in the background.
     """
 
     timeout_secs: float = 1200
@@ -37,15 +38,15 @@ class MultiprocessingOptions(OptionGroup):
     """How the processes of a program act together.
 
     Attributes:
-        primary_host: The process that decides, and writes what every process has a value of its own of.
-            None: every process has a storage of its own that the others do not see, to which it writes
-            all that it holds, and from which it loads.
-        deadline_s: How long a process waits for the others in one step of an operation, in seconds.
-        active_processes: The processes that take part; they alone make the call, and `primary_host` is one of
-            them. Nobody waits for the others. Between them they hold all of every array that is saved. None:
-            all processes of the program.
-        barrier_sync_key_prefix: Names a sequence of operations. Those of one name (None is one too) come in
-            the same order in all processes; those of different names need not.
+        primary_host: The process that decides, and that writes values which every process has for itself.
+            None means that every process has its own storage, which the others do not see. It writes
+            everything that it holds to that storage, and loads from it.
+        deadline_s: Maximum time that a process waits for the others in one step of an operation, in seconds.
+        active_processes: The processes that take part. Only they make the call, `primary_host` is one of
+            them, and other processes do not wait. Together they hold all of every array that is saved. None
+            means all processes of the program.
+        barrier_sync_key_prefix: Name of a sequence of operations. Operations with the same name (or None)
+            come in the same order in all processes. Those with different names may come in any order.
     """
 
     primary_host: int | None = 0

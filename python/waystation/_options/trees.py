@@ -13,11 +13,11 @@ from waystation._options.base import OptionGroup
 
 @dataclass(kw_only=True)
 class PyTreeMetadataOptions(OptionGroup):
-    """What the metadata of a tree say of its containers.
+    """What the metadata of a tree record about its containers.
 
     Attributes:
-        support_rich_types: Of Orbax's layouts: say of tuples and named tuples that they are such; else they
-            are stored as lists and dicts. The native layout always says what containers are.
+        support_rich_types: In Orbax's layouts: record tuples and named tuples. Otherwise they are stored as
+            lists and dicts. The native layout always records the types of containers.
     """
 
     support_rich_types: bool = False
@@ -29,7 +29,7 @@ class PyTreeSavingOptions(OptionGroup):
     """How trees are saved.
 
     Attributes:
-        pytree_metadata_options: What their metadata say.
+        pytree_metadata_options: What the metadata record about containers.
     """
 
     pytree_metadata_options: PyTreeMetadataOptions = field(default_factory=PyTreeMetadataOptions)
@@ -48,11 +48,11 @@ class PyTreeLoadingOptions(OptionGroup):
     """How trees are loaded.
 
     Attributes:
-        partial_load: Load what the abstract state has, though the checkpoint has more. Otherwise that is an
-            error. What the checkpoint lacks is an error in any case.
-        select: Load only leaves whose key path (`params.layers.0.w`) a regular expression finds something in
-            (`re.search`), or for which a function of it returns True. All others come back as `PLACEHOLDER`,
-            and need not be in the checkpoint. None loads all.
+        partial_load: Load the leaves of the abstract state even if the checkpoint has more. Otherwise that
+            is an error. A leaf that the checkpoint lacks is always an error.
+        select: Load only leaves whose key path (`params.layers.0.w`) matches a regular expression
+            (`re.search`), or for which a function of the key path returns True. The others load as
+            `PLACEHOLDER` and need not be in the checkpoint. None loads all.
     """
 
     partial_load: bool = False
@@ -84,7 +84,7 @@ class CheckpointablesOptions(OptionGroup):
     """Options of checkpointables.
 
     Attributes:
-        registry: Which handler saves and loads what (`handlers.local_registry()`). None: the global one.
+        registry: The registry of handlers (`handlers.local_registry()`). None means the global one.
     """
 
     registry: Any = None

@@ -131,8 +131,8 @@ class Hosts:
                 raise Unavailable(
                     f"the agents of the hosts have not recovered for this program within {timeout_s:g} s"
                     f"{not_heard}. Of {agents} agents {agents // 2 + 1} have to run that have not lost their "
-                    "memory. Where fewer are left, give all agents new directories: what memory had cannot be "
-                    "used any more, and programs go on from the checkpoints in the directory"
+                    "memory. Where fewer are left, give all agents new directories: what memory had cannot "
+                    "be used any more, and programs go on from the checkpoints in the directory"
                 )
             return str(standing["epoch"]).encode()
 
