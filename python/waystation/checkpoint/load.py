@@ -38,33 +38,32 @@ def load(
     Args:
         path: The checkpoint; with the option `checkpoint_layout`, also a safetensors file, or a directory of
             such files, whose tensors are then a flat dict.
-        abstract_state: What is wanted: the same tree with abstract leaves (`jax.ShapeDtypeStruct`
-            with or without a sharding, tensors on any device, NumPy arrays, types or values of
-            scalars; any object with a shape and a dtype asks for a NumPy array, with a sharding for one of
-            JAX), or what `metadata` returned. A sharding over an abstract mesh is over the mesh that the
-            calling thread has set (`jax.set_mesh`). Each leaf comes back as the kind of array that the
-            abstract leaf is, with its dtype and sharding, in the given containers. Without it
-            everything comes back as it was saved. For an array of the runtime there is a new one of its
-            shape, dtype, sharding and slice, which its hosts load; other leaves of such a state can be
-            arrays of NumPy and JAX, and scalars.
-        checkpointable_name: Which checkpointable; by default `state`, or the first state by name where there
-            is none of that name.
-        framework: `numpy` loads every array as one of NumPy, whatever saved it and wherever it was: on fewer
-            devices than it was saved on, say. Only without an abstract state. It is the option
-            `array.loading.restore_on_host` for one call.
+        abstract_state: The requested state: the same tree with abstract leaves (`jax.ShapeDtypeStruct` with
+            or without a sharding, tensors on any device, NumPy arrays, types or values of scalars), or the
+            result of `metadata`. Any other object with a shape and a dtype requests a NumPy array, or with a
+            sharding a JAX array. A sharding over an abstract mesh uses the mesh that the calling thread has
+            set (`jax.set_mesh`). Each leaf loads as the kind of array of its abstract leaf, with that dtype
+            and sharding, in the given containers. Without an abstract state everything loads as it was
+            saved. For an array of the runtime, its hosts load a new array of that shape, dtype, sharding and
+            slice; the other leaves of such a state can be arrays of NumPy, JAX and torch, and scalars.
+        checkpointable_name: The checkpointable to load; by default `state`, or the first state by name if no
+            checkpointable has that name.
+        framework: `numpy` loads every array as a NumPy array, for example on fewer devices than it was saved
+            on. Only without an abstract state. It sets the option `array.loading.restore_on_host` for one
+            call.
 
     Returns:
         The state.
 
     Raises:
-        CheckpointNotFound: There is no checkpoint.
-        CheckpointableNotFound: It has no such checkpointable.
-        InvalidInput: The path is no checkpoint, the checkpointable no state, or a leaf cannot be had as
-            wanted.
+        CheckpointNotFound: No checkpoint exists at the path.
+        CheckpointableNotFound: The checkpoint has no such checkpointable.
+        InvalidInput: The path is not a checkpoint, the checkpointable is not a state, or a leaf cannot be
+            loaded as requested.
         StructureMismatch: The checkpoint and the abstract state differ; the message shows how.
-        Corrupt: Bytes are not what was written; names file and array.
+        Corrupt: Bytes differ from what was written; the message names file and array.
         Unavailable: The checkpoint was replaced each time that the load began.
-        Unsupported: The checkpoint is of a newer format version.
+        Unsupported: The checkpoint has a newer format version.
     """
     options = _options(framework, abstract_state)
     backend = remote_state.backend_of(abstract_state)
@@ -84,9 +83,9 @@ def load_async(
 ) -> AsyncResponse[Any]:
     """Loads a state in the background; takes what `load` takes, and its handle raises what it raises.
 
-    In a program of several processes, each reads what it needs: collectives from a thread in the background
-    could come between those of the program. With the option `array.loading.load_and_broadcast = True` there
-    are such; let the program have none of its own then until the handle is done.
+    In a program of several processes, each reads what it needs, because collectives of a background thread
+    could come between those of the program. The option `array.loading.load_and_broadcast = True` permits
+    them; the program must then use no collectives until the handle is done.
     """
     options = _options(framework, abstract_state)
     backend = remote_state.backend_of(abstract_state)
@@ -128,19 +127,19 @@ def load_checkpointables(path: PathLike, abstract_checkpointables: Any = None) -
 
     Args:
         path: The checkpoint.
-        abstract_checkpointables: Names, and what is wanted of each: for a state what `load` takes, for an
-            object that saves itself the object that is to be changed into what was saved, for others what
-            their handler says; None for what was saved, as it was. What is not named is not loaded. What
-            `checkpointables_metadata` returned is such, too. By default everything is loaded as it was saved.
+        abstract_checkpointables: Names and abstract values: for a state what `load` takes, for an object
+            that saves itself the object to update, for others what their handler accepts; None loads a
+            checkpointable as it was saved. Others are not loaded. The result of `checkpointables_metadata`
+            is accepted as well. By default everything is loaded as it was saved.
 
     Returns:
-        What was loaded, by name.
+        The loaded checkpointables, by name.
 
     Raises:
-        CheckpointNotFound: There is no checkpoint.
-        CheckpointableNotFound: It has no checkpointable of a name that is given.
+        CheckpointNotFound: No checkpoint exists at the path.
+        CheckpointableNotFound: The checkpoint has no checkpointable of a given name.
         NoHandler: No registered handler can load one of them.
-        HandlerFailed: The handler of one of them did.
+        HandlerFailed: A handler raised an exception.
         InvalidInput, StructureMismatch, Corrupt, Unsupported: As `load` does.
     """
     loading, abstracts = _opened(path, abstract_checkpointables, is_in_background=False)
@@ -153,8 +152,8 @@ def load_checkpointables_async(
 ) -> AsyncResponse[dict[str, Any]]:
     """Loads several checkpointables in the background; takes what `load_checkpointables` takes.
 
-    What is wrong with the call or the metadata is raised at once, the rest by the handle. Collectives are as
-    `load_async` says.
+    Errors of the arguments or the metadata are raised at once, others by the handle. Collectives are used as
+    in `load_async`.
     """
     loading, abstracts = _opened(path, abstract_checkpointables, is_in_background=True)
     progress = Progress()

@@ -76,19 +76,19 @@ def save_async(
     overwrite: bool = False,
     custom_metadata: Any = None,
 ) -> AsyncResponse[None]:
-    """Saves a state in the background, safe from whatever happens to it after this returns.
+    """Saves a state in the background. Changes to the state after this returns do not affect the checkpoint.
 
-    Takes what `save` takes. CPU JAX arrays are held by view, which keeps their values even when they
-    are donated or deleted. NumPy arrays, torch tensors and arrays in GPU memory are copied, up to
-    `memory.snapshot_bytes`; beyond that the call blocks until the rest has been written out. Of arrays of the
-    runtime hosts save what they are now, whatever is called next; such a save cannot be cancelled.
+    Takes the arguments of `save`. JAX arrays on the CPU are held by view, which keeps their values even if
+    they are donated or deleted. NumPy arrays, torch tensors and arrays in GPU memory are copied, up to
+    `memory.snapshot_bytes`; beyond that the call blocks until the rest has been written. Hosts save arrays
+    of the runtime with their present values, regardless of later calls; such a save cannot be cancelled.
 
     Returns:
         The handle: `result()` returns once the checkpoint is durable and committed.
 
     Raises:
-        Conflict, Unsupported, InvalidInput, PermissionDenied: As `save` does, before it returns. What
-            fails later is raised by the handle; so is what hosts refuse.
+        Conflict, Unsupported, InvalidInput, PermissionDenied: As `save` does, before it returns. The handle
+            raises later failures, including those of hosts.
     """
     check_names([checkpointable_name])
     backend = remote_state.backend_of(state)
@@ -105,19 +105,19 @@ def save_checkpointables(
     overwrite: bool = False,
     custom_metadata: Any = None,
 ) -> None:
-    """Saves several things as one checkpoint, each of which can be loaded, or deleted, by itself.
+    """Saves several checkpointables as one checkpoint. Each can be loaded and deleted separately.
 
     Args:
         path: The directory that becomes the checkpoint. Missing parents are created.
-        checkpointables: Names and what is saved under them: states, JSON values, messages of protocol
-            buffers, objects that save themselves (`StatefulCheckpointable`), and what registered handlers
-            take (`waystation.handlers`).
-        overwrite: Replace a checkpoint that is there; it stays whole until the new one is.
+        checkpointables: Names and objects: states, JSON values, messages of protocol buffers, objects that
+            save themselves (`StatefulCheckpointable`), and objects of registered handlers
+            (`waystation.handlers`).
+        overwrite: Replace an existing checkpoint, which stays whole until the new one is committed.
         custom_metadata: A dict of JSON values, with strings as keys, to keep with the checkpoint.
 
     Raises:
         NoHandler: No handler can save one of them; the message names it.
-        HandlerFailed: The handler of one of them did; so nothing is saved.
+        HandlerFailed: A handler raised an exception; nothing is saved.
         Conflict, Unsupported, InvalidInput, DiskFull, PermissionDenied, Unavailable: As `save` does.
     """
     check_checkpointables(checkpointables)
@@ -131,10 +131,10 @@ def save_checkpointables_async(
     overwrite: bool = False,
     custom_metadata: Any = None,
 ) -> AsyncResponse[None]:
-    """Saves several things as one checkpoint in the background; takes what `save_checkpointables` takes.
+    """Saves several checkpointables as one checkpoint in the background.
 
-    States are safe from later changes as with `save_async`; each handler has taken what is to be saved when
-    this returns.
+    Takes the arguments of `save_checkpointables`. Changes to states after this returns do not affect the
+    checkpoint, as with `save_async`. Each handler has finished its first phase when this returns.
 
     Returns:
         The handle: `result()` returns once the checkpoint is durable and committed.

@@ -21,24 +21,23 @@ from waystation.training.save_decision_policies import FixedIntervalPolicy, Save
 class MemoryTier:
     """Keeps the newest checkpoints in the memory of this host, for `training.Checkpointer(memory=…)`.
 
-    The agent of the host (`waystation agent run`, or `waystation launch --agent`) owns that memory, so what
-    was saved outlives the program, and the agent as well. Where it is one of several, other hosts keep
-    copies, so that what was saved outlives the host, too. One sequence of checkpoints at a time uses an
-    agent: a later program that is given it fences the earlier one, and a second `Checkpointer` of the same
-    program, of another directory, is refused until the first is closed.
+    The agent of the host (`waystation agent run`, or `waystation launch --agent`) owns that memory, so
+    checkpoints outlive the program and the agent. With several agents, hosts keep copies for each other, so
+    checkpoints also outlive a host. One sequence of checkpoints at a time uses an agent: a later program that
+    uses it fences the earlier one, and a second `Checkpointer` of the same program with another directory is
+    refused until the first is closed.
 
     Attributes:
         directory: The directory of the agent's store. None takes it from the environment variable
             `WAYSTATION_AGENT_DIRECTORY`, which `waystation launch --agent` sets.
-        save_decision_policy: When to save to memory, independent of when the directory is written; by default
-            at every step.
+        save_decision_policy: Which steps to save to memory, independent of the directory; by default every
+            step.
         run: The id that the agent's store must have (32 hexadecimal digits), so that the memory of another
-            program is not taken for this one's. None takes any.
-        deadline_s: How long a save or load waits for the agent, and for other processes, before it goes on
+            program is not used by mistake. None accepts any.
+        deadline_s: How long a save or load waits for the agent, and for other processes, before it continues
             without memory.
-        start_from_nothing: Whether a program may begin without any checkpoint although memory once had
-            committed steps of the sequence. Without, `Checkpointer(…)` raises `errors.CommittedStepsLost`
-            then.
+        start_from_nothing: Whether a program may start without a checkpoint although memory once had
+            committed steps of the sequence. Otherwise `Checkpointer(…)` raises `errors.CommittedStepsLost`.
     """
 
     directory: str | os.PathLike[str] | None = None

@@ -68,7 +68,7 @@ def _check_saves_in_flight(count: object) -> None:
 
 
 class Checkpointer(ReadingCheckpointer):
-    """Saves a sequence of checkpoints, keeps those that are wanted, and loads them again.
+    """Manages the checkpoints of a training run: saves steps, removes old ones, and loads.
 
     Example:
         ```python
@@ -82,24 +82,23 @@ class Checkpointer(ReadingCheckpointer):
         ```
 
     Args:
-        directory: Where the checkpoints are, each in a directory named for its step. It is made.
-        context: The options of all calls that do not come from a context's block; by default those in effect
-            here.
-        save_decision_policy: When to save. By default as often as that does not make the program wait for
-            an earlier save, and when it was told that it will be ended.
+        directory: The directory of the sequence, which is created. Each checkpoint is a directory in it,
+            named by its step.
+        context: The options of all calls outside of a context's block; by default those in effect here.
+        save_decision_policy: Which steps to save. By default whenever no earlier save is running, and when
+            the program has been told that it will be ended.
         preservation_policy: Which checkpoints to keep; by default all.
-        step_name_format: How directories are named; by default by the number alone.
-        custom_metadata: A dict of JSON values to keep with the whole sequence. What the directory has
-            already stays.
-        cleanup_tmp_directories: Remove what saves have left there that did not end: of Waystation's what is
-            certain not to be written any more, of Orbax's everything.
-        lightweight_initialize: Read nothing of the checkpoints at first, so that their times and metrics
-            are unknown until they are needed.
-        logger: Is told of each save and load.
-        max_saves_in_flight: How many saves there may be in the background at a time. Another one waits
-            until there are fewer.
-        memory: A tier above the directory, `waystation.memory.MemoryTier`: saves also go there, as often as
-            its own policy says, loads prefer what is newer, and its failures are warned of, never raised.
+        step_name_format: The names of directories; by default the number of the step.
+        custom_metadata: A dict of JSON values to keep with the whole sequence. Existing metadata of the
+            directory stay.
+        cleanup_tmp_directories: Remove leftovers of interrupted saves: those of Waystation whose process is
+            certainly dead, and all of Orbax.
+        lightweight_initialize: Read nothing of the checkpoints at first. Their times and metrics are unknown
+            until they are needed.
+        logger: Receives an entry for each save and load.
+        max_saves_in_flight: Maximum number of saves in the background. Another one waits.
+        memory: A tier above the directory, `waystation.memory.MemoryTier`. Saves also go there, as often as
+            its own policy says, and loads prefer a newer version there. Its failures are warnings.
     """
 
     def __init__(

@@ -209,10 +209,10 @@ class Client:
 
         Args:
             path: Where it is, for the hosts.
-            like: The same tree as was saved, with an array of this client for each that is wanted: the new
-                one has its shape, dtype, sharding and slice. It may have been donated, or lost. For other
-                leaves it has what `waystation.load` takes for arrays of JAX and NumPy and for scalars; `...`
-                is what is not loaded.
+            like: The same tree as was saved, with an array of this client for each array to load. The new
+                array has its shape, dtype, sharding and slice. It may have been donated or lost. Other
+                leaves are what `waystation.load` takes for arrays of JAX, torch and NumPy and for scalars;
+                `...` skips a leaf.
 
         Raises:
             Unsupported: The client runs in this process alone.
