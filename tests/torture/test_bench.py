@@ -55,6 +55,14 @@ def test_damage_of_our_own_layout_is_told(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_an_agent_and_its_programs_are_killed_between_their_calls(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    options = ["--systems=waystation-agent", "--runs=1", f"--journal={journal}"]
+    done = torture("run", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sum(run.outcome is Outcome.OK for run in Journal(journal).runs()) > 5
+
+
 def test_a_disk_after_a_power_cut_has_one_of_both_versions(tmp_path: Path) -> None:
     """A few hundred disks, each of which a power cut may have left during one overwrite."""
     journal = tmp_path / "journal.jsonl"
