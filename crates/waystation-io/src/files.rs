@@ -217,7 +217,10 @@ pub fn rename_exchange(first: &Path, second: &Path) -> Result<()> {
 }
 
 fn rename(source: &Path, target: &Path, flags: RenameFlags, action: &str) -> Result<()> {
-    let Err(errno) = rustix::fs::renameat_with(CWD, source, CWD, target, flags) else { return Ok(()) };
+    let Err(mut errno) = rustix::fs::renameat_with(CWD, source, CWD, target, flags) else { return Ok(()) };
+    if errno == rustix::io::Errno::PERM && is_refused(flags) {
+        errno = rustix::io::Errno::NOSYS;
+    }
     let error = io::Error::from(errno);
     let described = |kind, message: &str| {
         Error::new(kind, message.to_owned())
@@ -225,13 +228,8 @@ fn rename(source: &Path, target: &Path, flags: RenameFlags, action: &str) -> Res
             .with("target", target.display().to_string())
             .with("errno", errno.raw_os_error().to_string())
     };
-    let is_unsupported = match errno {
-        rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP => true,
-        rustix::io::Errno::PERM => is_refused(flags),
-        _ => false,
-    };
     Err(match errno {
-        _ if is_unsupported => described(
+        rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP => described(
             Kind::Unsupported,
             "this file system has no atomic rename of that kind; commit by a record instead",
         ),
