@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 
@@ -64,7 +64,7 @@ def mounted(
 
 def now_s() -> int:
     """The time of the file system."""
-    return int(time.time()) - int(sys.argv[4])
+    return int(time.time()) - Server.behind_s
 
 
 @dataclass(slots=True)
@@ -91,7 +91,13 @@ class Node:
 
 
 class Server:
-    """Answers the kernel's requests, one after another."""
+    """Answers the kernel's requests, one after another.
+
+    Attributes:
+        behind_s: How far the clock of the file system is behind.
+    """
+
+    behind_s: ClassVar[int] = 0
 
     def __init__(self, device: int, pattern: str, told: str = "close") -> None:
         self._device, self._pattern, self._told = device, pattern, told
@@ -262,7 +268,8 @@ def _name(body: bytes) -> str:
 
 def main() -> None:
     """Mounts and serves."""
-    place, pattern, told, _ = sys.argv[1:]
+    place, pattern, told, behind_s = sys.argv[1:]
+    Server.behind_s = int(behind_s)
     device = os.open("/dev/fuse", os.O_RDWR)
     libc = ctypes.CDLL(None, use_errno=True)
     options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}".encode()
