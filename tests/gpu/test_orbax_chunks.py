@@ -48,7 +48,7 @@ def test_checksums_are_those_of_the_device(driver: CudaDriver, tmp_path: Path, *
             ]
         planned = write_plan.plan(arrays, 0)
         prepared = write_data.Prepared("state", arrays, planned, [], is_waited_for=False)
-        group = _native.SyncGroup()
+        group = _native.SyncGroup(str(tmp_path))
         (part,) = write_data.write(
             str(tmp_path), [prepared], 0, options, FrameLimits(), observer, lambda: False, group
         )

@@ -18,9 +18,9 @@ from waystation.memory import (
     Placement,
     domain_recovery_odds,
     grouped_recovery_bound,
-    odds,
     place,
     recovery_probability,
+    survival_probability,
 )
 
 
@@ -117,7 +117,7 @@ def test_every_choice_of_lost_domains(domains: Sequence[str], copies: int, data:
     exact = counted_domains(placement, lost)
     assert domain_recovery_odds(placement, lost) == Odds(exact, is_exact=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(odds, "_COUNTED_CHOICES", 0)
+        patch.setattr(survival_probability, "_COUNTED_CHOICES", 0)
         bound = domain_recovery_odds(placement, lost)
     assert bound.probability <= exact
     if bound.is_exact:

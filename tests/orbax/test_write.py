@@ -222,9 +222,11 @@ def test_files_and_metadata_are_those_of_orbax(use_ocdbt: bool, tmp_path: Path) 
     theirs, ours = (content(root, "_CHECKPOINT_METADATA") for root in ("theirs", "ours"))
     assert ours.keys() == theirs.keys()
     assert ours["item_handlers"] == theirs["item_handlers"]
-    for file in ("orbax.checkpoint", "commit_success.txt"):
-        expected = (tmp_path / "theirs" / file).read_text().replace("theirs", "ours")
-        assert (tmp_path / "ours" / file).read_text() == expected
+    expected = (tmp_path / "theirs" / "commit_success.txt").read_text().replace("theirs", "ours")
+    assert (tmp_path / "ours" / "commit_success.txt").read_text() == expected
+    # Orbax asks only whether it is there; ours says that there are checksums.
+    assert (tmp_path / "theirs" / "orbax.checkpoint").read_text() == ""
+    assert ".waystation-checksums" in (tmp_path / "ours" / "orbax.checkpoint").read_text()
 
 
 def test_overwriting(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ pub enum Durability {
 /// Files that were written and directories that were changed, from before the first of them.
 #[derive(Debug)]
 pub struct SyncGroup {
-    root: File,
+    /// None once it is closed: an open directory keeps its file system from being unmounted.
+    root: Mutex<Option<File>>,
     path: PathBuf,
     device: u64,
     tells: bool,
@@ -86,7 +87,7 @@ impl SyncGroup {
         let device = root.metadata().map_err(failed)?.dev();
         let filesystem = FileSystem::of(directory)?;
         Ok(Self {
-            root,
+            root: Mutex::new(Some(root)),
             path: directory.to_owned(),
             device,
             tells: kernel_tells(&kernel_release()) && TELLING.contains(&filesystem.kind.as_str()),
@@ -152,7 +153,10 @@ impl SyncGroup {
         if closed.is_empty() && !self.pays(count, open_bytes + closed_bytes + found.own_bytes) {
             return each(open);
         }
-        match retry_on_intr(|| rustix::fs::syncfs(&self.root)) {
+        let root = self.root.lock().unwrap_or_else(PoisonError::into_inner);
+        // Of a group that is closed nothing is known from before: a sync of each tells what it can.
+        let Some(root) = root.as_ref() else { return each(open) };
+        match retry_on_intr(|| rustix::fs::syncfs(root)) {
             Ok(()) => {
                 sync_paths(&found.elsewhere)?;
                 close_all(open)
@@ -167,10 +171,11 @@ impl SyncGroup {
         }
     }
 
-    /// Closes what was not synced.
+    /// Closes what was not synced, and the group, which has no more syncs.
     pub fn close(&self) {
         let unsynced = std::mem::take(&mut *self.lock());
         drop(unsynced);
+        self.root.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// Whether to write back the whole file system costs less than so many syncs.

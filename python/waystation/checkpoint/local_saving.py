@@ -71,6 +71,7 @@ class LocalSaving(Saving):
         self._start()
         with self._undone_on_error():
             self._session.round(lambda: self._prepare_part(progress, on_copied_out), local_storage.nothing)
+        self._close_group()
         try:
             self._session.barrier()  # the decision: whoever is here will not undo its part any more
             self._session.round(self._commit_part, local_storage.nothing)

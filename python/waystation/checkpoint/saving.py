@@ -244,6 +244,7 @@ class Saving:
                 lambda: self._write(progress, on_copied_out),
                 lambda parts: self._commit(parts, progress),
             )
+        self._close_group()
 
     def _start(self) -> None:
         """Makes the attempt, if that has not been done."""
@@ -288,10 +289,13 @@ class Saving:
         try:
             yield
         except BaseException:
-            if self._group is not None:
-                self._group.close()  # some file systems keep a file that is open
+            self._close_group()  # some file systems keep a file that is open
             self._undo()
             raise
+
+    def _close_group(self) -> None:
+        if self._group is not None:
+            self._group.close()
 
     def _undo(self) -> None:
         """Removes the attempt once every process has stopped writing to it, or cannot be waited for."""

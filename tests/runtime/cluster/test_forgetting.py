@@ -39,6 +39,7 @@ def different_programs(client: Client, functions: list[Any], start: int, count: 
         made.block_until_ready()
 
 
+@pytest.mark.timeout(900)
 def test_thousands_of_programs_take_no_more_than_the_last_ones(address: str) -> None:
     with visiting(address) as cluster:
         cluster.add_island("forgetting", hosts=2)
