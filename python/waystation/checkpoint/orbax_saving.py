@@ -154,6 +154,7 @@ class OrbaxSaving(Saving):
                 for own in planned.arrays.directories():
                     _make_directory(os.path.join(attempt.path, name, own))
         except BaseException:
+            self._close_group()
             attempt.discard()
             raise
         return attempt

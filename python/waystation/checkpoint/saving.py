@@ -343,9 +343,11 @@ class Saving:
                 directory = self._files_directory(attempt.path, own)
                 os.makedirs(directory)
         except WaystationError:
+            self._close_group()
             attempt.discard()
             raise
         except OSError as error:
+            self._close_group()
             attempt.discard()
             raise from_os_error(error, "create", directory) from error
         return attempt
