@@ -26,8 +26,9 @@ PROGRAM = [sys.executable, "-m", "tests.runtime.cluster.programs"]
 
 @contextlib.contextmanager
 def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """A program in a process of its own, and what it says."""
-    process = subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE, text=True)
+    """A program in a process of its own, and what it says. It goes on for as long as the block does."""
+    command = [*PROGRAM, *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield process, json.loads(process.stdout.readline())

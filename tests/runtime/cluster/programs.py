@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 
 from waystation.runtime.cluster import connect
 
@@ -18,7 +17,7 @@ def main() -> None:
         said = {"address": status.address, "clients": status.clients, "hosts": hosts}
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
-        time.sleep(600)
+        sys.stdin.read()  # until the test ends it
 
 
 if __name__ == "__main__":

@@ -202,21 +202,21 @@ def check_that_a_killed_client_leaves_nothing(cluster: Cluster, left: Slice) -> 
     backend.share(base, "base")
     backend.wait([own], WAIT_S)
     command = [sys.executable, "-m", "tests.runtime.cluster.clients", cluster.address]
-    other = subprocess.Popen([*command, "second", "base", "its base"], stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen([*command, "doomed", "base", "its base"], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout is not None
         assert json.loads(other.stdout.readline()) == {"shape": [8], "total": float(VALUES.sum())}
         # The status is asked over another connection, and may be older than the arrays.
-        wait_until(lambda: "second" in bytes_of_owners(cluster))
+        wait_until(lambda: "doomed" in bytes_of_owners(cluster))
         # 32 bytes each; what is shared counts once, under its name.
         before = bytes_of_owners(cluster)
-        assert (before["second"], before["base"], before["its base"]) == (32, 32, 32)
+        assert (before["doomed"], before["base"], before["its base"]) == (32, 32, 32)
         other.send_signal(signal.SIGKILL)
-        wait_until(lambda: "second" not in bytes_of_owners(cluster))
+        wait_until(lambda: "doomed" not in bytes_of_owners(cluster))
     finally:
         other.kill()
         other.communicate()
-    assert bytes_of_owners(cluster) == before_without(before, "second")
+    assert bytes_of_owners(cluster) == before_without(before, "doomed")
     total = sum(bytes_of_owners(cluster).values())
     wait_until(lambda: sum(host.array_bytes for host in cluster.island("left").status().hosts) == total)
     np.testing.assert_array_equal(backend.get(own, WAIT_S), VALUES)
