@@ -32,7 +32,6 @@ from waystation.transfers.handle import AsyncResponse
 _BOUND_S = 60
 
 # JAX warns of every fork once an earlier test of the process has imported it; these children do not use it.
-pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
 
 
 def _exit_code_of_child(work: Callable[[], None]) -> int:

@@ -25,8 +25,6 @@ from waystation import errors
 from waystation.layouts.native import attempts, commit, marks, names, signs_of_life
 from waystation.training.leases import Leases
 
-pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
-
 NEVER_S, AT_ONCE_S = 1e9, -1.0
 
 _LEAVES_AN_ATTEMPT = """

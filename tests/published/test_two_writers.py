@@ -197,7 +197,6 @@ def held_by_another(path: Path, program: str = HOLDER) -> Iterator[subprocess.Po
             holder.kill()
 
 
-@pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")  # by JAX, where it is imported
 def test_a_forked_child_does_not_hold_the_lock(tmp_path: Path) -> None:
     with write_lock.held(str(tmp_path)):
         child = os.fork()
