@@ -56,7 +56,7 @@ fn few_files_are_open_at_a_time() {
     }
     assert!(open_below(directory.path()).len() > 1);
     group.close();
-    assert_eq!(open_below(directory.path()), [directory.path()]);
+    assert!(open_below(directory.path()).is_empty(), "not even the directory");
 }
 
 #[test]
