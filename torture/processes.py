@@ -118,7 +118,9 @@ def attempt(function: Callable[[], Any]) -> Ended:
     """Runs a function right here."""
     try:
         return Ended("returned", function())
-    except BaseException as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a panic of Rust is no Exception
         if os.environ.get("TORTURE_TRACEBACKS"):
             traceback.print_exc()
         return Ended("raised", (type(error).__name__, _in_one_line(error)))

@@ -53,6 +53,7 @@ class Schedule:
         self._program = -1
         self._kept = 0
         self._lost: list[int] = []  # hosts, since the program was started
+        self._blank: set[int] = set()  # hosts whose agents have had no orders yet since they were lost
         # Those that return have left the program alive.
         self._going_on: dict[str, Callable[[int], None]] = {
             "agent killed": self._kill_agent,
@@ -201,14 +202,21 @@ class Schedule:
         self._cluster.agents[victim].start()
 
     def _lose_host(self, programs: Programs, victim: int) -> None:
-        self._lost.append(victim)
-        self._cluster.lose_host(victim)
-        if victim >= self._trainers:
-            self._kill_trainer(programs, victim)
+        self._lose(programs, [victim])
 
     def _lose_two(self, programs: Programs, victim: int) -> None:
         """Two hosts at the same moment; whether they had both copies of a shard is up to the seed."""
         other = self._random.choice([index for index in range(self.host_count) if index != victim])
-        self._lost += [victim, other]
-        self._cluster.lose_hosts([victim, other])
-        self._kill_trainer(programs, min(victim, other))
+        self._lose(programs, [victim, other])
+
+    def _lose(self, programs: Programs, victims: list[int]) -> None:
+        """Loses hosts at once: others than chosen, if more than half of the agents would remember nothing."""
+        agents = self._cluster.agents
+        self._blank = {index for index in self._blank if not agents[index].number("is_training")}
+        if self.host_count > 1 and 2 * len(self._blank | set(victims)) > self.host_count:
+            victims = sorted(self._blank)
+        self._blank.update(victims)
+        self._lost += victims
+        self._cluster.lose_hosts(victims)
+        if min(victims) >= self._trainers:
+            self._kill_trainer(programs, min(victims))
