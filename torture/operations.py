@@ -37,14 +37,19 @@ class Operation:
 
     def judge(self, system: System, root: Path, ended: Ended, may_fail: bool) -> Verdict:
         """Says from a clean process what came of it: a program that starts again does all of it, too."""
-        if ended.how == "hung":
-            return Verdict(Outcome.HUNG, f"the {self.name}")
-        judged = in_child(lambda: self.find(system, root, ended, may_fail))
-        if judged.how != "returned":
-            outcome = Outcome.HUNG if judged.how == "hung" else Outcome.REFUSED_WRONGLY
-            return Verdict(outcome, f"a program that starts again after the {self.name}: {judged.error}")
-        verdict: Verdict = judged.value
-        return verdict
+        return judged(self.name, ended, lambda: self.find(system, root, ended, may_fail))
+
+
+def judged(name: str, ended: Ended, find: Callable[[], Verdict]) -> Verdict:
+    """What `find` finds, in a process of its own, after an operation of that name has ended."""
+    if ended.how == "hung":
+        return Verdict(Outcome.HUNG, f"the {name}")
+    found = in_child(find)
+    if found.how != "returned":
+        outcome = Outcome.HUNG if found.how == "hung" else Outcome.REFUSED_WRONGLY
+        return Verdict(outcome, f"a program that starts again after the {name}: {found.error}")
+    verdict: Verdict = found.value
+    return verdict
 
 
 @dataclass(frozen=True)

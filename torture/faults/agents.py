@@ -31,6 +31,7 @@ from torture.operations import (
     Seen,
     Workspace,
     judge_loaded,
+    judged,
     look,
     seen_by,
 )
@@ -125,14 +126,7 @@ class _OnHosts:
         raise NotImplementedError
 
     def _judged(self, system: System, root: Path, ended: Ended, may_fail: bool = True) -> Verdict:
-        if ended.how == "hung":
-            return Verdict(Outcome.HUNG, f"the {self._operation.name}")
-        judged = in_child(lambda: self._found(system, root, ended, may_fail))
-        if judged.how != "returned":
-            outcome = Outcome.HUNG if judged.how == "hung" else Outcome.REFUSED_WRONGLY
-            return Verdict(outcome, f"the programs after the {self._operation.name}: {judged.error}")
-        verdict: Verdict = judged.value
-        return verdict
+        return judged(self._operation.name, ended, lambda: self._found(system, root, ended, may_fail))
 
     def _found(self, system: System, root: Path, ended: Ended, may_fail: bool) -> Verdict:
         """What a program finds that goes on from what is there, and one that begins after it.
