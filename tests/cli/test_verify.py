@@ -1,11 +1,13 @@
 """`waystation verify`: all damage, and where."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import waystation
+from waystation import _native
 
 
 @pytest.fixture
@@ -62,3 +64,12 @@ def test_nothing_to_verify(tmp_path: Path, run) -> None:
     assert run("verify", tmp_path / "absent").code == 2
     assert run("verify", "--all", tmp_path).code == 2
     assert run("verify", "--all", tmp_path / "absent").code == 2
+
+
+def test_a_newer_format_is_no_damage(saved: Path, run) -> None:
+    record = saved / "checkpoint.json"
+    body = json.loads(record.read_bytes())["record"] | {"format_version": 2}
+    record.write_bytes(_native.seal_json(json.dumps(body).encode()))
+    outcome = run("verify", saved)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "version 2" in outcome.err

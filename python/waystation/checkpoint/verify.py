@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from waystation import _native
-from waystation._errors import Corrupt, NotFound, Unsupported, WaystationError
+from waystation._errors import Corrupt, NotFound, PermissionDenied, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.paths import PathLike, is_orbax_layout, require_native_checkpoint, resolve
 from waystation.checkpoint.replaced import Held, Replaced, read_what_is_there
@@ -71,6 +71,12 @@ class Verification:
     bytes_read: int = 0
     local: LocalPart | None = None
 
+    def add(self, error: WaystationError, path: str) -> None:
+        """Adds what an error says of a file; raises one that says nothing of its bytes."""
+        if isinstance(error, Unsupported | PermissionDenied):
+            raise error
+        self.damages.append(Damage(path, error.message))
+
 
 def verify(
     path: PathLike, *, on_progress: Callable[[int, int], None] = lambda _done, _total: None
@@ -83,7 +89,8 @@ def verify(
 
     Raises:
         NotFound, InvalidInput: There is no checkpoint at `path`. Damage is returned, not raised.
-        Unsupported: Orbax has written it, without checksums.
+        Unsupported: Orbax has written it, without checksums, or a newer version of Waystation.
+        PermissionDenied: The system refuses access to a file of it.
     """
     target = resolve(path)
     if not is_orbax_layout(target):
@@ -162,7 +169,7 @@ def _open_all(root: _native.Directory, found: Verification) -> Iterator[OpenChec
     try:
         record = open_checkpoint(target, root)
     except WaystationError as error:
-        found.damages.append(Damage(os.path.join(target, names.RECORD), error.message))
+        found.add(error, os.path.join(target, names.RECORD))
         return
     found.local = record.local
     for name, (directory, _) in record.checkpointables.items():
@@ -170,8 +177,7 @@ def _open_all(root: _native.Directory, found: Verification) -> Iterator[OpenChec
         try:
             opened = open_any(target, record, name, root)
         except WaystationError as error:
-            where = str(error.context.get("path", os.path.join(target, directory)))
-            found.damages.append(Damage(where, error.message))
+            found.add(error, str(error.context.get("path", os.path.join(target, directory))))
             continue
         if isinstance(opened, HandlerFiles):
             own = {names.CHECKPOINTABLE_RECORD, names.FILES}
@@ -230,7 +236,7 @@ def _files_of_orbax(
         handlers = orbax.open_checkpoint(target, root).metadata.item_handlers
         named = handlers if isinstance(handlers, dict) else ()
     except WaystationError as error:
-        found.damages.append(Damage(str(error.context.get("path", target)), error.message))
+        found.add(error, str(error.context.get("path", target)))
     known = {orbax_names.CHECKSUMS, orbax_names.CHECKPOINT_METADATA, orbax_names.DELETION}
     for name, digest in checksums.top.items():
         known.add(name)
@@ -299,7 +305,7 @@ def _verify_whole(file: _WholeFile, found: Verification, on_file: Callable[[], N
     try:
         handler_files.check(file.path, file.digest, file.root)
     except WaystationError as error:
-        found.damages.append(Damage(file.path, error.message))
+        found.add(error, file.path)
     found.bytes_read += file.nbytes
     on_file()
 
@@ -309,7 +315,7 @@ def _verify_blocks(file: _BlockFile, found: Verification, on_window: Callable[[]
         status = beneath.status(file.path, file.root)
         checksums = file.checksums()
     except WaystationError as error:
-        found.damages.append(Damage(str(error.context.get("path", file.path)), error.message))
+        found.add(error, str(error.context.get("path", file.path)))
         return
     if status is None or not stat.S_ISREG(status.st_mode):
         found.damages.append(Damage(file.path, "is missing" if status is None else "is no regular file"))
