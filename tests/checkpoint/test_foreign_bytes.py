@@ -69,11 +69,10 @@ def test_links_out_of_a_checkpoint_are_refused_unless_they_are_allowed(saved: Pa
         shutil.copytree(saved, copy)
         file = copy / name
         elsewhere = _move_out(file)
-        for loading in ({}, {"mmap": True}):
+        for read, loading in ((ws.load, {}), (ws.load, {"mmap": True}), (ws.verify, {})):
             with pytest.raises(Unsupported, match="symbolic link") as caught, _options(**loading):
-                ws.load(copy)
+                read(copy)
             assert str(file) in str(caught.value)
-        assert any(damage.path == str(file) for damage in ws.verify(copy).damages)
         trusting = ws.Context()
         trusting.file.follow_links_out = True
         with trusting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,23 @@ def mounted(place: Path, options: str) -> Iterator[Path]:
     try:
         yield place
     finally:
-        subprocess.run(["umount", place], check=True)
+        if subprocess.run(["umount", place], capture_output=True, check=False).returncode != 0:
+            # Somebody held it at that moment, such as a process that looks at every mount of this machine.
+            held = _open_beneath(place)
+            assert not held, f"still open: {held}"
+            subprocess.run(["umount", place], check=True)
+
+
+def _open_beneath(place: Path) -> list[str]:
+    """What any process has open, mapped, or as its working directory, in a file system."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        links = [*process.glob("fd/*"), *process.glob("map_files/*"), process / "cwd"]
+        for link in links:
+            with suppress(OSError):
+                if str(target := link.readlink()).startswith(str(place)):
+                    found.append(f"{link} -> {target}")
+    return found
 
 
 @contextmanager

@@ -89,7 +89,8 @@ def verify(
 
     Raises:
         NotFound, InvalidInput: There is no checkpoint at `path`. Damage is returned, not raised.
-        Unsupported: Orbax has written it, without checksums, or a newer version of Waystation.
+        Unsupported: Orbax has written it, without checksums, or a newer version of Waystation; or a symbolic
+            link leads out of it (`file.follow_links_out`).
         PermissionDenied: The system refuses access to a file of it.
     """
     target = resolve(path)
