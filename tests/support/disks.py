@@ -28,8 +28,8 @@ def mounted(place: Path, options: str) -> Iterator[Path]:
         if subprocess.run(["umount", place], capture_output=True, check=False).returncode != 0:
             # Somebody held it at that moment, such as a process that looks at every mount of this machine.
             held = _open_beneath(place)
+            subprocess.run(["umount", "--lazy", place], check=True)
             assert not held, f"still open: {held}"
-            subprocess.run(["umount", place], check=True)
 
 
 def _open_beneath(place: Path) -> list[str]:
