@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waystation.errors import Corrupt, InvalidInput, Unavailable
+from waystation.runtime.control import listener as listening
 from waystation.runtime.control.connector import Connector
 from waystation.runtime.control.frames import Opener, Sealer
 from waystation.runtime.control.handshake import (
@@ -253,3 +254,20 @@ def test_strangers_are_not_listened_to(loop: Loop, listener: Listener) -> None:
         listener.end("left/0/e1")
     with pytest.raises(Unavailable, match="cannot be reached"):
         Connector("127.0.0.1:1", HOST)
+
+
+def test_strangers_who_stay_keep_nobody_out(
+    loop: Loop, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "_MOST_UNPROVEN", 8)
+    host, _, port = listener.address.rpartition(":")
+    with contextlib.ExitStack() as undo:
+        strangers = [
+            undo.enter_context(socket.create_connection((host, int(port)), WAIT_S)) for _ in range(40)
+        ]
+        connector = Connector(listener.address, HOST)
+        undo.callback(connector.close)
+        connector.send(b"here")
+        assert Heard(loop, listener, HOST.name).next() == b"here"
+        with contextlib.suppress(ConnectionResetError):
+            assert strangers[0].recv(1) == b""  # it has made room

@@ -34,7 +34,7 @@ class Listener:
         self.address = ""
         self._secret = secret
         self._ends: dict[tuple[Role, str], End] = {}
-        self._unproven: set[End] = set()
+        self._unproven: dict[End, None] = {}  # the oldest first
         self._server: asyncio.Server | None = None
         self._expected: dict[str, Callable[[End], None]] = {}  # programs
 
@@ -77,10 +77,15 @@ class Listener:
         self._expected[name] = then
 
     def made(self, end: End) -> None:
-        """Somebody has connected, whoever it is."""
-        self._unproven.add(end)
+        """Somebody has connected, whoever it is; where there are too many, the oldest makes room.
+
+        To prove itself takes a moment, so strangers who stay do not keep out those who come.
+        """
+        self._unproven[end] = None
         if len(self._unproven) > _MOST_UNPROVEN:
-            end.close()
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]  # now: it is told of its end later
+            oldest.close()
 
     def proven(self, end: End, role: Role) -> None:
         """It has proved itself.
@@ -93,14 +98,14 @@ class Listener:
             raise Unavailable(f"'{end.name}' is connected already")
         if role is Role.PROGRAM and end.name not in self._expected:
             raise Unavailable(f"nobody expects program '{end.name}'")
-        self._unproven.discard(end)
+        self._unproven.pop(end, None)
         self._ends[place] = end
         if role is Role.PROGRAM:
             self._expected.pop(end.name)(end)
 
     def lost(self, end: End) -> None:
         """It has ended."""
-        self._unproven.discard(end)
+        self._unproven.pop(end, None)
         for place in [place for place, known in self._ends.items() if known is end]:
             del self._ends[place]
 
