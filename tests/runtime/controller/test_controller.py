@@ -19,7 +19,7 @@ from waystation.runtime.controller import (
 )
 from waystation.runtime.errors import DeviceMemoryExceeded, ObjectNotFound
 from waystation.runtime.host_options import SaveManner
-from waystation.runtime.ir import Arg, Compute, Program, Result, SliceShape, Value, prepare
+from waystation.runtime.ir import Arg, Compute, Program, Result, Sharding, SliceShape, Value, prepare
 from waystation.runtime.messages import Done, Message, Run, Save, Spill
 from waystation.runtime.resources import SliceRequest
 from waystation.runtime.state_trees import StateTree
@@ -225,6 +225,32 @@ def test_what_does_not_fit_is_spilled_or_waits_and_is_refused_in_the_end() -> No
     world.controller.free(client, arrays)
     world.run()
     assert error_of(world, client, world.put(client, *slices)) is None
+
+
+def test_what_is_not_stalled_any_more_is_not_given_up() -> None:
+    """One host had no memory until a client freed some; on the other one only what runs has to end."""
+    world = World(limits=MemoryLimits(device_bytes=8))
+    client = world.controller.add_client("x")
+    grant = world.controller.grant
+    halves = [grant(client, SliceRequest.of(2, island="a", shared=True)) for _ in range(2)]  # a host each
+    whole = grant(client, SliceRequest.of(4, island="a", shared=True))
+    pairs = Sharding((("rows", 2),), (("rows",),))
+    first = world.put(client, halves[0], pairs)
+    world.run()
+    second = world.put(client, halves[1], pairs)  # its host is at it
+    world.carry_out()
+    waiting = world.put(client, whole)
+    world.carry_out()
+    (stall,) = world.stalled
+    world.controller.free(client, [first])
+    world.controller.orders.give_up(stall.island, stall.work)
+    world.run()
+    assert error_of(world, client, waiting) is None
+    assert len(world.stalled) == 2  # since the second array has come to stay
+    world.controller.free(client, [second])
+    world.run()
+    assert world.controller.arrays.is_made(world.controller.arrays.handle(client, waiting))
+    assert error_of(world, client, waiting) is None
 
 
 def test_a_request_that_waits_for_memory_holds_up_its_own_client_only() -> None:

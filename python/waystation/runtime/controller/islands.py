@@ -174,9 +174,12 @@ class IslandOrder:
         return effects
 
     def give_up(self, work: Work, works: Mapping[RunKey, Work]) -> list[Effect]:
-        """A work has waited too long for memory."""
+        """A work has waited too long for memory, unless what it waits for now are others that end."""
         effects: list[Effect] = []
-        for host in sorted(work.parts[self.name].unadmitted):
+        unadmitted = sorted(work.parts[self.name].unadmitted)
+        if not any(self._memories[host].is_stalled(work.key) for host in unadmitted):
+            return []
+        for host in unadmitted:
             effects += self._carry_out(host, self._memories[host].give_up(work.key), works)
         return effects
 

@@ -175,6 +175,10 @@ class HostMemory:
         )
         return lack > max(0, self.spill_budget - self.spilled_bytes)
 
+    def is_stalled(self, run: RunKey) -> bool:
+        """Whether a run that waits was reported as stalled, and still is."""
+        return self._stalled == run
+
     def finish(self, run: RunKey, *, failed: bool = False) -> list[Decision]:
         """An admitted run is over; if it failed, it leaves nothing."""
         reservation = self._running.pop(run)
@@ -220,9 +224,9 @@ class HostMemory:
                 # What has overtaken it goes on for ever, maybe, and is not what it waits for.
                 is_alone = self._running.keys() <= self._overtakers
                 waits = not self._running or (is_alone and self.waits_for_clients(head.run))
-                if waits and self._stalled != head.run:
-                    self._stalled = head.run
+                if waits and not self.is_stalled(head.run):
                     yield Stalled(head.run, self._holders(self._lack(head)))
+                self._stalled = head.run if waits else None
                 return
 
     def _waiting_of(self, run: RunKey) -> Reservation:
