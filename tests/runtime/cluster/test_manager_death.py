@@ -1,7 +1,9 @@
-"""The manager is killed: every program hears of it, and a log stays that says so."""
+"""The manager fails, or is killed: every program hears of its death, and a log stays that says so."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import re
 import signal
@@ -31,6 +33,10 @@ def test_the_death_of_the_manager_is_told_and_stays_in_its_log(
         given = on.put(np.arange(8, dtype=np.float32))
         backends[0].wait([given], WAIT_S)
         (log,) = (tmp_path / "waystation" / "runtime").glob("manager-*.log")
+        with connect(cluster.address, name="third") as third:
+            third._connection._connector.send(b"no pack")
+            wait_until(lambda: "Fatal error" in log.read_text())
+        assert "in _hear" in log.read_text()  # and where
         process_id = int(re.findall(r"the manager begins: process (\d+)", log.read_text())[0])
         os.kill(process_id, signal.SIGKILL)
         wanted = f"process {process_id} on .* all islands.* Connect again.*{re.escape(str(log))}"
@@ -47,6 +53,33 @@ def test_the_death_of_the_manager_is_told_and_stays_in_its_log(
 
 def use_until_it_fails(backend: ClusterBackend) -> None:
     wait_until(lambda: not backend.grant(SliceRequest.of(1, shared=True)) >= 0)
+
+
+def test_what_fails_where_nobody_waits_for_it_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    log = EventLog()
+
+    async def fail_in_a_task() -> None:
+        raise ValueError("of a task")
+
+    def fail_in_a_timer() -> None:
+        raise ValueError("of a timer")
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        log.watch(loop)
+        task = loop.create_task(fail_in_a_task())
+        loop.call_later(0, fail_in_a_timer)
+        await asyncio.wait([task])
+
+    asyncio.run(work())
+    gc.collect()
+    log.close()
+    written = Path(log.path).read_text()
+    for what in ("of a task", "of a timer", "in fail_in_a_task", "in fail_in_a_timer"):
+        assert what in written
 
 
 def test_the_newest_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,14 @@
 """The log of a cluster's manager: a file that stays, whatever ends the manager and its Ray.
 
-The manager writes what happens to programs and islands. A manager that is killed writes no more, so programs
+The manager writes what happens to programs and islands, and what fails in its event loop where nobody waits
+for it: in tasks, timers and connections. A manager that is killed writes no more, so programs
 that lose it append that. Each manager has a file of its own, in `$XDG_STATE_HOME/waystation/runtime` or,
 where that cannot be written, in the directory for temporary files; the newest are kept.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import logging.handlers
@@ -14,6 +16,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 _MOST_FILES = 32
 _MOST_BYTES = 1 << 20
@@ -48,6 +51,15 @@ class EventLog:
     def write(self, event: str) -> None:
         """Says what has happened."""
         self._log.info("%s", event)
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Says, from now on, what fails in an event loop where nobody waits for it; so does the loop."""
+
+        def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            self._log.error("%s", context["message"], exc_info=context.get("exception"))
+            loop.default_exception_handler(context)
+
+        loop.set_exception_handler(failed)
 
     def close(self) -> None:
         """Ends it; the file stays."""

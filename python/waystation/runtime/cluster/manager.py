@@ -352,6 +352,7 @@ class Manager:
     async def _listen(self) -> Connections:
         """Where hosts connect to; begins to listen when it is first needed."""
         if self._connections is None:
+            self._log.watch(asyncio.get_running_loop())
             start = Connections.start(ray.util.get_node_ip_address(), self._secret)
             self._connections = asyncio.create_task(start)
         return await self._connections
