@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable
 from typing import TypeVar
 
-from waystation._errors import InvalidInput, UnusablePath, WrongType
+from waystation._errors import InvalidInput, UnusablePath, WrongType, from_os_error
 
 T = TypeVar("T")
 
@@ -36,6 +38,41 @@ def absolute(path: object) -> str:
             "path"
         ) from error
     return whole
+
+
+def status(path: str | os.PathLike[str], *, follow_symlinks: bool = True) -> os.stat_result | None:
+    """What the system says of a path; None where nothing is.
+
+    `os.path.exists` and the like take any error for absence: also that of a file system that does not answer,
+    or of a directory that must not be looked into.
+
+    Raises:
+        PermissionDenied, Unavailable: It cannot be told. (UnusablePath: links go in a circle.)
+    """
+    try:
+        return os.stat(path, follow_symlinks=follow_symlinks)
+    except OSError as error:
+        # Of a name that is too long no file system has anything.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            return None
+        raise from_os_error(error, "look at", os.fspath(path)) from error
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Whether anything is at a path, be it a link to nothing; raises as `status` does."""
+    return status(path, follow_symlinks=False) is not None
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is at a path, or a link to one; raises as `status` does."""
+    found = status(path)
+    return found is not None and stat.S_ISREG(found.st_mode)
+
+
+def is_directory(path: str | os.PathLike[str]) -> bool:
+    """Whether a directory is at a path, or a link to one; raises as `status` does."""
+    found = status(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def list_directory(path: str | os.PathLike[str] | int) -> list[str]:

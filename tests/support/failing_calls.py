@@ -22,11 +22,27 @@ _NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
 _MACHINES = {
     "x86_64": (
         0xC000003E,
-        {"renameat2": 316, "syncfs": 306, "fsync": 74, "statx": 332, "madvise": 28, "clone": 56},
+        {
+            "renameat2": 316,
+            "syncfs": 306,
+            "fsync": 74,
+            "newfstatat": 262,
+            "statx": 332,
+            "madvise": 28,
+            "clone": 56,
+        },
     ),
     "aarch64": (
         0xC00000B7,
-        {"renameat2": 276, "syncfs": 267, "fsync": 82, "statx": 291, "madvise": 233, "clone": 220},
+        {
+            "renameat2": 276,
+            "syncfs": 267,
+            "fsync": 82,
+            "newfstatat": 79,
+            "statx": 291,
+            "madvise": 233,
+            "clone": 220,
+        },
     ),
 }
 # The same on all machines.

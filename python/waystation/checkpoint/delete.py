@@ -13,6 +13,7 @@ from waystation._errors import (
     WrongType,
 )
 from waystation._options.in_effect import current_options
+from waystation._paths import is_there
 from waystation.checkpoint import local_storage, opening
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.paths import PathLike, resolve
@@ -129,7 +130,7 @@ class _Deletion:
 
     def _look(self) -> bytes:
         """Finds out whether it is there; refuses what must not be deleted."""
-        if not os.path.lexists(self.target):
+        if not is_there(self.target):
             return _ABSENT
         if os.path.islink(self.target):
             raise InvalidInput(

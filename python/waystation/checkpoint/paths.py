@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterator
 
 from waystation._errors import (
@@ -20,7 +21,15 @@ from waystation._errors import (
     from_os_error,
 )
 from waystation._foreign import described, hub_advice
-from waystation._paths import absolute, list_directory, scan_directory
+from waystation._paths import (
+    absolute,
+    is_directory,
+    is_file,
+    is_there,
+    list_directory,
+    scan_directory,
+    status,
+)
 from waystation.layouts.native import names
 from waystation.layouts.native.attempts import leftovers
 from waystation.layouts.native.commit import has_record
@@ -72,7 +81,7 @@ def is_checkpoint(path: PathLike) -> bool:
 
 def is_native_checkpoint(target: str) -> bool:
     """Whether a committed checkpoint of the native layout is at a path."""
-    return names.attempt_target(os.path.basename(target)) is None and os.path.isfile(
+    return names.attempt_target(os.path.basename(target)) is None and is_file(
         os.path.join(target, names.RECORD)
     )
 
@@ -84,10 +93,10 @@ def lost_record(target: str) -> bool:
         return False
     try:
         with scan_directory(target) as entries:
-            found = any(os.path.isfile(names.checkpointable_record(entry.path)) for entry in entries)
+            has_parts = any(is_file(names.checkpointable_record(entry.path)) for entry in entries)
     except OSError:
         return False
-    return found and not is_checkpoint(target)  # a save may have ended meanwhile
+    return has_parts and not is_checkpoint(target)  # a save may have ended meanwhile
 
 
 def is_orbax_layout(target: str) -> bool:
@@ -132,11 +141,11 @@ def _check_outside(target: str) -> None:
 
 def _check_free(target: str) -> None:
     """Raises Conflict unless a path is free or that of an empty directory, whose place a rename can take."""
+    found = status(target, follow_symlinks=False)
+    if found is None:
+        return
     try:
-        if not os.path.lexists(target):
-            return
-        is_directory = os.path.isdir(target) and not os.path.islink(target)
-        if not is_directory:
+        if not stat.S_ISDIR(found.st_mode):
             reason, advice = "not a checkpoint and no directory", "remove it"
         elif lost_record(target):
             reason = f"a checkpoint that has lost its {names.RECORD}"
@@ -163,9 +172,9 @@ def _is_working_directory(path: str) -> bool:
 
 
 def _check_writable(directory: str) -> None:
-    while not os.path.lexists(directory):
+    while not is_there(directory):
         directory = os.path.dirname(directory)
-    if not os.path.isdir(directory):
+    if not is_directory(directory):
         raise NotDirectory(
             f"'{directory}' is not a directory, so no checkpoint can be under it", path=directory
         )
@@ -175,12 +184,9 @@ def _check_writable(directory: str) -> None:
 
 def require_checkpoint(target: str) -> None:
     """Raises what tells best why there is no checkpoint to read at `target`."""
-    try:
-        present = os.path.lexists(target)
-        is_directory = os.path.isdir(target)
-        committed = os.path.lexists(os.path.join(target, names.RECORD))
-    except OSError as error:
-        raise from_os_error(error, "look at", target) from error
+    present = is_there(target)
+    holds_names = is_directory(target)
+    committed = is_there(os.path.join(target, names.RECORD))
     unfinished = names.attempt_target(os.path.basename(target))
     if unfinished is not None:
         raise InvalidLayoutError(
@@ -198,7 +204,7 @@ def require_checkpoint(target: str) -> None:
             f"'{target}' is not a checkpoint, but a part of the checkpoint '{whole}'; give the path of that",
             path=target,
         )
-    inside = _checkpoints_in(target) if is_directory else []
+    inside = _checkpoints_in(target) if holds_names else []
     if inside:
         raise InvalidLayoutError(
             f"'{target}' is not a checkpoint, but a directory of them: {', '.join(inside[-5:])}; give the "
@@ -210,7 +216,7 @@ def require_checkpoint(target: str) -> None:
         raise InvalidLayoutError(
             f"'{target}' is not a checkpoint of Waystation or Orbax, but {foreign}", path=target
         )
-    if is_directory:
+    if holds_names:
         problem = "it has the files of one, and has lost" if lost_record(target) else "it has no"
         raise InvalidLayoutError(
             f"'{target}' is not a checkpoint: {problem} {names.RECORD}{_beside(target)}", path=target

@@ -17,6 +17,7 @@ from typing import TypeVar
 from waystation import _native
 from waystation._errors import Cancelled, NotFound, Unavailable, WaystationError
 from waystation._options import CheckpointLayout, Options
+from waystation._paths import is_file
 from waystation.checkpoint.paths import require_checkpoint
 from waystation.coordination import Session
 from waystation.layouts import beneath
@@ -51,7 +52,7 @@ class Held:
 
     def __init__(self, target: str, options: Options) -> None:
         self.target = target
-        is_model = options.checkpoint_layout is not CheckpointLayout.ORBAX and os.path.isfile(target)
+        is_model = options.checkpoint_layout is not CheckpointLayout.ORBAX and is_file(target)
         self.root_if_directory = None if is_model else _opened(target, options)
         self._record = os.path.join(target, names.RECORD)
         self._seen = self._identity()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from waystation import _native
+from waystation import _native, _paths
 from waystation._errors import InvalidInput, NotFound, WaystationError, from_os_error
 
 _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -87,14 +87,12 @@ def status(path: str, root: _native.Directory | None) -> os.stat_result | None:
     """
     try:
         if root is None:
-            return os.stat(path)
+            return _paths.status(path)
         with opened(path, root, os.O_PATH) as descriptor:
             return os.fstat(descriptor)
     except WaystationError as error:  # some of which are errors of the system, too
         if not is_absence(error):
             raise
-        return None
-    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise from_os_error(error, "look at", path) from error
@@ -103,13 +101,7 @@ def status(path: str, root: _native.Directory | None) -> os.stat_result | None:
 def is_there(path: str, root: _native.Directory | None) -> bool:
     """Whether anything is at a path, be it a symbolic link to nothing."""
     if root is None:
-        try:
-            os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError as error:  # `os.path.lexists` would take it for absence
-            raise from_os_error(error, "look at", path) from error
-        return True
+        return _paths.is_there(path)
     try:
         with opened(path, root, os.O_PATH | os.O_NOFOLLOW):
             return True

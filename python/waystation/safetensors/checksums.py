@@ -25,6 +25,7 @@ from waystation._errors import (
     WaystationError,
     from_os_error,
 )
+from waystation._paths import is_file
 from waystation.layouts.native import names, write_lock
 from waystation.layouts.native.records import dump_json
 from waystation.layouts.orbax import checkpoint as orbax
@@ -155,7 +156,7 @@ def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _to
 def is_in_checkpoint(directory: str) -> bool:
     """Whether a directory is a checkpoint, of ours or of Orbax, or a checkpointable of one."""
     return any(
-        os.path.isfile(os.path.join(each, names.RECORD)) or orbax.is_checkpoint(each)
+        is_file(os.path.join(each, names.RECORD)) or orbax.is_checkpoint(each)
         for each in (directory, os.path.dirname(directory))
     )
 

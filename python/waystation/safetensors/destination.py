@@ -22,7 +22,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from waystation import _forks, _native
 from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_error
-from waystation._paths import list_directory
+from waystation._paths import is_directory, is_there, list_directory
 from waystation.layouts.native import names, write_lock
 from waystation.layouts.native.attempts import new_attempt_id, remove_tree
 from waystation.safetensors import replacing
@@ -86,7 +86,7 @@ class Destination:
             raise InvalidInput(f"'{output}' does not end in .npz; NumPy would not find it", path=absolute)
         if self.format == "safetensors" and suffix == ".npz":
             raise InvalidInput(f"'{output}' ends in .npz, but safetensors is asked for", path=absolute)
-        if suffix == f".{self.format}" and not os.path.isdir(absolute):
+        if suffix == f".{self.format}" and not is_directory(absolute):
             self.directory, name = os.path.split(absolute)
             self.stem = os.path.splitext(name)[0]
         else:
@@ -95,7 +95,7 @@ class Destination:
         self._check()
 
     def _check(self) -> None:
-        if os.path.lexists(self.directory) and not os.path.isdir(self.directory):
+        if is_there(self.directory) and not is_directory(self.directory):
             raise InvalidInput(f"'{self.directory}' is not a directory", path=self.directory)
         if is_in_checkpoint(self.directory):
             raise InvalidInput(
@@ -173,7 +173,7 @@ class Destination:
     @contextlib.contextmanager
     def staged(self) -> Iterator[str]:
         """Makes the hidden directory; what is in it at the end is removed."""
-        exists = os.path.isdir(self.directory)
+        exists = is_directory(self.directory)
         parent = self.directory if exists else os.path.dirname(self.directory)
         stage = os.path.join(parent, names.export_stage(self.stem, new_attempt_id()))
         try:
@@ -189,11 +189,11 @@ class Destination:
 
     def publish(self, stage: str, files: Sequence[PlannedFile[Any]]) -> list[str]:
         """Gives durable files their names; returns their paths, that of the index last."""
-        if not os.path.isdir(self.directory):
+        if not is_directory(self.directory):
             try:
                 return self._publish_whole(stage, files)
             except Conflict:
-                if not self._overwrite or not os.path.isdir(self.directory):
+                if not self._overwrite or not is_directory(self.directory):
                     raise
             with contextlib.suppress(FileNotFoundError):  # what it says depends on the names that files get
                 os.unlink(os.path.join(stage, replacing.index_name(self.stem)))
@@ -275,7 +275,7 @@ def _rename_new(source: str, target: str) -> None:
     except Conflict as error:
         raise Conflict(f"'{target}' appeared meanwhile; it was left alone", path=target) from error
     except Unsupported:
-        if os.path.lexists(target):
+        if is_there(target):
             raise Conflict(f"'{target}' appeared meanwhile; it was left alone", path=target) from None
         try:
             os.rename(source, target)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from waystation import _native
 from waystation._errors import Corrupt, from_os_error
+from waystation._paths import is_there
 from waystation.safetensors.headers import Header, Identity
 
 SUFFIX = ".safetensors.index.json"
@@ -52,7 +53,7 @@ class Index:
 
     def check_present(self) -> None:
         """Raises Corrupt if one of its files is missing."""
-        absent = [file for file in self.files() if not os.path.lexists(file)]
+        absent = [file for file in self.files() if not is_there(file)]
         if absent:
             shown = ", ".join(repr(os.path.basename(file)) for file in absent[:_SHOWN])
             more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""

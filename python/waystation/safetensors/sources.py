@@ -22,7 +22,7 @@ from waystation._errors import (
     from_os_error,
 )
 from waystation._foreign import described, hub_advice
-from waystation._paths import absolute, list_directory
+from waystation._paths import absolute, is_directory, is_file, is_there, list_directory
 from waystation.safetensors.headers import Header, read_headers
 from waystation.safetensors.index import SUFFIX, Index, read_index
 
@@ -76,9 +76,9 @@ def files_of_checkpoint(path: str) -> list[str]:
     Returns:
         The paths in the order of their names; none where no safetensors file is there.
     """
-    if os.path.isdir(path):
+    if is_directory(path):
         return [os.path.join(path, name) for name in _names(path) if name.endswith(_EXTENSION)]
-    return [path] if path.endswith(_EXTENSION) and os.path.isfile(path) else []
+    return [path] if path.endswith(_EXTENSION) and is_file(path) else []
 
 
 def find_in_checkpoint(path: str) -> list[Header]:
@@ -88,7 +88,7 @@ def find_in_checkpoint(path: str) -> list[Header]:
         Corrupt: A file is damaged, or one of a numbered set or of an index is missing.
     """
     paths = files_of_checkpoint(path)
-    if os.path.isdir(path):
+    if is_directory(path):
         names = _names(path)
         _check_numbers(path, [name for name in names if name.endswith(_EXTENSION)])
         for name in names:
@@ -120,9 +120,9 @@ def _paths(files: Sequence[PathLike]) -> list[str]:
 def _resolve(files: PathLike) -> tuple[list[str], Index | None]:
     """The files that a path means, and the index that names them."""
     path = absolute(files)
-    if os.path.isdir(path):
+    if is_directory(path):
         return _in_directory(path)
-    advice = "" if os.path.lexists(path) else hub_advice(path)
+    advice = "" if is_there(path) else hub_advice(path)
     if advice:
         raise NotFound(f"there is no file or directory '{path}'{advice}", path=path)
     if path.endswith(".json"):

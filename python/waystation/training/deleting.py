@@ -10,6 +10,7 @@ import os
 
 from waystation._errors import WrongType
 from waystation._options import Options
+from waystation._paths import is_there
 from waystation.checkpoint.delete import delete_async
 from waystation.training.errors import StepNotFoundError
 from waystation.training.in_flight import StepResponse
@@ -37,12 +38,12 @@ class Deleter:
             is_mine = session.is_primary or options.multiprocessing.primary_host is None
 
             def look() -> bytes:
-                return b"yes" if is_mine and os.path.lexists(path) else b""
+                return b"yes" if is_mine and is_there(path) else b""
 
-            is_there = bool(session.round(look, max))
+            exists = bool(session.round(look, max))
         finally:
             session.close()
-        if not is_there and not missing_ok:
+        if not exists and not missing_ok:
             raise StepNotFoundError(
                 f"there is no checkpoint of step {step} in '{self._place.root}'",
                 step=step,

@@ -11,7 +11,7 @@ from typing import Any
 
 from waystation._errors import from_os_error
 from waystation._options import Options
-from waystation._paths import list_directory
+from waystation._paths import is_directory, list_directory
 from waystation.checkpoint.collect import find_leftovers, remove_leftovers
 from waystation.checkpoint.paths import lost_records_in
 from waystation.coordination import Session
@@ -88,7 +88,7 @@ def _tell_of_lost_records(place: Place) -> None:
 
 def _make(place: Place, options: Options) -> None:
     try:
-        existed = place.root.is_dir()
+        existed = is_directory(place.root)
         place.root.mkdir(parents=True, exist_ok=True)
         if not existed and options.file.path_permission_mode is not None:
             place.root.chmod(options.file.path_permission_mode)

@@ -12,6 +12,7 @@ from typing import Any
 
 from waystation import _native
 from waystation._errors import Conflict, InvalidInput, Unsupported, WrongType, from_os_error
+from waystation._paths import is_there
 from waystation.layouts.native import names as native_names
 from waystation.layouts.native.attempts import new_attempt_id
 from waystation.layouts.native.records import callers_json, dump_json
@@ -39,7 +40,7 @@ def write_once(root: Path, custom_metadata: dict[str, Any]) -> None:
     """Writes the file, unless there is one."""
     directory = root / names.ROOT_METADATA_DIRECTORY
     path = directory / names.ROOT_METADATA
-    if path.exists():
+    if is_there(path):
         return
     body = {"internal_metadata": {}, "custom_metadata": custom_metadata}
     aside = directory / native_names.attempt(path.name, new_attempt_id())

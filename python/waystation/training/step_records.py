@@ -13,6 +13,7 @@ from typing import Any
 from waystation import _native
 from waystation._errors import Corrupt, NotFound, WaystationError, from_os_error
 from waystation._options.in_effect import current_options
+from waystation._paths import is_file
 from waystation.checkpoint import opening
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.handlers.simple import with_floats
@@ -72,7 +73,7 @@ def _metrics(path: Path, names: tuple[str, ...]) -> Any:
         stored = opening.open_checkpoint(os.fspath(path), (METRICS,), current_options()).stored[METRICS]
         file = Path(stored.directory) / METRICS
         digest = stored.files.get(METRICS)
-    elif not file.is_file():
+    elif not is_file(file):
         return None
     elif (checksums := Checksums.read(os.fspath(path))) is not None:
         own = checksums.of(os.path.dirname(file))
@@ -91,7 +92,7 @@ def check(path: Path) -> None:
         NotFound, InvalidInput: There is none.
         Unsupported: It is of a newer format version.
     """
-    if not (path / native_names.RECORD).is_file():
+    if not is_file(path / native_names.RECORD):
         read(path)
         return
     record = commit.read_record(os.fspath(path))

@@ -21,6 +21,7 @@ from typing import Any
 from waystation import coordination
 from waystation._errors import InvalidInput, NotFound
 from waystation._options.in_effect import current_options
+from waystation._paths import is_file
 from waystation.checkpoint.handlers.types import PathAwaitingCreation, StatefulCheckpointable
 from waystation.layouts.native.records import callers_json
 
@@ -52,7 +53,7 @@ class JsonHandler:
 
         async def read() -> Any:
             for name in names:
-                if (directory / name).exists():
+                if is_file(directory / name):
                     return with_floats(json.loads((directory / name).read_text("utf-8")))
             raise NotFound(f"'{directory}' has no JSON file; looked for: {', '.join(dict.fromkeys(names))}")
 

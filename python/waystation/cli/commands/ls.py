@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from waystation._paths import is_directory
 from waystation.checkpoint.collect import FoundLeftover, find_leftovers, tree_bytes
 from waystation.checkpoint.paths import (
     is_checkpoint,
@@ -53,7 +54,7 @@ class _Entry:
 def run(output: Output, directory: Path) -> None:
     """Prints the list."""
     parent = os.path.realpath(directory.expanduser())
-    if os.path.isdir(parent) and os.path.basename(parent) and is_checkpoint(parent):
+    if is_directory(parent) and os.path.basename(parent) and is_checkpoint(parent):
         raise InvalidInput(f"'{parent}' is a checkpoint itself; 'waystation inspect {parent}' shows it")
     leftovers = find_leftovers(parent)
     entries = _entries(output, parent)

@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 from waystation import _forks, _processes
 from waystation._errors import NotDirectory, WaystationError, from_os_error
-from waystation._paths import list_directory
+from waystation._paths import is_directory, is_there, list_directory
 from waystation.layouts.native import names, signs_of_life, transactions
 
 _log = logging.getLogger("waystation")
@@ -325,7 +325,7 @@ def is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
 def _sign(path: str) -> str:
     """What an owner renews of something that it has made."""
     record = os.path.join(path, names.OWNER)
-    return record if os.path.lexists(record) else path
+    return record if is_there(record) else path
 
 
 def new_attempt_id(transaction: str | None = None) -> str:
@@ -398,10 +398,10 @@ def _make_parents(parent: str, permission_mode: int | None) -> list[str]:
     """Creates the missing parents; returns those that it created, innermost first."""
     missing = []
     directory = parent
-    while not os.path.lexists(directory):
+    while not is_there(directory):
         missing.append(directory)
         directory = os.path.dirname(directory)
-    if not os.path.isdir(directory):
+    if not is_directory(directory):
         raise NotDirectory(f"'{directory}' is not a directory, so no checkpoint can be under it", path=parent)
     created: list[str] = []
     try:

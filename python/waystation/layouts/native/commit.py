@@ -29,6 +29,7 @@ from waystation._errors import (
     WaystationError,
     from_os_error,
 )
+from waystation._paths import is_there
 from waystation.layouts.native import marks, names, records, write_lock
 from waystation.layouts.native.attempts import Attempt, remove_tree
 
@@ -122,7 +123,7 @@ def _move_in(
     places = [directory for directory, _ in moved.values()]
     try:
         for directory, place in zip(own, places, strict=True):
-            if not os.path.lexists(os.path.join(target, place)):
+            if not is_there(os.path.join(target, place)):
                 _rename_directory(os.path.join(attempt.path, directory), os.path.join(target, place))
         _native.sync_paths([target])
         named = dataclasses.replace(record, checkpointables={**kept, **moved})
@@ -156,7 +157,7 @@ def _take_out(attempt: Attempt, directories: Iterable[tuple[str, str]]) -> None:
         named = {directory for directory, _ in record.checkpointables.values()}
         for directory, name in directories:
             source = os.path.join(attempt.target, directory)
-            if directory not in named and os.path.lexists(source):
+            if directory not in named and is_there(source):
                 os.rename(source, os.path.join(attempt.path, name))
     except (OSError, WaystationError) as error:
         _log.warning("data that '%s' does not need any more could not be removed: %s", attempt.target, error)
@@ -182,7 +183,7 @@ def publish_part(attempt: Attempt, part: records.LocalPart) -> None:
 def _is_whole(attempt: Attempt) -> bool:
     """Whether everything that its record names is in the attempt's directory."""
     named = read_record(attempt.path).checkpointables.values()
-    return all(os.path.lexists(os.path.join(attempt.path, directory)) for directory, _ in named)
+    return all(is_there(os.path.join(attempt.path, directory)) for directory, _ in named)
 
 
 def remove_replaced(attempt: Attempt) -> None:
@@ -258,7 +259,7 @@ def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
 
 
 def _is_in(target: str, directory: str) -> bool:
-    return os.path.lexists(os.path.join(target, directory))
+    return is_there(os.path.join(target, directory))
 
 
 def locked(target: str) -> contextlib.AbstractContextManager[None]:
@@ -283,8 +284,10 @@ def has_record(directory: str) -> bool:
     try:
         with open(os.path.join(directory, names.RECORD), "rb") as file:
             return file.read(len(records.SEALED_START)) == records.SEALED_START
-    except OSError:
-        return False
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
+        return False  # what this process may not read is nothing that it would replace
+    except OSError as error:
+        raise from_os_error(error, "look at", directory) from error
 
 
 def read_record_file(directory: str, root: _native.Directory | None = None) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from waystation._paths import is_there
+
 RECORD = "checkpoint.json"
 CHECKPOINTABLE_RECORD = "record.json"
 HANDLED_RECORD = ".waystation-record.json"  # the same, among files of a handler, which may have any names
@@ -35,7 +37,7 @@ FORMAT_VERSION = 1
 def checkpointable_record(directory: str) -> str:
     """Where the record of the checkpointable in a directory is."""
     handled = os.path.join(directory, HANDLED_RECORD)
-    return handled if os.path.lexists(handled) else os.path.join(directory, CHECKPOINTABLE_RECORD)
+    return handled if is_there(handled) else os.path.join(directory, CHECKPOINTABLE_RECORD)
 
 
 def data_file(process: int, sequence: int) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from waystation import _native
 from waystation._errors import InvalidInput
 from waystation._options import Options
+from waystation._paths import is_there
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import engine_job, handler_files, merge, names
 from waystation.layouts.native.attempts import Attempt
@@ -151,7 +152,7 @@ def write_metadata(
         made = handler_files.digests(entry.directory(attempt.path))
         record = CheckpointableRecord(entry.process_count, {}, HANDLED, entry.handler, made).encode()
         place = os.path.join(attempt.path, entry.name, names.HANDLED_RECORD)
-        if os.path.lexists(place):
+        if is_there(place):
             raise InvalidInput(
                 f"the handler of '{entry.name}' has written a file '{names.HANDLED_RECORD}', a name that is "
                 "reserved for what Waystation says of its files; have it give that file another name",
