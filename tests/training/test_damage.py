@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -173,14 +175,83 @@ def test_a_lost_record_is_told_of_on_opening_and_by_a_save(tmp_path: Path) -> No
     assert caught[0].filename == __file__
     with checkpointer:
         assert checkpointer.load()["step"] == 1
-        with pytest.raises(errors.Conflict, match=r"lost its checkpoint.json.*remove it if there is none"):
-            checkpointer.save(2, state(2))
         with pytest.raises(errors.InvalidLayoutError, match=r"has lost checkpoint\.json"):
             checkpointer.delete(2)
         with pytest.warns(DamagedCheckpointWarning, match="lost") as caught:
             checkpointer.reload()
         assert caught[0].filename == __file__
-        shutil.rmtree(tmp_path / "2")
-        checkpointer.save(2, state(2))
-        checkpointer.reload()
-        assert checkpointer.load()["step"] == 2
+
+
+RESUMING = """
+import sys, warnings
+import numpy as np
+from waystation.training import Checkpointer, save_decision_policies
+from waystation.training.errors import DamagedCheckpointWarning
+
+root, count = sys.argv[1], int(sys.argv[2])
+warnings.simplefilter("always", DamagedCheckpointWarning)
+with Checkpointer(root, save_decision_policy=save_decision_policies.FixedIntervalPolicy(1)) as checkpointer:
+    begin = 0 if checkpointer.latest is None else checkpointer.load()["step"] + 1
+    print("from", begin, flush=True)
+    for step in range(begin, begin + count):
+        checkpointer.save(step, {"a": np.full(1000, step), "step": step})
+"""
+
+
+def resume(root: Path, count: int) -> subprocess.CompletedProcess[str]:
+    """A run that is started again, unattended, and makes so many steps."""
+    return subprocess.run(
+        [sys.executable, "-c", RESUMING, str(root), str(count)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+
+
+def test_a_run_goes_on_over_steps_that_are_no_checkpoints_and_removes_nothing_of_them(tmp_path: Path) -> None:
+    assert resume(tmp_path, 4).stdout == "from 0\n"
+    (tmp_path / "3" / "checkpoint.json").unlink()
+    shutil.rmtree(tmp_path / "2")
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "notes").write_text("somebody's own")
+    (tmp_path / "4").write_text("a file")
+    (tmp_path / "5").symlink_to("nothing")
+    (tmp_path / "3.waystation-aside-0").mkdir()  # of an earlier time
+    kept = {path.relative_to(tmp_path / "3"): path.read_bytes() for path in (tmp_path / "3").rglob("*.*")}
+
+    done = resume(tmp_path, 5)
+    assert done.stdout == "from 2\n"
+    assert "have lost their checkpoint.json: 3;" in done.stderr
+    for step, number in ((2, 0), (3, 1), (4, 0), (5, 0)):
+        aside = f"'{tmp_path / str(step)}.waystation-aside-{number}'"
+        assert f"what was at '{tmp_path / str(step)}' is no checkpoint; to save step {step}" in done.stderr
+        assert f"it was renamed to {aside}" in done.stderr
+
+    assert (tmp_path / "2.waystation-aside-0" / "notes").read_text() == "somebody's own"
+    lost = tmp_path / "3.waystation-aside-1"
+    assert {path.relative_to(lost): path.read_bytes() for path in lost.rglob("*.*")} == kept
+    assert (tmp_path / "4.waystation-aside-0").read_text() == "a file"
+    assert (tmp_path / "5.waystation-aside-0").is_symlink()
+    again = resume(tmp_path, 1)
+    assert (again.stdout, again.stderr) == ("from 7\n", ""), "what was set aside is told of once"
+
+
+def test_saves_in_the_background_and_through_other_calls_set_aside_too(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, save_decision_policy=EVERY_STEP) as checkpointer:
+        for step in range(2):
+            (tmp_path / str(step)).mkdir()
+            (tmp_path / str(step) / "own").touch()
+        with pytest.warns(DamagedCheckpointWarning, match="0 there, it was renamed to") as caught:
+            response = checkpointer.save_async(0, state(0))
+        assert caught[0].filename == __file__
+        assert response is not None
+        assert response.result()
+        with pytest.warns(DamagedCheckpointWarning, match="1 there, it was renamed to") as caught:
+            checkpointer.save(1, state(1))
+        assert caught[0].filename == __file__
+        assert [info.step for info in checkpointer.checkpoints] == [0, 1]
+    for step in range(2):
+        assert (tmp_path / f"{step}.waystation-aside-0" / "own").exists()
+    with pytest.raises(errors.Conflict, match="not a checkpoint and not empty"):
+        waystation.save(tmp_path / "0.waystation-aside-0", state(0))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterator
 
+from waystation import _native
 from waystation._errors import (
     CheckpointNotFound,
     Conflict,
@@ -88,8 +90,9 @@ def is_native_checkpoint(target: str) -> bool:
 
 def lost_record(target: str) -> bool:
     """Whether a directory has what a native checkpoint has, but for its record: it was copied in part, or
-    somebody has removed that."""
-    if names.attempt_target(os.path.basename(target)) is not None or is_checkpoint(target):
+    somebody has removed that. One that a save has set aside is not meant."""
+    name = os.path.basename(target)
+    if names.attempt_target(name) is not None or names.is_aside(name) or is_checkpoint(target):
         return False
     try:
         with scan_directory(target) as entries:
@@ -104,21 +107,35 @@ def is_orbax_layout(target: str) -> bool:
     return not is_native_checkpoint(target) and orbax.is_checkpoint(target)
 
 
-def check_destination(target: str, *, overwrite: bool) -> None:
+def check_destination(
+    target: str, *, overwrite: bool, on_set_aside: Callable[[str], None] | None = None
+) -> None:
     """Raises Conflict if a save to `target` must not go ahead, PermissionDenied if it cannot.
 
     A save replaces a checkpoint, if told to, and an empty directory; it replaces nothing else. It goes to no
     path inside a checkpoint: who replaces or deletes that one would delete what was saved there, too.
+
+    Args:
+        target: Where the save goes.
+        overwrite: Whether it is to replace a checkpoint.
+        on_set_aside: If given, what is there and is no checkpoint is renamed, as it may be somebody's data;
+            called with its new path.
     """
     if names.attempt_target(os.path.basename(target)) is not None:
         raise InvalidInput(f"'{target}' is the name of an unfinished attempt; choose another", path=target)
     _check_outside(target)
-    if not is_checkpoint(target):
-        _check_free(target)
-    elif not overwrite:
-        raise Conflict(
-            f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
-        )
+    if is_checkpoint(target):
+        if not overwrite:
+            raise Conflict(
+                f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
+            )
+    else:
+        try:
+            _check_free(target)
+        except Conflict:
+            if on_set_aside is None:
+                raise
+            on_set_aside(_set_aside(target))
     _check_writable(os.path.dirname(target))
 
 
@@ -163,6 +180,26 @@ def _check_free(target: str) -> None:
     raise Conflict(
         f"'{target}' is {reason}, so no save replaces it; {advice}, or choose another path", path=target
     )
+
+
+def _set_aside(target: str) -> str:
+    """Renames what is at a path; returns where it is now."""
+    for number in itertools.count():
+        place = names.aside(target, number)
+        try:
+            _native.rename_new(target, place)
+        except Conflict:
+            continue
+        except Unsupported:
+            if is_there(place):
+                continue
+            try:
+                os.rename(target, place)
+            except OSError as error:
+                raise from_os_error(error, "rename", target) from error
+        break
+    _native.sync_paths([os.path.dirname(target)])
+    return place
 
 
 def _is_working_directory(path: str) -> bool:

@@ -163,9 +163,10 @@ def write(
     *,
     is_state: bool = False,
     begun_ns: int | None = None,
+    on_set_aside: Callable[[str], None] | None = None,
 ) -> None:
     """Saves, without asking whether names are reserved; for callers that know what they mean by them."""
-    with open_saving(path, overwrite=overwrite, begun_ns=begun_ns) as saving:
+    with open_saving(path, overwrite=overwrite, begun_ns=begun_ns, on_set_aside=on_set_aside) as saving:
         saving.begin(checkpointables, custom_metadata, is_state=is_state)
         saving.prepare(checkpointables)
         saving.finish(Progress())
@@ -250,15 +251,24 @@ def _require_state(path: PathLike, checkpointable_name: str) -> None:
 
 
 def open_saving(
-    path: PathLike, *, overwrite: bool, timeout_s: float | None = None, begun_ns: int | None = None
+    path: PathLike,
+    *,
+    overwrite: bool,
+    timeout_s: float | None = None,
+    begun_ns: int | None = None,
+    on_set_aside: Callable[[str], None] | None = None,
 ) -> Saving:
-    """A save to the kind of storage that the options say, of a call that began then, or now."""
+    """A save to the kind of storage that the options say, of a call that began then, or now.
+
+    See `paths.check_destination` for `on_set_aside`.
+    """
     options = current_options()
     deadline_s = options.multiprocessing.deadline_s
     if timeout_s is not None:
         deadline_s = min(deadline_s, timeout_s)
     saving = _kind(options)(resolve(path), options, overwrite=overwrite, deadline_s=deadline_s)
     saving.begun_ns = begun_ns or saving.begun_ns
+    saving.on_set_aside = on_set_aside
     return saving
 
 

@@ -58,6 +58,9 @@ class Saving:
         begun_ns: When the call began, nanoseconds since 1970; from `begin` on what the primary says.
     """
 
+    # If set, what is at the destination and is no checkpoint is renamed, and this called with its new path.
+    on_set_aside: Callable[[str], None] | None = None
+
     def __init__(self, target: str, options: Options, *, overwrite: bool, deadline_s: float) -> None:
         require_layout_for_saves(options)
         self.target = target
@@ -311,7 +314,7 @@ class Saving:
 
     def _check_destination(self) -> None:
         """Refuses a destination, in the primary."""
-        check_destination(self.target, overwrite=self._overwrite)
+        check_destination(self.target, overwrite=self._overwrite, on_set_aside=self.on_set_aside)
 
     def _plan(self, name: str, taken: Taken) -> Any:
         """What this process writes of a state; the addresses of its chunks are final."""

@@ -79,8 +79,8 @@ def _tell_of_lost_records(place: Place) -> None:
     if lost:
         warnings.warn(
             f"checkpoints in '{place.root}' have lost their checkpoint.json: {', '.join(lost)}; they count "
-            "as if they were not there, and no save replaces them. Complete them if there is another copy, "
-            "else remove them",
+            "as if they were not there. Complete them if there is another copy; a save of such a step gives "
+            "them another name",
             DamagedCheckpointWarning,
             stacklevel=_ABOVE + 1,
         )

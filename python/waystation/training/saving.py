@@ -4,6 +4,8 @@ What can go wrong, in order: the state is refused, or the save fails or is kille
 Killed after the commit: the step is there, and the next collection makes up for what was not removed. The
 policy that says what to keep fails: the step is there, and the save raises that error.
 
+What is in the place of a step and is no checkpoint is renamed: it would stop every restart of a run there.
+
 Several saves may run at once. Each has a session for what comes after its commit, which is opened with those
 of the save itself: so sessions come in the same order in all processes.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +30,13 @@ from waystation.layouts.native.records import callers_json
 from waystation.training.catalogue import Info, described, from_json, relocated, to_json
 from waystation.training.collection import Collector
 from waystation.training.costs import SaveCost, SaveCosts
+from waystation.training.errors import DamagedCheckpointWarning
 from waystation.training.in_flight import StepResponse
 from waystation.training.place import Place
 from waystation.training.step_metadata import CheckpointMetadata, as_step
 from waystation.transfers.handle import Progress
+
+_ABOVE = 5  # frames of this package between a warning and the program's own call
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,16 @@ class Request:
         return {**self.checkpointables, METRICS: callers_json(self.metrics, "metrics", allow_nan=True)}
 
 
+def _tell_of(aside: Sequence[str], info: Info) -> None:
+    for path in aside:
+        warnings.warn(
+            f"what was at '{info.path}' is no checkpoint; to save step {info.step} there, it was renamed to "
+            f"'{path}'. Remove it once you need nothing of it",
+            DamagedCheckpointWarning,
+            stacklevel=_ABOVE,
+        )
+
+
 def _plain(metrics: Any) -> Any:
     """Metrics with Python numbers in the place of scalars of NumPy, JAX and torch."""
     if isinstance(metrics, dict):
@@ -104,14 +120,19 @@ class Saver:
         """Saves, and returns when that is done."""
         begun = time.monotonic()
         info = self._described(request)
+        aside: list[str] = []
         with self._telling(info, options) as session:
-            write(
-                info.path,
-                request.parts(),
-                request.overwrite,
-                request.custom_metadata,
-                begun_ns=request.begun_ns,
-            )
+            try:
+                write(
+                    info.path,
+                    request.parts(),
+                    request.overwrite,
+                    request.custom_metadata,
+                    begun_ns=request.begun_ns,
+                    on_set_aside=aside.append,
+                )
+            finally:
+                _tell_of(aside, info)
             self._costs.record(SaveCost(time.monotonic() - begun, 0.0))
             self._tell(info, session, options)
 
@@ -120,6 +141,7 @@ class Saver:
         begun = time.monotonic()
         unblocked: list[float] = []  # when that was
         step, info = request.step, self._described(request)
+        aside: list[str] = []
 
         # What goes on in the background must not hold the request, or the state could not be freed.
         with contextlib.ExitStack() as stack:
@@ -147,14 +169,18 @@ class Saver:
                 overwrite=request.overwrite,
                 timeout_s=options.asynchronous.timeout_secs,
                 begun_ns=request.begun_ns,
+                on_set_aside=aside.append,
             )
-            response = in_background(
-                saving,
-                request.parts(),
-                request.custom_metadata,
-                respond=respond,
-                on_committed=on_committed,
-            )
+            try:
+                response = in_background(
+                    saving,
+                    request.parts(),
+                    request.custom_metadata,
+                    respond=respond,
+                    on_committed=on_committed,
+                )
+            finally:
+                _tell_of(aside, info)
         unblocked.append(time.monotonic())
         return response
 

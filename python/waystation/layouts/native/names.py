@@ -23,6 +23,7 @@ WRITER_REMOVAL = ".waystation-writer-removal"
 
 PARTIAL_SUFFIX = ".partial_save"  # as Orbax has it
 ATTEMPT_INFIX = ".waystation-tmp-"
+ASIDE_INFIX = ".waystation-aside-"
 EXPORT_INFIX = ".waystation-export-"
 
 # The last part is random, or the id of the transaction that the attempt is part of.
@@ -64,6 +65,16 @@ def partial(target: str) -> str:
 def whole(path: str) -> str | None:
     """The checkpoint whose parts are in a directory; None for other directories."""
     return path.removesuffix(PARTIAL_SUFFIX) if path.endswith(PARTIAL_SUFFIX) else None
+
+
+def aside(target: str, number: int) -> str:
+    """Where a save that replaces no strangers puts what is at its path, if the number is not taken."""
+    return f"{target}{ASIDE_INFIX}{number}"
+
+
+def is_aside(name: str) -> bool:
+    """Whether something was put aside under this name."""
+    return ASIDE_INFIX in name
 
 
 def transaction(attempt_id: str) -> str | None:
