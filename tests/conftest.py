@@ -5,6 +5,7 @@ module is. A machine with a GPU runs the tests on it with `JAX_PLATFORMS=cuda ma
 """
 
 import atexit
+import gc
 import os
 import re
 import shutil
@@ -52,3 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     wrong = [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]+", item.nodeid)]
     if wrong:
         raise pytest.UsageError("give these tests 'ids' without addresses of memory:\n" + "\n".join(wrong))
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector leaves alone what was there before the first test: JAX, torch and all tests.
+
+    Looking through it takes most of a second, and tests collect garbage hundreds of times.
+    """
+    gc.collect()
+    gc.freeze()
