@@ -6,8 +6,8 @@ LOCKED := $(if $(CI),--locked)
 FUZZ_SECONDS ?= 20
 TEST_LONG_SECONDS ?=
 # So many processes of pytest share the tests. Many tests wait, for the disk, for others, for a death to be
-# noticed, so there are more processes than cores; each needs about 1.2 GB. Each takes the next test that nobody
-# has begun, so none is idle while another has a queue.
+# noticed, so there are more processes than cores; each needs about 1.2 GB. Each takes the next file of tests that
+# nobody has begun, the longest first (tests/conftest.py).
 TEST_PROCESSES ?= $(shell echo $$((2 * $$(nproc))))
 
 # cargo and maturin must see the same interpreter, or each would compile PyO3 for its own.
@@ -39,7 +39,7 @@ test-rust: build
 	cargo test --workspace --quiet $(LOCKED)
 
 test-python: build
-	$(PYTHON) -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGUMENTS)
+	$(PYTHON) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGUMENTS)
 
 test-long: build ## run the whole of what `make test` has a share of: hours, or about TEST_LONG_SECONDS
 	$(PYTHON) tools/test_long.py --processes $(TEST_PROCESSES) $(TEST_LONG_SECONDS:%=--seconds %)

@@ -13,12 +13,37 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICES_FLAG = "--xla_force_host_platform_device_count"
+
+# The tests that take longest, which begin first, so that no process has them to do when others are done.
+# Those of one directory share a cluster of Ray, which takes ten seconds of CPU and more to start.
+CLUSTER = "tests/runtime/cluster"
+FIRST = (
+    CLUSTER,
+    "tests/demo/test_runtime_story.py",
+    "tests/demo/test_story.py",
+    "tests/surface/test_values.py",
+    "tests/orbax/test_rules.py",
+    "tests/demo/test_memory_story.py",
+    "tests/memory/test_kill_schedules.py",
+    "tests/checkpoint/test_replaced.py",
+    "tests/orbax/test_published_models.py",
+    "tests/frameworks/test_casts.py",
+    "tests/torture",
+    "tests/distributed",
+    "tests/memory",
+    "tests/checkpoint/test_kill_walk.py",
+    "tests/orbax",
+    "tests/cli/test_launch",
+    "tests/gpu",
+    "tests/checkpoint",
+)
 
 # Tests and the programs that they start, wherever that is, import what lies beside these tests, also in an
 # environment that another checkout has been installed into.
@@ -53,6 +78,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     wrong = [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]+", item.nodeid)]
     if wrong:
         raise pytest.UsageError("give these tests 'ids' without addresses of memory:\n" + "\n".join(wrong))
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    return next((rank for rank, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, each process takes the next whole file, or all of `CLUSTER`.
+
+    What the tests of a file share is then made once.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return CLUSTER if nodeid.startswith(CLUSTER) else str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
