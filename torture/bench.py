@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic, sleep
@@ -22,7 +22,7 @@ from torture.faults.geometry import Geometry
 from torture.faults.sandbox import FullDisk, Sandboxed
 from torture.operations import OPERATIONS, Workspace
 from torture.outcomes import Journal, Run
-from torture.processes import HANG_S, Child, Ended, attempt
+from torture.processes import HANG_S, Child, Deadline, Ended, attempt
 from torture.systems import SYSTEMS, System
 
 Cell = tuple[str, str]
@@ -108,9 +108,9 @@ def _use(system: System, root: Path) -> None:
     OPERATIONS["load"].act(system, root)
     if system.has_collection:
         OPERATIONS["collection"].prepare(system, root)
-    until = monotonic() + HANG_S
+    deadline = Deadline(HANG_S, os.getpid())
     while len(os.listdir("/proc/self/task")) > 1:
-        if monotonic() > until:
+        if deadline.left_s() <= 0:
             raise RuntimeError(f"threads of '{system.name}' stay after a load")
         sleep(0.01)
 
@@ -171,7 +171,7 @@ class Session:
         until: float | None = None,
         again: bool = False,
     ) -> Iterator[Run]:
-        """Makes the runs that are not written down.
+        """Makes the runs that are not written down: first those that never were, then those of other sources.
 
         Args:
             chosen: Which cells of the table.
@@ -181,7 +181,8 @@ class Session:
         """
         done = set() if again else self.journal.done(self._revision_of)
         # One seed of each cell, then the next of each, so that a stretch that is short has seen all of them.
-        waiting = [(cell, self._seeds(cell, most)) for cell in chosen]
+        known = {run.key for run in self.journal.runs()}
+        waiting = [(cell, self._seeds(cell, most, known)) for cell in chosen]
         while waiting:
             left = []
             for (system, fault), seeds in waiting:
@@ -194,10 +195,14 @@ class Session:
                 left.append(((system, fault), seeds))
             waiting = left
 
-    def _seeds(self, cell: Cell, most: int | None) -> Iterator[int]:
-        """The seeds of a cell; they are counted when the first is asked for, which takes a run of its own."""
+    def _seeds(self, cell: Cell, most: int | None, known: Set[tuple[str, str, int]]) -> Iterator[int]:
+        """The seeds of a cell, those of known runs last.
+
+        They are counted when the first is asked for, which takes a run of its own.
+        """
         server = self._server(*cell)
-        yield from _spread(server.ask(functools.partial(_count, *cell)), most)
+        seeds = _spread(server.ask(functools.partial(_count, *cell)), most)
+        yield from sorted(seeds, key=lambda seed: (*cell, seed) in known)
 
     def make(self, system: str, fault: str, seed: int) -> Run:
         """Makes one run, and writes it down."""

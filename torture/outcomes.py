@@ -31,7 +31,7 @@ MEANINGS = {
     Outcome.LOST: "a version that was committed, or whose save returned, cannot be loaded any more",
     Outcome.TORN: "a version that was never finished is taken for a finished one",
     Outcome.SILENTLY_WRONG: "a load returned values that were never saved together",
-    Outcome.HUNG: "a process had not ended after a minute",
+    Outcome.HUNG: "a process had not ended after a minute, in which it did not wait for a core",
     Outcome.REFUSED_WRONGLY: "an error though the data were good and the system could have gone on",
 }
 

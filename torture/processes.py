@@ -19,7 +19,45 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-HANG_S = 60.0  # far beyond what anything here takes on a machine that is busy
+HANG_S = 60.0  # far beyond what anything here takes
+
+
+class Deadline:
+    """The end of a time for a process. While it or this one waits for a core, the time stands still: nothing
+    hangs because a machine is busy.
+
+    Args:
+        timeout_s: The time.
+        process: The process.
+    """
+
+    def __init__(self, timeout_s: float, process: int) -> None:
+        self._processes = process, os.getpid()
+        self._until = time.monotonic() + timeout_s
+        self._waited_s = self._waited()
+
+    def left_s(self) -> float:
+        """How much is left; 0 or less at the end."""
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            waited_s = self._waited()
+            self._until += max(0.0, waited_s - self._waited_s)
+            self._waited_s = waited_s
+            left_s = self._until - time.monotonic()
+        return left_s
+
+    def _waited(self) -> float:
+        """For how long both have waited for a core; of threads, the one that has waited longest."""
+        return sum(map(_waited_s, self._processes))
+
+
+def _waited_s(process: int) -> float:
+    waited_ns = [0]
+    with contextlib.suppress(OSError):  # the process, or a thread, has ended
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/schedstat") as file:
+                waited_ns.append(int(file.read().split()[1]))
+    return max(waited_ns) / 1e9
 
 
 @dataclass(frozen=True)
@@ -96,9 +134,9 @@ class Child:
         waiting = select.poll()
         waiting.register(self._reader, select.POLLIN)
         waiting.register(self.handle, select.POLLIN)
-        until = time.monotonic() + timeout_s
-        while (left := until - time.monotonic()) > 0:
-            ready = dict(waiting.poll(left * 1000))
+        deadline = Deadline(timeout_s, self.process)
+        while (left_s := deadline.left_s()) > 0:
+            ready = dict(waiting.poll(left_s * 1000))
             if self._reader in ready:
                 part = os.read(self._reader, 1 << 16)
                 content += part

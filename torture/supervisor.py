@@ -23,7 +23,6 @@ import re
 import select
 import signal
 import struct
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from torture import filters
-from torture.processes import HANG_S, Child, Ended
+from torture.processes import HANG_S, Child, Deadline, Ended
 
 SUPPORTED = platform.system() == "Linux" and platform.machine() == "x86_64"
 
@@ -235,9 +234,9 @@ def supervised(
 
 def _listener_of(child: Child, number: int) -> int:
     """The descriptor where the kernel asks about a child's calls, once the child has it under a number."""
-    until = time.monotonic() + HANG_S
+    deadline = Deadline(HANG_S, child.process)
     while "seccomp" not in _opened(child.process, number):
-        if child.has_ended(0.001) or time.monotonic() > until:
+        if child.has_ended(0.001) or deadline.left_s() <= 0:
             raise RuntimeError(f"the calls of a process are not told of: it has {child.end(0).error}")
     return _taken(child.handle, number)
 
@@ -351,9 +350,9 @@ class Supervisor:
         waiting = select.poll()
         waiting.register(self._listener, select.POLLIN)
         waiting.register(self.child.handle, select.POLLIN)
-        until = time.monotonic() + timeout_s
-        while (left := until - time.monotonic()) > 0:
-            ready = dict(waiting.poll(left * 1000))
+        deadline = Deadline(timeout_s, self.child.process)
+        while (left_s := deadline.left_s()) > 0:
+            ready = dict(waiting.poll(left_s * 1000))
             if ready.get(self._listener, 0) & select.POLLIN:
                 told = self._receive()
                 if told is not None and self._answer(told):
@@ -367,9 +366,9 @@ class Supervisor:
         waiting = select.poll()
         for each in (self._listener, self.child.handle, descriptor):
             waiting.register(each, select.POLLIN)
-        until = time.monotonic() + HANG_S
-        while (left := until - time.monotonic()) > 0:
-            ready = dict(waiting.poll(left * 1000))
+        deadline = Deadline(HANG_S, self.child.process)
+        while (left_s := deadline.left_s()) > 0:
+            ready = dict(waiting.poll(left_s * 1000))
             if descriptor in ready or self.child.handle in ready:
                 return
             if ready.get(self._listener, 0) & select.POLLIN and (told := self._receive()) is not None:

@@ -6,9 +6,11 @@ sound.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,40 @@ def test_a_bench_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     both = {("waystation", "none/save", 0), ("waystation", "none/load", 0)}
     assert Journal(path).done(lambda _: "revision") == both
     assert Journal(path).done(lambda _: "another") == set()
+
+
+# A process that needs a core for 0.3 s, with three others that want the same one, and 0.6 s to end.
+_BUSY = """
+import os, time
+from torture.processes import Child
+os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+def work(needed_s):
+    while time.process_time() < needed_s: pass
+beside = [Child(lambda: work(60)) for _ in range(3)]
+print(Child(lambda: work(0.3)).end(0.6).how)
+print(Child(lambda: time.sleep(60)).end(0.1).how)
+for child in beside: child.end(is_hung=True)
+"""
+
+
+def test_nothing_hangs_because_the_machine_is_busy() -> None:
+    command = [sys.executable, "-c", _BUSY]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["returned", "hung"], done.stderr
+
+
+def test_runs_that_were_never_made_come_first(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    options = ["--systems=safetensors", "--faults=damage/append", f"--journal={path}"]
+    torture("run", *options, "--runs=2")
+    earlier = Journal(path).runs()
+    path.unlink()
+    for run in earlier:
+        Journal(path).append(replace(run, revision="other sources"))
+    torture("run", *options, "--runs=4")
+    seeds = [json.loads(line)["seed"] for line in path.read_text().splitlines()[2:]]
+    assert len(set(seeds)) == 4
+    assert seeds[2:] == [run.seed for run in earlier]
 
 
 def test_the_page_is_made_of_the_journal(tmp_path: Path) -> None:
