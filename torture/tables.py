@@ -124,8 +124,13 @@ made yet; a dash: the fault cannot be done to the system. Runs *in process* coun
 or arrays. Systems of Waystation: its own layout, the same past the page cache by threads (*direct*) and by
 io_uring (*ring*), the three layouts of Orbax, a safetensors file, and the memory tier with an agent that
 ends with each program (*memory*), with one that stays (*agent*), and of three and five hosts. Others are
-genuine Orbax, `torch.distributed.checkpoint` and the safetensors library. Files of safetensors have no
-checksums, so neither library can tell that their data were damaged.
+genuine Orbax, `torch.distributed.checkpoint` and the safetensors library.
+
+Files of safetensors have no checksums, so a load of one by itself cannot tell that its data were damaged,
+whichever library makes it. Waystation puts none into their `__metadata__`: other tools copy that to files
+with other data, and a good file would then be refused. `waystation sum` writes them to a file beside the
+model instead. Wherever that file is, a load refuses a block that has changed, and `waystation verify` names
+the block and its tensors ([checksums of published models](guides/published-models.md#checksums)).
 
 """
 
