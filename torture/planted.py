@@ -24,6 +24,7 @@ from torture.tables import EXIT_BAD, is_bad, line_of
 ROOT = Path(__file__).resolve().parents[1]
 PATCHES = Path(__file__).parent / "planted"
 _EXTENSION = Path("python") / "waystation" / "_native.abi3.so"
+_AGENT = "waystation-agent"
 _BUILDS = ROOT / "target" / "planted"
 _LONGEST_S = 1800.0
 
@@ -37,6 +38,7 @@ class Planted:
         what: What is wrong.
         cells: Systems and faults that show it.
         needs_build: Whether it is in Rust.
+        is_in_agent: Whether the agent has to be built, too.
         runs: How many runs of each cell it takes, if that are more than usual.
     """
 
@@ -44,6 +46,7 @@ class Planted:
     what: str
     cells: list[tuple[str, str]]
     needs_build: bool
+    is_in_agent: bool
     runs: int | None = None
 
     @classmethod
@@ -54,7 +57,8 @@ class Planted:
         runs = int(told.removeprefix("Runs: ")) if told.startswith("Runs: ") else None
         named = [cell.strip().split(" ", 1) for cell in cells.removeprefix("Cells: ").split(",")]
         found = [(system, fault) for system, fault in named]
-        return cls(patch.stem, what, found, "+++ b/crates/" in content, runs)
+        needs_build, is_in_agent = (f"+++ b/crates/{crate}" in content for crate in ("", _AGENT))
+        return cls(patch.stem, what, found, needs_build, is_in_agent, runs)
 
 
 def all_planted() -> list[Planted]:
@@ -78,7 +82,7 @@ def look_for(planted: Planted, runs: int, directory: str | None) -> Run | None:
         patch = PATCHES / f"{planted.name}.patch"
         subprocess.run(["git", "apply", "--whitespace=nowarn", patch], cwd=copy, check=True)
         if planted.needs_build:
-            _build(copy)
+            _build(copy, planted)
         for run in _bad_runs(copy, planted, planted.runs or runs, where):
             if not _is_bad_without(run, where):
                 return run
@@ -117,8 +121,9 @@ def _copy(copy: Path) -> None:
     shutil.copy(ROOT / _EXTENSION, copy / _EXTENSION)
 
 
-def _build(copy: Path) -> None:
-    """Compiles the extension, with what was compiled for the bug before."""
+def _build(copy: Path, planted: Planted) -> None:
+    """Compiles the extension, and the agent where the bug is there, with what was compiled for the bug
+    before."""
     told = {
         "CARGO_PROFILE_RELEASE_LTO": "off",
         "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16",
@@ -128,9 +133,12 @@ def _build(copy: Path) -> None:
         "CARGO_TARGET_DIR": str(_BUILDS),
     }
     command = ["cargo", "build", "--release", "--quiet", "--offline", "--package", "waystation-python"]
+    command += ["--package", _AGENT] * planted.is_in_agent
     subprocess.run(command, cwd=copy, check=True, env=os.environ | told)
     (built,) = (_BUILDS / "release").glob("lib*native*.so")
     shutil.copy(built, copy / _EXTENSION)
+    if planted.is_in_agent:
+        shutil.copy(_BUILDS / "release" / _AGENT, copy / _AGENT)
 
 
 def _bad_runs(copy: Path, planted: Planted, runs: int, where: list[str]) -> Iterator[Run]:
@@ -159,11 +167,13 @@ def _is_bad_without(run: Run, where: list[str]) -> bool:
 
 
 def _torture(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(tree), str(tree / "python")])
+    told = {"PYTHONPATH": os.pathsep.join([str(tree), str(tree / "python")])}
+    if (tree / _AGENT).exists():
+        told["WAYSTATION_AGENT"] = str(tree / _AGENT)
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "torture", *arguments],
         cwd=tree,
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | told,
         capture_output=True,
         text=True,
         check=False,

@@ -1,15 +1,16 @@
 """What befalls the memory tier of hosts whose agents outlive the programs: programs, agents and hosts are
 killed between any two calls, and the files of slots are damaged.
 
-The hosts are emulated on this machine, each with an agent and a store. Programs run on the first. A version
-is committed there once the save returns, and survives whatever leaves a copy: the death of all processes, and
-of the three hosts any one. Of five, two that are lost at once may have had both copies; then the next program
-has to be told so.
+A program loads, or saves one step, or so many that slots are used again. The hosts are emulated on this
+machine, each with an agent and a store. Programs run on the first. A version is committed there once the save
+returns, and survives whatever leaves a copy: the death of all processes, and of the three hosts any one. Of
+five, two that are lost at once may have had both copies; then the next program has to be told so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import random
 import shutil
@@ -23,8 +24,6 @@ from tests.support.agents import Agent, running_agent, running_agents
 from torture import states, supervisor
 from torture.faults.base import MISSED, Done, Fault, random_of
 from torture.operations import (
-    LATER,
-    NEW,
     OLD,
     OPERATIONS,
     Operation,
@@ -42,6 +41,25 @@ from torture.systems import System, WaystationAgent
 _SIZES = {"slots": 12, "data_bytes": 2 << 20}
 _TOGETHER = ["--dead-after-s=2"]
 _TOLD_TO_BE_LOST = "CommittedStepsLost"
+
+_LAST, _LATER = 7, 9  # steps: the last that a program saves here, and the one by which it is seen to go on
+_saved = mmap.mmap(-1, 1)  # the last step whose save has returned, which the bench sees of its child
+
+
+def _save_steps(system: System, root: Path) -> None:
+    """A program that loads, and then saves one step after another, until slots are written that it has
+    written before."""
+    assert isinstance(system, WaystationAgent)
+    with system.tier(root / "checkpoint") as checkpointer:
+        states.step_of(checkpointer.load())
+        for step in range(OLD + 1, _LAST + 1):
+            system.save_in(checkpointer, step)
+            _saved[0] = step
+
+
+def _save_one(system: System, root: Path) -> None:
+    system.save(root / "checkpoint", OLD + 1)
+    _saved[0] = OLD + 1
 
 
 @contextlib.contextmanager
@@ -96,6 +114,7 @@ class _OnHosts:
         addresses = self._calls(system, workspace)
         address = addresses[seed % len(addresses)]
         with self._prepared(system, workspace) as (root, agents):
+            _saved[0] = OLD
             ended, _ = self._strike(system, root, agents, address, random_of(system, self.name, seed))
             if ended is None:
                 return Done(MISSED, address)
@@ -137,7 +156,8 @@ class _OnHosts:
         if self._operation.name == "load":
             verdict, allowed = judge_loaded(ended, {OLD}, may_fail), {OLD}
         else:
-            allowed = {NEW} if ended.how == "returned" else {OLD, NEW}
+            # What was being saved may be whole, too.
+            allowed = {_saved[0]} if ended.how == "returned" else {_saved[0], _saved[0] + 1}
             is_wrong = ended.how == "raised" and not may_fail
             verdict = Verdict(Outcome.REFUSED_WRONGLY if is_wrong else Outcome.OK, ended.error)
         if verdict.outcome is not Outcome.OK:
@@ -149,11 +169,11 @@ class _OnHosts:
             if seen.what != "step" or seen.step not in allowed:
                 outcome = Outcome.SILENTLY_WRONG if seen.what == "mixed" else Outcome.LOST
                 return Verdict(outcome, f"the {self._operation.name} {ended.how}; then {seen}")
-            later = attempt(lambda: system.save_in(begun.value, LATER))
+            later = attempt(lambda: system.save_in(begun.value, _LATER))
             if later.how != "returned":
                 return Verdict(Outcome.REFUSED_WRONGLY, f"the next save: {later.error}")
         seen = look(lambda: system.load(path))
-        if seen != Seen("step", LATER):
+        if seen != Seen("step", _LATER):
             return Verdict(Outcome.LOST, f"after the next save: {seen}")
         return Verdict(Outcome.OK)
 
@@ -272,7 +292,16 @@ class DamagedSlots(_OnHosts):
             return Done(self._judged(system, root, ended, may_fail=False), at)
 
 
-_OPERATIONS = [OPERATIONS["overwrite"], OPERATIONS["load"]]
+def _after_one(name: str, act: Callable[[System, Path], int | None]) -> Operation:
+    """What a program does that finds one version; hosts are judged by what is found here."""
+    return Operation(name, OPERATIONS["overwrite"].prepare, act, OPERATIONS["overwrite"].find)
+
+
+_OPERATIONS = [
+    _after_one("overwrite", _save_one),
+    _after_one("steps", _save_steps),
+    OPERATIONS["load"],
+]
 AGENTS: list[Fault] = [
     *(Blows(blow, operation) for blow in _BLOWS for operation in _OPERATIONS),
     *(KilledAgent(operation) for operation in _OPERATIONS),
