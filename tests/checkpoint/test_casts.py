@@ -15,7 +15,8 @@ import torch
 
 import waystation
 from waystation import errors
-from waystation.frameworks import casts, torch_devices
+from waystation.frameworks import torch_devices
+from waystation.frameworks.base import CastRule
 from waystation.transfers import staging
 
 
@@ -139,7 +140,7 @@ def test_published_tensors_round_or_are_refused(tmp_path: Path, kind: Any) -> No
 
 
 def test_casts_on_devices_of_torch_are_checked() -> None:
-    strict = casts.Rule(may_lose=False, option="the option")
+    strict = CastRule(may_lose=False, option="the option")
     for stored, wanted in [("float32", "float16"), ("bfloat16", "float16"), ("float32", "bfloat16")]:
         tensor = torch.tensor([1, float("inf"), float("nan"), -2], dtype=getattr(torch, stored))
         found = torch_devices.cast(tensor, getattr(torch, wanted), strict)
@@ -147,7 +148,7 @@ def test_casts_on_devices_of_torch_are_checked() -> None:
         tensor[3] = torch.finfo(tensor.dtype).max
         with pytest.raises(errors.LossyCast, match="the option"):
             torch_devices.cast(tensor, getattr(torch, wanted), strict)
-        lenient = casts.Rule(may_lose=True, option="the option")
+        lenient = CastRule(may_lose=True, option="the option")
         assert torch.isinf(torch_devices.cast(tensor, getattr(torch, wanted), lenient)[3])
 
 

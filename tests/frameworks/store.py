@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from waystation.frameworks import casts, dtypes, registry
-from waystation.frameworks.base import ArraySource, Block, StoredArray, Target
+from waystation.frameworks.base import ArraySource, Block, CastRule, StoredArray, Target
 
 Array = np.ndarray[Any, Any]
 
@@ -53,7 +53,7 @@ class Saved:
         present = np.ndarray(shape, host, part.tobytes())
         wanted = host if dtype == self.stored.dtype else dtypes.numpy_dtype(dtype)
         buffer = aligned(shape, wanted)
-        casts.copy(buffer, present, casts.Rule(may_lose=False, option="the option"))
+        casts.copy(buffer, present, CastRule(may_lose=False, option="the option"))
         return buffer
 
 

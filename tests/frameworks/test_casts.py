@@ -19,10 +19,11 @@ import pytest
 
 from waystation._errors import InvalidInput, LossyCast
 from waystation.frameworks import casts, dtypes
+from waystation.frameworks.base import CastRule
 from waystation.frameworks.dtypes import LogicalDtype
 
-STRICT = casts.Rule(may_lose=False, option="the option")
-LENIENT = casts.Rule(may_lose=True, option="the option")
+STRICT = CastRule(may_lose=False, option="the option")
+LENIENT = CastRule(may_lose=True, option="the option")
 OTHERS = ["numpy:>f4", "numpy:>i2", "numpy:>f8", dtypes.of_numpy(np.dtype(np.longdouble)).name]
 NUMBERS = sorted(
     [entry for entry in dtypes.TABLE.values() if entry.category not in ("key", "packed", "other")]

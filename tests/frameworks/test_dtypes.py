@@ -12,7 +12,7 @@ import pytest
 
 from waystation.errors import Corrupt, InvalidInput, Unsupported
 from waystation.frameworks import casts, dtypes
-from waystation.frameworks.base import StoredArray
+from waystation.frameworks.base import CastRule, StoredArray
 
 NUMBERS = [entry for entry in dtypes.TABLE.values() if entry.category not in ("packed", "key", "other")]
 
@@ -141,7 +141,7 @@ def test_keys_are_words_in_storage_and_on_the_host() -> None:
 )
 def test_refused_casts(stored: str, wanted: str) -> None:
     with pytest.raises(InvalidInput, match="cannot be loaded as"):
-        casts.check(stored, wanted, casts.Rule(may_lose=False, option=""))
+        casts.check(stored, wanted, CastRule(may_lose=False, option=""))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_refused_casts(stored: str, wanted: str) -> None:
     [("numpy:>f4", "float32"), ("float4_e2m1fn_x2", "uint8"), ("numpy:<U5", "numpy:<U5"), ("bool", "int4")],
 )
 def test_allowed_casts_beyond_numbers(stored: str, wanted: str) -> None:
-    casts.check(stored, wanted, casts.Rule(may_lose=False, option=""))
+    casts.check(stored, wanted, CastRule(may_lose=False, option=""))
 
 
 def test_numpy_states_never_import_jax_or_torch() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from waystation.frameworks import casts, registry
-from waystation.frameworks.base import StoredArray, Target
+from waystation.frameworks import registry
+from waystation.frameworks.base import CastRule, StoredArray, Target
 
 HOST = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
 
@@ -35,7 +35,9 @@ def test_what_is_written_to_the_places_is_the_array(number: int) -> None:
     sharding = shardings()[number]
     codec: Any = registry.codec_by_name("jax")
     target = target_of(sharding)
-    made = codec.on_devices([target, target], ["float32", "float32"], casts.Rule(may_lose=False, option=""))
+    made = codec.devices.on_devices(
+        [target, target], ["float32", "float32"], CastRule(may_lose=False, option="")
+    )
     for factor, places in enumerate(made.places, 1):
         assert len(places) == len(target.placement.devices)
         for box_number, address in places:
@@ -57,4 +59,4 @@ def test_what_is_written_to_the_places_is_the_array(number: int) -> None:
 
 def test_only_arrays_of_gpus_are_brought_by_the_engine() -> None:
     codec: Any = registry.codec_by_name("jax")
-    assert not any(codec.goes_to_devices(target_of(sharding), "float32") for sharding in shardings())
+    assert not any(codec.devices.goes_to_devices(target_of(sharding), "float32") for sharding in shardings())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from waystation.frameworks import torch_devices, torch_memory
 from waystation.frameworks.base import Target
-from waystation.frameworks.torch_tensors import CODEC, Placement
+from waystation.frameworks.torch_tensors import Placement
 from waystation.grid import whole
 
 MIB = 1 << 20
@@ -72,4 +72,4 @@ def test_what_the_engine_brings_to_devices(
     device: str, shape: tuple[int, ...], dtype: str, stored: str, goes: bool
 ) -> None:
     target = Target(shape, dtype, [whole(shape)], Placement(torch.device(device), requires_grad=False))
-    assert CODEC.goes_to_devices(target, stored) is goes
+    assert torch_devices.goes_to_devices(target, stored) is goes

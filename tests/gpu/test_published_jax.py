@@ -56,7 +56,7 @@ def goes_to_devices(gpu: Any, shape: tuple[int, ...], name: str) -> bool:
     codec: Any = registry.codec_by_name("jax")
     stored = StoredArray(shape, name, "numpy", "F32", shape, None, {})
     (target,) = codec.placed([stored], [name], [codec.place_of(gpu)])
-    return bool(codec.goes_to_devices(target, name))
+    return bool(codec.devices.goes_to_devices(target, name))
 
 
 def test_large_arrays_are_brought_by_the_engine(gpu: Any) -> None:

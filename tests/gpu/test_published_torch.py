@@ -185,7 +185,7 @@ def test_dtensors_go_the_same_way(cuda: Any, tmp_path: Path) -> None:
         waystation.save(tmp_path / "checkpoint", state)
         codec: Any = registry.codec_by_name("torch")
         (target,) = codec.targets([state["x"]], [as_stored(state["x"])])
-        assert codec.goes_to_devices(target, "float32")
+        assert codec.devices.goes_to_devices(target, "float32")
         found = waystation.load(tmp_path / "checkpoint", state)["x"]
         assert found.placements == state["x"].placements
         assert cuda.equal(found.to_local().cpu(), host)

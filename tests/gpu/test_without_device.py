@@ -11,7 +11,7 @@ from tests.support.device_codec import write_model
 
 from waystation import _native
 from waystation.errors import InvalidInput, Unsupported
-from waystation.frameworks.base import Target
+from waystation.frameworks.base import Codec, Target
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.sources import find
 from waystation.transfers import devices
@@ -60,10 +60,13 @@ def test_records_are_checked_first(record: list[int]) -> None:
         _native.copy_from_devices(np.array(record), [slab], None)
 
 
-class HopefulCodec:
+class HopefulCodec(Codec):
     """A codec of a framework that sees devices which the engine does not."""
 
     name = "hopeful"
+
+    def __init__(self) -> None:
+        self.devices: Any = self
 
     def goes_to_devices(self, target: Target, stored_dtype: str) -> bool:
         return True

@@ -15,7 +15,7 @@ from benchmarks.cuda_driver import CudaDriver
 from waystation import _native
 from waystation._options.in_effect import current_options
 from waystation.frameworks import dtypes
-from waystation.frameworks.base import Target
+from waystation.frameworks.base import Codec, Target
 from waystation.grid import volume, whole
 from waystation.layouts.opened import Opened
 from waystation.safetensors.making import OpenedTensors
@@ -29,7 +29,7 @@ GUARD_BYTES = 256
 UNTOUCHED = 0x5A
 
 
-class DeviceCodec:
+class DeviceCodec(Codec):
     """A codec whose arrays are bytes, copied back from the device once they are there."""
 
     name = "device"
@@ -38,6 +38,7 @@ class DeviceCodec:
         self._driver = driver
         self._stack = stack
         self._made: list[_DeviceArrays] = []
+        self.devices = self
 
     def stays_on_host(self, target: Target) -> bool:
         """No array does."""

@@ -20,7 +20,6 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from waystation._errors import InvalidInput
 from waystation._options import ArrayLoadingOptions
@@ -121,24 +120,28 @@ class Plan:
             return plan
         first = loading.load_and_broadcast_options.primary_replica_id or 0
         for codec, batch in sorted(arrays, key=lambda pair: pair[0].name):
-            ask = getattr(codec, "replicas", None)
-            if ask is not None and batch:
+            able = codec.broadcasting
+            if able is not None and batch:
                 targets = [incoming.target for incoming in batch]
-                plan._add(codec, batch, ask(targets, loading.replica_axis, first))
+                found = able.replicas(targets, loading.replica_axis, first)
+                shared = [
+                    (incoming, replicas)
+                    for incoming, replicas in zip(batch, found, strict=True)
+                    if replicas is not None and incoming.array is not None
+                ]
+                if shared:
+                    plan._add(codec, able.broadcaster(targets), shared)
         return plan
 
-    def _add(self, codec: Codec, batch: Sequence[Incoming], found: Sequence[Replicas | None]) -> None:
+    def _add(
+        self, codec: Codec, broadcaster: Broadcaster, shared: Sequence[tuple[Incoming, Replicas]]
+    ) -> None:
+        self.broadcasters[codec.name] = broadcaster
         kinds: dict[int, Kind] = {}
-        for incoming, replicas in zip(batch, found, strict=True):
-            if replicas is None or incoming.array is None:
-                continue
-            if not kinds:
-                sharing: Any = codec  # those that know of replicas know this, too
-                self.broadcasters[codec.name] = sharing.broadcaster([shared.target for shared in batch])
+        for incoming, replicas in shared:
             kind = kinds.get(id(replicas))
             if kind is None:
-                process_index = self.broadcasters[codec.name].process_index
-                kind = kinds[id(replicas)] = Kind.of(codec, replicas, process_index, incoming)
+                kind = kinds[id(replicas)] = Kind.of(codec, replicas, broadcaster.process_index, incoming)
             self.arrays.append(SharedArray(incoming, kind, incoming.item_bytes))
 
     def proposal(self) -> bytes:

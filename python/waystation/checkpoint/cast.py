@@ -19,16 +19,16 @@ from waystation import _native, grid
 from waystation._errors import WaystationError
 from waystation._options import ArraySavingOptions
 from waystation.frameworks import casts, dtypes
-from waystation.frameworks.base import ArraySource, Block
+from waystation.frameworks.base import ArraySource, Block, CastRule
 from waystation.layouts.native import memory
 from waystation.layouts.native.block_views import view_of
 from waystation.layouts.native.chunks import Chunk, options_by_name
 from waystation.layouts.native.device_copies import copied_to_host
 
 
-def rule_of(saving: ArraySavingOptions) -> casts.Rule:
+def rule_of(saving: ArraySavingOptions) -> CastRule:
     """The rule of what is saved."""
-    return casts.Rule(saving.allow_lossy_casts, "array.saving.allow_lossy_casts")
+    return CastRule(saving.allow_lossy_casts, "array.saving.allow_lossy_casts")
 
 
 def wanted_dtypes(
@@ -74,7 +74,7 @@ def apply(
     sources: Sequence[ArraySource],
     labels: Sequence[str],
     wanted: dict[int, str],
-    rule: casts.Rule,
+    rule: CastRule,
 ) -> None:
     """Casts chunks, and makes the descriptions of their arrays say so.
 
@@ -106,7 +106,7 @@ def apply(
 
 
 def _cast_chunk(
-    chunk: Chunk, source: ArraySource, rank: int, place: np.ndarray[Any, Any], rule: casts.Rule
+    chunk: Chunk, source: ArraySource, rank: int, place: np.ndarray[Any, Any], rule: CastRule
 ) -> None:
     host = dtypes.of_stored(source).host
     for part in chunk.blocks:

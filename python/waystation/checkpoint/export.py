@@ -25,7 +25,7 @@ from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.checkpoint.stored import AUTO
 from waystation.frameworks import casts as conversions
 from waystation.frameworks import dtypes
-from waystation.frameworks.casts import Rule
+from waystation.frameworks.base import CastRule
 from waystation.layouts.native.tree_file import ArrayLeaf
 from waystation.layouts.opened import Opened
 from waystation.safetensors.destination import Destination, Format, PlannedFile
@@ -94,7 +94,7 @@ def export(
     if max_shard_bytes < 1:
         raise InvalidInput(f"max_shard_bytes is {max_shard_bytes}; give at least 1")
     source, options = resolve(path), current_options()
-    rule = Rule(allow_lossy_casts, "allow_lossy_casts (--allow-lossy-casts on the command line)")
+    rule = CastRule(allow_lossy_casts, "allow_lossy_casts (--allow-lossy-casts on the command line)")
 
     def export_held(held: Held) -> Exported:
         (stored,) = open_held(held, [checkpointable_name], options).stored.values()
@@ -158,7 +158,7 @@ def _why_nothing(labels: Sequence[str], select: str | None) -> str:
 
 
 def _plan(
-    opened: Opened, arrays: Sequence[int], file_format: Format, casts: dict[str, str], rule: Rule
+    opened: Opened, arrays: Sequence[int], file_format: Format, casts: dict[str, str], rule: CastRule
 ) -> list[ExportedArray]:
     """How each array is written; refuses what the format cannot hold."""
     present = {opened.tree.arrays[array].dtype for array in arrays}
@@ -180,7 +180,7 @@ def _plan(
     return planned
 
 
-def _cast(stored: dtypes.LogicalDtype, wanted: str | None, rule: Rule) -> dtypes.LogicalDtype:
+def _cast(stored: dtypes.LogicalDtype, wanted: str | None, rule: CastRule) -> dtypes.LogicalDtype:
     if wanted is None:
         return stored
     if stored.category != "key" or wanted != "uint32":
@@ -227,7 +227,7 @@ def _write_file(
     file: PlannedFile[ExportedArray],
     path: str,
     file_format: Format,
-    rule: Rule,
+    rule: CastRule,
     progress: _Progress,
 ) -> None:
     arrays = [entry.array for entry in file.arrays]
@@ -254,7 +254,7 @@ def _write_file(
                 writer.write(entry, np.empty(entry.shape, entry.dtype))
 
 
-def _converted(values: np.ndarray[Any, Any], dtype: np.dtype[Any], rule: Rule) -> np.ndarray[Any, Any]:
+def _converted(values: np.ndarray[Any, Any], dtype: np.dtype[Any], rule: CastRule) -> np.ndarray[Any, Any]:
     if values.dtype == dtype:
         return values
     converted = np.empty(values.shape, dtype)

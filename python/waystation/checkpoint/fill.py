@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from waystation._options import ArrayLoadingOptions, Options
 from waystation.checkpoint import wanted
 from waystation.checkpoint.wanted import Decided, convert, is_scalar, scalar_type
 from waystation.frameworks import casts, registry
-from waystation.frameworks.base import Codec, InPlace, StoredArray, Target
+from waystation.frameworks.base import CastRule, Codec, StoredArray, Target
 from waystation.layouts.native.mapped import Mappings
 from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.native.tree_file import ArrayLeaf, Scalar
@@ -173,28 +173,27 @@ def _targets(batch: _Batch, decided: Decided, loading: ArrayLoadingOptions) -> l
             for number, array in zip(batch.numbers, batch.stored, strict=True)
         ]
         targets = batch.codec.targets(abstracts, stored)
-        own: InPlace | Any = batch.codec
-        return own.loaded_into(abstracts, targets) if loading.in_place and _is_changeable(own) else targets
-    if loading.sharding_for is not None and hasattr(batch.codec, "sharded"):
-        return batch.codec.targets(_sharded(batch, decided, loading), batch.stored)
+        own = batch.codec.in_place
+        return own.loaded_into(abstracts, targets) if loading.in_place and own is not None else targets
+    choose, sharded = loading.sharding_for, batch.codec.sharded
+    if choose is not None and sharded is not None:
+        return batch.codec.targets(_sharded(batch, decided, choose, sharded), batch.stored)
     return batch.codec.default_targets(batch.stored)
 
 
-def _is_changeable(codec: Any) -> bool:
-    """Whether arrays of a framework can be loaded into."""
-    return hasattr(codec, "loaded_into")
-
-
-def _sharded(batch: _Batch, decided: Decided, loading: ArrayLoadingOptions) -> list[Any]:
+def _sharded(
+    batch: _Batch,
+    decided: Decided,
+    choose: Callable[[str, Any], Any],
+    sharded: Callable[[StoredArray, object], object],
+) -> list[object]:
     """Abstract arrays with the shardings that the caller's function chooses."""
-    codec: Any = batch.codec
-    assert loading.sharding_for is not None
     labels = decided.structure.labels()
     found = []
     for index, (number, stored) in enumerate(zip(batch.numbers, batch.stored, strict=True)):
-        sharding = loading.sharding_for(labels[number], codec.abstract(stored))
+        sharding = choose(labels[number], batch.codec.abstract(stored))
         try:
-            found.append(codec.sharded(stored, sharding))
+            found.append(sharded(stored, sharding))
         except WaystationError as error:
             raise error.where(index=index)
     return found
@@ -206,7 +205,7 @@ def _abstract(decided: Decided, number: int) -> Any:
     return registry.ANY_NUMPY if is_scalar(abstract) else abstract
 
 
-def _check_cast(stored: str, wanted_dtype: str, rule: casts.Rule, index: int) -> None:
+def _check_cast(stored: str, wanted_dtype: str, rule: CastRule, index: int) -> None:
     try:
         casts.check(stored, wanted_dtype, rule)
     except WaystationError as error:
@@ -243,7 +242,7 @@ class _Leaves:
                 [incoming.target for incoming in arrays], [incoming.buffers for incoming in arrays]
             )
             if wait:
-                staging.wait(codec, made)
+                codec.wait(made)
         for incoming, leaf in zip(arrays, in_place.put(codec, arrays, made), strict=True):
             is_no_array = incoming.stored.framework in filling.NO_ARRAYS and codec.name == "numpy"
             self.made[incoming.leaf] = self._as_saved(leaf, incoming.stored) if is_no_array else leaf

@@ -8,13 +8,14 @@ Dtypes are logical names: NumPy's (`float32`), ml_dtypes' (`bfloat16`, `float8_e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from waystation import _native
 from waystation.frameworks.storage import Storage
 from waystation.grid import Box, Spread, volume
 
@@ -34,7 +35,7 @@ class Block:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     address: int
-    owner: Any  # keeps the memory alive
+    owner: object  # keeps the memory alive
     device: int = -1  # CUDA ordinal where the memory is a GPU's, else -1
 
 
@@ -149,16 +150,34 @@ class DeviceArrays(Protocol):
     regions: list[tuple[int, int, int]]
     places: list[list[tuple[int, int]]]
 
-    def take(self, number: int) -> Any:
+    def take(self, number: int) -> object:
         """An array, once its memory is filled and will not be written any more; that of others may be. It is
         the caller's alone then."""
         ...
 
 
-class InPlace(Protocol):
-    """Of codecs whose arrays can be changed: how these are loaded into."""
+@dataclass(frozen=True, slots=True)
+class CastRule:
+    """Whether casts may lose values.
 
-    def loaded_into(self, abstracts: Sequence[Any], targets: Sequence[Target]) -> list[Target]:
+    Attributes:
+        may_lose: Convert what the new dtype lacks, too: floats are truncated to integers and kept within
+            their range, NaN becomes 0, integers wrap, floats that overflow become infinity (NaN, or the
+            largest value, where there is none), and of complex numbers the real part stays.
+        option: What a user sets to allow that, for messages.
+    """
+
+    may_lose: bool
+    option: str
+
+
+# ---- what only some codecs can do --------------------------------------------------------------
+
+
+class InPlace(Protocol):
+    """Loads into arrays of the caller, where arrays can be changed."""
+
+    def loaded_into(self, abstracts: Sequence[object], targets: Sequence[Target]) -> list[Target]:
         """The same targets with the arrays that they are loaded into, as far as the abstract leaves are such.
 
         Raises:
@@ -170,27 +189,129 @@ class InPlace(Protocol):
         """The memory of that array, if it is the host's and lies as the only box of the target does."""
         ...
 
-    def put_into(self, target: Target, leaf: Any) -> Any:
+    def put_into(self, target: Target, leaf: object) -> object:
         """That array, with what `leaf` holds: copied there, unless the leaf was made over its memory."""
         ...
 
 
+class OnDevices(Protocol):
+    """Makes arrays whose memory on devices the engine fills."""
+
+    def goes_to_devices(self, target: Target, stored_dtype: str) -> bool:
+        """Whether the engine can bring an array to its devices itself."""
+        ...
+
+    def on_devices(
+        self, targets: Sequence[Target], stored_dtypes: Sequence[str], rule: CastRule
+    ) -> DeviceArrays:
+        """The arrays there, to be filled, in the dtypes that they are stored in."""
+        ...
+
+
+class OverMemory(Protocol):
+    """Makes arrays over host memory that is still written to."""
+
+    def is_made_over_memory(self, target: Target) -> bool:
+        """Whether an array can be made so."""
+        ...
+
+    def arrays_over(
+        self, targets: Sequence[Target], slabs: Sequence[_native.Slab | None], offsets: Sequence[int]
+    ) -> Sequence[object]:
+        """Arrays over parts of slabs, which they keep."""
+        ...
+
+
+class Broadcasting(Protocol):
+    """Lets one process read what several need."""
+
+    def replicas(
+        self, targets: Sequence[Target], axis: str | int | None, first: int
+    ) -> list[Replicas | None]:
+        """What several processes need of each array.
+
+        Args:
+            targets: The arrays.
+            axis: The axis of their mesh along which they share; None for all axes.
+            first: The place along that axis of the devices whose processes read.
+        """
+        ...
+
+    def broadcaster(self, targets: Sequence[Target]) -> Broadcaster:
+        """What carries that from one of them to the others."""
+        ...
+
+
+class RowExchange(Protocol):
+    """Reads arrays by whole rows, and then has the devices of several processes exchange their parts."""
+
+    def processes_of(self, place: object) -> set[int]:
+        """The processes whose devices a place of arrays is over; None stands for all devices."""
+        ...
+
+    def reading(
+        self, target: Target, item_bytes: int, least_bytes: int
+    ) -> tuple[tuple[int, ...], object] | None:
+        """With which shape and at which place an array is read first, whose processes need parts of it that
+        are shorter than `least_bytes` in the file; None for others."""
+        ...
+
+    def exchanged(self, array: object, target: Target) -> object:
+        """Such an array as it should be."""
+        ...
+
+
+class PieceWriter(Protocol):
+    """Puts one array together on its devices."""
+
+    def put(self, box_number: int, offset: tuple[int, ...], values: NDArray[Any]) -> None:
+        """Places a part of a box of the target, `offset` counted from the box; returns once the host
+        memory of `values` is no longer needed."""
+        ...
+
+    def finish(self) -> object:
+        """The array, once all of it has been put."""
+        ...
+
+
+# ---- what every codec can do -------------------------------------------------------------------
+
+
 class Codec(Protocol):
-    """Leaves of one framework to blocks and back."""
+    """Leaves of one framework to blocks and back. Implementations derive from it.
+
+    Leaves, abstract leaves and places are the framework's own: nobody else looks into them.
+
+    Attributes:
+        name: Of the framework.
+        in_place: How arrays are loaded into; None if arrays cannot be changed.
+        devices: How the engine brings arrays to devices; None if it cannot.
+        over_memory: How arrays are made before their memory is filled; None if they cannot be.
+        broadcasting: How processes read for each other; None if no two processes hold the same array.
+        row_exchange: How processes read rows for each other; None likewise.
+        sharded: The abstract leaf of a stored array with the sharding that a user's function chose; None if
+            the framework has no shardings. Raises InvalidInput if it is no sharding.
+    """
 
     name: str
+    in_place: InPlace | None = None
+    devices: OnDevices | None = None
+    over_memory: OverMemory | None = None
+    broadcasting: Broadcasting | None = None
+    row_exchange: RowExchange | None = None
+    sharded: Callable[[StoredArray, object], object] | None = None
 
-    def sources(self, leaves: Sequence[Any]) -> list[ArraySource]:
+    def sources(self, leaves: Sequence[object]) -> list[ArraySource]:
         """Describes concrete leaves; waits for pending computations; copies device memory to host
         (all started before the first is awaited). Raises Unsupported or InvalidInput with no key
         path; `index` in the error's context names the leaf."""
         ...
 
-    def is_leaf(self, value: Any) -> bool:
+    def is_leaf(self, value: object) -> bool:
         """Whether `value` is a concrete or abstract array of this framework."""
         ...
 
-    def targets(self, abstracts: Sequence[Any], stored: Sequence[StoredArray]) -> list[Target]:
+    def targets(self, abstracts: Sequence[object], stored: Sequence[StoredArray]) -> list[Target]:
         """Where the arrays go, by the abstract leaves (concrete leaves count as abstract too)."""
         ...
 
@@ -199,27 +320,41 @@ class Codec(Protocol):
         present devices, else InvalidInput that says how to give a sharding."""
         ...
 
-    def place_of(self, place: Any) -> Any:
+    def place_of(self, place: object) -> object:
         """What `placed` takes for what a user gives as the place of arrays: a device, its name, a sharding,
         or None for the default. Raises InvalidInput if it is no place of this framework, or not here."""
         ...
 
     def placed(
-        self, stored: Sequence[StoredArray], dtypes: Sequence[str], places: Sequence[Any]
+        self, stored: Sequence[StoredArray], dtypes: Sequence[str], places: Sequence[object]
     ) -> list[Target]:
         """Where the arrays go by dtypes and places alone."""
         ...
 
-    def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
+    def assemble(self, targets: Sequence[Target], boxes: Sequence[list[NDArray[Any]]]) -> list[object]:
         """Makes the leaves of filled host arrays, in batches, without copying where the framework
         can alias (the arrays stay alive as long as the leaves)."""
         ...
 
-    def abstract(self, stored: StoredArray) -> Any:
+    def abstract(self, stored: StoredArray) -> object:
         """The abstract leaf of a stored array, valid in an abstract state."""
         ...
 
-    def shown(self, stored: StoredArray, storage: Storage) -> Any:
+    def shown(self, stored: StoredArray, storage: Storage) -> object:
         """The abstract leaf that `metadata()` shows: its attribute `storage_metadata` says how the array is
         stored."""
         ...
+
+    # Where a codec has nothing to say of these, its arrays live in the memory that they are read to.
+
+    def stays_on_host(self, target: Target) -> bool:
+        """Whether what is made of filled buffers keeps living in them."""
+        return True
+
+    def open_in_pieces(self, target: Target) -> PieceWriter | None:
+        """What puts an array together on its devices; None where it is made of whole boxes only."""
+        return None
+
+    def wait(self, leaves: Sequence[object]) -> None:
+        """Returns once leaves no longer need the buffers that they were made of."""
+        return

@@ -1,6 +1,6 @@
 """Casts between logical dtypes: which lose values, and how elements are converted.
 
-Invariants: without `Rule.may_lose` an element that is cast is equal to what was stored, or that value
+Invariants: without `CastRule.may_lose` an element that is cast is equal to what was stored, or that value
 rounded once to the nearest one of the new dtype (ties go to even, in float8_e8m0fnu up); any other element
 raises `LossyCast`.
 Infinity stays infinity and NaN stays NaN, or they raise. ml_dtypes rounds 64-bit numbers twice, by way of
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from waystation._errors import InvalidInput, LossyCast, WaystationError
 from waystation._options import Options
-from waystation.frameworks.base import StoredArray
+from waystation.frameworks.base import CastRule, StoredArray
 from waystation.frameworks.dtypes import LogicalDtype, of_name, of_numpy
 
 Values = NDArray[Any]
@@ -30,28 +30,13 @@ Values = NDArray[Any]
 _BLOCK_ITEMS = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Whether casts may lose values.
-
-    Attributes:
-        may_lose: Convert what the new dtype lacks, too: floats are truncated to integers and kept within
-            their range, NaN becomes 0, integers wrap, floats that overflow become infinity (NaN, or the
-            largest value, where there is none), and of complex numbers the real part stays.
-        option: What a user sets to allow that, for messages.
-    """
-
-    may_lose: bool
-    option: str
-
-
-def rule_of_loads(options: Options) -> Rule:
+def rule_of_loads(options: Options) -> CastRule:
     """The rule of what is loaded."""
-    return Rule(options.array.loading.allow_lossy_casts, "array.loading.allow_lossy_casts")
+    return CastRule(options.array.loading.allow_lossy_casts, "array.loading.allow_lossy_casts")
 
 
 @lru_cache(maxsize=1024)
-def check(stored: str, wanted: str, rule: Rule) -> None:
+def check(stored: str, wanted: str, rule: CastRule) -> None:
     """Refuses a cast that is impossible, or that loses values of nearly every array.
 
     Numbers become other numbers. Everything else stays what it is; packed bytes may be had as `uint8`.
@@ -117,7 +102,7 @@ def _loss(source: LogicalDtype, target: LogicalDtype) -> str | None:
     return None
 
 
-def copy(destination: Values, source: Values, rule: Rule) -> None:
+def copy(destination: Values, source: Values, rule: CastRule) -> None:
     """Copies `source` into `destination` of the same shape, casting.
 
     Raises:
@@ -157,7 +142,7 @@ _COMPONENTS = {
 
 
 @lru_cache(maxsize=1024)
-def _conversion(stored: np.dtype[Any], wanted: np.dtype[Any], rule: Rule) -> _Conversion:
+def _conversion(stored: np.dtype[Any], wanted: np.dtype[Any], rule: CastRule) -> _Conversion:
     """What converts contiguous blocks of one dtype, in native byte order, to another."""
     source, target = of_numpy(stored.newbyteorder("=")), of_numpy(wanted.newbyteorder("="))
     if source.host == target.host:  # of another byte order
@@ -184,7 +169,7 @@ def _component(logical: LogicalDtype) -> np.dtype[Any]:
     return found
 
 
-def _from_complex(source: LogicalDtype, target: LogicalDtype, rule: Rule) -> _Conversion:
+def _from_complex(source: LogicalDtype, target: LogicalDtype, rule: CastRule) -> _Conversion:
     component = _component(source)
     if target.category == "complex":
         wanted = _component(target)
@@ -203,7 +188,7 @@ def _from_complex(source: LogicalDtype, target: LogicalDtype, rule: Rule) -> _Co
     return lambda place, values: real(place, np.ascontiguousarray(values.view(component)[0::2]))
 
 
-def _real_conversion(stored: np.dtype[Any], wanted: np.dtype[Any], rule: Rule) -> _Conversion:
+def _real_conversion(stored: np.dtype[Any], wanted: np.dtype[Any], rule: CastRule) -> _Conversion:
     """The same for real numbers. Values pass through a dtype of NumPy's own that holds all of them."""
     if stored == wanted:
         return _copied
@@ -251,7 +236,7 @@ class _Range:
     has_infinity: bool
     has_nan: bool
 
-    def check(self, values: Values, stored: np.dtype[Any], wanted: np.dtype[Any], rule: Rule) -> None:
+    def check(self, values: Values, stored: np.dtype[Any], wanted: np.dtype[Any], rule: CastRule) -> None:
         """Raises LossyCast if any of the values is outside."""
         if not values.size or (values.min() >= self.least and values.max() <= self.most):
             return  # NaN fails both comparisons

@@ -12,9 +12,10 @@ from waystation._errors import InvalidInput
 from waystation.frameworks import dtypes, jax_broadcast, jax_devices, jax_exchange, jax_sources, jax_targets
 from waystation.frameworks.base import (
     ArraySource,
-    Broadcaster,
-    DeviceArrays,
-    Replicas,
+    Broadcasting,
+    Codec,
+    OnDevices,
+    RowExchange,
     StoredArray,
     Target,
 )
@@ -51,10 +52,13 @@ class SavedShapeDtypeStruct(jax.ShapeDtypeStruct):
         return functools.partial(jax.ShapeDtypeStruct, sharding=self.sharding), (self.shape, self.dtype)
 
 
-class JaxCodec:
+class JaxCodec(Codec):
     """`jax.Array` and `jax.ShapeDtypeStruct` to blocks and back."""
 
     name = "jax"
+    devices: OnDevices | None = jax_devices
+    broadcasting: Broadcasting | None = jax_broadcast
+    row_exchange: RowExchange | None = jax_exchange
 
     def is_leaf(self, value: Any) -> bool:
         """Whether `value` is a JAX array, or stands for one. Tracers are, and are refused by `sources`."""
@@ -94,47 +98,11 @@ class JaxCodec:
         """What puts the array together on its devices; None where it is made of whole boxes only."""
         return PieceWriter(target) if goes_in_pieces(target) else None
 
-    def goes_to_devices(self, target: Target, stored_dtype: str) -> bool:
-        """Whether the engine can bring the array to its devices itself."""
-        return jax_devices.goes_to_devices(target, stored_dtype)
-
-    def on_devices(self, targets: Sequence[Target], stored_dtypes: Sequence[str], _rule: Any) -> DeviceArrays:
-        """The arrays there, to be filled; they are wanted as they are stored."""
-        return jax_devices.DeviceArrays(targets)
-
-    def replicas(
-        self, targets: Sequence[Target], axis: str | int | None, first: int
-    ) -> list[Replicas | None]:
-        """What several processes need of each array, along an axis of its mesh if one is given; those that
-        have the `first` devices along it read."""
-        return jax_broadcast.replicas(targets, axis, first)
-
-    def broadcaster(self, targets: Sequence[Target]) -> Broadcaster:
-        """What carries that from one of them to the others."""
-        return jax_broadcast.JaxBroadcaster()
-
     def wait(self, leaves: Sequence[Any]) -> None:
         """Returns once all copies to devices are done."""
         jax.block_until_ready(leaves)
 
-    def processes_of(self, sharding: Any) -> set[int]:
-        """The processes whose devices a sharding is over; None stands for all devices."""
-        if sharding is None:
-            return set(range(jax.process_count()))
-        return jax_exchange.processes_of(sharding)
-
-    def reading(
-        self, target: Target, item_bytes: int, least_bytes: int
-    ) -> tuple[tuple[int, ...], Any] | None:
-        """With which shape and sharding an array is read first, whose processes need short parts of it, below
-        `least_bytes` in the file; None for others."""
-        return jax_exchange.reading(target, item_bytes, least_bytes)
-
-    def exchanged(self, array: Any, target: Target) -> Any:
-        """Such an array as it should be."""
-        return jax_exchange.exchanged(array, target)
-
-    def sharded(self, stored: StoredArray, sharding: Any) -> Any:
+    def sharded(self, stored: StoredArray, sharding: object) -> Any:
         """A `jax.ShapeDtypeStruct` with the given sharding; None for the default device."""
         if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
             raise InvalidInput(

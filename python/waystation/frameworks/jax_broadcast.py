@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from waystation._errors import InvalidInput, Unavailable
-from waystation.frameworks.base import Group, Replicas, Target
+from waystation.frameworks.base import Broadcaster, Group, Replicas, Target
 from waystation.frameworks.jax_shardings import spread_of
 from waystation.grid import Box, Shape, box_of_slices
 
@@ -122,7 +122,13 @@ def _joined(lines: Iterable[Sequence[int]]) -> list[Group]:
 # ---- carrying ----------------------------------------------------------------------------------
 
 
-class JaxBroadcaster:
+def broadcaster(targets: Sequence[Target]) -> Broadcaster:
+    """What carries that from one process to the others."""
+    del targets
+    return _JaxBroadcaster()
+
+
+class _JaxBroadcaster:
     """Carries bytes by a program of all processes of a layer. See `base.Broadcaster`."""
 
     def __init__(self) -> None:

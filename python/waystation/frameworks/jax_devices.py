@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from waystation.frameworks.base import Target
+from waystation.frameworks.base import CastRule, DeviceArrays, Target
 from waystation.frameworks.jax_pieces import PieceWriter, goes_in_pieces, is_narrowed
 from waystation.frameworks.jax_targets import Placement
 from waystation.grid import volume
@@ -36,7 +36,13 @@ def goes_to_devices(target: Target, stored_dtype: str) -> bool:
     )
 
 
-class DeviceArrays:
+def on_devices(targets: Sequence[Target], stored_dtypes: Sequence[str], rule: CastRule) -> DeviceArrays:
+    """Arrays there, to be filled; they are wanted as they are stored."""
+    del stored_dtypes, rule
+    return _DeviceArrays(targets)
+
+
+class _DeviceArrays:
     """Arrays in the making, see `frameworks.base.DeviceArrays`."""
 
     def __init__(self, targets: Sequence[Target]) -> None:

@@ -27,12 +27,14 @@ from waystation.grid import Box, volume
 _WORDS: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
-def processes_of(sharding: Any) -> set[int]:
-    """The processes whose devices a sharding is over; none of what has no devices."""
-    is_known = isinstance(sharding, Sharding) and not isinstance(
-        getattr(sharding, "mesh", None), AbstractMesh
-    )
-    return {device.process_index for device in sharding.device_set} if is_known else set()
+def processes_of(place: object) -> set[int]:
+    """The processes whose devices a sharding is over, of None all; none of what has no devices."""
+    if place is None:
+        return set(range(jax.process_count()))
+    if not isinstance(place, Sharding) or isinstance(getattr(place, "mesh", None), AbstractMesh):
+        return set()
+    devices: Any = place.device_set  # which JAX has not typed
+    return {device.process_index for device in devices}
 
 
 def reading(target: Target, item_bytes: int, least_bytes: int) -> tuple[tuple[int, ...], Sharding] | None:
@@ -89,7 +91,7 @@ def _by_rows(mesh: Mesh, axis: int) -> NamedSharding:
     return NamedSharding(Mesh(mesh.devices.reshape(-1), ("rows",)), PartitionSpec(*[None] * axis, "rows"))
 
 
-def exchanged(array: jax.Array, target: Target) -> jax.Array:
+def exchanged(array: Any, target: Target) -> jax.Array:
     """An array that was read by rows, as it should be. All processes of its devices call it, for the same
     arrays in the same order.
 

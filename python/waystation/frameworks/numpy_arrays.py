@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from waystation._errors import InvalidInput, Unsupported, WaystationError, WrongType
 from waystation.frameworks import casts, dtypes
-from waystation.frameworks.base import ArraySource, Block, StoredArray, Target
+from waystation.frameworks.base import ArraySource, Block, Codec, InPlace, StoredArray, Target
 from waystation.frameworks.carried import CarriedArray
 from waystation.frameworks.kinds import targets_by_kind
 from waystation.frameworks.storage import Storage, StorageMetadata
@@ -77,10 +77,40 @@ class AnyNumpy:
 ANY_NUMPY = AnyNumpy()
 
 
-class NumpyCodec:
+class _InPlace:
+    """Loads into NumPy arrays of the caller."""
+
+    def loaded_into(self, abstracts: Sequence[Any], targets: Sequence[Target]) -> list[Target]:
+        """The targets with the arrays that are loaded into, which must be writeable."""
+        found = []
+        for index, (abstract, target) in enumerate(zip(abstracts, targets, strict=True)):
+            is_array = isinstance(abstract, np.ndarray)
+            if is_array and not abstract.flags.writeable:
+                raise InvalidInput("a read-only array cannot be loaded into; give a copy", index=index)
+            found.append(replace(target, into=abstract) if is_array else target)
+        return found
+
+    def memory_of(self, target: Target) -> NDArray[np.uint8] | None:
+        """The memory of such an array, if it is C-contiguous."""
+        array: np.ndarray[Any, Any] = target.into
+        if array.size == 0 or not array.flags.c_contiguous:
+            return None
+        memory: NDArray[np.uint8] = array.reshape(-1).view(np.uint8)
+        return memory
+
+    def put_into(self, target: Target, leaf: Any) -> np.ndarray[Any, Any]:
+        """Such an array, with the values of another."""
+        array: np.ndarray[Any, Any] = target.into
+        if array.ctypes.data != leaf.ctypes.data:
+            np.copyto(array, leaf, casting="equiv")
+        return array
+
+
+class NumpyCodec(Codec):
     """NumPy arrays and scalars to blocks and back."""
 
     name = "numpy"
+    in_place: InPlace | None = _InPlace()
 
     def is_leaf(self, value: Any) -> bool:
         """Whether `value` is a NumPy array or scalar, stands for one, or holds the bytes of another array."""
@@ -105,31 +135,6 @@ class NumpyCodec:
             except WaystationError as error:
                 raise error.where(index=index)
         return found
-
-    def loaded_into(self, abstracts: Sequence[Any], targets: Sequence[Target]) -> list[Target]:
-        """The targets with the arrays that are loaded into, which must be writeable."""
-        found = []
-        for index, (abstract, target) in enumerate(zip(abstracts, targets, strict=True)):
-            is_array = isinstance(abstract, np.ndarray)
-            if is_array and not abstract.flags.writeable:
-                raise InvalidInput("a read-only array cannot be loaded into; give a copy", index=index)
-            found.append(replace(target, into=abstract) if is_array else target)
-        return found
-
-    def memory_of(self, target: Target) -> NDArray[np.uint8] | None:
-        """The memory of such an array, if it is C-contiguous."""
-        array: np.ndarray[Any, Any] = target.into
-        if array.size == 0 or not array.flags.c_contiguous:
-            return None
-        memory: NDArray[np.uint8] = array.reshape(-1).view(np.uint8)
-        return memory
-
-    def put_into(self, target: Target, leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Such an array, with the values of another."""
-        array: np.ndarray[Any, Any] = target.into
-        if array.ctypes.data != leaf.ctypes.data:
-            np.copyto(array, leaf, casting="equiv")
-        return array
 
     def default_targets(self, stored: Sequence[StoredArray]) -> list[Target]:
         """Each array whole, in host memory, as it was saved."""

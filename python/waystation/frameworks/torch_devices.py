@@ -17,8 +17,7 @@ import torch
 
 from waystation._errors import LossyCast, Unavailable
 from waystation.frameworks import torch_memory
-from waystation.frameworks.base import Target
-from waystation.frameworks.casts import Rule
+from waystation.frameworks.base import CastRule, DeviceArrays, Target
 from waystation.grid import volume
 
 ALIGN_BYTES = 256
@@ -44,14 +43,19 @@ def goes_to_devices(target: Target, stored_dtype: str) -> bool:
     return stored_dtype == target.dtype or target.dtype in _CASTS.get(stored_dtype, ())
 
 
-class DeviceArrays:
-    """Tensors in the making, see `frameworks.base.DeviceArrays`.
+def on_devices(targets: Sequence[Target], stored_dtypes: Sequence[str], rule: CastRule) -> DeviceArrays:
+    """Tensors there, to be filled; they may be stored in other dtypes.
 
-    Raises (on creation):
+    Raises:
         Unavailable: A device has not enough memory.
     """
+    return _DeviceArrays(targets, stored_dtypes, rule)
 
-    def __init__(self, targets: Sequence[Target], stored_dtypes: Sequence[str], rule: Rule) -> None:
+
+class _DeviceArrays:
+    """Tensors in the making, see `frameworks.base.DeviceArrays`."""
+
+    def __init__(self, targets: Sequence[Target], stored_dtypes: Sequence[str], rule: CastRule) -> None:
         self._targets = targets
         self._rule = rule
         self._dtypes = [torch_memory.torch_dtype(name) for name in stored_dtypes]
@@ -100,7 +104,7 @@ class DeviceArrays:
         return found
 
 
-def cast(tensor: torch.Tensor, wanted: torch.dtype, rule: Rule) -> torch.Tensor:
+def cast(tensor: torch.Tensor, wanted: torch.dtype, rule: CastRule) -> torch.Tensor:
     """A tensor of floats as one of other floats.
 
     Raises:

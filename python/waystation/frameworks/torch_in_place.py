@@ -21,7 +21,7 @@ from waystation.frameworks.base import Target
 NOT_COPIED = frozenset({"complex32", "bcomplex32", "float4_e2m1fn_x2"})
 
 
-def loaded_into(abstracts: Sequence[torch.Tensor], targets: Sequence[Target]) -> list[Target]:
+def loaded_into(abstracts: Sequence[Any], targets: Sequence[Target]) -> list[Target]:
     """The targets with the tensors that have memory.
 
     Raises:
@@ -72,7 +72,7 @@ def memory_of(target: Target) -> NDArray[np.uint8] | None:
     return memory
 
 
-def put_into(target: Target, leaf: torch.Tensor) -> torch.Tensor:
+def put_into(target: Target, leaf: Any) -> torch.Tensor:
     """The tensor, with the values of another of the same kind."""
     tensor: torch.Tensor = target.into
     own, values = local(tensor, target), local(leaf, target)

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from waystation import _native
 from waystation._errors import InvalidInput, WaystationError
@@ -22,7 +20,11 @@ from waystation.frameworks import casts, dtypes, torch_devices, torch_in_place, 
 from waystation.frameworks.base import (
     ArraySource,
     Broadcaster,
-    DeviceArrays,
+    Broadcasting,
+    Codec,
+    InPlace,
+    OnDevices,
+    OverMemory,
     Replicas,
     StoredArray,
     Target,
@@ -64,10 +66,59 @@ class Placement:
 _ON_CPU = Placement(torch.device("cpu"), False), Placement(torch.device("cpu"), True)
 
 
-class TorchCodec:
+class _OverMemory:
+    """Plain tensors on the CPU over memory that is still written to."""
+
+    def is_made_over_memory(self, target: Target) -> bool:
+        """Whether `arrays_over` makes the tensor."""
+        return target.placement is _ON_CPU[False] and torch_memory.is_made_over_memory(target.dtype)
+
+    def arrays_over(
+        self, targets: Sequence[Target], slabs: Sequence[_native.Slab | None], offsets: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Tensors over parts of slabs, which may still be written; they keep the memory."""
+        shapes = [target.shape for target in targets]
+        return torch_memory.tensors_over(slabs, offsets, shapes, [target.dtype for target in targets])
+
+
+class _Broadcasting:
+    """What several processes need of tensors."""
+
+    def replicas(
+        self, targets: Sequence[Target], axis: str | int | None, first: int
+    ) -> list[Replicas | None]:
+        """What several processes need of each tensor: all of plain ones, and what DTensors replicate over
+        any axis of their meshes; `axis` and `first` are of those of JAX."""
+        if _process_count() == 1:
+            return [None] * len(targets)
+        found: dict[Any, Replicas | None] = {}
+        spreads = _Replicated()
+        for target in targets:
+            form = target.placement.form
+            key = target.shape if form is None else id(form)
+            if key not in found:
+                found[key] = Replicas.of(spreads.spread(target.shape) if form is None else form.spread)
+        return [
+            found[target.shape if target.placement.form is None else id(target.placement.form)]
+            for target in targets
+        ]
+
+    def broadcaster(self, targets: Sequence[Target]) -> Broadcaster:
+        """What carries that from one process to the others: the process groups of the program and of the
+        meshes of these tensors, and others where there are none for the same processes."""
+        from waystation.frameworks import torch_broadcast
+
+        return torch_broadcast.TorchBroadcaster([target.placement.mesh for target in targets])
+
+
+class TorchCodec(Codec):
     """`torch.Tensor` in all its forms to blocks and back."""
 
     name = "torch"
+    in_place: InPlace | None = torch_in_place
+    devices: OnDevices | None = torch_devices
+    over_memory: OverMemory | None = _OverMemory()
+    broadcasting: Broadcasting | None = _Broadcasting()
 
     def is_leaf(self, value: Any) -> bool:
         """Whether `value` is a tensor; those on the meta device and fake ones are abstract."""
@@ -97,18 +148,6 @@ class TorchCodec:
             except WaystationError as error:
                 raise error.where(index=index)
         return found
-
-    def loaded_into(self, abstracts: Sequence[Any], targets: Sequence[Target]) -> list[Target]:
-        """The targets with the tensors that are loaded into: all that are not on the meta device."""
-        return torch_in_place.loaded_into(abstracts, targets)
-
-    def memory_of(self, target: Target) -> NDArray[np.uint8] | None:
-        """The memory of such a tensor, if it is on the CPU and contiguous."""
-        return torch_in_place.memory_of(target)
-
-    def put_into(self, target: Target, leaf: torch.Tensor) -> torch.Tensor:
-        """Such a tensor, with the values of another."""
-        return torch_in_place.put_into(target, leaf)
 
     def default_targets(self, stored: Sequence[StoredArray]) -> list[Target]:
         """DTensors as they were saved, if this program can have their mesh; other tensors whole, on the
@@ -160,17 +199,6 @@ class TorchCodec:
             torch.cuda.synchronize(device)
         return made
 
-    def is_made_over_memory(self, target: Target) -> bool:
-        """Whether `over_memory` makes the tensor."""
-        return target.placement is _ON_CPU[False] and torch_memory.is_made_over_memory(target.dtype)
-
-    def over_memory(
-        self, targets: Sequence[Target], slabs: Sequence[_native.Slab | None], offsets: Sequence[int]
-    ) -> list[torch.Tensor]:
-        """Tensors over parts of slabs, which may still be written; they keep the memory."""
-        shapes = [target.shape for target in targets]
-        return torch_memory.tensors_over(slabs, offsets, shapes, [target.dtype for target in targets])
-
     def stays_on_host(self, target: Target) -> bool:
         """Whether the tensor shares memory with the buffers that it is made of."""
         return torch_pieces.stays_on_host(target)
@@ -178,43 +206,6 @@ class TorchCodec:
     def open_in_pieces(self, target: Target) -> torch_pieces.PieceWriter | None:
         """What puts the tensor together on its device; None where it is made of whole boxes only."""
         return torch_pieces.PieceWriter(target) if torch_pieces.goes_in_pieces(target) else None
-
-    def goes_to_devices(self, target: Target, stored_dtype: str) -> bool:
-        """Whether the engine can bring the tensor to its device itself."""
-        place = target.placement
-        return place is not _ON_CPU[False] and torch_devices.goes_to_devices(target, stored_dtype)
-
-    def on_devices(
-        self, targets: Sequence[Target], stored_dtypes: Sequence[str], rule: casts.Rule
-    ) -> DeviceArrays:
-        """The tensors there, to be filled; they may be stored in other dtypes."""
-        return torch_devices.DeviceArrays(targets, stored_dtypes, rule)
-
-    def replicas(
-        self, targets: Sequence[Target], axis: str | int | None, first: int
-    ) -> list[Replicas | None]:
-        """What several processes need of each tensor: all of plain ones, and what DTensors replicate over
-        any axis of their meshes; `axis` and `first` are of those of JAX."""
-        if _process_count() == 1:
-            return [None] * len(targets)
-        found: dict[Any, Replicas | None] = {}
-        spreads = _Replicated()
-        for target in targets:
-            form = target.placement.form
-            key = target.shape if form is None else id(form)
-            if key not in found:
-                found[key] = Replicas.of(spreads.spread(target.shape) if form is None else form.spread)
-        return [
-            found[target.shape if target.placement.form is None else id(target.placement.form)]
-            for target in targets
-        ]
-
-    def broadcaster(self, targets: Sequence[Target]) -> Broadcaster:
-        """What carries that from one process to the others: the process groups of the program and of the
-        meshes of these tensors, and others where there are none for the same processes."""
-        from waystation.frameworks import torch_broadcast
-
-        return torch_broadcast.TorchBroadcaster([target.placement.mesh for target in targets])
 
     def shown(self, stored: StoredArray, storage: Storage) -> Any:
         """The abstract tensor, with how it is stored in an attribute."""

@@ -22,7 +22,6 @@ from waystation.safetensors.description import describe
 from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensors
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.sources import Files, find
-from waystation.transfers import staging
 
 
 def open(  # noqa: A001
@@ -151,7 +150,7 @@ class Tensors:
             )
             buffers = [buffer.reshape(inner[1]) for buffer, inner in zip(found, wanted, strict=True)]
             made = codec.assemble(targets, [buffers])
-            staging.wait(codec, made)
+            codec.wait(made)
         return made[0]
 
     # ---- closing -------------------------------------------------------------------------------

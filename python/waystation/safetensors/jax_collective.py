@@ -91,9 +91,8 @@ def open_collective(
     if together is False:
         return JaxCollective(None)
     holders: set[int] = set()
-    if sharding is not None or has_function:
-        ask = getattr(codec, "processes_of", None)
-        holders = set() if ask is None else ask(sharding)
+    if codec.row_exchange is not None and (sharding is not None or has_function):
+        holders = codec.row_exchange.processes_of(sharding)
     are_several = len(holders) > 1
     if together is None and not are_several:
         return JaxCollective(None)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, WaystationError
 from waystation.frameworks import casts, dtypes, registry
-from waystation.frameworks.base import Codec, StoredArray, Target
+from waystation.frameworks.base import CastRule, Codec, StoredArray, Target
 from waystation.layouts.opened import Opened
 from waystation.safetensors.description import PACKED
 from waystation.transfers import staging
@@ -97,7 +97,7 @@ class Wanted:
 
 
 @paused_collection()
-def incoming_of(opened: OpenedTensors, codec: Codec, wanted: Wanted, rule: casts.Rule) -> list[Incoming]:
+def incoming_of(opened: OpenedTensors, codec: Codec, wanted: Wanted, rule: CastRule) -> list[Incoming]:
     """The arrays with the places where they go, numbered as they are given."""
     with naming_tensors(opened, wanted.numbers):
         targets = codec.placed(wanted.stored, wanted.dtypes, wanted.places)
@@ -129,7 +129,7 @@ def calling_arrays_tensors() -> Iterator[None]:
         raise error.where(tensor=name)
 
 
-def _check_casts(wanted: Wanted, targets: Sequence[Target], rule: casts.Rule) -> None:
+def _check_casts(wanted: Wanted, targets: Sequence[Target], rule: CastRule) -> None:
     for index, (stored, target) in enumerate(zip(wanted.stored, targets, strict=True)):
         if stored.dtype != target.dtype:
             try:
@@ -157,7 +157,7 @@ class Made:
                 [incoming.target for incoming in arrays], [incoming.buffers for incoming in arrays]
             )
             if wait:
-                staging.wait(codec, made)
+                codec.wait(made)
         self.keep(arrays, made)
 
     def keep(self, arrays: Sequence[Incoming], leaves: Sequence[Any]) -> None:

@@ -92,8 +92,8 @@ class Request:
 
     def shared(self) -> bytes:
         """What processes that load together have to decide alike: all about arrays that several hold."""
-        ask = getattr(self.codec, "processes_of", None)
-        if ask is None:
+        able = self.codec.row_exchange
+        if able is None:
             return b""
         are_shared: dict[int, bool] = {}
         digest = hashlib.sha256()
@@ -101,7 +101,7 @@ class Request:
         arrays = zip(own.names, own.stored, own.dtypes, own.places, strict=True)
         for leaf, (name, stored, dtype, place) in enumerate(arrays):
             if id(place) not in are_shared:
-                are_shared[id(place)] = place is not None and len(ask(place)) > 1
+                are_shared[id(place)] = place is not None and len(able.processes_of(place)) > 1
             if are_shared[id(place)]:
                 what = name, stored.shape, stored.dtype, dtype, place, leaf in self.exchanged
                 digest.update(repr(what).encode())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import Codec, Target
@@ -21,32 +21,11 @@ from waystation.transfers.buffers import Incoming
 _LEAST_BYTES = 1 << 20  # what is smaller is read sooner than exchanged
 
 
-class _Exchanging(Protocol):
-    """What a codec can do whose arrays several processes hold."""
-
-    def reading(
-        self, target: Target, item_bytes: int, least_bytes: int
-    ) -> tuple[tuple[int, ...], Any] | None:
-        """With which shape and sharding an array is read first, whose processes need parts of it that are
-        shorter than `least_bytes` in the file; None for others."""
-        ...
-
-    def exchanged(self, array: Any, target: Target) -> Any:
-        """Such an array as it should be."""
-        ...
-
-
-def _exchanging(codec: Codec) -> _Exchanging | None:
-    able: Any = codec if hasattr(codec, "exchanged") else None
-    found: _Exchanging | None = able
-    return found
-
-
 def prepare(
     opened: OpenFiles, codec: Codec, arrays: Sequence[Incoming], verify: bool | None
 ) -> dict[int, Target]:
     """Has arrays read by rows where that is better. Returns where they go in the end, by their leaves."""
-    able = _exchanging(codec)
+    able = codec.row_exchange
     if able is None:
         return {}
     found: dict[int, Target] = {}
@@ -57,16 +36,16 @@ def prepare(
             continue
         reading = able.reading(array.target, item_bytes, least_bytes)
         if reading is not None:
-            shape, sharding = reading
+            shape, place = reading
             found[array.leaf] = array.target
             stored = fit.reshaped(array.stored, shape)
-            (array.target,) = codec.placed([stored], [array.target.dtype], [sharding])
+            (array.target,) = codec.placed([stored], [array.target.dtype], [place])
     return found
 
 
 def exchange(codec: Codec, arrays: list[Any], targets: dict[int, Target]) -> None:
     """Divides arrays that were read by rows as they should be, one after the other."""
-    able = _exchanging(codec)
+    able = codec.row_exchange
     for leaf, target in targets.items():
         assert able is not None, "it was asked before"
         arrays[leaf] = able.exchanged(arrays[leaf], target)

@@ -90,7 +90,7 @@ def load_in_group(
             raise; the context of the error then names that `process`, by its rank.
     """
     codec = codec_of("torch")
-    from waystation.frameworks import torch_groups
+    from waystation.frameworks import torch_groups, torch_tensors
 
     collectives = torch_groups.of_group(group)
     options = options_of(memory_limit, verify)
@@ -98,7 +98,7 @@ def load_in_group(
     run_bytes = max(_LEAST_RUN_BYTES, min(limit_bytes // _RUNS_IN_LIMIT, _RUN_BYTES))
 
     def decide() -> tuple[OpenFiles, GroupPlan, Any]:
-        place = codec.place_of(device)
+        place = torch_tensors.CODEC.place_of(device)
         torch_groups.use_device(str(place.device))  # which the group needs to agree on anything
         opened = files.opened if isinstance(files, Tensors) else OpenFiles(find(files))
         results = results_of(

@@ -33,13 +33,13 @@ _log = logging.getLogger("waystation")
 
 def can_take(opened: Opened, codec: Codec, incoming: Incoming) -> bool:
     """Whether an array can go to its devices like that."""
-    ask = getattr(codec, "goes_to_devices", None)
+    able = codec.devices
     return (
-        ask is not None
+        able is not None
         and incoming.array is not None
         and hasattr(opened, "read_to_devices")
         and tuple(incoming.stored.shape) == tuple(incoming.target.shape)
-        and bool(ask(incoming.target, incoming.stored.dtype))
+        and able.goes_to_devices(incoming.target, incoming.stored.dtype)
         and _has_devices()
     )
 
@@ -84,8 +84,8 @@ def _made(
     reading: Reading, codec: Codec, arrays: Sequence[Incoming]
 ) -> tuple[DeviceArrays, list[Request], Destinations]:
     """Memory of devices for arrays, what is to be read for them, and where in that memory it goes."""
-    make: Any = codec
-    made: DeviceArrays = make.on_devices(
+    assert codec.devices is not None, "it was asked before"
+    made = codec.devices.on_devices(
         [incoming.target for incoming in arrays],
         [incoming.stored.dtype for incoming in arrays],
         casts.rule_of_loads(reading.options),

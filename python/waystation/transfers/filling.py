@@ -121,7 +121,7 @@ class Filling:
 
 def _stay_on_host(codec: Codec, batch: Sequence[Incoming]) -> list[bool]:
     """Which arrays keep living in their buffers."""
-    return by_kind(lambda own: _is_array(own) and staging.stays_on_host(codec, own.target), batch)
+    return by_kind(lambda own: _is_array(own) and codec.stays_on_host(own.target), batch)
 
 
 def _is_array(incoming: Incoming) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation.frameworks.base import Codec, InPlace
+from waystation.frameworks.base import Codec
 from waystation.layouts.native.read import Places
 from waystation.transfers.buffers import Incoming, Reading, fill_buffers
 
@@ -47,19 +47,18 @@ def fill(reading: Reading, batches: Sequence[tuple[Codec, Sequence[Incoming]]]) 
 
 def put(codec: Codec, arrays: Sequence[Incoming], leaves: Sequence[Any]) -> Sequence[Any]:
     """Finished leaves, or in their place the arrays of the caller, which have their values then."""
-    own: InPlace | Any = codec
+    own = codec.in_place
     return [
-        leaf if incoming.target.into is None else own.put_into(incoming.target, leaf)
+        leaf if own is None or incoming.target.into is None else own.put_into(incoming.target, leaf)
         for incoming, leaf in zip(arrays, leaves, strict=True)
     ]
 
 
 def _memory_of(codec: Codec, incoming: Incoming) -> Bytes | None:
     """Where the whole array can be read to, if it can."""
-    if incoming.buffers or not incoming.is_plain:
+    if codec.in_place is None or incoming.buffers or not incoming.is_plain:
         return None
-    own: InPlace | Any = codec
-    memory: Bytes | None = own.memory_of(incoming.target)
+    memory = codec.in_place.memory_of(incoming.target)
     if memory is None or incoming.box_bytes() != [memory.nbytes]:
         return None
     return memory

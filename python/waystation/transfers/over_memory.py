@@ -18,24 +18,24 @@ from waystation.transfers.buffers import Incoming, Reading, by_kind
 
 def can_make(reading: Reading, codec: Codec, batch: Sequence[Incoming]) -> bool:
     """Whether all of a batch, of which nothing has been read yet, can be made so."""
-    ask = getattr(codec, "is_made_over_memory", None)
+    able = codec.over_memory
     return (
-        ask is not None
+        able is not None
         and len(batch) > 0
         and hasattr(reading.opened, "read_over")
         and reading.mappings is None
         and not any(incoming.buffers for incoming in batch)
-        and all(by_kind(lambda own: own.is_plain and bool(ask(own.target)), batch))
+        and all(by_kind(lambda own: own.is_plain and able.is_made_over_memory(own.target), batch))
     )
 
 
 def load(reading: Reading, codec: Codec, batch: Sequence[Incoming]) -> list[Any]:
     """The leaves of such a batch."""
-    make: Any = codec
+    able = codec.over_memory
+    assert able is not None, "it was asked before"
 
     def over(slabs: Sequence[_native.Slab | None], offsets: Sequence[int]) -> list[Any]:
-        leaves: list[Any] = make.over_memory([incoming.target for incoming in batch], slabs, offsets)
-        return leaves
+        return list(able.arrays_over([incoming.target for incoming in batch], slabs, offsets))
 
     with paused_collection():
         requests = [Request(incoming.array or 0, incoming.target.boxes) for incoming in batch]

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 from waystation import _native
 from waystation._options import Options
-from waystation.frameworks.base import Codec, Target
+from waystation.frameworks.base import Codec, PieceWriter
 from waystation.grid import volume
-from waystation.transfers.buffers import Buffer, Incoming, Reading, Region, aligned, fill_buffers
+from waystation.transfers.buffers import Incoming, Reading, Region, aligned, fill_buffers
 from waystation.transfers.pieces import cut, read_ahead
 
 LEAST_BYTES = 2 << 20  # a few blocks of the files, which are read whole
@@ -30,40 +30,6 @@ _GROUP_MOST_BYTES = 1 << 30  # larger ones would only make the first of them com
 _REQUEST_BYTES = 1 << 20
 _MOST_REQUESTS = 16
 _ENGINE_BYTES = 160 << 20  # what the engine takes at most of its own accord
-
-
-class PieceWriter(Protocol):
-    """Puts one array together on its devices."""
-
-    def put(self, box_number: int, offset: tuple[int, ...], values: Buffer) -> None:
-        """Places a part of a box of the target, `offset` counted from the box; returns once the host
-        memory of `values` is no longer needed."""
-        ...
-
-    def finish(self) -> Any:
-        """The array, once all of it has been put."""
-        ...
-
-
-def stays_on_host(codec: Codec, target: Target) -> bool:
-    """Whether what the codec makes of filled buffers keeps living in them. A codec that does not say so
-    is taken to do that."""
-    ask = getattr(codec, "stays_on_host", None)
-    return ask is None or bool(ask(target))
-
-
-def _open_in_pieces(codec: Codec, target: Target) -> PieceWriter | None:
-    """None where the codec makes arrays only of whole boxes."""
-    ask = getattr(codec, "open_in_pieces", None)
-    writer: PieceWriter | None = None if ask is None else ask(target)
-    return writer
-
-
-def wait(codec: Codec, leaves: list[Any]) -> None:
-    """Returns once the leaves no longer need the buffers that they were made of."""
-    ask = getattr(codec, "wait", None)
-    if ask is not None:
-        ask(leaves)
 
 
 # ---- shares of the bound -----------------------------------------------------------------------
@@ -224,7 +190,7 @@ def _groups(arrays: Iterable[Staged], group_bytes: int, alone: list[Staged]) -> 
             group.arrays.append(staged)
             group.nbytes += staged.nbytes
             continue
-        staged.writer = _open_in_pieces(staged.codec, incoming.target)
+        staged.writer = staged.codec.open_in_pieces(incoming.target)
         if staged.writer is None:
             alone.append(staged)
             continue
