@@ -2,7 +2,8 @@
 
 `tools/check_packages.py DIRECTORY` takes the wheel and the sdist in the directory (`make wheel` writes both):
 
-1. the wheel holds the extension and the agent, both stripped, and the licences;
+1. the wheel holds the extension and the agent, both stripped, the packages beside the library, and the
+   licences;
 2. the extras name distributions that the registry has (pip resolves `[all]` without installing it);
 3. the wheel, and a wheel that pip builds from the sdist, each install into a fresh environment. There a
    program saves and loads, the command line reads the checkpoint, and two emulated hosts keep a state in
@@ -24,6 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTENSION = "waystation/_native.abi3.so"
+BESIDE = ("waystation_demo/train.py", "waystation_launch/launch.py")
 LEAST_LICENSE_BYTES = 50_000
 
 SAVE_AND_LOAD = """
@@ -82,6 +84,9 @@ def check_content(wheel: Path) -> None:
             if b"\0.symtab\0" in archive.read(name):  # the name of a section that stripping removes
                 raise SystemExit(f"{wheel.name}: {name} is not stripped")
             say(f"{name}: {entries[name].file_size / 1e6:.1f} MB")
+        for name in BESIDE:
+            if name not in entries:
+                raise SystemExit(f"{wheel.name}: {name} is missing")
         (licenses,) = [name for name in entries if name.endswith("/THIRD-PARTY-LICENSES.txt")]
         if entries[licenses].file_size < LEAST_LICENSE_BYTES:
             raise SystemExit(f"{wheel.name}: {licenses} is too short to hold the licences of all crates")

@@ -15,13 +15,14 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "python" / "waystation"
+PYTHON = ROOT / "python"
 PICTURE = ROOT / "docs" / "images" / "layers.svg"
 
 # The purpose of each box, as ARCHITECTURE.md has it in full.
 PURPOSES = {
     "cli": "commands",
-    "demo": "programs that use the library",
+    "waystation_demo": "programs that use the library",
+    "waystation_launch": "processes of a program",
     "runtime": "one controller, many hosts",
     "memory": "checkpoints in host memory",
     "training": "sequences of checkpoints",
@@ -50,8 +51,9 @@ Graph = dict[str, set[str]]
 def imports() -> Graph:
     """Which boxes each box imports, by the sources of Python and the manifests of the crates."""
     graph: Graph = {name: set() for name in PURPOSES}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        owner = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for path in sorted(PYTHON.rglob("*.py")):
+        root, *rest = path.relative_to(PYTHON).parts
+        owner = rest[0].removesuffix(".py") if root == "waystation" else root
         if owner in graph:
             graph[owner] |= {name for name in imported_packages(path) if name in graph and name != owner}
     for manifest in sorted((ROOT / "crates").glob("*/Cargo.toml")):
@@ -64,7 +66,7 @@ def imports() -> Graph:
 
 
 def imported_packages(path: Path) -> set[str]:
-    """The top-level packages of waystation that a file imports by their full names."""
+    """The packages of waystation, and those beside it, that a file imports by their full names."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -75,8 +77,7 @@ def imported_packages(path: Path) -> set[str]:
             continue
         for name in names:
             root, _, rest = name.partition(".")
-            if root == "waystation" and rest:
-                found.add(rest.split(".")[0])
+            found.add(rest.split(".")[0] if root == "waystation" else root)
     return found
 
 

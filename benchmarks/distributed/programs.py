@@ -24,7 +24,7 @@ from benchmarks import measure, reservoir
 from benchmarks.distributed import models
 from benchmarks.distributed.process import Request
 from benchmarks.processes import ROOT
-from waystation.cli.ports import free_ports
+from waystation_launch.world import free_ports
 
 ADDED = ("bytes_read", "bytes_needed", "disk_read_bytes", "disk_written_bytes", "cpu_s")
 MOST = ("peak_growth_bytes",)

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks import measure
 from benchmarks.loading_experiments import process
 from benchmarks.loading_experiments.process import Request
-from waystation.cli.ports import free_ports
+from waystation_launch.world import free_ports
 
 Facts = dict[str, Any]
 Beside = Callable[[Sequence[int]], AbstractContextManager[Facts]]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.memory import agents
 from benchmarks.memory.agents import TMPFS, Agent
-from waystation.cli.ports import free_ports
+from waystation_launch.world import free_ports
 
 COPIES = 2
 

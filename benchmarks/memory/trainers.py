@@ -77,7 +77,7 @@ class JaxTrainer:
         import jax
         import optax
 
-        from waystation.demo import model
+        from waystation_demo import model
 
         shape = model.Shape(VOCABULARY, size.context, size.width, heads=8, layers=size.layers)
         optimizer = optax.adamw(LEARNING_RATE)

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from benchmarks.processes import ROOT
 from benchmarks.runtime.shapes import Shape
-from waystation.cli.ports import free_ports
+from waystation_launch.world import free_ports
 
 NAME = "multi-controller JAX"
 _END_S = 10.0

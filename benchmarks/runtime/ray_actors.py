@@ -16,7 +16,7 @@ from benchmarks.runtime import computations
 from benchmarks.runtime.computations import CHAIN
 from benchmarks.runtime.controller_process import Work, join
 from benchmarks.runtime.shapes import Shape
-from waystation.cli.ports import free_ports
+from waystation_launch.world import free_ports
 
 NAME = "Ray"
 

@@ -19,8 +19,8 @@ import pytest
 from tests.support.agents import memory_directory, wait_until
 
 from waystation import _native
-from waystation.cli.host_agent import HostAgent, bytes_of
 from waystation.errors import InvalidInput, Unavailable, WaystationError
+from waystation_launch.host_agent import HostAgent, bytes_of
 
 SCRIPT = str(Path(sys.executable).parent / "waystation")
 HANG_S = 120

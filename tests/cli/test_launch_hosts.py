@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from waystation.cli import emulated_hosts
-from waystation.cli.host_list import ListedHost, index_of, read_hosts
-from waystation.cli.world import World
 from waystation.errors import InvalidInput
+from waystation_launch.hosts import SECRET_FILE, ListedHost, emulate, index_of, read_hosts
+from waystation_launch.world import World
 
 SCRIPT = str(Path(sys.executable).parent / "waystation")
 HANG_S = 120
@@ -98,22 +97,22 @@ def test_a_program_over_hosts_needs_no_agents(tmp_path: Path) -> None:
 
 def test_hosts_are_emulated_with_addresses_and_a_secret_of_their_own(tmp_path: Path) -> None:
     directory = tmp_path / "agents"
-    hosts = emulated_hosts.prepare(directory, 3)
+    hosts = emulate(directory, 3)
     assert [host.name for host in hosts] == ["host-0", "host-1", "host-2"]
     assert [host.machine for host in hosts] == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
     assert len({host.domain for host in hosts}) == 3
-    secret = directory / emulated_hosts.SECRET_FILE
+    secret = directory / SECRET_FILE
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     before = secret.read_text()
     assert len(before) == 64
-    assert emulated_hosts.prepare(directory, 3) == hosts, "agents of an earlier launch are still there"
+    assert emulate(directory, 3) == hosts, "agents of an earlier launch are still there"
     assert secret.read_text() == before
     with pytest.raises(InvalidInput, match="is that of 3 hosts"):
-        emulated_hosts.prepare(directory, 2)
+        emulate(directory, 2)
     for count in (0, 1, 65):
         with pytest.raises(InvalidInput, match="between 2 and 64"):
-            emulated_hosts.prepare(tmp_path / "none", count)
+            emulate(tmp_path / "none", count)
     assert not (tmp_path / "none").exists()
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from tests.support.ports import claimed_ports
 
-from waystation.cli.meeting import Meeting
 from waystation.errors import Conflict
+from waystation_launch.rendezvous import Rendezvous
 
 SCRIPT = str(Path(sys.executable).parent / "waystation")
 HANG_S = 120
@@ -45,8 +45,8 @@ class Launches:
         self.directory = directory
         self._options = options
         self._claims = contextlib.ExitStack()
-        (meeting,) = self._claims.enter_context(claimed_ports(1))
-        self._port = meeting - 2
+        (port,) = self._claims.enter_context(claimed_ports(1))
+        self._port = port - 2
         self._running: dict[str, subprocess.Popen[str]] = {}
         listed = [{"name": name, "address": f"127.0.0.{index}:1"} for index, name in enumerate(HOSTS, 2)]
         (directory / "hosts.json").write_text(json.dumps(listed))
@@ -195,11 +195,11 @@ def test_who_does_not_come_is_not_waited_for_for_ever(tmp_path: Path) -> None:
 def test_launches_with_other_secrets_do_not_meet() -> None:
     with claimed_ports(1) as (port,):
 
-        def meeting(host: str, secret: bytes) -> Meeting:
-            return Meeting(["a", "b"], host, ("127.0.0.1", port), secret, 30.0, lambda _: None)
+        def member(host: str, secret: bytes) -> Rendezvous:
+            return Rendezvous(["a", "b"], host, ("127.0.0.1", port), secret, 30.0, lambda _: None)
 
-        with contextlib.closing(meeting("a", b"one secret of ours")) as first:
-            with contextlib.closing(meeting("b", b"another secret ...")) as second:
+        with contextlib.closing(member("a", b"one secret of ours")) as first:
+            with contextlib.closing(member("b", b"another secret ...")) as second:
                 # Both are in one thread: the first answers while the second asks.
                 for _ in range(100):
                     first.handle(0.01)
@@ -207,7 +207,7 @@ def test_launches_with_other_secrets_do_not_meet() -> None:
                 with pytest.raises(Conflict, match="has another secret, or another list of hosts"):
                     second.join()
             with pytest.raises(Conflict, match="give another --port"):
-                meeting("a", b"one secret of ours")
+                member("a", b"one secret of ours")
 
 
 def open_sockets() -> set[str]:
@@ -219,12 +219,12 @@ def open_sockets() -> set[str]:
     return {name for name in found if name.startswith("socket:")}
 
 
-def test_a_meeting_that_is_over_leaves_no_connection_open() -> None:
+def test_a_rendezvous_that_is_over_leaves_no_connection_open() -> None:
     with claimed_ports(1) as (port,):
         before = open_sockets()
         with contextlib.closing(
-            Meeting(["a"], "a", ("127.0.0.1", port), b"a secret of ours", 30.0, lambda _: None)
-        ) as meeting:
-            assert meeting.join()
+            Rendezvous(["a"], "a", ("127.0.0.1", port), b"a secret of ours", 30.0, lambda _: None)
+        ) as rendezvous:
+            assert rendezvous.join()
             assert open_sockets() - before
         assert not open_sockets() - before

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from waystation.demo.data import LEAST_TEXT_BYTES, Windows, standard_library_text
+from waystation_demo.data import LEAST_TEXT_BYTES, Windows, standard_library_text
 
 TEXT = np.arange(10 * 7 + 3, dtype=np.uint8)
 

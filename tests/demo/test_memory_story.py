@@ -19,12 +19,12 @@ import pytest
 from rich.console import Console
 from tests.support.long import IS_LONG
 
-from waystation.demo import DemoFailed
-from waystation.demo.memory_tier import Plan, run
-from waystation.demo.memory_tier.hosts import DirectoryHosts, Hosts, hosts_of
-from waystation.demo.memory_tier.namespaces import why_forbidden
-from waystation.demo.memory_tier.runs import HostsRun, Runs
-from waystation.demo.memory_tier.timeline import MEANINGS, SHARED_PHASES, Phase, Timeline
+from waystation_demo import DemoFailed
+from waystation_demo.memory_tier import Plan, run
+from waystation_demo.memory_tier.hosts import DirectoryHosts, Hosts, hosts_of
+from waystation_demo.memory_tier.namespaces import why_forbidden
+from waystation_demo.memory_tier.runs import HostsRun, Runs
+from waystation_demo.memory_tier.timeline import MEANINGS, SHARED_PHASES, Phase, Timeline
 
 # Nine processes, or fifteen, that import torch, three at a time, on a machine that may have more to do.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from waystation.demo.programs import Killer, TrainingRun
-from waystation.demo.proof import LOSS_TOLERANCE, DemoFailed, Proof
+from waystation_demo.programs import Killer, TrainingRun
+from waystation_demo.proof import LOSS_TOLERANCE, DemoFailed, Proof
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from waystation.demo.runtime import Plan, run
+from waystation_demo.runtime import Plan, run
 
 pytestmark = [
     pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime needs Python 3.12"),

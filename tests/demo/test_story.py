@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from waystation.demo import DemoFailed, run
-from waystation.demo.programs import Programs, TrainingRun
-from waystation.demo.proof import LOSS_TOLERANCE, relative_differences
 from waystation.errors import Conflict
+from waystation_demo import DemoFailed, run
+from waystation_demo.programs import Programs, TrainingRun
+from waystation_demo.proof import LOSS_TOLERANCE, relative_differences
 
 PROGRAM = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from waystation.demo import run
+from waystation_demo import run
 run(Path(sys.argv[1]), quick=True, console=Console(width=200))
 assert "jax" not in sys.modules and "torch" not in sys.modules
 """
@@ -90,7 +90,7 @@ def _train_with_seed(checkpoint: Path, seed: int) -> TrainingRun:
     command = [
         sys.executable,
         "-m",
-        "waystation.demo.train",
+        "waystation_demo.train",
         "--resume",
         str(checkpoint),
         "--seed",

@@ -1,4 +1,4 @@
-"""Hosts on one machine: each has namespaces of its own (`waystation.demo.memory_tier.namespaces`), and an
+"""Hosts on one machine: each has namespaces of its own (`waystation_demo.memory_tier.namespaces`), and an
 address on a common bridge.
 
 Links can be pulled (`Host.unplug`), lose in silence what goes one way (`Host.lose_what_goes_to`), or be slow
@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from waystation.demo.memory_tier import namespaces
-from waystation.demo.memory_tier.namespaces import HANG_S, Namespaces, Started, wait_until
+from waystation_demo.memory_tier import namespaces
+from waystation_demo.memory_tier.namespaces import HANG_S, Namespaces, Started, wait_until
 
 __all__ = ["HANG_S", "Host", "Network", "Started", "enter", "network_of", "why_forbidden"]
 

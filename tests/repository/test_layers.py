@@ -11,13 +11,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "python" / "waystation"
+PYTHON = Path(__file__).parents[2] / "python"
+PACKAGE = PYTHON / "waystation"
 
-# From the top down; those in one line may not import each other.
+# From the top down; those in one line may not import each other. Names are those of modules and packages in
+# `waystation`, and of the packages beside it.
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"demo"},
+    {"waystation_demo"},
+    {"waystation_launch"},
     {"arrays", "multihost", "options", "partial", "path"},  # public modules, which no layer imports
     {"runtime"},
     {"memory"},
@@ -39,7 +42,7 @@ LAYERS: list[set[str]] = [
 LEVELS = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
 
 # The demo is a program that uses the library, so it imports what programs import.
-FRAMEWORK_LAYERS = {"frameworks", "coordination", "runtime", "demo"}
+FRAMEWORK_LAYERS = {"frameworks", "coordination", "runtime", "waystation_demo"}
 FRAMEWORKS = {"jax", "jaxlib", "torch", "flax", "optax"}
 
 
@@ -76,15 +79,22 @@ IMPURE_MODULES = {
 
 
 def sources() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+    return sorted(PYTHON.rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
+    return path.relative_to(PYTHON).as_posix()
 
 
 def layer_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    root, *rest = path.relative_to(PYTHON).parts
+    return rest[0].removesuffix(".py") if root == PACKAGE.name else root
+
+
+def layer_named(module: str) -> str | None:
+    """The layer of an absolute name; None if it is none of ours."""
+    root, _, rest = module.partition(".")
+    return rest.split(".")[0] if root == PACKAGE.name else root if root in LEVELS else None
 
 
 @functools.cache
@@ -94,7 +104,7 @@ def imported_modules(path: Path) -> list[tuple[int, str]]:
 
 
 def _imported_modules(path: Path) -> Iterator[tuple[int, str]]:
-    package = ["waystation", *path.relative_to(PACKAGE).parts[:-1]]
+    package = path.relative_to(PYTHON).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -113,14 +123,13 @@ def test_imports_point_downward() -> None:
     for path in paths:
         layer = layer_of(path)
         for line, module in imported_modules(path):
-            root, _, rest = module.partition(".")
-            target = rest.split(".")[0]
-            if root != "waystation" or target == layer:
+            target = layer_named(module)
+            if target is None or target == layer:
                 continue
             where = f"{name_of(path)}:{line}"
             if target not in LEVELS:
                 # A name of the public API: only programs on top of the library may use its front door.
-                if layer not in {"cli", "demo"}:
+                if layer not in {"cli", "waystation_demo"}:
                     wrong.append(f"{where}: {module} is taken from the top; import it from its layer")
             elif LEVELS[target] >= LEVELS[layer]:
                 wrong.append(f"{where}: '{layer}' imports '{target}', which is not below it")

@@ -27,6 +27,13 @@ def test_the_agent_is_installed_with_the_package() -> None:
     assert os.access(Path(str(agent)), os.X_OK)
 
 
+def test_the_wheel_and_the_type_checker_take_every_package() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    packages = sorted(path.parent.name for path in (ROOT / "python").glob("*/__init__.py"))
+    assert tools["maturin"]["python-packages"] == packages
+    assert set(packages) <= set(tools["mypy"]["packages"])
+
+
 def test_no_extra_needs_a_distribution_of_this_project() -> None:
     extras = PROJECT["optional-dependencies"]
     for name, requirements in extras.items():

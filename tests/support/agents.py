@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from waystation.cli import emulated_hosts
 from waystation.memory import agent_program
+from waystation_launch.hosts import HOSTS_FILE, SECRET_FILE, emulate
 
 RUN = "0123456789abcdef0123456789abcdef"
 HANG_S = 60.0  # far beyond what anything here takes
@@ -132,10 +132,10 @@ def running_agents(
 ) -> Iterator[list[Agent]]:
     """Agents of so many hosts, each with a directory and an address of its own, which keep copies for each
     other."""
-    hosts = emulated_hosts.prepare(directory, count)
+    hosts = emulate(directory, count)
     common = [
-        f"--hosts={directory / emulated_hosts.HOSTS_FILE}",
-        f"--secret-file={directory / emulated_hosts.SECRET_FILE}",
+        f"--hosts={directory / HOSTS_FILE}",
+        f"--secret-file={directory / SECRET_FILE}",
     ]
     with ExitStack() as stack:
         agents = []

@@ -421,9 +421,10 @@ def _launch(
     """
     with reporting(as_json, traceback) as output:
         from waystation.cli.commands import launch
+        from waystation_launch.launch import Request
 
         either = jax or torch
-        request = launch.Request(
+        request = Request(
             command,
             count,
             jax=jax or not either,

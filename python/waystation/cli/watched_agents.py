@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from waystation import _native
-from waystation.cli.host_list import read_hosts
 from waystation.errors import InvalidInput, Unavailable, WaystationError
 from waystation.memory.exposition import samples_of
+from waystation_launch.hosts import read_hosts
 
 ANSWER_S = 2.0  # how long an agent may take
 _MOST_BYTES = 4 << 20

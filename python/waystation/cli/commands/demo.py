@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 
 from waystation.cli.output import Output
-from waystation.demo import DemoFailed, memory_tier
-from waystation.demo import run as run_demo
-from waystation.demo import runtime as runtime_demo
 from waystation.errors import InvalidInput
+from waystation_demo import DemoFailed, memory_tier
+from waystation_demo import run as run_demo
+from waystation_demo import runtime as runtime_demo
 
 FAILED_CLAIM = 1
 

@@ -1,0 +1,460 @@
+"""Runs the processes of one program on this machine, and names the one that failed first.
+
+With a list of hosts it runs those of one host, and launches on the others run the rest: where programs are
+restarted, all launches restart the program together (`waystation_launch.rendezvous`). With a number of hosts
+it runs the processes of all, each host with an agent of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from waystation.errors import InvalidInput, Unavailable
+from waystation.memory import RECOVERY_VARIABLE
+from waystation_launch.host_agent import HostAgent, Membership, TlsFiles
+from waystation_launch.hosts import (
+    HOSTS_FILE,
+    SECRET_FILE,
+    ListedHost,
+    emulate,
+    index_of,
+    read_hosts,
+    read_secret,
+)
+from waystation_launch.processes import Launch, OnLine, Outcome, Program
+from waystation_launch.rendezvous import Rendezvous
+from waystation_launch.world import World, free_ports
+
+# Takes a line for people, and the colour to show it in.
+Tell: TypeAlias = Callable[[str, str | None], None]
+# Takes whether a process wrote it to stderr, and its line with the number of the process.
+Show: TypeAlias = Callable[[bool, str], None]
+
+FOUND_FAILURE = 1
+_ADDRESS = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be run.
+
+    Attributes:
+        command: The program and its arguments.
+        count: How many processes each host has.
+        jax: Whether to set what JAX reads.
+        torch: Whether to set what torch reads.
+        grace_s: How long others may go on when one has failed.
+        restarts: How often the program, and the agent, are started again at most.
+        agent: The directory of the agent's store; None for no agent. That of all, where hosts are emulated.
+        agent_memory: How much memory it may take, as a number of bytes with or without a unit.
+        agent_versions: How many committed versions of each shard it keeps.
+        hosts: The file that lists the hosts, or how many to emulate; None for this one alone.
+        host: The name of this one among those that are listed.
+        secret_file: The secret that their agents share.
+        tls: The certificate that this host's agent shows, its key, and the authorities; all or none.
+        copies: How many copies of each shard their agents keep.
+        port: The first of three ports of the first host, at which processes of all hosts meet, and launches.
+        wait_s: How long launches wait for each other.
+    """
+
+    command: Sequence[str]
+    count: int
+    jax: bool
+    torch: bool
+    grace_s: float
+    restarts: int = 0
+    agent: Path | None = None
+    agent_memory: str | None = None
+    agent_versions: int = 2
+    hosts: str | None = None
+    host: str | None = None
+    secret_file: Path | None = None
+    tls: tuple[Path | None, Path | None, Path | None] = (None, None, None)
+    copies: int = 2
+    port: int = 29500
+    wait_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a program that was launched has ended.
+
+    Attributes:
+        exit_code: What the launcher returns: 0 only if all processes on all hosts ended well.
+        document: The processes, starts and recoveries, plain enough for JSON.
+    """
+
+    exit_code: int
+    document: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Hosts:
+    """The hosts of the program.
+
+    Attributes:
+        listed: All of them; none if there is only this one.
+        own: Those whose processes are started here.
+        list_path: Where they are listed.
+        secret_path: Where the secret of their agents is; None if there are none.
+        are_emulated: Whether all of them are this machine.
+        tls: What their agents show each other; None if nothing is encrypted.
+    """
+
+    listed: Sequence[ListedHost]
+    own: Sequence[int]
+    list_path: Path
+    secret_path: Path | None
+    are_emulated: bool
+    tls: TlsFiles | None = None
+
+
+def run(request: Request, tell: Tell, show: Show) -> Result:
+    """Runs the command as often as requested, until all its processes have ended.
+
+    Args:
+        request: What to run.
+        tell: Takes each line about the launch itself.
+        show: Takes each line that the processes write.
+
+    Raises:
+        InvalidInput: The command cannot be started, or the options contradict each other.
+        WaystationError: The agent cannot be started.
+    """
+    if sys.platform != "linux":
+        raise InvalidInput(f"'waystation launch' runs on Linux only, and this is {sys.platform}")
+    hosts = _hosts(request)
+    agents = _agents(request, hosts, tell)
+    recoveries = Recoveries(Path(f"{agents[0].directory}.recoveries.jsonl") if agents else None)
+    outcome, code = None, FOUND_FAILURE
+    with _rendezvous(request, hosts, tell) as rendezvous:
+        for left in range(request.restarts, -1, -1):
+            if rendezvous is not None and not rendezvous.join():
+                tell(f"the program is not started again: {rendezvous.left}", "red")
+                break
+            told = recoveries.environment()
+            outcome = _launched(request, hosts, agents, told, rendezvous, tell, show)
+            recoveries.note(outcome)
+            code, report = _ended(outcome, rendezvous)
+            for line in report:
+                tell(line, "red" if line is report[0] else None)
+            if not code or not left or outcome.passed_on is not None:
+                break
+            if rendezvous is not None and rendezvous.left is not None:
+                break
+            tell(f"the program is started again, {left - 1} more times at most", "yellow")
+        if outcome is None:
+            raise Unavailable(f"the program is not started: {rendezvous.left if rendezvous else ''}")
+        if code and rendezvous is not None and rendezvous.left is None:
+            rendezvous.leave(report[0] if report else "its launch was told to end")
+    recovered = recoveries.found()
+    for recovery in recovered:
+        tell(sentence(recovery), "green")
+    described = [agent.describe() for agent in agents]
+    about: dict[str, Any] = {"agents": described} if hosts else {"agent": described[0] if agents else None}
+    about |= {"restarts": request.restarts - left, "starts": recoveries.starts, "recoveries": recovered}
+    return Result(code, about | _document(outcome, report))
+
+
+@contextlib.contextmanager
+def _rendezvous(request: Request, hosts: _Hosts | None, tell: Tell) -> Iterator[Rendezvous | None]:
+    """The launches of all hosts, if they start the program together: as they do if it is started again."""
+    if hosts is None or hosts.are_emulated or not request.restarts:
+        yield None
+        return
+    (own,) = hosts.own
+    names = [host.name for host in hosts.listed]
+    address = hosts.listed[0].machine, request.port + 2
+    secret = b"" if hosts.secret_path is None else read_secret(hosts.secret_path)
+
+    rendezvous = Rendezvous(
+        names, names[own], address, secret, request.wait_s, lambda text: tell(text, "yellow")
+    )
+    with contextlib.closing(rendezvous):
+        try:
+            yield rendezvous
+        except BaseException:
+            rendezvous.leave("its launch has ended")
+            raise
+
+
+def _ended(outcome: Outcome, rendezvous: Rendezvous | None) -> tuple[int, list[str]]:
+    """The code of a start that has ended, and what to say of it: it is well only if it is so on all hosts."""
+    code, report = _exit_code(outcome), _report(outcome)
+    if rendezvous is None or outcome.passed_on is not None:
+        return code, report
+    if outcome.stopped is None and not code and rendezvous.ends_well():
+        return 0, []
+    why = rendezvous.left or rendezvous.stopped
+    if why is not None:
+        report = [f"the program has failed elsewhere: {why}", *report]
+    return FOUND_FAILURE, report
+
+
+def _hosts(request: Request) -> _Hosts | None:
+    """The hosts that the options name; None if they name none."""
+    if request.hosts is None:
+        if _names_one_of_several(request):
+            raise InvalidInput(
+                "--host, --secret-file and --tls-… are of several hosts; list them, --hosts FILE"
+            )
+        return None
+    if request.hosts.isdecimal():
+        if request.agent is None:
+            raise InvalidInput("hosts are emulated together with their agents; give their directory, --agent")
+        if _names_one_of_several(request):
+            raise InvalidInput(
+                "hosts that are emulated have their own names and secret, and no certificates; "
+                "give the number alone"
+            )
+        directory = Path(os.path.abspath(request.agent))
+        listed = emulate(directory, int(request.hosts))
+        paths = directory / HOSTS_FILE, directory / SECRET_FILE
+        return _Hosts(listed, range(len(listed)), *paths, are_emulated=True)
+    path = Path(os.path.abspath(request.hosts))
+    listed = read_hosts(path)
+    if request.host is None or (request.secret_file is None) != (request.agent is None):
+        raise InvalidInput(
+            "say which host this is, --host NAME, and with --agent where the secret of the agents is, "
+            f"--secret-file FILE; '{path}' has the hosts {', '.join(host.name for host in listed)}"
+        )
+    own = index_of(listed, request.host, path)
+    secret = None if request.secret_file is None else Path(os.path.abspath(request.secret_file))
+    return _Hosts(listed, [own], path, secret, are_emulated=False, tls=_tls(request))
+
+
+def _names_one_of_several(request: Request) -> bool:
+    return any(given is not None for given in (request.host, request.secret_file, *request.tls))
+
+
+def _tls(request: Request) -> TlsFiles | None:
+    given = [Path(os.path.abspath(path)) for path in request.tls if path is not None]
+    if not given:
+        return None
+    if len(given) < len(request.tls) or request.agent is None:
+        raise InvalidInput(
+            "--tls-certificate, --tls-key and --tls-authorities are for the agent of this host; "
+            "give all three, and its directory, --agent"
+        )
+    return TlsFiles(*given)
+
+
+def _agents(request: Request, hosts: _Hosts | None, tell: Tell) -> list[HostAgent]:
+    """The agents of the hosts whose processes are started here, started."""
+    if request.agent is None:
+        if request.agent_memory is not None:
+            raise InvalidInput("--agent-memory says what an agent may take; give its directory, --agent")
+        return []
+
+    def started(directory: Path, membership: Membership | None) -> HostAgent:
+        memory, count, restarts = request.agent_memory, request.count, request.restarts
+        agent = HostAgent(
+            directory,
+            memory,
+            request.agent_versions,
+            count,
+            restarts,
+            lambda text: tell(text, "yellow"),
+            membership,
+        )
+        agent.start()
+        return agent
+
+    if hosts is None:
+        return [started(request.agent, None)]
+    if not 1 <= request.copies <= len(hosts.listed):
+        raise InvalidInput(f"--copies {request.copies}: there are {len(hosts.listed)} hosts to keep them")
+    assert hosts.secret_path is not None, "it is there if there are agents"
+    names = tuple(host.name for host in hosts.listed)
+    agents = []
+    for own in (hosts.listed[index] for index in hosts.own):
+        directory = request.agent / own.name if hosts.are_emulated else request.agent
+        paths = hosts.list_path, hosts.secret_path
+        membership = Membership(own.name, own.address, names, *paths, request.copies, hosts.tls)
+        agents.append(started(directory, membership))
+    return agents
+
+
+def _launched(
+    request: Request,
+    hosts: _Hosts | None,
+    agents: Sequence[HostAgent],
+    told: Mapping[str, str],
+    rendezvous: Rendezvous | None,
+    tell: Tell,
+    show: Show,
+) -> Outcome:
+    world = _world(request, hosts)
+    environments = world.environments({**os.environ, **told}, jax=request.jax, torch=request.torch)
+    for place, agent in enumerate(agents):
+        for environment in environments[place * request.count : (place + 1) * request.count]:
+            environment.update(agent.environment)
+    indices = range(world.first_index, world.first_index + len(environments))
+    launch = Launch(
+        request.command,
+        environments,
+        request.grace_s,
+        _numbered(show, indices),
+        _announcer(tell, len(environments), request.grace_s),
+        agents,
+        world.first_index,
+        rendezvous,
+    )
+    try:
+        return launch.run()
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise InvalidInput(
+            f"'{request.command[0]}' cannot be started: {error.strerror or error}; "
+            "give the command as a shell would take it, such as: waystation launch -n 2 -- python train.py"
+        ) from error
+
+
+def _world(request: Request, hosts: _Hosts | None) -> World:
+    """All processes of the program; where they can, they meet at other ports with each start."""
+    if hosts is None:
+        return World(1, request.count, [0], _ADDRESS, *free_ports(2))
+    ports = free_ports(2) if hosts.are_emulated else [request.port + 1, request.port]
+    address = hosts.listed[0].machine
+    return World(len(hosts.listed), request.count, hosts.own, address, *ports)
+
+
+def _numbered(show: Show, indices: range) -> OnLine:
+    width = len(str(indices[-1]))
+    return lambda index, is_error, line: show(is_error, f"[{index:>{width}}] {line}")
+
+
+def _announcer(tell: Tell, count: int, grace_s: float) -> Callable[[Program], None]:
+    def announce(program: Program) -> None:
+        others = f"; the others have {grace_s:g} s to end" if count > 1 else ""
+        tell(f"{_name(program)} {_how(program)}{others}", "yellow")
+
+    return announce
+
+
+def _report(outcome: Outcome) -> list[str]:
+    """What to say at the end, the essence first; nothing if all went well."""
+    first = outcome.first
+    if first is None:
+        return []
+    if outcome.passed_on is not None and first.told_to_end is not None:
+        lines = [f"{outcome.passed_on.name} was passed on to all processes"]
+        return lines + [_line(program, first) for program in outcome.programs if program.failed]
+    others = [program for program in outcome.programs if program is not first]
+    after = [program for program in others if program.failed]
+    because = "; the others ended because of that" if after and len(after) == len(others) else ""
+    lines = [f"{_name(first)} {_how(first)} first, after {first.ended_s:.1f} s{because}"]
+    lines += [_line(program, first) for program in others]
+    if first.last_lines:
+        lines.append(f"the last lines of process {first.index}:")
+        lines += [f"  | {line}" for line in first.last_lines]
+    return lines
+
+
+def _line(program: Program, first: Program) -> str:
+    line = f"  {_name(program)} {_how(program)}"
+    if program is first or program.ended_s is None or first.ended_s is None:
+        return line
+    later_s = program.ended_s - first.ended_s
+    line += f", {abs(later_s):.1f} s {'later' if later_s >= 0 else 'earlier'}"
+    return line + (f", after it was sent {program.told_to_end.name}" if program.told_to_end else "")
+
+
+def _name(program: Program) -> str:
+    return f"process {program.index} (pid {program.process_id})"
+
+
+def _how(program: Program) -> str:
+    if program.signal_name is not None:
+        return f"was killed by {program.signal_name}"
+    return "ended well" if program.exit_code == 0 else f"exited with code {program.exit_code}"
+
+
+def _exit_code(outcome: Outcome) -> int:
+    if outcome.passed_on == signal.SIGINT:
+        return 130
+    if outcome.first is None:
+        return 0
+    return FOUND_FAILURE if outcome.passed_on is None else 128 + outcome.passed_on
+
+
+def _document(outcome: Outcome, report: list[str]) -> dict[str, Any]:
+    return {
+        "processes": [program.describe() for program in outcome.programs],
+        "first_failure": None if outcome.first is None else outcome.first.index,
+        "passed_on": None if outcome.passed_on is None else outcome.passed_on.name,
+        "report": report,
+    }
+
+
+class Recoveries:
+    """The starts of one launch, and the recoveries after them.
+
+    Args:
+        path: The file for them; None if there is no agent whose memory a program could go on from.
+
+    Attributes:
+        starts: For each start `started_at_s`, `failed_at_s` (the first failure, None if there was none) and
+            `ended_at_s`, in seconds since 1970.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.starts: list[dict[str, float | None]] = []
+        self._path = path
+        self._read_from = len(self._content())
+
+    def environment(self) -> dict[str, str]:
+        """What the processes are told that are started now."""
+        if self._path is None:
+            return {}
+        told: dict[str, Any] = {"file": str(self._path)}
+        if self.starts:
+            before = self.starts[-1]
+            told |= {name: before[name] for name in ("failed_at_s", "ended_at_s")}
+            told["started_at_s"] = time.time()
+        return {RECOVERY_VARIABLE: json.dumps(told)}
+
+    def note(self, outcome: Outcome) -> None:
+        """A start has come to its end."""
+
+        def moment_s(ended_s: float | None) -> float | None:
+            return None if ended_s is None else outcome.began_at_s + ended_s
+
+        ended_s = [program.ended_s for program in outcome.programs if program.ended_s is not None]
+        self.starts.append(
+            {
+                "started_at_s": outcome.began_at_s,
+                "failed_at_s": None if outcome.first is None else moment_s(outcome.first.ended_s),
+                "ended_at_s": moment_s(max(ended_s, default=None)),
+            }
+        )
+
+    def found(self) -> list[dict[str, Any]]:
+        """What was added to the file since this launch began."""
+        recoveries = []
+        for line in self._content()[self._read_from :].splitlines():
+            with contextlib.suppress(ValueError):
+                recoveries.append(json.loads(line))
+        return recoveries
+
+    def _content(self) -> bytes:
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                return self._path.read_bytes()
+        return b""
+
+
+def sentence(recovery: dict[str, Any]) -> str:
+    """A recovery, for people."""
+    phases = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in recovery["phases_s"].items())
+    return f"went on from step {recovery['step']} in memory: {phases}"

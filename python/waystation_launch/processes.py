@@ -1,0 +1,493 @@
+"""Starts the processes of one program on this machine, follows them, and tells which of them failed first.
+
+Every process is the leader of a session of its own, so that all it starts can be ended with it. Its end is
+seen through a file descriptor (pidfd) in the moment it happens, and noted with the time, before anything is
+read or reaped: when one death makes others fail, the order says which was the cause.
+
+What can end a launch: all processes end by themselves; one ends abnormally, after which the others have
+`grace_s` to fail by themselves and say why; a launch on another host says that the program has failed there,
+which is the same; a signal to the launcher, which is passed on. Whoever is still there then gets SIGTERM, and
+after `TERMINATION_S` SIGKILL.
+
+Invariants: no process of the program outlives the launch, nor what it has started (a launcher that is killed
+itself takes the processes along, through PR_SET_PDEATHSIG); each line of output appears whole. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+TERMINATION_S = 5.0
+LOOK_S = 1.0  # how often companions are looked after, at least
+KEPT_LINES = 12
+# A program that never ends its line (a progress bar) is shown what it has written by then.
+LONGEST_LINE_BYTES = 1 << 16
+_READ_BYTES = 1 << 16
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 1, 36, 37
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# Takes the index of a process, whether it wrote to stderr, and a line without its end.
+OnLine = Callable[[int, bool, str], None]
+
+
+@dataclass
+class Program:
+    """One process of the program.
+
+    Attributes:
+        index: Which of them it is.
+        process: Its handle.
+        exit_code: What it returned; negative is the signal that killed it; None while it runs.
+        ended_s: When it ended, in seconds since the launch.
+        told_to_end: The signal that the launcher had sent it by then.
+        last_lines: The end of its output.
+    """
+
+    index: int
+    process: subprocess.Popen[bytes]
+    exit_code: int | None = None
+    ended_s: float | None = None
+    told_to_end: signal.Signals | None = None
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+
+    @property
+    def process_id(self) -> int:
+        """The operating system's number of it."""
+        return self.process.pid
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended, and not well."""
+        return self.exit_code not in (None, 0)
+
+    @property
+    def signal_name(self) -> str | None:
+        """The signal that killed it, if one did."""
+        if self.exit_code is None or self.exit_code >= 0:
+            return None
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:
+            return f"signal {-self.exit_code}"
+
+    def describe(self) -> dict[str, Any]:
+        """The process, for a JSON document."""
+        return {
+            "index": self.index,
+            "pid": self.process_id,
+            "exit_code": self.exit_code if self.signal_name is None else None,
+            "signal": self.signal_name,
+            "ended_s": self.ended_s,
+            "told_to_end": None if self.told_to_end is None else self.told_to_end.name,
+            "last_lines": list(self.last_lines),
+        }
+
+
+@dataclass
+class Outcome:
+    """How a launch went.
+
+    Attributes:
+        programs: All processes, by their index.
+        first: The one that failed first, if any failed.
+        passed_on: The first signal to the launcher, if there was one.
+        began_at_s: When it began, in seconds since 1970.
+        stopped: Why others have ended it, if they did before anything failed here.
+    """
+
+    programs: list[Program]
+    first: Program | None
+    passed_on: signal.Signals | None
+    began_at_s: float
+    stopped: str | None = None
+
+
+class Companion(Protocol):
+    """A process that the program needs while it runs, and that outlives the launch."""
+
+    @property
+    def process_id(self) -> int | None:
+        """Its number; None if there is none to be followed."""
+        ...
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it runs to no avail: what it has kept is gone."""
+        ...
+
+    def restart(self) -> None:
+        """Starts it again, if it may be: it has ended."""
+        ...
+
+
+class Others(Protocol):
+    """The launches of the same program on other hosts.
+
+    Attributes:
+        stopped: Why the program is not to go on here; None while it is.
+    """
+
+    stopped: str | None
+
+    def fileno(self) -> int:
+        """What is readable when `handle` has something to do."""
+        ...
+
+    def handle(self) -> None:
+        """Takes what they have said; called every second at least."""
+        ...
+
+    def fails(self, why: str) -> None:
+        """The program does not go on here."""
+        ...
+
+
+class Launch:
+    """Runs a command several times over.
+
+    Raises (on entry): OSError: the command cannot be started; nothing runs then.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environments: Sequence[dict[str, str]],
+        grace_s: float,
+        on_line: OnLine,
+        on_failure: Callable[[Program], None],
+        companions: Sequence[Companion] = (),
+        first_index: int = 0,
+        others: Others | None = None,
+    ) -> None:
+        """
+        Args:
+            command: The program and its arguments.
+            environments: One for each process.
+            grace_s: How long the others may still run when one has failed.
+            on_line: Takes each line of output.
+            on_failure: Called when a process has failed and the others are given their time.
+            companions: What runs beside the program, and is started again when it ends.
+            first_index: The number of the first process, of all that the program has.
+            others: The launches of other hosts; None if there are none that this one has to heed.
+        """
+        self._command = list(command)
+        self._environments = environments
+        self._grace_s = grace_s
+        self._on_line = on_line
+        self._on_failure = on_failure
+        self._companions = companions
+        self._companion_ends: dict[int, int] = {}  # of those that are followed, by their places
+        self._first_index = first_index
+        self._others = others
+        self._selector = selectors.DefaultSelector()
+        self._programs: list[Program] = []
+        self._order: list[Program] = []  # of ending
+        self._passed_on: signal.Signals | None = None
+        self._strangers: set[int] = set()
+        self._open_streams = 0
+        self._deadline_s: float | None = None  # since the launch, for what is to happen next
+        self._seen_s = 0.0  # since the launch: when what is handled now was seen
+        self._began = time.monotonic()
+        self._began_at_s = time.time()
+
+    def run(self) -> Outcome:
+        """Starts all processes, and returns when all have ended."""
+        with adopting_orphans() as strangers, self._receiving_signals():
+            self._strangers = strangers
+            try:
+                for place in range(len(self._companions)):
+                    self._follow_companion(place)
+                if self._others is not None:
+                    self._selector.register(self._others, selectors.EVENT_READ, self._others.handle)
+                self._start()
+                self._follow()
+            finally:
+                for place in list(self._companion_ends):
+                    self._leave_companion(place)
+                self._end_everything()
+                self._selector.close()
+        stopped = None if self._others is None else self._others.stopped
+        return Outcome(self._programs, self._first_failure(), self._passed_on, self._began_at_s, stopped)
+
+    # Starting -------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        launcher = os.getpid()
+
+        def bind_to_launcher() -> None:
+            _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+            if os.getppid() != launcher:  # it was killed before that
+                os._exit(1)
+
+        for index, environment in enumerate(self._environments, self._first_index):
+            process = subprocess.Popen(
+                self._command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                # Safe: the launcher has a single thread.
+                preexec_fn=bind_to_launcher,  # noqa: PLW1509
+            )
+            program = Program(index, process)
+            self._programs.append(program)
+            end = os.pidfd_open(process.pid)
+            self._selector.register(
+                end, selectors.EVENT_READ, lambda end=end, of=program: self._ended(of, end)
+            )
+            for stream in (process.stdout, process.stderr):
+                assert stream is not None
+                self._read_lines(program, stream, is_error=stream is process.stderr)
+
+    def _read_lines(self, program: Program, stream: IO[bytes], *, is_error: bool) -> None:
+        os.set_blocking(stream.fileno(), False)
+        lines = Lines(lambda line: self._show(program, is_error, line))
+
+        def read() -> None:
+            try:
+                data = os.read(stream.fileno(), _READ_BYTES)
+            except BlockingIOError:
+                return
+            lines.feed(data)
+            if not data:
+                self._selector.unregister(stream)
+                stream.close()
+                self._open_streams -= 1
+
+        self._selector.register(stream, selectors.EVENT_READ, read)
+        self._open_streams += 1
+
+    def _show(self, program: Program, is_error: bool, line: str) -> None:
+        program.last_lines.append(line)
+        self._on_line(program.index, is_error, line)
+
+    def _follow_companion(self, place: int) -> None:
+        companion = self._companions[place]
+        while (process_id := companion.process_id) is not None:
+            self._strangers.add(process_id)
+            try:
+                end = os.pidfd_open(process_id)
+            except ProcessLookupError:  # it has ended since it was followed last
+                companion.restart()
+                continue
+            self._companion_ends[place] = end
+            self._selector.register(end, selectors.EVENT_READ, lambda: self._companion_ended(place))
+            return
+
+    def _companion_ended(self, place: int) -> None:
+        self._leave_companion(place)
+        self._companions[place].restart()
+        self._follow_companion(place)
+
+    def _leave_companion(self, place: int) -> None:
+        end = self._companion_ends.pop(place)
+        self._selector.unregister(end)
+        os.close(end)
+
+    def _end_lost_companions(self) -> None:
+        """Ends those that run to no avail, which are then started again."""
+        for place, end in self._companion_ends.items():
+            if self._companions[place].is_lost:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(end, signal.SIGKILL)
+
+    # Following ------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Until every process has ended."""
+        while any(program.exit_code is None for program in self._programs):
+            self._handle(self._patience_s())
+            self._end_lost_companions()
+            self._heed_others()
+            if self._deadline_s is not None and self._now_s() >= self._deadline_s:
+                self._press()
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for something to happen."""
+        left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - self._now_s())
+        if not self._companion_ends and self._others is None:
+            return left_s
+        return LOOK_S if left_s is None else min(left_s, LOOK_S)
+
+    def _handle(self, timeout_s: float | None) -> bool:
+        """Takes what has happened; returns whether anything did."""
+        happened = [key for key, _ in self._selector.select(timeout_s)]
+        self._seen_s = self._now_s()
+        # Ends first: their time counts.
+        for key in sorted(happened, key=lambda key: not isinstance(key.fileobj, int)):
+            key.data()
+        return bool(happened)
+
+    def _ended(self, program: Program, end: int) -> None:
+        program.ended_s = self._seen_s
+        self._selector.unregister(end)
+        os.close(end)
+        # What it started keeps its group, so that the group's number cannot be given to another meanwhile.
+        _signal_group(program, signal.SIGKILL)
+        program.exit_code = program.process.wait()
+        self._order.append(program)
+        if program.failed and self._deadline_s is None:
+            self._deadline_s = self._now_s() + self._grace_s
+            self._on_failure(program)
+            if self._others is not None:
+                self._others.fails(f"process {program.index} has failed")
+
+    def _heed_others(self) -> None:
+        """Where the program has failed on another host, processes here have as long to end as those there."""
+        if self._others is None:
+            return
+        self._others.handle()
+        if self._others.stopped is not None and self._deadline_s is None:
+            self._deadline_s = self._now_s() + self._grace_s
+
+    def _press(self) -> None:
+        """Asks those that are left to end; the next time, ends them."""
+        left = [program for program in self._programs if program.exit_code is None]
+        asked = any(program.told_to_end == signal.SIGTERM for program in left)
+        self._send(signal.SIGKILL if asked else signal.SIGTERM)
+        self._deadline_s = self._now_s() + TERMINATION_S
+
+    def _send(self, number: signal.Signals) -> None:
+        for program in self._programs:
+            if program.exit_code is None:
+                program.told_to_end = number
+                _signal_group(program, number)
+
+    def _first_failure(self) -> Program | None:
+        """Of those that failed, the first that nobody had told to end. Ends that were seen in one instant
+        are told apart by their kind: JAX aborts the survivors of another's death."""
+        failed = [program for program in self._order if program.failed]
+        by_itself = [program for program in failed if program.told_to_end is None] or failed
+        if not by_itself:
+            return None
+        first_s = by_itself[0].ended_s or 0.0
+        together = [program for program in by_itself if (program.ended_s or 0.0) - first_s < 0.001]
+        return min(together, key=lambda program: program.signal_name == "SIGABRT")
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._began
+
+    # Signals --------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _receiving_signals(self) -> Iterator[None]:
+        """Signals wake the loop, which passes them on."""
+        reader, writer = socket.socketpair()
+        with reader, writer:
+            reader.setblocking(False)
+            writer.setblocking(False)
+            before_fd = signal.set_wakeup_fd(writer.fileno())
+            # The handlers do nothing: what counts is what the file descriptor says.
+            before = {number: signal.signal(number, lambda *_: None) for number in _PASSED_ON}
+            self._selector.register(reader, selectors.EVENT_READ, lambda: self._pass_on(reader))
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(before_fd)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _pass_on(self, reader: socket.socket) -> None:
+        for value in reader.recv(64):
+            if value not in _PASSED_ON:
+                continue
+            number = signal.Signals(value)
+            # Whoever asks a second time does not want to wait.
+            again = self._passed_on is not None
+            self._passed_on = self._passed_on or number
+            self._send(signal.SIGKILL if again else number)
+            self._deadline_s = self._now_s() + (TERMINATION_S if again else self._grace_s)
+
+    # Ending ---------------------------------------------------------------------------------------------
+
+    def _end_everything(self) -> None:
+        """Kills what is left, reaps it, and takes what it had still written."""
+        self._send(signal.SIGKILL)
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, int):  # of a process whose end was not waited for
+                key.data()
+        kill_adopted(self._strangers)
+        # With all writers gone, the pipes end.
+        while self._open_streams and self._handle(TERMINATION_S):
+            pass
+
+
+def _signal_group(program: Program, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(program.process_id, number)
+
+
+class Lines:
+    """Cuts a stream of bytes into lines.
+
+    Args:
+        on_line: Takes each line, without its end.
+    """
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
+        self._begun = b""
+
+    def feed(self, data: bytes) -> None:
+        """Takes bytes; none at the end."""
+        *whole, self._begun = (self._begun + data).split(b"\n")
+        for line in whole:
+            self._give(line)
+        if self._begun and (not data or len(self._begun) > LONGEST_LINE_BYTES):
+            self._give(self._begun)
+            self._begun = b""
+
+    def _give(self, line: bytes) -> None:
+        # Of a line that was written over, what was seen last.
+        shown = line.removesuffix(b"\r").rpartition(b"\r")[2]
+        self._on_line(shown.decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[set[int]]:
+    """What descendants leave behind when they die becomes a child of this process, so that it can be found
+    and ended; yields the children that this process has already."""
+    before = ctypes.c_int()
+    _libc.prctl(_GET_CHILD_SUBREAPER, ctypes.byref(before))
+    _libc.prctl(_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield set(_children())
+    finally:
+        _libc.prctl(_SET_CHILD_SUBREAPER, before.value)
+
+
+def kill_adopted(strangers: set[int]) -> None:
+    """Kills and reaps all children but these; each may leave children of its own, which are then ours."""
+    while adopted := [child for child in _children() if child not in strangers]:
+        for child in adopted:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for child in adopted:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, 0)
+
+
+def _children() -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[1]) == os.getpid():
+                    found.append(int(entry.name))
+    return found
