@@ -23,7 +23,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages fuzz torture lock clean
+.PHONY: help build test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages fuzz torture size lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,9 @@ torture: build ## torture every system with faults of every kind (TORTURE_ARGUME
 
 fuzz: build ## run every fuzzer for FUZZ_SECONDS (needs a nightly Rust and cargo-fuzz)
 	@tools/fuzz $(FUZZ_SECONDS)
+
+size: build ## print files, code lines and public names, and how many files a save, a load and other calls pass
+	$(PYTHON) tools/size.py $(SIZE_ARGUMENTS)
 
 lock: build ## resolve requirements.lock anew
 	@tools/lock $(LOCK_ARGUMENTS)
