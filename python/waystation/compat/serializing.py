@@ -28,12 +28,9 @@ from waystation.safetensors.sources import PathLike
 
 _HEADER_ALIGN_BYTES = 8
 
-# From the first in a file to the last: wide elements come first, so that all are aligned.
-_ORDER = (
-    *("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16"),
-    *("F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "F4", "BOOL"),
-)
-_RANKS = {name: rank for rank, name in enumerate(_ORDER)}
+# In a file wide elements come first, so that all are aligned; the names are in the order of safetensors.
+_BOOL, *_OTHERS = dtypes.STORAGE_ITEM_BYTES
+_RANKS = {name: rank for rank, name in enumerate(reversed([_BOOL, "F4", *_OTHERS]))}
 
 
 class TensorSpec:

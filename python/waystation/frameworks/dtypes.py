@@ -22,11 +22,12 @@ from waystation.frameworks.base import StoredArray
 
 Category = Literal["bool", "integer", "float", "complex", "packed", "key", "other"]
 
+# In the order of safetensors, whose files begin with the tensors of the last.
 STORAGE_ITEM_BYTES: dict[str, int] = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("C64", "F64", "I64", "U64"), 8),
 }
 
 # safetensors' name for a dtype that torch's reader of safetensors 0.8 gives back as the very same dtype.
@@ -46,7 +47,10 @@ _STORAGE: dict[str, str] = {
 
 _NAME_OF_STORAGE = {storage: name for name, storage in _STORAGE.items()}
 
-# Stored as bytes with a trailing axis. ml_dtypes keeps the narrow ones one to a byte, and so do files.
+# Elements that devices pack into less than a byte. ml_dtypes keeps them one to a byte, and so do files.
+SUB_BYTE = frozenset({"int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn"})
+
+# Stored as bytes with a trailing axis.
 _STORED_AS_BYTES: dict[Category, tuple[str, ...]] = {
     "integer": ("int1", "int2", "int4", "uint1", "uint2", "uint4"),
     "float": (

@@ -23,8 +23,6 @@ from waystation.frameworks.jax_dtypes import WIDE, jax_dtype, wide_enabled
 from waystation.frameworks.jax_targets import Placement, narrowed
 
 _INDEX_LIMIT = 1 << 31  # of positions, which are counted in 32 bits
-# These have a byte each on the host, but may have less on a device.
-_PACKED = frozenset({"int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn"})
 
 
 def stays_on_host(target: Target) -> bool:
@@ -49,7 +47,7 @@ def _is_ordinary(target: Target) -> bool:
     place: Placement = target.placement
     kind = place.sharding.memory_kind
     by_default = all(kind in (None, device.default_memory().kind) for device in place.devices)
-    return by_default and place.layout is None and target.dtype not in _PACKED
+    return by_default and place.layout is None and target.dtype not in dtypes.SUB_BYTE
 
 
 def is_narrowed(target: Target) -> bool:

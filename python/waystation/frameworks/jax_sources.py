@@ -25,9 +25,6 @@ from waystation.frameworks.jax_shardings import describe_sharding, spread_of
 from waystation.frameworks.numpy_arrays import host_block
 from waystation.grid import Spread, contiguous_strides
 
-# Kept one to a byte by NumPy but not by JAX, so there is nothing to view.
-_UNVIEWABLE = frozenset({"int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn"})
-
 
 def sources(leaves: Sequence[Any]) -> list[ArraySource]:
     """Describes concrete arrays, see `Codec.sources`."""
@@ -185,7 +182,7 @@ def _spread(sharding: Sharding, shape: tuple[int, ...]) -> Spread | None:
 def _reader(
     sharding: Sharding, logical: dtypes.LogicalDtype
 ) -> Callable[[Any, dtypes.LogicalDtype, tuple[int, ...]], Block]:
-    if logical.name in _UNVIEWABLE:
+    if logical.name in dtypes.SUB_BYTE:  # JAX packs them, so there is nothing to view
         return _copied
     device: Any = next(iter(sharding.device_set))
     if device.platform == "cpu":

@@ -21,12 +21,10 @@ from waystation.frameworks import dtypes
 from waystation.frameworks.base import Block
 
 # torch also names int2, uint4 and their like, but has no arithmetic or storage for them.
-_SHELLS = frozenset({"int1", "int2", "int4", "uint1", "uint2", "uint4"})
-
 _BY_NAME: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in dtypes.TABLE
-    if name not in _SHELLS and isinstance(getattr(torch, name, None), torch.dtype)
+    if name not in dtypes.SUB_BYTE and isinstance(getattr(torch, name, None), torch.dtype)
 }
 _LOGICAL: dict[torch.dtype, dtypes.LogicalDtype] = {
     dtype: dtypes.TABLE[name] for name, dtype in _BY_NAME.items()
