@@ -3,7 +3,7 @@
 import pytest
 
 from waystation.tree import Tolerance, describe_difference, flatten
-from waystation.tree._renames import common_rename, nearest
+from waystation.tree._difference import common_rename, nearest
 
 SUBSET = Tolerance(subset=True)
 

@@ -8,36 +8,31 @@ leaf. Which classes are nodes, and when a load gives back a class rather than a 
 """
 
 from waystation.tree._difference import describe_difference
-from waystation.tree._flatten import flatten, unflatten
+from waystation.tree._flatten import flatten, iterate_leaves, plain, unflatten
 from waystation.tree._json import parse_json
 from waystation.tree._keys import (
+    AbstractLeaf,
     AttributeKey,
     ChildKey,
     DictKey,
-    Key,
-    KeyPath,
-    SequenceKey,
-    format_key_path,
-    label,
-)
-from waystation.tree._leaves import iterate_leaves
-from waystation.tree._match import Mismatch, Tolerance, match
-from waystation.tree._merge import merge
-from waystation.tree._named_node import NamedNode
-from waystation.tree._plain import plain
-from waystation.tree._registry import is_registered, register_fallback, register_leaf, register_node
-from waystation.tree._structure import Structure
-from waystation.tree._types import (
-    AbstractLeaf,
     JsonType,
     JsonValue,
+    Key,
+    KeyPath,
     Leaf,
     PyTree,
     PyTreeKey,
     PyTreeKeyPath,
     PyTreeOf,
+    SequenceKey,
+    format_key_path,
+    label,
 )
-from waystation.tree._union import union
+from waystation.tree._match import Mismatch, Tolerance, match
+from waystation.tree._merge import merge, union
+from waystation.tree._named_node import NamedNode
+from waystation.tree._registry import is_registered, register_fallback, register_leaf, register_node
+from waystation.tree._structure import Structure
 
 __all__ = [
     "AbstractLeaf",

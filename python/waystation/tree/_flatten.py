@@ -7,12 +7,13 @@ flatten or unflatten function carries a note with the key path.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from waystation._errors import InvalidInput, WaystationError
 from waystation.tree._keys import format_key_path
-from waystation.tree._nodes import LEAF, Node
+from waystation.tree._nodes import LEAF, NONE, Node
 from waystation.tree._registry import Opened, open_unknown, openers
 from waystation.tree._structure import Structure, open_key_path
 
@@ -112,3 +113,80 @@ def _build(structure: Structure, position: int, children: list[Any]) -> Any:
         (path,) = structure.paths_of([position])
         error.add_note(f"while building a {node.tag or node.kind} at {format_key_path(path)}")
         raise
+
+
+_UNKNOWN = object()
+
+
+def iterate_leaves(tree: Any) -> Iterator[Any]:
+    """The leaves, in the order of `flatten`.
+
+    A container is gone into once, so the tree may contain itself; what cannot be taken apart, which `flatten`
+    refuses with its key path, counts as a leaf. Without recursion: a tree may be deeper than Python's stack.
+    """
+    waiting: list[Any] = [tree]
+    seen: dict[int, Any] = {}  # containers by identity; kept, since some are made by taking others apart
+    while waiting:
+        value = waiting.pop()
+        children = _children(value)
+        if children is None:
+            yield value
+        elif id(value) not in seen:
+            seen[id(value)] = value
+            waiting.extend(reversed(list(children)))
+
+
+def _children(value: Any) -> Iterable[Any] | None:
+    opener = openers.get(type(value), _UNKNOWN)
+    if opener is None:
+        return None
+    try:
+        opened = open_unknown(value) if opener is _UNKNOWN else opener(value)  # type: ignore[operator]
+    except Exception:  # of a class's own function, which may raise anything
+        return None
+    return None if opened is None else opened[1]
+
+
+# ---- without classes ---------------------------------------------------------------------------
+# Trees for a process that has none of their classes: containers that are what a structure says, and no
+# more.
+#
+# Invariant: what `unflatten` makes of the plain structure has, taken apart, the very same structure, down
+# to what distinguishes kinds of mappings and to static data that is not there; no class is asked for
+# anything.
+
+
+class PlainNode:
+    """A container of which only its node is known.
+
+    Attributes:
+        node: What a file says of it.
+        children: In order.
+    """
+
+    __slots__ = ("children", "node")
+
+    def __init__(self, node: Node, children: list[Any]) -> None:
+        self.node = node
+        self.children = children
+
+    def __repr__(self) -> str:
+        return f"PlainNode({self.node!r}, {self.children!r})"
+
+
+def plain(structure: Structure) -> Structure:
+    """The same structure, of which `unflatten` makes containers that need no class."""
+    nodes = [node if node is LEAF or node is NONE else _plain(node) for node in structure.nodes]
+    return Structure(nodes, structure.leaf_count)
+
+
+def _plain(node: Node) -> Node:
+    rebuild = functools.partial(PlainNode, node)
+    return Node(node.kind, node.count, node.keys, node.tag, node.has_static, rebuild)
+
+
+def _open_plain(value: PlainNode) -> Opened:
+    return _plain(value.node), value.children
+
+
+openers[PlainNode] = _open_plain

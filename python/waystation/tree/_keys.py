@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, Union
 
 from waystation._errors import Unsupported
 
@@ -110,3 +110,28 @@ def _check_dict_key(key: Any, depth: int) -> None:
         raise Unsupported(f"cannot store an integer key of {key.bit_length()} bits; use smaller keys")
     elif key != key:
         raise Unsupported(f"cannot store the key {key!r}: it does not equal itself; use another key")
+
+
+# ---- annotations -------------------------------------------------------------------------------
+# Names for what a tree is made of, for annotations. A tree is any value, so that most of them say little.
+
+
+T = TypeVar("T")
+
+# A tree: any nesting of containers, with leaves of any kind.
+PyTree: TypeAlias = Any
+
+# A tree with leaves of one kind.
+PyTreeOf: TypeAlias = Union[Any, T]  # noqa: UP007  # `|` with Any would not take an argument
+
+PyTreeKey: TypeAlias = Key
+PyTreeKeyPath: TypeAlias = KeyPath
+
+JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
+JsonType: TypeAlias = "list[JsonValue] | dict[str, JsonValue]"
+
+# What can be saved: arrays of JAX, torch and NumPy, numbers, strings and bytes.
+Leaf: TypeAlias = Any
+
+# What asks for such a leaf: see the table in the guide to loading.
+AbstractLeaf: TypeAlias = Any

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from waystation.tree._keys import AttributeKey, DictKey, Key, KeyPath
 from waystation.tree._nodes import LEAF, MAPPING_KINDS, NONE, SEQUENCE_KINDS, Node
-from waystation.tree._outline import Outline
-from waystation.tree._structure import Structure
+from waystation.tree._structure import Outline, Structure
 
 
 @dataclass(frozen=True, slots=True)

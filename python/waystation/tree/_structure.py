@@ -7,7 +7,8 @@ of what a file holds: kinds, tags and keys, not live classes or static data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from waystation._errors import Corrupt
@@ -122,3 +123,45 @@ def _collect(
 def open_key_path(nodes: Sequence[Node]) -> KeyPath:
     """The key path of the node that would come next after `nodes`, an unfinished preorder."""
     return Structure([*nodes, LEAF], 0).paths_of([len(nodes)])[0]
+
+
+class Outline:
+    """Where the parts of a structure are.
+
+    Attributes:
+        nodes: Of the structure.
+        leaf_numbers: For each node the number of leaves before it, and at the end that of all.
+        ends: One past the last node below each node.
+    """
+
+    def __init__(self, structure: Structure) -> None:
+        self.nodes = structure.nodes
+        self.leaf_numbers = list(accumulate((node is LEAF for node in self.nodes), initial=0))
+        self.ends = self._find_ends()
+
+    def _find_ends(self) -> list[int]:
+        ends = list(range(1, len(self.nodes) + 1))
+        starts: list[int] = []  # of the subtrees after the current node that have no parent yet
+        for position in range(len(self.nodes) - 1, -1, -1):
+            count = self.nodes[position].count
+            if count:
+                ends[position] = ends[starts[-count]]
+                del starts[-count:]
+            starts.append(position)
+        return ends
+
+    def children(self, position: int) -> list[int]:
+        """Where the children of a node are."""
+        found, child = [], position + 1
+        for _ in range(self.nodes[position].count):
+            found.append(child)
+            child = self.ends[child]
+        return found
+
+    def ends_in(self, position: int) -> Iterator[int]:
+        """Leaves, Nones and empty containers at or below a node."""
+        return (at for at in range(position, self.ends[position]) if not self.nodes[at].count)
+
+    def leaves_in(self, position: int) -> range:
+        """The numbers of the leaves at or below a node."""
+        return range(self.leaf_numbers[position], self.leaf_numbers[self.ends[position]])
