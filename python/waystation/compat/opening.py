@@ -8,21 +8,30 @@ is mapped must not change while its tensors live.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+from waystation import _native
 from waystation._errors import InvalidInput, TensorNotFound, WrongType
+from waystation._options.in_effect import current_options
 from waystation._paths import absolute
-from waystation.compat import arrays
 from waystation.compat.errors import Directory, NoSuchDevice, NotPositive, translated
+from waystation.frameworks import casts, dtypes
+from waystation.frameworks.base import Codec, StoredArray
 from waystation.grid import whole
+from waystation.layouts.native import memory
+from waystation.layouts.native.memory import as_array
 from waystation.layouts.native.read import Request
 from waystation.safetensors.handle import Tensors
-from waystation.safetensors.headers import read_header
+from waystation.safetensors.headers import Header, Identity, read_header
 from waystation.safetensors.load import load
-from waystation.safetensors.making import Framework, as_held_by, codec_of
+from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensors
 from waystation.safetensors.mapped import Mappings
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.sources import PathLike
@@ -108,7 +117,7 @@ class safe_open:  # noqa: N801
             mapped = self._mapped(number)
             if mapped is not None:
                 return mapped
-            if arrays.dtype_held(self._codec.name, stored.dtype) != stored.dtype:
+            if dtype_held(self._codec.name, stored.dtype) != stored.dtype:
                 return self._load([name])[name]
             return self._tensors.tensor(name)
 
@@ -134,7 +143,7 @@ class safe_open:  # noqa: N801
         array = self._mappings.array(Request(number, [whole(stored.shape)]))
         if array is None:
             return None
-        return arrays.made(self._codec, self._codec.place_of(self._device), [stored], [array])[0]
+        return made(self._codec, self._codec.place_of(self._device), [stored], [array])[0]
 
     def _load(self, select: list[str] | None) -> dict[str, Any]:
         return load(
@@ -142,7 +151,7 @@ class safe_open:  # noqa: N801
             framework=_FRAMEWORKS[self._codec.name],
             device=self._device,
             select=select,
-            dtype=arrays.narrowing(self._codec.name),
+            dtype=narrowing(self._codec.name),
             mmap=self._mappings is not None,
         )
 
@@ -208,10 +217,10 @@ class SafeSlice:
             stored = as_held_by(tensors.opened.array(self._number), codec.name)
             name = self._tensor[0]
             inner, steps = _checked(index, stored.shape, name)
-            if arrays.dtype_held(codec.name, stored.dtype) == stored.dtype:
+            if dtype_held(codec.name, stored.dtype) == stored.dtype:
                 return tensors.slice(name)[inner][steps]
             host = Tensors(tensors.opened, "numpy", None).slice(name)[inner][steps]
-            return arrays.made(codec, codec.place_of(self._opened._device), [stored], [host])[0]
+            return made(codec, codec.place_of(self._opened._device), [stored], [host])[0]
 
     def _torch_part(self, index: Any) -> Any:
         """A part by any index that torch takes, with its errors."""
@@ -284,3 +293,124 @@ def _range(part: slice, extent: int, name: str) -> tuple[int, int, int]:
     if end > extent or begin > end:
         raise InvalidInput(f"{part!r} is not within the {extent} elements of its axis", tensor=name)
     return begin, end, step
+
+
+# ---- host arrays as arrays of a framework ------------------------------------------------------
+# Host arrays as arrays of a framework, in the way of the safetensors package.
+#
+# Invariants: host arrays that are given are given away, since what is made may alias them. Where JAX has no
+# 64-bit floats, 32-bit ones take their place, as that package has it; values that would not fit are
+# refused.
+
+
+def dtype_held(framework: str, dtype: str) -> str:
+    """The dtype that a framework has in place of one that it lacks for now."""
+    if framework == "jax" and dtype == "float64":
+        from waystation.frameworks import jax_dtypes
+
+        return dtype if jax_dtypes.wide_enabled() else jax_dtypes.WIDE[dtype]
+    return dtype
+
+
+def narrowing(framework: str) -> dict[str, str] | None:
+    """The same for all dtypes that change, as a load takes it."""
+    held = dtype_held(framework, "float64")
+    return None if held == "float64" else {"float64": held}
+
+
+def made(
+    codec: Codec, place: Any, stored: Sequence[StoredArray], arrays: Sequence[NDArray[Any]]
+) -> list[Any]:
+    """Arrays of a framework from host arrays of its dtypes.
+
+    Args:
+        codec: Of the framework.
+        place: Where they go, as the codec has it.
+        stored: What each is of; its shape counts for nothing.
+        arrays: The host arrays.
+
+    Raises:
+        Unsupported: The framework has no such dtype.
+    """
+    described, held = [], []
+    for tensor, array in zip(stored, arrays, strict=True):
+        dtype = dtype_held(codec.name, tensor.dtype)
+        logical = dtypes.of_name(dtype)
+        held.append(array if dtype == tensor.dtype else _cast(array, logical.host))
+        shape = tuple(array.shape)
+        described.append(
+            StoredArray(shape, dtype, codec.name, logical.storage, logical.storage_shape(shape), None, {})
+        )
+    targets = codec.placed(described, [array.dtype for array in described], [place] * len(held))
+    return codec.assemble(targets, [[array] for array in held])
+
+
+def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    found = np.empty(array.shape, dtype)
+    casts.copy(found, array, casts.rule_of_loads(current_options()))
+    return found
+
+
+# ---- bytes instead of files --------------------------------------------------------------------
+# The bytes of a safetensors file as tensors, without a file.
+#
+# Invariants: the header is checked whole, as that of a file; what is made shares no memory with the bytes.
+
+
+_NO_PATH = "<bytes>"
+
+
+def deserialize(bytes: Buffer) -> list[tuple[str, dict[str, Any]]]:  # noqa: A002
+    """The tensors of a file that is in memory: names, each with `dtype`, `shape` and `data`.
+
+    Raises:
+        SafetensorError: They are not the bytes of a safetensors file.
+        TypeError: They are no bytes.
+    """
+    with translated():
+        tensors = _opened(bytes).tensors
+    view = memoryview(bytes)
+    return [
+        (name, {"dtype": dtype, "shape": list(shape), "data": bytearray(view[begin:end])})
+        for name, dtype, shape, begin, end in tensors
+    ]
+
+
+def load_bytes(data: Buffer, framework: Framework) -> dict[str, Any]:
+    """The tensors of a file that is in memory, as arrays of a framework on its default device."""
+    with translated():
+        opened = _opened(data)
+        codec = codec_of(framework)
+        numbers = range(len(opened.tensors))
+        stored = [as_held_by(opened.array(number), codec.name) for number in numbers]
+        spans = np.array([tensor[3:] for tensor in opened.tensors], np.int64).reshape(-1, 2)
+        sizes = spans[:, 1] - spans[:, 0]
+        places, addresses = memory.allocate(sizes.tolist())
+        start = np.frombuffer(data, np.uint8).ctypes.data
+        words = np.stack([addresses, start + spans[:, 0], sizes], axis=1)[sizes > 0]
+        _native.copy_batch(np.ascontiguousarray(words), (data, places))
+        held = [
+            as_array(place, tensor.shape, dtypes.of_stored(tensor).host)
+            for place, tensor in zip(places, stored, strict=True)
+        ]
+        with naming_tensors(opened, numbers):
+            found = made(codec, codec.place_of(None), stored, held)
+    return dict(zip(opened.labels, found, strict=True))
+
+
+def _opened(data: Buffer) -> OpenFiles:
+    try:
+        nbytes = memoryview(data).nbytes
+    except TypeError as error:
+        raise WrongType(f"the content of a file is bytes, not a {type(data).__name__}") from error
+    return OpenFiles([parsed_header(data, nbytes, _NO_PATH)])
+
+
+def parsed_header(data: Buffer, file_bytes: int, path: str) -> Header:
+    """The header at the beginning of bytes that are, or are the first ones, of a file of a length.
+
+    Raises:
+        Corrupt: They are not those of a safetensors file of that length.
+    """
+    metadata, tensors, data_start = _native.parse_safetensors_header(data, file_bytes, path)
+    return Header(path, Identity(0, 0, file_bytes, 0, 0), metadata, tensors, data_start)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-from waystation.compat import deserializing, safetensors_numpy
+from waystation.compat import safetensors_numpy
 from waystation.compat.errors import NotAnArray, translated
-from waystation.compat.opening import Backend, safe_open
+from waystation.compat.opening import Backend, load_bytes, safe_open
 from waystation.safetensors.making import codec_of
 from waystation.safetensors.sources import PathLike
 
@@ -50,7 +50,7 @@ def load(data: Buffer) -> dict[str, Any]:
     Raises:
         SafetensorError: They are not those of one.
     """
-    return deserializing.load(data, "jax")
+    return load_bytes(data, "jax")
 
 
 def load_file(filename: PathLike, *, backend: Backend = "mmap") -> dict[str, Any]:

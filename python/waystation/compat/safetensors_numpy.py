@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-from waystation.compat import deserializing
 from waystation.compat.errors import NotAnArray, translated
-from waystation.compat.opening import Backend, safe_open
+from waystation.compat.opening import Backend, load_bytes, safe_open
 from waystation.compat.serializing import TensorSpec, serialize, serialize_file
 from waystation.safetensors.sources import PathLike
 
@@ -54,7 +53,7 @@ def load(data: Buffer) -> dict[str, NDArray[Any]]:
     Raises:
         SafetensorError: They are not those of one.
     """
-    return deserializing.load(data, "numpy")
+    return load_bytes(data, "numpy")
 
 
 def load_file(filename: PathLike, *, backend: Backend = "mmap") -> dict[str, NDArray[Any]]:

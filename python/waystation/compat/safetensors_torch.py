@@ -13,9 +13,8 @@ from typing import Any
 from typing_extensions import Buffer
 
 from waystation._errors import InvalidInput
-from waystation.compat import deserializing
 from waystation.compat.errors import NoData, NotLoaded, SharedMemory, translated
-from waystation.compat.opening import Backend, safe_open
+from waystation.compat.opening import Backend, load_bytes, safe_open
 from waystation.compat.serializing import TensorSpec, serialize, serialize_file
 from waystation.safetensors.making import codec_of
 from waystation.safetensors.sources import PathLike
@@ -61,7 +60,7 @@ def load(data: Buffer) -> dict[str, Any]:
     Raises:
         SafetensorError: They are not those of one.
     """
-    return deserializing.load(data, "torch")
+    return load_bytes(data, "torch")
 
 
 def load_file(filename: PathLike, device: Any = "cpu", *, backend: Backend = "mmap") -> dict[str, Any]:

@@ -15,8 +15,8 @@ from typing import Any, Self
 from waystation import _native
 from waystation._errors import Corrupt, InvalidInput, from_os_error
 from waystation._paths import absolute
-from waystation.compat.deserializing import parsed_header
 from waystation.compat.fastsafetensors.st_types import DType, dtype_of
+from waystation.compat.opening import parsed_header
 from waystation.safetensors.headers import LENGTH_BYTES, LIMIT_BYTES, Header, read_header
 
 
