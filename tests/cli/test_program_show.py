@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from waystation.cli.commands.program_picture import layout
+from waystation.cli.commands.program_show import layout
 from waystation.runtime.ir import encode, parse
 
 GOLDEN = Path(__file__).parents[1] / "runtime" / "golden"

@@ -13,13 +13,13 @@ from typing import Annotated
 
 import typer
 
-from waystation.cli import memory_application, program_application, runtime_application, topics
-from waystation.cli.arguments import AsJson, Traceback
+from waystation.cli import memory_application, runtime_application
+from waystation.cli.arguments import CHECKPOINTS, GETTING_STARTED, PROGRAMS, AsJson, GroupByTopic, Traceback
 from waystation.cli.reporting import reporting
 
 application = typer.Typer(
     name="waystation",
-    cls=topics.GroupByTopic,
+    cls=GroupByTopic,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich takes longer to import than everything else that help needs
@@ -85,7 +85,7 @@ def _all(
     """
 
 
-@application.command("inspect", rich_help_panel=topics.CHECKPOINTS)
+@application.command("inspect", rich_help_panel=CHECKPOINTS)
 def _inspect(
     path: Checkpoint,
     checkpointable: Annotated[
@@ -104,7 +104,7 @@ def _inspect(
         inspect.run(output, path, checkpointable, depth)
 
 
-@application.command("ls", rich_help_panel=topics.CHECKPOINTS)
+@application.command("ls", rich_help_panel=CHECKPOINTS)
 def _ls(directory: Directory = Path("."), as_json: AsJson = False, traceback: Traceback = False) -> None:
     """List the checkpoints and unfinished saves of a directory. Exits with 1 if a record is damaged."""
     with reporting(as_json, traceback) as output:
@@ -113,7 +113,7 @@ def _ls(directory: Directory = Path("."), as_json: AsJson = False, traceback: Tr
         ls.run(output, directory)
 
 
-@application.command("sum", rich_help_panel=topics.CHECKPOINTS)
+@application.command("sum", rich_help_panel=CHECKPOINTS)
 def _sum(
     path: Annotated[
         Path,
@@ -133,7 +133,7 @@ def _sum(
         published.run_sum(output, path)
 
 
-@application.command("verify", rich_help_panel=topics.CHECKPOINTS)
+@application.command("verify", rich_help_panel=CHECKPOINTS)
 def _verify(
     path: Annotated[
         Path,
@@ -157,7 +157,7 @@ def _verify(
             verify.run(output, path, every=every)
 
 
-@application.command("diff", rich_help_panel=topics.CHECKPOINTS)
+@application.command("diff", rich_help_panel=CHECKPOINTS)
 def _diff(
     first: Annotated[
         Path,
@@ -192,7 +192,7 @@ def _diff(
         diff.run(output, first, second, atol, rtol, structure_only=structure_only)
 
 
-@application.command("export", rich_help_panel=topics.CHECKPOINTS)
+@application.command("export", rich_help_panel=CHECKPOINTS)
 def _export(
     path: Checkpoint,
     output_path: Annotated[
@@ -247,7 +247,7 @@ def _export(
         export.run(output, request)
 
 
-@application.command("gc", rich_help_panel=topics.CHECKPOINTS)
+@application.command("gc", rich_help_panel=CHECKPOINTS)
 def _gc(
     directory: Directory = Path("."),
     older_than: Annotated[
@@ -270,7 +270,7 @@ def _gc(
         gc.run(output, directory, older_than, dry_run=dry_run, yes=yes)
 
 
-@application.command("demo", rich_help_panel=topics.GETTING_STARTED)
+@application.command("demo", rich_help_panel=GETTING_STARTED)
 def _demo(
     output_path: Annotated[
         Path, typer.Option("--output", metavar="DIR", help="Directory for checkpoints, logs and the plot.")
@@ -294,7 +294,7 @@ def _demo(
         demo.run(output, output_path, memory=memory, runtime=runtime, quick=quick)
 
 
-@application.command("doctor", rich_help_panel=topics.GETTING_STARTED)
+@application.command("doctor", rich_help_panel=GETTING_STARTED)
 def _doctor(
     path: Annotated[
         Path,
@@ -322,9 +322,7 @@ def _doctor(
         doctor.run(output, path, tune=tune)
 
 
-@application.command(
-    "launch", rich_help_panel=topics.PROGRAMS, context_settings={"allow_interspersed_args": False}
-)
+@application.command("launch", rich_help_panel=PROGRAMS, context_settings={"allow_interspersed_args": False})
 def _launch(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments.")],
     count: Annotated[
@@ -447,4 +445,3 @@ def _launch(
 
 memory_application.declare(application)
 runtime_application.declare(application)
-program_application.declare(application)

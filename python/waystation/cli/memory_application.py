@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from waystation.cli import topics
-from waystation.cli.arguments import AsJson, Traceback
+from waystation.cli.arguments import MEMORY, AsJson, Traceback
 from waystation.cli.reporting import reporting
 
 _COMMANDS = typer.Typer()
@@ -19,7 +18,7 @@ def declare(application: typer.Typer) -> None:
     application.registered_commands.extend(_COMMANDS.registered_commands)
 
 
-@_COMMANDS.command("placement", rich_help_panel=topics.MEMORY)
+@_COMMANDS.command("placement", rich_help_panel=MEMORY)
 def _placement(
     hosts: Annotated[int | None, typer.Option("--hosts", min=1, help="Number of hosts.")] = None,
     copies: Annotated[
@@ -47,7 +46,7 @@ def _placement(
 
 @_COMMANDS.command(
     "agent",
-    rich_help_panel=topics.MEMORY,
+    rich_help_panel=MEMORY,
     # The options are the agent's, its --help included.
     context_settings={
         "ignore_unknown_options": True,
@@ -70,7 +69,7 @@ def _agent(
         agent.run(output, arguments or [])
 
 
-@_COMMANDS.command("top", rich_help_panel=topics.MEMORY)
+@_COMMANDS.command("top", rich_help_panel=MEMORY)
 def _top(
     directory: Annotated[
         Path | None,

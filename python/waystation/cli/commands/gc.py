@@ -9,7 +9,7 @@ import typer
 
 from waystation.checkpoint.collect import FoundLeftover, find_leftovers, remove_leftovers
 from waystation.cli import formatting
-from waystation.cli.attempts_table import attempt_document, show_attempts
+from waystation.cli.commands.ls import attempt_document, show_attempts
 from waystation.cli.output import Output
 from waystation.errors import InvalidInput
 
