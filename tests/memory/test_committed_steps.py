@@ -34,8 +34,8 @@ from waystation.memory import (
     MemoryTierWarning,
     agent_program,
 )
-from waystation.memory.committed import FILE_NAME, CommittedRecord
-from waystation.memory.room import check_room
+from waystation.memory.agent import check_room
+from waystation.memory.records import COMMITTED_FILE, CommittedRecord
 from waystation.memory.versions import Version
 from waystation.training import Checkpointer
 
@@ -203,7 +203,7 @@ def test_a_record_that_cannot_be_read_counts(tmp_path: Path) -> None:
     CommittedRecord(tmp_path).note(Version(3, 7))
     assert CommittedRecord(tmp_path).read() == Version(3, 7)
     for content in ("", "null", "[]", '{"epoch": 1}', "\0"):
-        (tmp_path / FILE_NAME).write_text(content)
+        (tmp_path / COMMITTED_FILE).write_text(content)
         assert CommittedRecord(tmp_path).read() == Version(0, 0)
     CommittedRecord(tmp_path).forget()
     assert CommittedRecord(tmp_path).read() is None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from waystation.memory.pause import RAREST, Pause
-from waystation.memory.restores import FILE_NAME, MOST_DELETED, Restores
+from waystation.memory.open_tier import RAREST, Pause
+from waystation.memory.records import MOST_DELETED, RESTORES_FILE, Restores
 from waystation.memory.versions import Version
 
 NEW, OLD = Version(3, 20), Version(3, 10)
@@ -50,7 +50,7 @@ def test_what_is_deleted_stays_so_whatever_is_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"{}", b"[1]", b"[[1,2]]", b'[["a",2,3]]', b"null"])
 def test_what_cannot_be_read_counts_for_nothing(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / FILE_NAME).write_bytes(content)
+    (tmp_path / RESTORES_FILE).write_bytes(content)
     restores = Restores(tmp_path)
     assert restores.spent() == []
     restores.note(NEW)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from waystation._extras import install_command
 from waystation.cli import formatting
 from waystation.errors import NotFound
-from waystation.memory.program import agent_program
+from waystation.memory.agent import agent_program
 
 # `info` says nothing about good or bad; `note` is slower or weaker than it could be; `bad` does not work.
 Verdict = Literal["good", "info", "note", "bad"]

@@ -9,16 +9,15 @@ What needs NumPy and checkpoints is imported when it is first used: `waystation 
 
 from typing import TYPE_CHECKING
 
+from waystation.memory.agent import DIRECTORY_VARIABLE, RECOVERY_VARIABLE, agent_program
 from waystation.memory.errors import DoubtedStepWarning, LostStepWarning, MemoryTierWarning
 from waystation.memory.placement import Placement, place
-from waystation.memory.program import agent_program
 from waystation.memory.survival_probability import (
     Odds,
     domain_recovery_odds,
     grouped_recovery_bound,
     recovery_probability,
 )
-from waystation.memory.variables import DIRECTORY_VARIABLE, RECOVERY_VARIABLE
 
 if TYPE_CHECKING:
     from waystation.memory.options import MemoryTier

@@ -15,11 +15,10 @@ from typing import Any
 
 from waystation._errors import Conflict
 from waystation.coordination import Session
-from waystation.memory.host import Host
-from waystation.memory.hosts import Hosts, new_program, superseded
-from waystation.memory.keeper import Keeper
-from waystation.memory.own_agent import PATIENCE_S, OwnAgent
-from waystation.memory.room import check_room
+from waystation.memory.agent import PATIENCE_S, OwnAgent, check_room
+from waystation.memory.host import OneHostStore
+from waystation.memory.hosts import ManyHostsStore, new_program, superseded
+from waystation.memory.version_store import VersionStore
 from waystation.memory.versions import Whole
 
 # What is told of the store of an agent.
@@ -66,9 +65,9 @@ class Beginning:
     def __init__(self, agent: OwnAgent, sequence: str) -> None:
         self._agent = agent
         self._sequence = sequence
-        self._hosts: Hosts | None = None
+        self._hosts: ManyHostsStore | None = None
 
-    def begin(self, session: Session, *, is_waited_for: bool) -> tuple[Keeper, list[Whole]]:
+    def begin(self, session: Session, *, is_waited_for: bool) -> tuple[VersionStore, list[Whole]]:
         """Begins, together with the other processes.
 
         Args:
@@ -88,11 +87,11 @@ class Beginning:
 
         plan = _Plan(**json.loads(session.round(work, self._decide)))
         if not plan.program:
-            host = Host(self._agent, plan.sequence, versions_per_shard)
+            host = OneHostStore(self._agent, plan.sequence, versions_per_shard)
             return host, host.begin(session, plan.epoch)
         if self._hosts is None or self._hosts.program != plan.program:
             versions = versions_per_shard - 1
-            self._hosts = Hosts(self._agent, plan.sequence, plan.owners, plan.program, versions)
+            self._hosts = ManyHostsStore(self._agent, plan.sequence, plan.owners, plan.program, versions)
         timeout_s = self._agent.deadline_s
         if not is_waited_for:
             timeout_s = min(timeout_s, PATIENCE_S)

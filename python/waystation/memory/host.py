@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from waystation import _native
 from waystation._errors import Fenced, NotFound, WaystationError
 from waystation.coordination import Session
-from waystation.memory.keeper import OpenSession
+from waystation.memory.agent import OwnAgent
 from waystation.memory.opened import HeldShard, ShardSource
-from waystation.memory.own_agent import OwnAgent
+from waystation.memory.version_store import OpenSession
 from waystation.memory.versions import Stock, Version, Whole, is_listed, take_stock
 
 
-class Host:
+class OneHostStore:
     """That agent.
 
     Args:
@@ -31,10 +31,10 @@ class Host:
 
     Attributes:
         epoch: That of this program; 0 until it has begun.
-        kept: See `keeper.Keeper`.
-        kept_while_saving: See `keeper.Keeper`.
-        doubted: See `keeper.Keeper`; programs themselves remember that.
-        lost: See `keeper.Keeper`; known where the agent has found the version damaged, or has noted what was
+        kept: See `VersionStore`.
+        kept_while_saving: See `VersionStore`.
+        doubted: See `VersionStore`; programs themselves remember that.
+        lost: See `VersionStore`; known where the agent has found the version damaged, or has noted what was
             in the slot that is gone.
     """
 
@@ -49,17 +49,17 @@ class Host:
 
     @property
     def sequence(self) -> str:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         return self._sequence
 
     @property
     def saver(self) -> _native.AgentClient:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         return self._agent.saver
 
     @property
     def source(self) -> ShardSource:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         return _HereAlone(self._agent.client)
 
     def begin(self, session: Session, epoch: int) -> list[Whole]:
@@ -75,11 +75,11 @@ class Host:
         return sorted([*stock.whole, *stock.remains], reverse=True)
 
     def transfer_s(self) -> float:
-        """See `keeper.Keeper`. Nothing is brought."""
+        """See `VersionStore`. Nothing is brought."""
         return 0.0
 
     def before_save(self, open_session: OpenSession, *, goes_back: bool) -> None:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         if not goes_back:
             return
         with open_session("go back in the memory tier") as session:
@@ -105,7 +105,7 @@ class Host:
         """Nothing more happens to it."""
 
     def offered(self, session: Session) -> list[Whole]:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         stock = self._take_stock(session)
         return sorted([*stock.whole, *stock.remains], reverse=True)
 
@@ -134,15 +134,15 @@ class Host:
         return Stock(whole, remains, [Version(*pair) for pair in torn], self.lost)
 
     def mend(self) -> None:
-        """See `keeper.Keeper`. There is no other copy in memory, but the agent knows the headers."""
+        """See `VersionStore`. There is no other copy in memory, but the agent knows the headers."""
         self._agent.client.verify()
 
     def is_own(self, version: Version) -> bool:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         return version.epoch == self.epoch
 
     def commit(self, version: Version) -> bool:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         try:
             self.saver.commit(version.epoch, version.step)
         except WaystationError:
@@ -150,7 +150,7 @@ class Host:
         return True
 
     def give_up(self, version: Version) -> None:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         with contextlib.suppress(WaystationError):
             self.saver.give_up(version.epoch, version.step)
 
@@ -164,7 +164,7 @@ class Host:
         return True
 
     def retire_before(self, version: Version) -> None:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         with contextlib.suppress(WaystationError):
             self.saver.retire_before(version.epoch, version.step)
 

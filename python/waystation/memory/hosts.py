@@ -25,11 +25,10 @@ from typing import Any
 from waystation import _native
 from waystation._errors import Fenced, Unavailable, WaystationError
 from waystation.coordination import Session
+from waystation.memory.agent import PATIENCE_S, OwnAgent, check_room
 from waystation.memory.exposition import samples_of
-from waystation.memory.keeper import OpenSession
 from waystation.memory.opened import ShardSource
-from waystation.memory.own_agent import PATIENCE_S, OwnAgent
-from waystation.memory.room import check_room
+from waystation.memory.version_store import OpenSession
 from waystation.memory.versions import Version, Whole, offers
 
 # How long a save waits for the agents to be of one mind before it is left out.
@@ -42,7 +41,7 @@ _RECOVERY = "waystation_agent_last_recovery_phase_seconds"
 _PAUSES_S = 0.002, 0.1  # between two looks: the first, and the longest
 
 
-class Hosts:
+class ManyHostsStore:
     """The agent of this host, which is one of several.
 
     Args:
@@ -54,10 +53,10 @@ class Hosts:
 
     Attributes:
         epoch: The one that all processes have last agreed upon; 0 before the first.
-        kept: See `keeper.Keeper`.
-        kept_while_saving: See `keeper.Keeper`.
-        doubted: See `keeper.Keeper`.
-        lost: See `keeper.Keeper`.
+        kept: See `VersionStore`.
+        kept_while_saving: See `VersionStore`.
+        doubted: See `VersionStore`.
+        lost: See `VersionStore`.
         program: The token of the program.
     """
 
@@ -76,17 +75,17 @@ class Hosts:
 
     @property
     def sequence(self) -> str:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         return self._sequence
 
     @property
     def saver(self) -> _native.AgentClient:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         return self._agent.saver
 
     @property
     def source(self) -> ShardSource:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         return self._agent.client
 
     # ---- beginning -----------------------------------------------------------------------------
@@ -112,7 +111,7 @@ class Hosts:
         return b""
 
     def transfer_s(self) -> float:
-        """See `keeper.Keeper`. All agents wait for each other, so that any of them can say it."""
+        """See `VersionStore`. All agents wait for each other, so that any of them can say it."""
         with contextlib.suppress(WaystationError):
             for sample in samples_of(self.saver.metrics()):
                 if sample.name == _RECOVERY and sample.labels == {"phase": "transfer"}:
@@ -166,7 +165,7 @@ class Hosts:
     # ---- saving --------------------------------------------------------------------------------
 
     def before_save(self, open_session: OpenSession, *, goes_back: bool) -> None:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         with open_session("agree on the epoch of a save to memory") as session:
             if goes_back:
                 self._go_back(session)
@@ -230,7 +229,7 @@ class Hosts:
     # ---- what is there -------------------------------------------------------------------------
 
     def offered(self, session: Session) -> list[Whole]:
-        """See `keeper.Keeper`. Agents that are recovering are waited for: an agent that was killed knows of
+        """See `VersionStore`. Agents that are recovering are waited for: an agent that was killed knows of
         no version until the others have told it."""
 
         def work() -> bytes:
@@ -263,11 +262,11 @@ class Hosts:
         return [Whole.from_json(entry) for entry in listed]
 
     def mend(self) -> None:
-        """See `keeper.Keeper`. What has gone is brought from other hosts, as what was never here is."""
+        """See `VersionStore`. What has gone is brought from other hosts, as what was never here is."""
         self._agent.client.verify()
 
     def is_own(self, version: Version) -> bool:
-        """See `keeper.Keeper`."""
+        """See `VersionStore`."""
         return self._first_epoch is not None and version.epoch >= self._first_epoch
 
     # ---- what agents do by themselves ----------------------------------------------------------

@@ -71,7 +71,7 @@ class VersionLoading(Loading):
         self._files_directory: str | None = None
         self._owner = _forks.Owner()
         self._disk = disk
-        self._beneath: OpenCheckpoint | None = None
+        self._on_disk: OpenCheckpoint | None = None
         self._until_closed = contextlib.ExitStack()
 
     @property
@@ -99,7 +99,7 @@ class VersionLoading(Loading):
         names = tuple(sorted(record.handlers))
         wanted = opening.choose(names, self._names, self.target, lambda name: record.handlers[name] is None)
         if is_scattered:
-            self._look_beneath(wanted, record)
+            self._open_on_disk(wanted, record)
         entries = self._read_entries(_is_of(wanted), json.loads(shares))
         stored = {name: self._stored(name, record, entries) for name in wanted}
         opened = OpenCheckpoint(self.target, names, stored, record.custom_metadata, begun_ns=record.begun_ns)
@@ -136,7 +136,7 @@ class VersionLoading(Loading):
             shares[holders[shard % len(holders)] if holders else shard % len(parts)].append(shard)
         return join_strings([record, is_scattered, json.dumps(shares).encode()])
 
-    def _look_beneath(self, wanted: Sequence[str], record: ShardRecord) -> None:
+    def _open_on_disk(self, wanted: Sequence[str], record: ShardRecord) -> None:
         """Opens what the same call has saved to the disk, in all processes or none."""
         if self._disk is None:
             return
@@ -152,12 +152,12 @@ class VersionLoading(Loading):
         except NotFound:
             return  # it was removed meanwhile, as all have heard
         if self._session.round(work, lambda parts: b"yes" if all(parts) else b""):
-            self._beneath = opened[0]
+            self._on_disk = opened[0]
 
     def _read_entries(
         self, is_wanted: Callable[[str], bool], shares: list[list[int]] | None
     ) -> dict[str, bytes]:
-        """The entries that are wanted, by their paths, of all shards. Where something is beneath, shards may
+        """The entries that are wanted, by their paths, of all shards. Where the disk has the step, shards may
         be missing: then there is an entry without a path."""
         version = self._version
         assert version is not None, "the shards are held"
@@ -171,7 +171,7 @@ class VersionLoading(Loading):
                 try:
                     found = version.read_entries([shard], is_wanted, self._options)
                 except (NotFound, Unavailable):
-                    if self._beneath is None:
+                    if self._on_disk is None:
                         raise
                     found = {"": b""}
                 for path, content in found.items():
@@ -188,9 +188,9 @@ class VersionLoading(Loading):
     def _stored(self, name: str, record: ShardRecord, entries: dict[str, bytes]) -> Stored:
         assert self._version is not None, "the shards are held"
         handler = record.handlers[name]
-        beneath = None if self._beneath is None else self._beneath.stored[name]
+        saved = None if self._on_disk is None else self._on_disk.stored[name]
         if handler is None:
-            state = beneath.state if beneath is not None else None
+            state = saved.state if saved is not None else None
             on_disk = state if isinstance(state, OpenCheckpointable) else None
             if (encoded := entries.get(f"{name}/{TREE}")) is not None:
                 tree = TreeFile.decode(encoded, f"{name}/{TREE}")
@@ -200,8 +200,8 @@ class VersionLoading(Loading):
                 raise NotFound(f"the structure of '{name}' in {self.target} has gone with its shard")
             return Stored(name, STATE_HANDLER, self.target, open_state(self._version, name, tree, on_disk))
         if "" in entries:  # files of it may have been in a shard that is missing
-            assert beneath is not None, "shards may be missing only then"
-            return beneath
+            assert saved is not None, "shards may be missing only then"
+            return saved
         prefix = f"{name}/{FILES}/"
         files = {
             path.removeprefix(prefix): content for path, content in entries.items() if path.startswith(prefix)

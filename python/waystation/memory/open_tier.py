@@ -19,7 +19,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 from waystation import _forks, _native
@@ -38,21 +41,18 @@ from waystation._options import Options
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.sessions import open_session, process_count
 from waystation.coordination import Session
+from waystation.memory.agent import OwnAgent
 from waystation.memory.beginning import Beginning
-from waystation.memory.committed import CommittedRecord
-from waystation.memory.degrading import Degrading
-from waystation.memory.disk_fallback import DiskFallback
 from waystation.memory.errors import DoubtedStepWarning, LostStepWarning, MemoryTierWarning
-from waystation.memory.keeper import Keeper
 from waystation.memory.loading import VersionLoading
-from waystation.memory.own_agent import OwnAgent
-from waystation.memory.pause import Pause
+from waystation.memory.records import CommittedRecord, Restores
 from waystation.memory.recovering import Recovering
-from waystation.memory.restores import Restores
 from waystation.memory.saving import VersionSaving, saving_options
+from waystation.memory.version_store import VersionStore
 from waystation.memory.versions import Version, Whole, candidates
 from waystation.training.logger import Logger
 from waystation.training.place import Place
+from waystation.training.restoring import Restorer
 from waystation.training.save_decision_policies import (
     DecisionContext,
     SaveDecisionPolicy,
@@ -86,11 +86,11 @@ class OpenMemoryTier:
         sequence = f"{_native.crc64(os.fsencode(os.path.realpath(place.root))):016x}"
         self._directory = directory
         self._beginning = Beginning(OwnAgent(directory, run, deadline_s), sequence)
-        self._keeper: Keeper | None = None  # once the program has begun with it
+        self._store: VersionStore | None = None  # once the program has begun with it
         self._policy = policy
         self._deadline_s = deadline_s
         self._place = place
-        self._beneath = DiskFallback(place)
+        self._disk = DiskFallback(place)
         self._logger = logger
         self._restores = Restores(place.root)
         self._committed = CommittedRecord(place.root)
@@ -128,7 +128,7 @@ class OpenMemoryTier:
         """The checkpoints that it has, ascending, as far as it knows."""
         with self._known:
             whole = list(self._whole)
-        if self._beneath.newest() is not None or any(entry.version not in self._doubted for entry in whole):
+        if self._disk.newest() is not None or any(entry.version not in self._doubted for entry in whole):
             whole = [entry for entry in whole if entry.version not in self._doubted]
         # What an earlier epoch has of later steps is of a past that the program went back from.
         steps = {entry.version.step for entry in whole if entry.version.step <= whole[0].version.step}
@@ -150,8 +150,8 @@ class OpenMemoryTier:
         with self._calls:
             with self._degrading("be opened", None, (MemoryTooSmall,)):
                 self._open(limited, is_waited_for=True)
-            if self._keeper is not None:
-                self._tell_doubts(self._keeper)
+            if self._store is not None:
+                self._tell_doubts(self._store)
             if not start_from_nothing:
                 self._require_beginning(limited)
 
@@ -160,13 +160,13 @@ class OpenMemoryTier:
 
         def look() -> bytes:
             committed = self._committed.read()
-            has_any = self._whole or self._beneath.newest() is not None
+            has_any = self._whole or self._disk.newest() is not None
             return json.dumps(None if committed is None or has_any else committed.step).encode()
 
         with self._session("see whether there is anything to begin with", options) as session:
             step = json.loads(session.broadcast(look))
         if step is not None:
-            lost = None if self._keeper is None else self._keeper.lost
+            lost = None if self._store is None else self._store.lost
             raise self._nothing_left(step if lost is None else lost.step)
 
     def _nothing_left(self, step: int) -> CommittedStepsLost:
@@ -181,39 +181,39 @@ class OpenMemoryTier:
             path=os.fspath(self._place.root),
         )
 
-    def _open(self, options: Options, *, is_waited_for: bool) -> Keeper:
+    def _open(self, options: Options, *, is_waited_for: bool) -> VersionStore:
         self._recovering.begins()
         with self._session("open the memory tier", options) as session:
             self._is_primary = session.is_primary
-            keeper, offered = self._beginning.begin(session, is_waited_for=is_waited_for)
-            whole = self._beneath.loadable(offered, session)
+            store, offered = self._beginning.begin(session, is_waited_for=is_waited_for)
+            whole = self._disk.loadable(offered, session)
             deleted = [[version.epoch, version.step] for version in self._restores.deleted()]
             deleted = json.loads(session.broadcast(lambda: json.dumps(deleted).encode()))
-            self._note_doubts(keeper, session)
+            self._note_doubts(store, session)
         self._dropped.update(Version(*version) for version in deleted)
         with self._known:
             self._whole = [entry for entry in whole if entry.version not in self._dropped]
         self._last_step = None
-        self._keeper = keeper
-        self._recovering.is_prepared(keeper.transfer_s())
-        return keeper
+        self._store = store
+        self._recovering.is_prepared(store.transfer_s())
+        return store
 
-    def _note_doubts(self, keeper: Keeper, session: Session) -> None:
+    def _note_doubts(self, store: VersionStore, session: Session) -> None:
         """Which versions programs began with in vain: agents count that, and programs remember it."""
 
         def spent() -> bytes:
             return json.dumps([[version.epoch, version.step] for version in self._restores.spent()]).encode()
 
         remembered = {Version(*version) for version in json.loads(session.broadcast(spent))}
-        self._doubted = frozenset((keeper.doubted | remembered) - self._loaded)
+        self._doubted = frozenset((store.doubted | remembered) - self._loaded)
 
-    def _tell_doubts(self, keeper: Keeper) -> None:
+    def _tell_doubts(self, store: VersionStore) -> None:
         """Warns of what was lost, and of what is in doubt and would otherwise be restored; of each once."""
-        on_disk = self._beneath.newest()
+        on_disk = self._disk.newest()
         order = candidates(self._whole, None, on_disk, self._doubted)
         doubted = [entry.version for entry in self._whole if entry.version in self._doubted]
         restored = order[0].version.step if order else on_disk
-        lost = keeper.lost
+        lost = store.lost
         if lost is not None and (restored is None or restored >= lost.step):
             lost = None  # the disk has it, or nothing is left, which is raised
         with self._known:
@@ -277,22 +277,22 @@ class OpenMemoryTier:
         self._count(blocked_s=time.monotonic() - begun)
 
     def _save(self, request: Request, options: Options) -> None:
-        keeper = self._keeper or self._open(options, is_waited_for=False)
+        store = self._store or self._open(options, is_waited_for=False)
         goes_back = self._last_step is not None and request.step <= self._last_step
-        keeper.before_save(lambda what: self._session(what, options), goes_back=goes_back)
+        store.before_save(lambda what: self._session(what, options), goes_back=goes_back)
         self._last_step = request.step
-        if self._uncommitted is not None and keeper.commit(self._uncommitted):
+        if self._uncommitted is not None and store.commit(self._uncommitted):
             self._uncommitted = None
-        self._forget_freed(keeper, keeper.kept_while_saving)
-        version = Version(keeper.epoch, request.step)
-        saving = VersionSaving(keeper, version, options, request.begun_ns)
+        self._forget_freed(store, store.kept_while_saving)
+        version = Version(store.epoch, request.step)
+        saving = VersionSaving(store, version, options, request.begun_ns)
         parts = request.parts()
         with saving.closed_on_error():
             saving.begin(parts, request.custom_metadata)
             saving.prepare(parts)
-        self._finish_in_background(saving, keeper, version)
+        self._finish_in_background(saving, store, version)
 
-    def _finish_in_background(self, saving: VersionSaving, keeper: Keeper, version: Version) -> None:
+    def _finish_in_background(self, saving: VersionSaving, store: VersionStore, version: Version) -> None:
         """Has the rest of a save done; returns once the program may change its state."""
         is_copied = threading.Event()
 
@@ -302,7 +302,7 @@ class OpenMemoryTier:
                     saving.finish(progress, is_copied.set)
             finally:
                 is_copied.set()
-            self._has_saved(keeper, Whole(version, saving.shard_count), saving.saved_bytes)
+            self._has_saved(store, Whole(version, saving.shard_count), saving.saved_bytes)
 
         response = AsyncResponse(f"saving {saving.target}", work)
         self._flight = version.step, response
@@ -312,16 +312,16 @@ class OpenMemoryTier:
             response.cancel()
             raise
 
-    def _has_saved(self, keeper: Keeper, entry: Whole, saved_bytes: int) -> None:
+    def _has_saved(self, store: VersionStore, entry: Whole, saved_bytes: int) -> None:
         """A version is whole."""
-        self._uncommitted = None if keeper.commit(entry.version) else entry.version
+        self._uncommitted = None if store.commit(entry.version) else entry.version
         if self._is_primary:
             self._committed.note(entry.version)
         with self._known:
             self._whole.insert(0, entry)
-        kept = self._forget_freed(keeper, keeper.kept)
-        if self._has_older and len(kept) > 1 and kept[-1].version.epoch == keeper.epoch:
-            keeper.retire_before(kept[-1].version)
+        kept = self._forget_freed(store, store.kept)
+        if self._has_older and len(kept) > 1 and kept[-1].version.epoch == store.epoch:
+            store.retire_before(kept[-1].version)
             self._has_older = False
         if self._loaded and self._is_primary:
             self._restores.forget()
@@ -334,11 +334,11 @@ class OpenMemoryTier:
                 last_saved_step=entry.version.step,
             )
 
-    def _forget_freed(self, keeper: Keeper, most: int) -> list[Whole]:
+    def _forget_freed(self, store: VersionStore, most: int) -> list[Whole]:
         """Does not list any more what may be overwritten: the oldest, but first what agents have in doubt."""
         with self._known:
             newest, older = self._whole[:1], self._whole[1:]
-            older.sort(key=lambda entry: entry.version in keeper.doubted)  # stable: the newest first
+            older.sort(key=lambda entry: entry.version in store.doubted)  # stable: the newest first
             self._whole = sorted([*newest, *older][:most], reverse=True)
             return list(self._whole)
 
@@ -371,27 +371,27 @@ class OpenMemoryTier:
     def _load(
         self, entry: Whole, wish: Wish, options: Options, load: Callable[[Loading], T], *, mends: bool = True
     ) -> T:
-        keeper, version = self._keeper, entry.version
-        assert keeper is not None, "it has offered the version"
-        is_own = keeper.is_own(version)
+        store, version = self._store, entry.version
+        assert store is not None, "it has offered the version"
+        is_own = store.is_own(version)
         if not is_own and version not in self._loaded:
             self._loaded.add(version)
             if self._is_primary:
                 self._restores.note(version)
         begun = time.monotonic()
         loading = VersionLoading(
-            keeper.source,
-            keeper.sequence,
+            store.source,
+            store.sequence,
             entry,
             wish.names,
             options,
-            functools.partial(self._beneath.held, version.step, saving_options(options, self._deadline_s)),
+            functools.partial(self._disk.held, version.step, saving_options(options, self._deadline_s)),
         )
         try:
             loaded = load(loading)
         except Corrupt as damage:
             if mends:
-                self._mend(keeper, saving_options(options, self._deadline_s))
+                self._mend(store, saving_options(options, self._deadline_s))
                 with contextlib.suppress(NotFound, Unavailable):  # then there was no other copy
                     return self._load(entry, wish, options, load, mends=False)
             self._dropped.add(version)  # what is damaged of it the agents have freed
@@ -403,11 +403,11 @@ class OpenMemoryTier:
         self._log("memory_restore", version.step, begun)
         return loaded
 
-    def _mend(self, keeper: Keeper, options: Options) -> None:
+    def _mend(self, store: VersionStore, options: Options) -> None:
         """Has the agents of all processes mend what they can."""
 
         def work() -> bytes:
-            keeper.mend()
+            store.mend()
             return b""
 
         with self._session("mend what is in memory", options) as session:
@@ -417,16 +417,16 @@ class OpenMemoryTier:
         """The versions to try, in this order, before the directory, and whether that has any step."""
         limited = saving_options(options, self._deadline_s)
         with self._degrading("be looked into", None):
-            keeper = self._keeper or self._open(limited, is_waited_for=False)
+            store = self._store or self._open(limited, is_waited_for=False)
             with self._session("choose a version in memory", limited) as session:
-                whole = [entry for entry in keeper.offered(session) if entry.version not in self._dropped]
-                whole = self._beneath.loadable(whole, session)
-                self._note_doubts(keeper, session)
+                whole = [entry for entry in store.offered(session) if entry.version not in self._dropped]
+                whole = self._disk.loadable(whole, session)
+                self._note_doubts(store, session)
 
                 def choose() -> bytes:
-                    on_disk = self._beneath.newest()
+                    on_disk = self._disk.newest()
                     chosen = candidates(whole, wish.step, on_disk, self._doubted)
-                    if wish.step is not None and self._beneath.has(wish.step):
+                    if wish.step is not None and self._disk.has(wish.step):
                         chosen = []
                     return json.dumps([[entry.to_json() for entry in chosen], on_disk is not None]).encode()
 
@@ -456,7 +456,7 @@ class OpenMemoryTier:
         self._dropped.add(version)
         with self._known:
             self._whole = [entry for entry in self._whole if entry.version != version]
-        return self._keeper is not None and self._keeper.discard(version)
+        return self._store is not None and self._store.discard(version)
 
     def wait(self) -> None:
         """Waits for the save in the background."""
@@ -503,14 +503,14 @@ class OpenMemoryTier:
         """Frees what keeps slots from being used: versions of earlier programs (of another number of
         processes, another sequence) that are older than those that are kept, or on the disk in a newer form;
         if that was not enough, all but the newest one."""
-        on_disk = self._beneath.newest()
+        on_disk = self._disk.newest()
         with self._known:
             needed = [
                 entry.version for entry in self._whole if on_disk is None or entry.version.step > on_disk
             ]
-        if self._keeper is not None:
-            kept = needed[: self._keeper.kept_while_saving if self._pause.failures <= 1 else 1]
-            self._keeper.retire_before(kept[-1] if kept else Version(self._keeper.epoch, 0))
+        if self._store is not None:
+            kept = needed[: self._store.kept_while_saving if self._pause.failures <= 1 else 1]
+            self._store.retire_before(kept[-1] if kept else Version(self._store.epoch, 0))
 
     def _count(self, *, failures: int = 0, loads: int = 0, blocked_s: float = 0.0) -> None:
         with self._known:
@@ -528,3 +528,105 @@ class OpenMemoryTier:
         if failure is not None:
             entry["failure"] = failure
         self._logger.log_entry(entry)
+
+
+class Degrading(AbstractContextManager[None, bool]):
+    """Such a block. What ends the program, or a thread, passes through.
+
+    Args:
+        on_failure: Is told.
+        passes: Errors of these classes are raised all the same.
+    """
+
+    def __init__(
+        self, on_failure: Callable[[Exception], object], passes: tuple[type[Exception], ...] = ()
+    ) -> None:
+        self._on_failure = on_failure
+        self._passes = passes
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, self._passes):
+            return False
+        self._on_failure(error)
+        return True
+
+
+RAREST = 64
+"""At least one save of so many is tried."""
+
+
+@dataclass(slots=True)
+class Pause:
+    """Which saves are left out after failures: after each in a row, half as many are tried.
+
+    It counts saves, not seconds, so that all processes of a program leave out the same ones. Every save that
+    a process with more failures tries is also tried by those with fewer. Otherwise the attempts of a process
+    whose agent has failed once more could miss those of the others for ever, and no version would be whole.
+
+    Attributes:
+        failures: How many saves have failed since the last that did not.
+    """
+
+    failures: int = 0
+    _due: int = 0
+
+    def leaves_out(self) -> bool:
+        """Whether the save that is due now is one of them."""
+        self._due += 1
+        return self._due % min(1 << max(self.failures - 1, 0), RAREST) != 0
+
+    def failed(self) -> None:
+        """A save has failed."""
+        self.failures += 1
+
+    def succeeded(self) -> None:
+        """A save has not."""
+        self.failures = 0
+
+
+class DiskFallback:
+    """The directory on disk that the tier falls back to: its saves of steps that memory has, or has lost.
+
+    Within a session the primary alone looks at the directory, so that all processes hear the same.
+
+    Args:
+        place: The directory.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def newest(self) -> int | None:
+        """The newest step that it has; None if it has none."""
+        committed = self._place.catalogue.committed()
+        return committed[-1].step if committed else None
+
+    def has(self, step: int) -> bool:
+        """Whether it has a step."""
+        return any(info.step == step for info in self._place.catalogue.committed())
+
+    def loadable(self, offered: list[Whole], session: Session) -> list[Whole]:
+        """The versions that need no disk, or whose step the directory has."""
+
+        def choose() -> bytes:
+            kept = [entry for entry in offered if not entry.needs_disk or self.has(entry.version.step)]
+            return json.dumps([entry.to_json() for entry in kept]).encode()
+
+        if not any(entry.needs_disk for entry in offered):
+            return offered
+        return [Whole.from_json(entry) for entry in json.loads(session.broadcast(choose))]
+
+    @contextlib.contextmanager
+    def held(self, step: int, options: Options) -> Iterator[Path]:
+        """The checkpoint of a step, which nobody removes within the block; entered by all processes.
+
+        Raises:
+            StepNotFoundError: There is none.
+        """
+        with Restorer(self._place).held(step, options) as chosen:
+            yield chosen.info.path

@@ -27,7 +27,7 @@ from waystation.memory.shard import ARRAYS
 
 
 def open_state(
-    version: OpenVersion, name: str, tree: TreeFile, beneath: OpenCheckpointable | None
+    version: OpenVersion, name: str, tree: TreeFile, on_disk: OpenCheckpointable | None
 ) -> OpenShards:
     """A state of a version, to be loaded.
 
@@ -35,7 +35,7 @@ def open_state(
         version: The version.
         name: The name of the state.
         tree: Its structure.
-        beneath: The same on the disk, if it is there.
+        on_disk: The same on the disk, if it is there.
 
     Raises:
         Corrupt: The shards that are here do not make up its arrays.
@@ -44,7 +44,7 @@ def open_state(
     here = _Slots.of(name, tree, prefix, list(version.here.values()), are_all=version.has_all)
     opened = OpenShards(here.directory, here.record, tree, here.tables)
     opened.version, opened.here, opened.prefix, opened.name = version, here, prefix, name
-    opened.beneath = beneath
+    opened.on_disk = on_disk
     return opened
 
 
@@ -87,13 +87,13 @@ class _Slots(OpenCheckpointable):
 
 
 class OpenShards(OpenCheckpointable):
-    """A state whose arrays are in slots, here and elsewhere, and on the disk beneath."""
+    """A state whose arrays are in slots, here and elsewhere, and on the disk."""
 
     version: OpenVersion
     here: _Slots
     prefix: str
     name: str
-    beneath: OpenCheckpointable | None
+    on_disk: OpenCheckpointable | None
 
     def paths(self, files: Sequence[int] | None = None) -> list[str]:
         """The slots that are here."""
@@ -142,7 +142,7 @@ class OpenShards(OpenCheckpointable):
         fill: Callable[[_Slots], None],
     ) -> bool:
         """Reads what other hosts have; returns whether that was all that was missing."""
-        passes = (NotFound,) if self.beneath is None else (NotFound, Unavailable)
+        passes = (NotFound,) if self.on_disk is None else (NotFound, Unavailable)
         missing: dict[str, list[Box]] = {}
         for (array, box), parts in zip(boxes, found, strict=True):
             if sum(map(grid.volume, parts)) != grid.volume(box):
@@ -167,7 +167,7 @@ class OpenShards(OpenCheckpointable):
         """Reads what is still missing from what the same call has saved to the disk."""
         missing = [grid.subtract(box, parts) for (_, box), parts in zip(boxes, found, strict=True)]
         lacking = sorted({array for (array, _), parts in zip(boxes, missing, strict=True) if parts})
-        if self.beneath is None or not all(self._is_beneath(array) for array in lacking):
+        if self.on_disk is None or not all(self._is_on_disk(array) for array in lacking):
             raise Unavailable(
                 "a part of an array is in the memory of no host that can be reached; load it from the disk",
                 array=self.tree.labels[lacking[0]],
@@ -175,18 +175,18 @@ class OpenShards(OpenCheckpointable):
         # The blocks of its own headers are verified with the data, whatever slots have been read before.
         own, parts = ReadStatistics(), iter(missing)
         wanted = [replace(request, missing=[next(parts) for _ in request.boxes]) for request in requests]
-        self.beneath.fill(wanted, destinations, options, on_job, own)
+        self.on_disk.fill(wanted, destinations, options, on_job, own)
         statistics.bytes_read += own.bytes_read
         self.version.disk_bytes += own.bytes_read
 
-    def _is_beneath(self, array: int) -> bool:
+    def _is_on_disk(self, array: int) -> bool:
         """Whether the disk has an array as it is in memory, and not in another form."""
-        assert self.beneath is not None, "there is something beneath"
-        on_disk, in_memory = self.beneath.tree, self.tree
+        assert self.on_disk is not None, "the disk has the checkpoint"
+        saved, in_memory = self.on_disk.tree, self.tree
         return (
-            array < len(on_disk.arrays)
-            and on_disk.labels[array] == in_memory.labels[array]
-            and on_disk.arrays[array] == in_memory.arrays[array]
+            array < len(saved.arrays)
+            and saved.labels[array] == in_memory.labels[array]
+            and saved.arrays[array] == in_memory.arrays[array]
         )
 
 

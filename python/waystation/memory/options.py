@@ -10,8 +10,8 @@ from typing import Any
 
 from waystation._errors import Conflict, InvalidInput, WrongType
 from waystation._options import Options
+from waystation.memory.agent import DIRECTORY_VARIABLE
 from waystation.memory.open_tier import OpenMemoryTier
-from waystation.memory.variables import DIRECTORY_VARIABLE
 from waystation.training.logger import Logger
 from waystation.training.place import Place
 from waystation.training.save_decision_policies import FixedIntervalPolicy, SaveDecisionPolicy

@@ -14,7 +14,7 @@ import os
 import time
 from typing import Any
 
-from waystation.memory.variables import RECOVERY_VARIABLE
+from waystation.memory.agent import RECOVERY_VARIABLE
 from waystation.training.recovery import Recovery
 
 _OF_LAUNCH = ("failed_at_s", "ended_at_s", "started_at_s")

@@ -22,9 +22,9 @@ from waystation.checkpoint.handlers.types import type_name
 from waystation.checkpoint.prepare import Taken
 from waystation.checkpoint.saving import Saving
 from waystation.layouts.native import engine_job, handler_files
-from waystation.memory.keeper import Keeper
 from waystation.memory.loading import primary_of
 from waystation.memory.shard import Shard, ShardRecord, lay_out, path_of_file
+from waystation.memory.version_store import VersionStore
 from waystation.memory.versions import Version, shard_name
 from waystation.transfers.handle import Progress
 
@@ -33,7 +33,7 @@ class VersionSaving(Saving):
     """A save of one version that all processes of the program make together.
 
     Args:
-        keeper: Who keeps it.
+        store: Who keeps it.
         version: The version.
         options: Of the save, see `saving_options`.
         begun_ns: When the call began whose save it is, nanoseconds since 1970.
@@ -43,15 +43,15 @@ class VersionSaving(Saving):
         shard_count: How many shards the version has.
     """
 
-    def __init__(self, keeper: Keeper, version: Version, options: Options, begun_ns: int) -> None:
+    def __init__(self, store: VersionStore, version: Version, options: Options, begun_ns: int) -> None:
         deadline_s = options.multiprocessing.deadline_s
         target = f"step {version.step} in memory (epoch {version.epoch})"
         super().__init__(target, options, overwrite=False, deadline_s=deadline_s)
         self.begun_ns = begun_ns
         self._deadline_s = deadline_s
-        self._keeper = keeper
+        self._store = store
         self._version = version
-        self._shard_name = shard_name(keeper.sequence, self._writer.process, self._writer.process_count)
+        self._shard_name = shard_name(store.sequence, self._writer.process, self._writer.process_count)
         self.saved_bytes = 0
         self.shard_count = self._writer.process_count
         self._owner = _forks.Owner()
@@ -61,7 +61,7 @@ class VersionSaving(Saving):
         to be."""
         with self._undone_on_error():
             self._session.round(lambda: self._write(progress, on_copied_out), lambda _: b"")
-        self._keeper.confirm(self._session, self._version, self.saved_bytes)
+        self._store.confirm(self._session, self._version, self.saved_bytes)
 
     def _check_destination(self) -> None:
         """The agent refuses what it cannot take."""
@@ -118,12 +118,12 @@ class VersionSaving(Saving):
 
     def _copy(self, shard: Shard, progress: Progress, on_copied_out: Callable[[], None]) -> None:
         version = self._version
-        job = self._keeper.saver.start_save(
+        job = self._store.saver.start_save(
             version.epoch,
             version.step,
             self._shard_name,
             shard.contents,
-            shard.words,
+            shard.segments,
             shard.chunks,
             data_bytes=shard.data_bytes,
             threads=self._options.engine.threads,
@@ -145,7 +145,7 @@ class VersionSaving(Saving):
         """Gives up what was sealed. Nobody waits for the others: each does the same for its host."""
         if self._calls is not None:
             self._calls.close()
-        self._keeper.give_up(self._version)
+        self._store.give_up(self._version)
 
     def _close(self) -> None:
         super()._close()

@@ -94,14 +94,14 @@ class Shard:
 
     Attributes:
         contents: The table of contents.
-        words: Segment records as `AgentClient.start_save` takes them.
+        segments: Segment records as `AgentClient.start_save` takes them.
         chunks: What they are about; keeps its memory alive.
         data_bytes: How long the data are.
         can_change: Whether the program could change that memory, so that it must wait for the copy.
     """
 
     contents: bytes
-    words: NDArray[np.int64]
+    segments: NDArray[np.int64]
     chunks: Sequence[tuple[Chunk, int]]
     data_bytes: int
     can_change: bool
@@ -169,11 +169,11 @@ class _Entries:
 
     def placed(self) -> Shard:
         contents, offsets, data_bytes = _native.place_shard(self.entries)
-        words: list[int] = []
+        segments: list[int] = []
         for offset, (chunk, item_bytes) in zip(offsets, self.chunks, strict=True):
             if chunk.nbytes:
-                words += write_plan.segment_words(offset, chunk, item_bytes)
-        return Shard(contents, np.asarray(words, np.int64), self.chunks, data_bytes, self.can_change)
+                segments += write_plan.segment_words(offset, chunk, item_bytes)
+        return Shard(contents, np.asarray(segments, np.int64), self.chunks, data_bytes, self.can_change)
 
 
 def _on_host(chunk: Chunk, item_bytes: int) -> Chunk:

@@ -1,9 +1,9 @@
 """Who keeps the versions of a sequence of checkpoints, as a tier sees them.
 
-A `Keeper` is the agent of one host (`host.Host`), which does what the program's processes decide in their
-rounds, or one of the agents of several hosts (`hosts.Hosts`), which decide together what is whole, and bring
-it where it is needed. Invariants that both keep: what is offered was whole when it was; a version is offered
-under the same name to all processes, for all of them hear it in a round.
+A `VersionStore` is the agent of one host (`host.OneHostStore`), which does what the program's processes
+decide in their rounds, or one of the agents of several hosts (`hosts.ManyHostsStore`), which decide together
+what is whole, and bring it where it is needed. Invariants that both keep: what is offered was whole when it
+was; a version is offered under the same name to all processes, for all of them hear it in a round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from waystation.memory.versions import Version, Whole
 OpenSession: TypeAlias = Callable[[str], AbstractContextManager[Session]]
 
 
-class Keeper(Protocol):
+class VersionStore(Protocol):
     """Whoever keeps them, since the program has begun.
 
     Attributes:
