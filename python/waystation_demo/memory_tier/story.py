@@ -23,11 +23,16 @@ from rich.console import Console
 from rich.table import Table
 
 from waystation_demo import plot
-from waystation_demo.memory_tier import timeline_plot
 from waystation_demo.memory_tier.hosts import DirectoryHosts, NamespaceHosts, hosts_of
 from waystation_demo.memory_tier.namespaces import why_forbidden
 from waystation_demo.memory_tier.runs import HostsRun, Loss, Plan, Runs
-from waystation_demo.memory_tier.timeline import MEANINGS, SHARED_PHASES, Timeline, timeline_of
+from waystation_demo.memory_tier.timeline import (
+    MEANINGS,
+    SHARED_PHASES,
+    Timeline,
+    draw_timelines,
+    timeline_of,
+)
 from waystation_demo.output import REPORT, prepare, require_packages, write_report
 from waystation_demo.proof import Proof
 from waystation_demo.screen import Screen
@@ -220,7 +225,7 @@ class Story:
             self.screen.say("\nNo plot was drawn: matplotlib is not installed (pip install matplotlib)")
             return None
         path = self._output / "recovery.png"
-        timeline_plot.draw(path, timelines, self._loss.host)
+        draw_timelines(path, timelines, self._loss.host)
         self.screen.say(f"\nThe recoveries are drawn in {path}")
         return str(path)
 
