@@ -1,11 +1,12 @@
 """The agent of a host, as `waystation launch --agent` starts and follows it.
 
-It runs in a session of its own and outlives the launch: what it keeps is for the next one. What can go wrong,
-in order: an agent serves the directory already (it is used as it is, if it is the one that is wanted); a new
-one is refused its memory or its directory (the launch ends, and says why); it ends while the program runs (it
-is started again, so often as was said, and finds what it has kept); its directory vanishes under it, as the
-memory of a host does that is lost (it is ended and started anew, with nothing). Its stderr goes to a file
-beside the directory, since it must not keep the output of a launch open that has ended.
+The agent runs in a session of its own and outlives the launch, because the next launch loads what it keeps.
+What can go wrong, in order: an agent already serves the directory (the launch uses it, if it is the right
+one); the system refuses a new agent its memory or its directory (the launch ends and says why); the agent
+ends while the program runs (the launch restarts it, as often as `--restarts` allows, and it finds what it has
+kept); its directory vanishes, as the memory of a lost host does (the launch kills it and starts a new one,
+which has nothing). The agent writes its stderr to a file beside the directory, so that it does not keep the
+output of an ended launch open.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What an agent shows the others, and whom it believes; PEM.
+    """The files of an agent for TLS, in PEM.
 
     Attributes:
-        certificate: That of its host, by its name.
-        key: The key of that.
-        authorities: Who signs the certificates of all hosts.
+        certificate: The certificate of its host, issued to the host's name.
+        key: The private key of the certificate.
+        authorities: The authorities that sign the certificates of all hosts.
     """
 
     certificate: Path
@@ -44,7 +45,7 @@ class TlsFiles:
     authorities: Path
 
     def options(self) -> list[str]:
-        """What the agent is told of them."""
+        """The options of the agent for them."""
         return [
             f"--tls-certificate={self.certificate}",
             f"--tls-key={self.key}",
@@ -54,16 +55,16 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What makes an agent one of several.
+    """The place of an agent among the agents of several hosts.
 
     Attributes:
         host: The name of its host.
-        address: Where it listens.
+        address: The address at which it listens.
         names: The names of all hosts.
-        hosts_path: The list of them.
-        secret_path: The secret that their agents share.
+        hosts_path: The file that lists the hosts.
+        secret_path: The file with the secret that their agents share.
         copies: How many copies of each shard they keep.
-        tls: What they show each other; None if nothing is encrypted.
+        tls: The certificates of this host; None if connections are not encrypted.
     """
 
     host: str
@@ -75,7 +76,7 @@ class Membership:
     tls: TlsFiles | None = None
 
     def options(self) -> list[str]:
-        """What the agent is told of it."""
+        """The options of the agent for it."""
         return [
             f"--listen={self.address}",
             f"--host={self.host}",
@@ -90,13 +91,13 @@ class HostAgent:
     """The agent of one directory.
 
     Args:
-        directory: Of its store.
-        memory: What a new agent may take.
+        directory: The directory of its store.
+        memory: How much memory a new agent may take.
         versions: How many committed versions of each shard a new agent keeps.
         process_count: How many processes will save to it.
-        restarts: How often it is started again.
-        tell: Takes what people should know.
-        membership: Among which others it is one; None if it is alone.
+        restarts: How often it is restarted.
+        tell: Takes each line that people should read.
+        membership: Its place among the agents of several hosts; None if it is alone.
     """
 
     def __init__(
@@ -123,12 +124,12 @@ class HostAgent:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the processes of the program are told."""
+        """The variables that tell the processes of the program about it."""
         return {DIRECTORY_VARIABLE: str(self.directory)}
 
     @property
     def process_id(self) -> int | None:
-        """Its number; None if it is not to be followed."""
+        """Its process id; None if there is no process to follow."""
         return self._process_id
 
     def describe(self) -> dict[str, Any]:
@@ -138,13 +139,13 @@ class HostAgent:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its directory is gone, with what it kept there."""
+        """Whether its directory is gone, and with it what the agent kept."""
         found = self._found_directory()
         self._own_directory = self._own_directory or found
         return found != self._own_directory
 
     def _found_directory(self) -> tuple[int, int] | None:
-        """What tells the directory that is there now from any other."""
+        """The identity of the directory that exists now; None if there is none."""
         with contextlib.suppress(OSError):
             status = self.directory.stat()
             return status.st_dev, status.st_ino
@@ -154,10 +155,10 @@ class HostAgent:
         """Makes sure that an agent serves the directory.
 
         Raises:
-            InvalidInput: There is none, and it was not said what a new one may take.
-            Conflict: An agent serves it that is alone, or one of others.
-            NotFound: Its program is not installed.
-            Unavailable: It could not be started.
+            InvalidInput: No agent serves it, and the memory limit of a new one is missing.
+            Conflict: The agent that serves it has another place among the hosts.
+            NotFound: The program of the agent is not installed.
+            Unavailable: The agent could not be started.
         """
         if (status := self._status()) is not None:
             self._check(status)
@@ -169,7 +170,7 @@ class HostAgent:
         assert self._process.stdout is not None
         with self._process.stdout as said:
             is_ready = bool(said.readline())
-        # At once: a directory that is gone before somebody first asks for it would never be missed.
+        # Noted at once: the loss of a directory that vanishes before the first look would go unnoticed.
         self._own_directory = self._found_directory()
         if not is_ready:
             code = self._process.wait()
@@ -185,7 +186,7 @@ class HostAgent:
         return None
 
     def _check(self, status: dict[str, Any]) -> None:
-        """Refuses an agent that is not the one that is wanted."""
+        """Refuses an agent that has another place among the hosts."""
         member = self._membership
         wanted = ("", 1) if member is None else (member.host, len(member.names))
         found = status["host"], status["agent_count"]
@@ -198,7 +199,7 @@ class HostAgent:
             )
 
     def restart(self) -> None:
-        """Starts it again, if it may be: it has ended."""
+        """Called when it has ended; starts it again if restarts are left."""
         if self._process is not None:
             self._process.wait()
         self._process_id = None
@@ -272,7 +273,7 @@ def bytes_of(text: str) -> int:
     """A number of bytes, with or without a unit.
 
     Raises:
-        InvalidInput: It is none.
+        InvalidInput: The text is not a number of bytes.
     """
     for unit, shift in reversed(_UNITS.items()):
         digits = text.removesuffix(unit).rstrip()

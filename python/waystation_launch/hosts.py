@@ -1,7 +1,8 @@
-"""The hosts whose agents keep a program's state together: the file that lists them, the same on every host.
+"""The file that lists the hosts of a program, the same on every host.
 
-It is what `waystation agent run --hosts` reads: a JSON list of objects with `name`, `address` (host:port,
-where its agent listens) and, if hosts fail together, `domain`. The order counts: it numbers the hosts.
+It is the file that `waystation agent run --hosts` reads: a JSON list of objects with `name`, `address`
+(host:port, where its agent listens) and, if hosts fail together, `domain`. The order counts: it numbers the
+hosts.
 
 Hosts can be emulated on one machine, each with an agent, an address and a failure domain of its own.
 Everything of theirs is in one directory on tmpfs: this list, the secret of their agents, and a store for
@@ -25,17 +26,17 @@ from waystation.errors import InvalidInput
 MOST_HOSTS = 64
 HOSTS_FILE, SECRET_FILE = "hosts.json", "secret"
 _SECRET_BYTES = 32
-_FORM = 'it is to look like [{"name": "a", "address": "10.0.0.1:7700"}, {"name": "b", "address": …}, …]'
+_FORM = 'write it like [{"name": "a", "address": "10.0.0.1:7700"}, {"name": "b", "address": …}, …]'
 
 
 @dataclass(frozen=True, slots=True)
 class ListedHost:
-    """One of them.
+    """One host of the list.
 
     Attributes:
-        name: What it is called.
-        address: Where its agent listens, host:port.
-        domain: What fails together with it.
+        name: Its name.
+        address: The address at which its agent listens, host:port.
+        domain: The failure domain: hosts with the same domain fail together.
     """
 
     name: str
@@ -49,10 +50,11 @@ class ListedHost:
 
 
 def read_hosts(path: Path) -> list[ListedHost]:
-    """Reads such a file.
+    """Reads a list of hosts.
 
     Raises:
-        InvalidInput: It is none, or names a host twice.
+        NotFound: There is no such file.
+        InvalidInput: The file is not a list of hosts, or names a host twice.
     """
     try:
         entries = json.loads(path.read_bytes())
@@ -63,21 +65,21 @@ def read_hosts(path: Path) -> list[ListedHost]:
     except OSError as error:
         raise from_os_error(error, "read the list of hosts", str(path)) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InvalidInput(f"'{path}' is no list of hosts: {error}; {_FORM}", path=str(path)) from error
+        raise InvalidInput(f"'{path}' is not a list of hosts: {error}; {_FORM}", path=str(path)) from error
     texts: list[object] = [text for host in hosts for text in (host.name, host.address, host.domain)]
     if not hosts or not all(isinstance(text, str) and text != "" for text in texts):
-        raise InvalidInput(f"'{path}' is no list of hosts; {_FORM}", path=str(path))
+        raise InvalidInput(f"'{path}' is not a list of hosts; {_FORM}", path=str(path))
     if len({host.name for host in hosts}) < len(hosts):
         raise InvalidInput(f"'{path}' has two hosts of the same name; each needs its own", path=str(path))
     return hosts
 
 
 def read_secret(path: Path) -> bytes:
-    """Reads what the agents of all hosts know, as they do: without line ends after it.
+    """Reads the secret that the agents of all hosts share, without the line ends after it, as agents do.
 
     Raises:
         NotFound: There is no such file.
-        InvalidInput: It cannot be read.
+        InvalidInput: The file cannot be read.
     """
     try:
         return path.read_bytes().rstrip(b"\r\n")
@@ -86,10 +88,10 @@ def read_secret(path: Path) -> bytes:
 
 
 def index_of(hosts: Sequence[ListedHost], name: str, path: Path) -> int:
-    """The number of a host.
+    """The number of a host in the list.
 
     Raises:
-        InvalidInput: It is not among them.
+        InvalidInput: The list does not have the host.
     """
     names = [host.name for host in hosts]
     if name not in names:
@@ -98,10 +100,10 @@ def index_of(hosts: Sequence[ListedHost], name: str, path: Path) -> int:
 
 
 def emulate(directory: Path, count: int) -> list[ListedHost]:
-    """The emulated hosts of a directory, as they are listed there, or made now.
+    """The emulated hosts of a directory. Reads their list, or writes it if there is none yet.
 
     Raises:
-        InvalidInput: There are too few or too many, or other ones than the directory was made for.
+        InvalidInput: The number is out of range, or is not the number that the directory was made for.
     """
     if not 2 <= count <= MOST_HOSTS:
         raise InvalidInput(f"--hosts {count}: between 2 and {MOST_HOSTS} hosts can be emulated")

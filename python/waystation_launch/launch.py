@@ -45,24 +45,24 @@ _ADDRESS = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be run.
+    """What to run.
 
     Attributes:
         command: The program and its arguments.
-        count: How many processes each host has.
-        jax: Whether to set what JAX reads.
-        torch: Whether to set what torch reads.
-        grace_s: How long others may go on when one has failed.
-        restarts: How often the program, and the agent, are started again at most.
-        agent: The directory of the agent's store; None for no agent. That of all, where hosts are emulated.
-        agent_memory: How much memory it may take, as a number of bytes with or without a unit.
-        agent_versions: How many committed versions of each shard it keeps.
-        hosts: The file that lists the hosts, or how many to emulate; None for this one alone.
-        host: The name of this one among those that are listed.
-        secret_file: The secret that their agents share.
-        tls: The certificate that this host's agent shows, its key, and the authorities; all or none.
-        copies: How many copies of each shard their agents keep.
-        port: The first of three ports of the first host, at which processes of all hosts meet, and launches.
+        count: The number of processes on each host.
+        jax: Whether to set the variables of JAX.
+        torch: Whether to set the variables of torch.
+        grace_s: How long the other processes may continue after one has failed.
+        restarts: How often the program, and the agent, are restarted at most.
+        agent: The directory of the agent's store, or of the stores of all emulated hosts; None for no agent.
+        agent_memory: How much memory a new agent may take: a number of bytes with or without a unit.
+        agent_versions: How many committed versions of each shard a new agent keeps.
+        hosts: The file that lists the hosts, or the number of hosts to emulate; None for this host alone.
+        host: The name of this host in the list.
+        secret_file: The file with the secret that the agents of all hosts share.
+        tls: The certificate of this host's agent, its key, and the authorities; all or none.
+        copies: How many copies of each shard the agents keep.
+        port: The first of three ports of the first host, where processes and launches of all hosts meet.
         wait_s: How long launches wait for each other.
     """
 
@@ -102,12 +102,12 @@ class _Hosts:
     """The hosts of the program.
 
     Attributes:
-        listed: All of them; none if there is only this one.
-        own: Those whose processes are started here.
-        list_path: Where they are listed.
-        secret_path: Where the secret of their agents is; None if there are none.
-        are_emulated: Whether all of them are this machine.
-        tls: What their agents show each other; None if nothing is encrypted.
+        listed: All hosts.
+        own: The numbers of the hosts whose processes this launch starts.
+        list_path: The file that lists them.
+        secret_path: The file with the secret of their agents; None if there are no agents.
+        are_emulated: Whether this machine emulates all of them.
+        tls: The certificates of their agents; None if their connections are not encrypted.
     """
 
     listed: Sequence[ListedHost]
@@ -167,7 +167,7 @@ def run(request: Request, tell: Tell, show: Show) -> Result:
 
 @contextlib.contextmanager
 def _rendezvous(request: Request, hosts: _Hosts | None, tell: Tell) -> Iterator[Rendezvous | None]:
-    """The launches of all hosts, if they start the program together: as they do if it is started again."""
+    """The launches of all hosts, if they start the program together: only then can they restart it."""
     if hosts is None or hosts.are_emulated or not request.restarts:
         yield None
         return
@@ -188,7 +188,7 @@ def _rendezvous(request: Request, hosts: _Hosts | None, tell: Tell) -> Iterator[
 
 
 def _ended(outcome: Outcome, rendezvous: Rendezvous | None) -> tuple[int, list[str]]:
-    """The code of a start that has ended, and what to say of it: it is well only if it is so on all hosts."""
+    """The exit code of a start that has ended, and its report. It is 0 only if all hosts ended well."""
     code, report = _exit_code(outcome), _report(outcome)
     if rendezvous is None or outcome.passed_on is not None:
         return code, report
@@ -201,7 +201,7 @@ def _ended(outcome: Outcome, rendezvous: Rendezvous | None) -> tuple[int, list[s
 
 
 def _hosts(request: Request) -> _Hosts | None:
-    """The hosts that the options name; None if they name none."""
+    """The hosts that the options name; None if the program runs on this host alone."""
     if request.hosts is None:
         if _names_one_of_several(request):
             raise InvalidInput(
@@ -249,7 +249,7 @@ def _tls(request: Request) -> TlsFiles | None:
 
 
 def _agents(request: Request, hosts: _Hosts | None, tell: Tell) -> list[HostAgent]:
-    """The agents of the hosts whose processes are started here, started."""
+    """Starts the agents of the hosts whose processes this launch starts."""
     if request.agent is None:
         if request.agent_memory is not None:
             raise InvalidInput("--agent-memory says what an agent may take; give its directory, --agent")
@@ -321,7 +321,7 @@ def _launched(
 
 
 def _world(request: Request, hosts: _Hosts | None) -> World:
-    """All processes of the program; where they can, they meet at other ports with each start."""
+    """All processes of the program. On one machine they meet at new ports with each start."""
     if hosts is None:
         return World(1, request.count, [0], _ADDRESS, *free_ports(2))
     ports = free_ports(2) if hosts.are_emulated else [request.port + 1, request.port]
@@ -343,7 +343,7 @@ def _announcer(tell: Tell, count: int, grace_s: float) -> Callable[[Program], No
 
 
 def _report(outcome: Outcome) -> list[str]:
-    """What to say at the end, the essence first; nothing if all went well."""
+    """The lines to say at the end, the most important first; none if all went well."""
     first = outcome.first
     if first is None:
         return []
@@ -398,10 +398,14 @@ def _document(outcome: Outcome, report: list[str]) -> dict[str, Any]:
 
 
 class Recoveries:
-    """The starts of one launch, and the recoveries after them.
+    """What a launch knows of the failures of its program, and what the program tells of its recoveries.
+
+    The launch notes when it saw a process fail, when the last one had ended, and when it started them again.
+    The program adds a line to a file beside the agent's store at its next step (`memory.Recovery`).
+    The file stays, as the store does; a launch reports the lines that were added while it ran.
 
     Args:
-        path: The file for them; None if there is no agent whose memory a program could go on from.
+        path: The file of recoveries; None if there is no agent from whose memory a program could resume.
 
     Attributes:
         starts: For each start `started_at_s`, `failed_at_s` (the first failure, None if there was none) and

@@ -1,4 +1,4 @@
-"""Starts the processes of one program on this machine, follows them, and tells which of them failed first.
+"""Starts the processes of one program on this machine, follows them, and finds which of them failed first.
 
 Every process is the leader of a session of its own, so that all it starts can be ended with it. Its end is
 seen through a file descriptor (pidfd) in the moment it happens, and noted with the time, before anything is
@@ -49,7 +49,7 @@ class Program:
     """One process of the program.
 
     Attributes:
-        index: Which of them it is.
+        index: Its number among all processes of the program.
         process: Its handle.
         exit_code: What it returned; negative is the signal that killed it; None while it runs.
         ended_s: When it ended, in seconds since the launch.
@@ -66,17 +66,17 @@ class Program:
 
     @property
     def process_id(self) -> int:
-        """The operating system's number of it."""
+        """Its process id."""
         return self.process.pid
 
     @property
     def failed(self) -> bool:
-        """Whether it ended, and not well."""
+        """Whether it ended abnormally."""
         return self.exit_code not in (None, 0)
 
     @property
     def signal_name(self) -> str | None:
-        """The signal that killed it, if one did."""
+        """The signal that killed it; None if none did."""
         if self.exit_code is None or self.exit_code >= 0:
             return None
         try:
@@ -121,16 +121,16 @@ class Companion(Protocol):
 
     @property
     def process_id(self) -> int | None:
-        """Its number; None if there is none to be followed."""
+        """Its process id; None if there is no process to follow."""
         ...
 
     @property
     def is_lost(self) -> bool:
-        """Whether it runs to no avail: what it has kept is gone."""
+        """Whether it must be replaced although it runs, because what it kept is gone."""
         ...
 
     def restart(self) -> None:
-        """Starts it again, if it may be: it has ended."""
+        """Called when it has ended; starts it again if restarts are left."""
         ...
 
 
@@ -138,29 +138,26 @@ class Others(Protocol):
     """The launches of the same program on other hosts.
 
     Attributes:
-        stopped: Why the program is not to go on here; None while it is.
+        stopped: Why the program must end on this host; None while it may continue.
     """
 
     stopped: str | None
 
     def fileno(self) -> int:
-        """What is readable when `handle` has something to do."""
+        """A descriptor that is readable when `handle` has something to do."""
         ...
 
     def handle(self) -> None:
-        """Takes what they have said; called every second at least."""
+        """Takes the messages that have arrived; called at least every second."""
         ...
 
     def fails(self, why: str) -> None:
-        """The program does not go on here."""
+        """Tells the others that the program ends on this host."""
         ...
 
 
 class Launch:
-    """Runs a command several times over.
-
-    Raises (on entry): OSError: the command cannot be started; nothing runs then.
-    """
+    """Runs several processes of a command and follows them until all have ended."""
 
     def __init__(
         self,
@@ -176,7 +173,7 @@ class Launch:
         """
         Args:
             command: The program and its arguments.
-            environments: One for each process.
+            environments: The environment of each process.
             grace_s: How long the others may still run when one has failed.
             on_line: Takes each line of output.
             on_failure: Called when a process has failed and the others are given their time.
@@ -205,7 +202,11 @@ class Launch:
         self._began_at_s = time.time()
 
     def run(self) -> Outcome:
-        """Starts all processes, and returns when all have ended."""
+        """Starts all processes, and returns when all have ended.
+
+        Raises:
+            OSError: The command cannot be started; no process of it is left running.
+        """
         with adopting_orphans() as strangers, self._receiving_signals():
             self._strangers = strangers
             try:
@@ -300,7 +301,7 @@ class Launch:
         os.close(end)
 
     def _end_lost_companions(self) -> None:
-        """Ends those that run to no avail, which are then started again."""
+        """Kills the companions that must be replaced, which are then started again."""
         for place, end in self._companion_ends.items():
             if self._companions[place].is_lost:
                 with contextlib.suppress(ProcessLookupError):
@@ -309,7 +310,7 @@ class Launch:
     # Following ------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Until every process has ended."""
+        """Handles events until every process has ended."""
         while any(program.exit_code is None for program in self._programs):
             self._handle(self._patience_s())
             self._end_lost_companions()
@@ -318,14 +319,14 @@ class Launch:
                 self._press()
 
     def _patience_s(self) -> float | None:
-        """How long to wait for something to happen."""
+        """How long to wait for the next event."""
         left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - self._now_s())
         if not self._companion_ends and self._others is None:
             return left_s
         return LOOK_S if left_s is None else min(left_s, LOOK_S)
 
     def _handle(self, timeout_s: float | None) -> bool:
-        """Takes what has happened; returns whether anything did."""
+        """Handles the events that have happened; returns whether there were any."""
         happened = [key for key, _ in self._selector.select(timeout_s)]
         self._seen_s = self._now_s()
         # Ends first: their time counts.
@@ -348,7 +349,7 @@ class Launch:
                 self._others.fails(f"process {program.index} has failed")
 
     def _heed_others(self) -> None:
-        """Where the program has failed on another host, processes here have as long to end as those there."""
+        """If the program has failed on another host, processes here have as long to end as those there."""
         if self._others is None:
             return
         self._others.handle()
@@ -356,7 +357,7 @@ class Launch:
             self._deadline_s = self._now_s() + self._grace_s
 
     def _press(self) -> None:
-        """Asks those that are left to end; the next time, ends them."""
+        """Sends SIGTERM to the processes that are left, and SIGKILL the next time."""
         left = [program for program in self._programs if program.exit_code is None]
         asked = any(program.told_to_end == signal.SIGTERM for program in left)
         self._send(signal.SIGKILL if asked else signal.SIGTERM)
@@ -369,8 +370,8 @@ class Launch:
                 _signal_group(program, number)
 
     def _first_failure(self) -> Program | None:
-        """Of those that failed, the first that nobody had told to end. Ends that were seen in one instant
-        are told apart by their kind: JAX aborts the survivors of another's death."""
+        """The first process that failed without having been told to end. Among ends that were seen at one
+        moment, an abort counts last, because JAX aborts the survivors when another process dies."""
         failed = [program for program in self._order if program.failed]
         by_itself = [program for program in failed if program.told_to_end is None] or failed
         if not by_itself:
@@ -416,7 +417,7 @@ class Launch:
     # Ending ---------------------------------------------------------------------------------------------
 
     def _end_everything(self) -> None:
-        """Kills what is left, reaps it, and takes what it had still written."""
+        """Kills and reaps what is left, and takes the output that it had still written."""
         self._send(signal.SIGKILL)
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, int):  # of a process whose end was not waited for
@@ -460,8 +461,8 @@ class Lines:
 
 @contextlib.contextmanager
 def adopting_orphans() -> Iterator[set[int]]:
-    """What descendants leave behind when they die becomes a child of this process, so that it can be found
-    and ended; yields the children that this process has already."""
+    """Makes this process adopt the orphans of its descendants, so that they can be found and ended; yields
+    the children that this process has already."""
     before = ctypes.c_int()
     _libc.prctl(_GET_CHILD_SUBREAPER, ctypes.byref(before))
     _libc.prctl(_SET_CHILD_SUBREAPER, 1)
@@ -472,7 +473,7 @@ def adopting_orphans() -> Iterator[set[int]]:
 
 
 def kill_adopted(strangers: set[int]) -> None:
-    """Kills and reaps all children but these; each may leave children of its own, which are then ours."""
+    """Kills and reaps all children but these. Each may leave children, which this process then adopts."""
     while adopted := [child for child in _children() if child not in strangers]:
         for child in adopted:
             with contextlib.suppress(ProcessLookupError):

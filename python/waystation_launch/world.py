@@ -1,7 +1,7 @@
-"""The processes of a program over its hosts, and what each is told of its place among them.
+"""The processes of a program on its hosts, and the environment that tells each its place among them.
 
-Processes are numbered host by host. Where a launch starts those of one host, the launches of the others start
-the rest, and all meet at the first host, at ports that were said beforehand.
+Processes are numbered host by host. If a launch starts the processes of one host, the launches of the other
+hosts start the rest, and all processes meet at the first host, at ports that the options give.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class World:
     """All processes of the program.
 
     Attributes:
-        host_count: How many hosts.
-        per_host: How many processes each has.
-        own_hosts: The hosts whose processes are started here.
-        address: Where they meet.
-        jax_port: The port at which they do, with JAX.
-        torch_port: The port at which they do, with torch.
+        host_count: The number of hosts.
+        per_host: The number of processes on each host.
+        own_hosts: The hosts whose processes this launch starts.
+        address: The address at which the processes meet.
+        jax_port: The port for JAX there.
+        torch_port: The port for torch there.
     """
 
     host_count: int
@@ -34,16 +34,16 @@ class World:
 
     @property
     def first_index(self) -> int:
-        """The number of the first process that is started here."""
+        """The number of the first process that this launch starts."""
         return self.own_hosts[0] * self.per_host
 
     def environments(self, base: Mapping[str, str], *, jax: bool, torch: bool) -> list[dict[str, str]]:
-        """What each process that is started here is told, in their order.
+        """The environment of each process that this launch starts, in their order.
 
         Args:
-            base: What all are told.
-            jax: Whether to set what JAX reads.
-            torch: Whether to set what torch reads.
+            base: The variables that all have in common.
+            jax: Whether to set the variables of JAX.
+            torch: Whether to set the variables of torch.
         """
         return [
             {**base, **self._environment(host, local, jax=jax, torch=torch)}
@@ -54,7 +54,7 @@ class World:
     def _environment(self, host: int, local: int, *, jax: bool, torch: bool) -> dict[str, str]:
         index, count = host * self.per_host + local, self.host_count * self.per_host
         told = {
-            # Or the last lines of a process that is killed would stay in its buffer.
+            # Otherwise the last lines of a process that is killed would stay in its buffer.
             "PYTHONUNBUFFERED": "1",
             "WAYSTATION_PROCESS_COUNT": str(count),
             "WAYSTATION_PROCESS_INDEX": str(index),
@@ -74,7 +74,7 @@ class World:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody uses now."""
+    """Ports of this machine that no process uses now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for opened in sockets:
