@@ -179,7 +179,7 @@ def test_all_agents_of_a_file_and_one_that_is_gone(tmp_path: Path, script, agent
         ((), "say which agents are meant"),
         (("--directory", "d", "--metrics", "a:1"), "give one of"),
         (("--metrics", "9464"), "is no address"),
-        (("--hosts", "hosts"), "is no list of hosts"),
+        (("--hosts", "hosts"), "is not a list of hosts"),
         (("--hosts", "none"), "No such file"),
     ],
 )
