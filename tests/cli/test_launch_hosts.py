@@ -41,11 +41,11 @@ def test_a_list_of_hosts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "no list of hosts"),
-        ([], "no list of hosts"),
-        ({"name": "a"}, "no list of hosts"),
-        ([{"name": "a"}], "no list of hosts"),
-        ([{"name": "a", "address": 7700}], "no list of hosts"),
+        ("", "is not a list of hosts"),
+        ([], "is not a list of hosts"),
+        ({"name": "a"}, "is not a list of hosts"),
+        ([{"name": "a"}], "is not a list of hosts"),
+        ([{"name": "a", "address": 7700}], "is not a list of hosts"),
         ([LISTED[0], LISTED[0]], "two hosts of the same name"),
     ],
 )
