@@ -7,6 +7,7 @@ shows. A bug counts as found if a run there goes wrong which is well without the
 
 from __future__ import annotations
 
+import filecmp
 import io
 import os
 import shutil
@@ -122,19 +123,29 @@ def _copy(copy: Path) -> None:
 
 
 def _build(copy: Path, planted: Planted) -> None:
-    """Compiles the extension, and the agent where the bug is there, with what was compiled for the bug
-    before."""
+    """Compiles the extension, and the agent where the bug is there.
+
+    That is done at one place, where no file is written again that is as it was for the bug before: only what
+    the two bugs change is compiled.
+    """
+    sources = _BUILDS / "sources"
+    for path in [*copy.glob("Cargo*"), *copy.glob("crates/**/*")]:
+        there = sources / path.relative_to(copy)
+        if path.is_file() and not (there.is_file() and filecmp.cmp(path, there, shallow=False)):
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, there)
     told = {
         "CARGO_PROFILE_RELEASE_LTO": "off",
         "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16",
         "CARGO_PROFILE_RELEASE_DEBUG": "0",
+        "CARGO_INCREMENTAL": "1",
         "PYO3_PYTHON": sys.executable,
         "PYO3_BUILD_EXTENSION_MODULE": "1",
         "CARGO_TARGET_DIR": str(_BUILDS),
     }
     command = ["cargo", "build", "--release", "--quiet", "--offline", "--package", "waystation-python"]
     command += ["--package", _AGENT] * planted.is_in_agent
-    subprocess.run(command, cwd=copy, check=True, env=os.environ | told)
+    subprocess.run(command, cwd=sources, check=True, env=os.environ | told)
     (built,) = (_BUILDS / "release").glob("lib*native*.so")
     shutil.copy(built, copy / _EXTENSION)
     if planted.is_in_agent:

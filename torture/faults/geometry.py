@@ -1,7 +1,8 @@
 """Arrays of random shapes, saved in one sharding and loaded in another, from files that are not in memory.
 
-Nothing fails here: what is at fault is the geometry. One seed is one set of arrays, with the meshes and
-specs that they are saved and loaded with, in one process of eight devices or in two of four.
+Nothing fails here: what is at fault is the geometry. One seed is some sets of arrays, with the meshes and
+specs that they are saved and loaded with, in one process of eight devices or in two of four. The same
+processes save all sets, and others load them: to start JAX costs more than a set does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 import os
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,15 @@ import numpy.typing as npt
 from torture.faults.base import Done, Fault, random_of
 from torture.operations import Workspace
 from torture.outcomes import Outcome, Verdict
-from torture.processes import Child, Ended
+from torture.processes import Child, Ended, attempt
 from torture.states import MixedStateError
 from torture.systems import Orbax, System, Waystation
 
 DEVICES = 8
 _MESHES = [(8,), (4, 2), (2, 4), (2, 2, 2), (1, 8)]
 _DTYPES = ["float32", "bfloat16", "int8", "float64", "int16", "uint8", "complex64", "bool"]
-_MOST_BYTES = 24 << 20
+_MOST_BYTES = 24 << 20  # of a set
+_SETS = 8
 _DISTINCT = 1 << 30
 
 
@@ -177,40 +179,52 @@ class Geometry:
 
     def run(self, system: System, seed: int, workspace: Workspace) -> Done:
         assert isinstance(system, Waystation | Orbax)
-        arrays = drawn(random_of(system, self.name, seed))
+        chance = random_of(system, self.name, seed)
+        sets = [drawn(chance) for _ in range(_SETS)]
         workspace.clear()
         workspace.root.mkdir()
-        path = workspace.root / "checkpoint"
-        at = told(arrays)
-        saved = self._together(lambda: save(system, path, arrays, seed))
-        if saved.how != "returned":
-            return Done(_failed("save", saved), at)
-        _make_cold(workspace.root)
-        loaded = self._together(lambda: load(system, path, arrays, seed))
-        if loaded.how != "returned":
-            return Done(_failed("load", loaded), at)
-        return Done(Verdict(Outcome.OK), at)
+        paths = [workspace.root / f"checkpoint {index}" for index in range(_SETS)]
+        for what, act in ("save", save), ("load", load):
+            index, ended = self._together(
+                [functools.partial(act, system, *each, seed) for each in zip(paths, sets, strict=True)]
+            )
+            if ended.how != "returned":
+                return Done(_failed(what, ended), told(sets[index]), index + 1)
+            _make_cold(workspace.root)
+        return Done(Verdict(Outcome.OK), "", _SETS)
 
-    def _together(self, act: Callable[[], None]) -> Ended:
-        """Runs it in all processes; returns the worst that came of it."""
+    def _together(self, acts: Sequence[Callable[[], None]]) -> tuple[int, Ended]:
+        """Does one act after another in all processes; returns the worst that came of it, and of which
+        act."""
         port = _free_port()
         children = [
-            Child(functools.partial(self._connected, act, port, index)) for index in range(self._processes)
+            Child(functools.partial(self._connected, acts, port, index)) for index in range(self._processes)
         ]
         ended = [child.end() for child in children]
-        return next((each for each in ended if each.how != "returned"), ended[0])
+        came = [each.value if each.how == "returned" else (0, each) for each in ended]
+        return next((each for each in came if each[1].how != "returned"), came[0])
 
-    def _connected(self, act: Callable[[], None], port: int, index: int) -> None:
+    def _connected(self, acts: Sequence[Callable[[], None]], port: int, process: int) -> tuple[int, Ended]:
         import jax
 
         jax.config.update("jax_num_cpu_devices", DEVICES // self._processes)
         jax.config.update("jax_enable_x64", True)
         if self._processes == 1:
-            act()
-            return
-        jax.distributed.initialize(f"127.0.0.1:{port}", self._processes, index)
-        act()
+            return _one_after_another(acts)
+        jax.distributed.initialize(f"127.0.0.1:{port}", self._processes, process)
+        came = _one_after_another(acts)
         jax.distributed.shutdown()
+        return came
+
+
+def _one_after_another(acts: Sequence[Callable[[], None]]) -> tuple[int, Ended]:
+    """What came of the first that has failed, else of the last."""
+    came = []
+    for act in acts:
+        came.append(attempt(act))
+        if came[-1].how != "returned":
+            break
+    return len(came) - 1, came[-1]
 
 
 def _failed(what: str, ended: Ended) -> Verdict:

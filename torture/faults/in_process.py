@@ -155,12 +155,12 @@ _Drawn = dict[str, tuple[npt.NDArray[Any], Pieces, Pieces]]
 
 def _drawn(chance: random.Random, pool: npt.NDArray[np.uint8]) -> _Drawn:
     """Arrays of random bytes, the pieces that are saved of each, and those that are loaded."""
-    number = chance.choice([1, 8, 64, 64])
+    number = chance.choice([1, 8, 64, 256])
     drawn = {}
     for index in range(number):
         nbytes = len(pool) + 1
         while nbytes > len(pool):  # each dimension has 8 at least
-            shape, dtype = geometry.shape_and_dtype(chance, len(pool) // number)
+            shape, dtype = geometry.shape_and_dtype(chance, len(pool) // min(number, 64))
             host = dtypes.of_name(dtype).host
             nbytes = math.prod(shape) * host.itemsize
         begin = chance.randrange(len(pool) - nbytes + 1)
