@@ -16,8 +16,12 @@ from pathlib import Path
 import pytest
 from tests.support.disks import in_memory
 from torture.bench import cells
+from torture.faults.agents import DamagedSlots
+from torture.operations import OLD
 from torture.outcomes import Journal, Outcome, Run, Verdict
 from torture.planted import Planted
+from torture.processes import Ended
+from torture.systems import WaystationAgent
 
 ROOT = Path(__file__).parents[2]
 SYSTEMS = [
@@ -115,6 +119,13 @@ print(Child(lambda: work(0.3)).end(0.6).how)
 print(Child(lambda: time.sleep(60)).end(0.1).how)
 for child in beside: child.end(is_hung=True)
 """
+
+
+def test_what_a_program_says_that_cannot_begin_is_told(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").touch()
+    verdict = DamagedSlots().found(WaystationAgent(), tmp_path, Ended("returned", OLD), may_fail=False)
+    assert verdict.outcome is Outcome.LOST
+    assert "FileExistsError" in verdict.detail
 
 
 def test_nothing_hangs_because_the_machine_is_busy() -> None:

@@ -145,9 +145,9 @@ class _OnHosts:
         raise NotImplementedError
 
     def _judged(self, system: System, root: Path, ended: Ended, may_fail: bool = True) -> Verdict:
-        return judged(self._operation.name, ended, lambda: self._found(system, root, ended, may_fail))
+        return judged(self._operation.name, ended, lambda: self.found(system, root, ended, may_fail))
 
-    def _found(self, system: System, root: Path, ended: Ended, may_fail: bool) -> Verdict:
+    def found(self, system: System, root: Path, ended: Ended, may_fail: bool) -> Verdict:
         """What a program finds that goes on from what is there, and one that begins after it.
 
         A program that only loads would have what it loads doubted: it is taken to have died of that.
@@ -165,7 +165,10 @@ class _OnHosts:
         path = root / "checkpoint"
         with contextlib.ExitStack() as stack:
             begun = attempt(lambda: stack.enter_context(system.tier(path)))
-            seen = seen_by(attempt(lambda: states.step_of(begun.value.load())) if begun.value else begun)
+            loaded = begun
+            if begun.how == "returned":
+                loaded = attempt(lambda: states.step_of(begun.value.load()))
+            seen = seen_by(loaded)
             if seen.what != "step" or seen.step not in allowed:
                 outcome = Outcome.SILENTLY_WRONG if seen.what == "mixed" else Outcome.LOST
                 return Verdict(outcome, f"the {self._operation.name} {ended.how}; then {seen}")
