@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +60,28 @@ def test_what_only_takes_long_is_not_lost_and_holds_nobody_up(address: str, tmp_
         _, endless = begin_to_compute(cluster.backend(), "long-limited", FOR_EVER)
         with pytest.raises(HostLost, match="for 1 s, the limit of computations of its island"):
             cluster.backend().get(endless, WAIT_S)
+
+
+@pytest.mark.timeout(600)
+def test_time_in_which_processes_are_stopped_is_no_evidence(address: str) -> None:
+    """As when their machine is suspended: a host, while the manager waits for its word, and then both."""
+    deadline_s = 6.0
+    with visiting(address, name="stopped") as cluster:
+        (host,) = cluster.add_island("stopped", deadline_s=deadline_s).status().hosts
+        found = re.match(r"process (\d+) on", cluster._connection._where)
+        assert found is not None
+        manager = int(found[1])
+        given, made = begin_to_compute(cluster.backend(), "stopped", turns_in(deadline_s))
+        wait_until(lambda: cluster.island("stopped").status().hosts[0].doing == "turns")
+        stopped = [host.process_id, manager]
+        os.kill(host.process_id, signal.SIGSTOP)
+        time.sleep(1.2)  # it is asked each second
+        os.kill(manager, signal.SIGSTOP)
+        time.sleep(deadline_s)
+        for process_id in stopped:
+            os.kill(process_id, signal.SIGCONT)
+        np.testing.assert_array_equal(cluster.backend().get(made, WAIT_S), given)
+        check_that_nothing_was_lost(cluster, "stopped")
 
 
 def turns_in(seconds: float) -> int:

@@ -321,13 +321,23 @@ class Supervisor:
         return Seen(report, first.place, owes=True, hosts=first.hosts)
 
     async def _ask(self, member: Member) -> Any:
-        deadline_s = self.request.deadline_s
+        """How a host is; None where it has not said so by the deadline.
+
+        Time counts in which this process would have heard the answer: not while it is stopped itself, or
+        busy.
+        """
+        deadline_s, waited_s = self.request.deadline_s, 0.0
+        each_s = interval_s(deadline_s)
+        asked = asyncio.ensure_future(self._health_of(member))
         try:
-            return await asyncio.wait_for(self._health_of(member), deadline_s - interval_s(deadline_s))
-        except TimeoutError:
-            return None
+            while not asked.done() and waited_s < deadline_s - each_s:
+                await asyncio.wait([asked], timeout=each_s)
+                waited_s += each_s
+            return asked.result() if asked.done() else None
         except ray.exceptions.RayError as error:
             return error
+        finally:
+            asked.cancel()
 
     async def _health_of(self, member: Member) -> Health:
         """Asks a host again where it fails to say how it is: that does not end the watch."""

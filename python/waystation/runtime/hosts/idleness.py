@@ -1,8 +1,9 @@
 """For how long a process has used next to no processor time: evidence that devices on CPUs do nothing.
 
 A process that gets none of a busy machine is not idle: one of its threads has run, or waited for a processor,
-nearly all the time, as far as the kernel tells. Nothing is known of accelerators, which compute without their
-process.
+nearly all the time, as far as the kernel tells. Nor is one that was stopped, as by SIGSTOP or with its whole
+machine: of a time in which nobody has asked, only a little counts. Nothing is known of accelerators, which
+compute without their process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _IDLE_SHARE = 0.1
 # That much of the time has a thread run, or waited for a processor, that has something to compute.
 _WANTING_SHARE = 0.5
 _LEAST_SAMPLE_S = 0.05
+# Watchdogs ask each second, or more often.
+_MOST_SAMPLE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,5 +74,7 @@ class Idleness:
             is_used = used.process_s - self._last.process_s > _IDLE_SHARE * passed_s
             if is_used or max(waiting, default=0.0) > _WANTING_SHARE * passed_s:
                 self._since_s = now_s
+            else:
+                self._since_s += max(0.0, passed_s - _MOST_SAMPLE_S)
             self._sampled_s, self._last = now_s, used
         return now_s - self._since_s
