@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.runtime.controller.world import ROWS, World, error_of, pipeline, step, value
+from tests.runtime.controller.world import ROWS, WHOLE, World, error_of, pipeline, step, value
 
 from waystation.errors import InvalidInput, Unavailable, WaystationError
 from waystation.runtime.controller import (
@@ -251,6 +251,28 @@ def test_what_is_not_stalled_any_more_is_not_given_up() -> None:
     world.run()
     assert world.controller.arrays.is_made(world.controller.arrays.handle(client, waiting))
     assert error_of(world, client, waiting) is None
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_fails_on_one_island_waits_no_longer_for_memory_on_another(*, is_lost: bool) -> None:
+    world = World(limits=MemoryLimits(device_bytes=64))
+    client, slices = world.client("x", "a", "b")
+    given = world.put(client, slices[0])
+    for _ in range(4):  # all the memory of the other island
+        world.put(client, slices[1], WHOLE)
+    world.run()
+    made = world.call(client, pipeline(), slices, given)
+    world.carry_out()
+    while world.preparing:
+        world.prepare()
+        world.carry_out()
+    assert {stall.island for stall in world.stalled} == {"b"}
+    if is_lost:
+        world.lose("a")
+    else:
+        world.end("a/0", fails=1)
+        world.run()
+    assert error_of(world, client, made) is not None
 
 
 def test_a_request_that_waits_for_memory_holds_up_its_own_client_only() -> None:

@@ -395,7 +395,7 @@ class Orders:
             self._end(work)
 
     def _abandon(self, work: Work) -> None:
-        """Where other hosts have begun what fails, they do not wait for its data."""
+        """Hosts that have begun what fails do not wait for its data; where it waits for memory, it ends."""
         assert work.error is not None
         if sum(len(part.hosts) for part in work.parts.values()) == 1:
             return
@@ -403,6 +403,8 @@ class Orders:
             if part.begun and name in self._islands:
                 hosts = tuple(sorted(part.hosts))
                 self.effects.append(Abandon(name, hosts, work.number, work.error, work.has_ended))
+            elif not part.ended:
+                self._looked_at.add(name)
 
     def _drop(self, work: Work, error: WaystationError) -> None:
         """Ends a work that has no place in any order."""
