@@ -443,6 +443,17 @@ def test_a_name_is_one_client_s_at_a_time() -> None:
         world.controller.add_client("x")
     world.controller.drop_client("x")
     assert world.controller.add_client("x") == "x (2)"
+    assert world.controller.add_client("x (2)") == "x (2) (2)"
+    world.controller.drop_client("x (2)")
+    assert world.controller.add_client("x") == "x (3)"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "\u00e4" * 101, "two\nlines", "\ud800"])
+def test_what_is_no_name_is_refused_and_counts_nobody_in(name: str) -> None:
+    world = World()
+    with pytest.raises(InvalidInput, match="1 to 200 bytes"):
+        world.controller.add_client(name)
+    assert len(world.controller.clients) == 0
 
 
 def test_a_program_can_be_compiled_before_it_runs() -> None:

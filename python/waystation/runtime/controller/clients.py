@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from waystation._errors import Conflict
+from waystation._errors import Conflict, InvalidInput
 from waystation.runtime.scheduling import (
     Candidate,
     ClientNumbers,
@@ -12,6 +12,8 @@ from waystation.runtime.scheduling import (
     Policy,
     ProportionalShare,
 )
+
+_MOST_NAME_BYTES = 200  # a credential has room for 255; a name that is used again gets a number
 
 
 class Clients:
@@ -21,6 +23,7 @@ class Clients:
         self._numbers: dict[str, ClientNumbers] = {}
         self._names: dict[str, str] = {}
         self._times: dict[str, int] = {}
+        self._given: set[str] = set()  # what clients are known by, or were
         self._shares: dict[str, int] = {}
         self._policies: list[_Changeable] = []
 
@@ -39,12 +42,22 @@ class Clients:
         """Counts a client in; returns what it is known by.
 
         Raises:
+            InvalidInput: It cannot have that name.
             Conflict: One of that name is there.
         """
+        if not name.isprintable() or not 0 < len(name.encode()) <= _MOST_NAME_BYTES:
+            raise InvalidInput(
+                f"a program cannot connect as {name!r:.60}: a name is printable and has 1 to "
+                f"{_MOST_NAME_BYTES} bytes"
+            )
         if name in self._names.values():
             raise Conflict(f"a program is connected as '{name}' already; connect under another name")
-        times = self._times[name] = self._times.get(name, 0) + 1
-        client = name if times == 1 else f"{name} ({times})"
+        client, times = name, self._times.get(name, 1)
+        while client in self._given:
+            times += 1
+            client = f"{name} ({times})"
+        self._times[name] = times
+        self._given.add(client)
         self._names[client] = name
         self._numbers[client] = ClientNumbers()
         self._tell_policies()
