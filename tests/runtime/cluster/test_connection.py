@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import socket
 import threading
 from collections.abc import Coroutine, Iterator
@@ -169,6 +170,18 @@ def test_what_cannot_be_sent_ends_the_connection_and_keeps_nobody_waiting(
         with pytest.raises(Unavailable, match="has ended"):
             wait(WAIT_S)
     assert manager.lost.wait(WAIT_S)
+
+
+def test_what_fails_that_nobody_waits_for_is_told_to_the_loop(
+    manager: Manager, connection: Connection
+) -> None:
+    told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    manager._loop.set_exception_handler(lambda loop, context: told.put(context))
+    connection.tell("run", "too few arguments", (), (), (), None, "no priority")
+    connection.tell("wait", 7)
+    context = told.get(timeout=WAIT_S)
+    assert context["message"] == "program 'one' has told 'wait', which failed"
+    assert isinstance(context["exception"], TypeError)
 
 
 def test_what_is_listed_is_there() -> None:

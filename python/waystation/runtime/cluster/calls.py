@@ -129,6 +129,9 @@ class ClientCalls:
         except Exception as error:
             if call.answer != NO_ANSWER:
                 self._answer(call.answer, failure(error, _PLACE))
+            elif not isinstance(error, WaystationError):
+                told = f"program '{self._client}' has told '{call.method}', which failed"
+                self._loop.call_exception_handler({"message": told, "exception": error})
             return
         if isinstance(given, asyncio.Future):
             given.add_done_callback(functools.partial(self._answer_later, call.answer))
