@@ -68,6 +68,28 @@ def test_what_is_saved_at_each_step_comes_back_to_the_bit(agent: Agent, root: Pa
     assert [path.name for path in root.iterdir() if path.is_dir()] == []
 
 
+def test_errors_about_a_step_say_that_memory_has_it(agent: Agent, root: Path) -> None:
+    with checkpointer_of(root, agent.directory) as checkpointer:
+        checkpointer.save(4, state_of("numpy", 4))
+        checkpointer.wait()
+        for look in (checkpointer.metadata, checkpointer.checkpointables_metadata):
+            with pytest.raises(
+                errors.StepNotFoundError, match=r"of step 4 in .*Memory has it, .*`load`"
+            ) as raised:
+                look(4)
+            assert raised.value.context["step"] == 4
+            with pytest.raises(errors.StepNotFoundError, match="Memory has others"):
+                look()
+            with pytest.raises(errors.StepNotFoundError) as raised:
+                look(3)
+            assert "emory" not in raised.value.message
+        damage(agent, 4)
+        with pytest.warns(MemoryTierWarning), pytest.raises(errors.StepNotFoundError) as raised:
+            checkpointer.load(4)
+        assert "there is no checkpoint of step 4 in" in raised.value.message
+        assert "in memory only, and could not be loaded from there: Corrupt: " in raised.value.message
+
+
 def test_a_program_recovers_into_its_own_tensors(agent: Agent, root: Path) -> None:
     expected, own = state_of("torch", 1), state_of("torch", 2)
     tensors = {name: leaf for name, leaf in jax.tree.leaves_with_path(own) if isinstance(leaf, torch.Tensor)}

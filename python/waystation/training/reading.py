@@ -33,6 +33,7 @@ from waystation.checkpoint.paths import resolve
 from waystation.checkpoint.sessions import process_count
 from waystation.frameworks.mesh_in_effect import with_mesh_in_effect
 from waystation.training import root_metadata
+from waystation.training.errors import StepNotFoundError
 from waystation.training.logger import Logger
 from waystation.training.place import Place
 from waystation.training.restoring import Restorer
@@ -141,10 +142,16 @@ class ReadingCheckpointer:
     def _load(self, step: Step | None, wanted: _Wanted[T]) -> T:
         number = None if step is None else as_step(step)
         begun = time.monotonic()
+        was_in_tier = self._is_in_tier(number)
         with self._place.options() as options:
             found = self._load_from_tier(number, wanted, options)
             if found is None:
-                info, loaded = self._restorer.run(number, options, wanted.now)
+                try:
+                    info, loaded = self._restorer.run(number, options, wanted.now)
+                except StepNotFoundError as error:
+                    if was_in_tier:
+                        raise self._not_from_tier(error) from error
+                    raise
                 found = info.step, loaded
         self._log("restore", found[0], begun, is_asynchronous=False)
         return found[1]
@@ -154,6 +161,20 @@ class ReadingCheckpointer:
         if self._tier is None:
             return None
         return self._tier.load(Wish(step, wanted.names), options, wanted.through)
+
+    def _is_in_tier(self, step: int | None) -> bool:
+        """Whether the tier above the directory has a step, or any."""
+        known = [] if self._tier is None else self._tier.checkpoints()
+        return any(step in (None, info.step) for info in known)
+
+    def _not_from_tier(self, error: StepNotFoundError) -> StepNotFoundError:
+        """What is raised of a step that only the tier has, and that could not be loaded from there."""
+        failure = None if self._tier is None else self._tier.statistics.last_failure
+        why = "" if failure is None else f": {failure}"
+        return StepNotFoundError(
+            f"{error.message}. It was in memory only, and could not be loaded from there{why}",
+            **error.context,
+        )
 
     def _load_async(self, step: Step | None, wanted: _Wanted[T]) -> AsyncResponse[T]:
         number = None if step is None else as_step(step)
@@ -187,7 +208,7 @@ class ReadingCheckpointer:
             step: The step; None for the newest there.
 
         Raises:
-            StepNotFoundError: The step has no checkpoint.
+            StepNotFoundError: The directory has no checkpoint of the step.
             WaystationError: What `waystation.metadata` raises.
         """
         return self._metadata(step, metadata)
@@ -202,7 +223,16 @@ class ReadingCheckpointer:
     def _metadata(self, step: Step | None, read: Callable[[Path], Any]) -> CheckpointMetadata[Any]:
         number = None if step is None else as_step(step)
         with self._place.options() as options:
-            info, found = self._restorer.run(number, options, self._together(read, options))
+            try:
+                info, found = self._restorer.run(number, options, self._together(read, options))
+            except StepNotFoundError as error:
+                if not self._is_in_tier(number):
+                    raise
+                raise StepNotFoundError(
+                    f"{error.message}. Memory has {'others' if number is None else 'it'}, of which only "
+                    "`checkpoints` tells; `load` loads them",
+                    **error.context,
+                ) from error
         return CheckpointMetadata(
             info.step,
             info.path,
