@@ -35,7 +35,7 @@ LAYERS: list[set[str]] = [
     {"coordination"},
     {"tree", "grid"},
     {"_native"},
-    {"_collection", "_distinct", "_extras", "_foreign", "_options", "_paths", "errors"},
+    {"_arguments", "_collection", "_distinct", "_extras", "_foreign", "_options", "_paths", "errors"},
     {"_forks"},
     {"_errors", "_processes"},
 ]

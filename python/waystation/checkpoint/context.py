@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from waystation import _forks
+from waystation._arguments import require_type
 from waystation._errors import InvalidInput, WrongType
 from waystation._options import (
     ArrayOptions,
@@ -83,6 +84,9 @@ class Context:
         }
         for name, group in groups.items():
             if group is not None:
+                kind = type(getattr(options, name))
+                argument = "async_options" if name == "asynchronous" else f"{name}_options"
+                require_type(argument, group, kind, f"{kind.__name__} or None")
                 setattr(options, name, group.thawed())
         if checkpoint_layout is not None:
             options.checkpoint_layout = checkpoint_layout  # type: ignore[assignment]  # it is converted

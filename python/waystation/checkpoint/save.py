@@ -15,6 +15,7 @@ from typing import Any
 
 from typing_extensions import TypeVar
 
+from waystation._arguments import require_type
 from waystation._errors import InvalidInput, Unsupported
 from waystation._options import Options
 from waystation._options.in_effect import current_options
@@ -289,6 +290,8 @@ def check_checkpointables(checkpointables: object) -> None:
 
 def check_names(names: Collection[str]) -> None:
     """Refuses names that mean something else, to save and to load."""
+    for name in names:
+        require_type("the name of a checkpointable", name, str, "a string")
     reserved = sorted(RESERVED_NAMES.intersection(names))
     if reserved:
         raise InvalidInput(f"'{reserved[0]}' cannot be the name of a checkpointable: it is reserved")

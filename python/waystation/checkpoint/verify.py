@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from waystation import _native
+from waystation._arguments import require_function
 from waystation._errors import Corrupt, NotFound, PermissionDenied, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.paths import PathLike, is_orbax_layout, require_native_checkpoint, resolve
@@ -93,6 +94,7 @@ def verify(
             link leads out of it (`file.follow_links_out`).
         PermissionDenied: The system refuses access to a file of it.
     """
+    require_function("on_progress", on_progress)
     target = resolve(path)
     if not is_orbax_layout(target):
         require_native_checkpoint(target)

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from waystation._arguments import INTEGER, require_type
 from waystation.errors import InvalidInput
 
 
@@ -124,6 +125,9 @@ def place(host_count: int, copies: int, domains: Sequence[str] | None = None) ->
     Raises:
         InvalidInput: There are fewer hosts than copies, no copies, or not one domain for each host.
     """
+    require_type("host_count", host_count, INTEGER, "an integer")
+    require_type("copies", copies, INTEGER, "an integer")
+    require_type("domains", domains, (Sequence, type(None)), "a list of the domain of each host, or None")
     if not 1 <= copies <= host_count:
         raise InvalidInput(
             f"{copies} copies of each shard cannot be kept by {host_count} hosts; ask for 1 to {host_count}"

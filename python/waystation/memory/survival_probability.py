@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from waystation._arguments import INTEGER, require_type
 from waystation.errors import InvalidInput
 from waystation.memory.placement import Placement
 
@@ -40,6 +41,7 @@ def recovery_probability(placement: Placement, lost_hosts: int) -> Fraction:
     Raises:
         InvalidInput: There are not so many hosts.
     """
+    require_type("placement", placement, Placement, "a Placement (memory.place makes one)")
     _check_count(lost_hosts, placement.host_count, "hosts")
     if lost_hosts < placement.copies:
         return Fraction(1)
@@ -59,6 +61,7 @@ def grouped_recovery_bound(host_count: int, copies: int, lost_hosts: int) -> Fra
     Raises:
         InvalidInput: The copies do not divide the hosts: the formula does not hold for rings.
     """
+    require_type("copies", copies, INTEGER, "an integer")
     _check_count(lost_hosts, host_count, "hosts")
     if copies < 1 or host_count % copies:
         raise InvalidInput(
@@ -78,6 +81,7 @@ def domain_recovery_odds(placement: Placement, lost_domains: int) -> Odds:
     Raises:
         InvalidInput: There are not so many domains.
     """
+    require_type("placement", placement, Placement, "a Placement (memory.place makes one)")
     numbers: dict[str, int] = {}
     for host in range(placement.host_count):
         numbers.setdefault(placement.domain_of(host), len(numbers))
@@ -108,6 +112,8 @@ def domain_recovery_odds(placement: Placement, lost_domains: int) -> Odds:
 
 
 def _check_count(lost: int, there: int, noun: str) -> None:
+    require_type("host_count", there, INTEGER, "an integer")
+    require_type(f"lost_{noun}", lost, INTEGER, "an integer")
     if not 0 <= lost <= there:
         raise InvalidInput(f"{lost} {noun} cannot be lost: there are {there}")
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from waystation import _native
+from waystation._arguments import require_function
 from waystation._errors import (
     Corrupt,
     InvalidInput,
@@ -131,6 +132,7 @@ def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _to
         NotFound, InvalidInput, Corrupt: As `open` does.
         Conflict: A file changed meanwhile, or another process has been replacing what is there for too long.
     """
+    require_function("on_progress", on_progress)
     headers = find(files)
     for directory in dict.fromkeys(os.path.dirname(header.path) for header in headers):
         if is_in_checkpoint(directory):
@@ -189,6 +191,7 @@ def verify_files(files: Files, *, on_progress: OnProgress = lambda _done, _total
         InvalidInput: There are no checksums of a file.
         NotFound, Corrupt, Conflict: As `write_checksums` does.
     """
+    require_function("on_progress", on_progress)
     headers = find(files)
     expected = require_checksums(headers, checksums_of(headers))
     damaged = []

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from waystation._arguments import require_function
 from waystation._errors import Conflict, Corrupt, NotFound
 from waystation.safetensors import nesting, row_split
 from waystation.safetensors.choices import DType, Rename, Select
@@ -111,6 +112,8 @@ def load(
         gpu_direct=gpu_direct,
         may_exchange=True,
     )
+    if progress is not None:
+        require_function("progress", progress)
     request, others = decided()
     again = decided if isinstance(files, str | os.PathLike) else None
     if progress is None:

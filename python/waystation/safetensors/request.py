@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from waystation._arguments import require_function
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput
 from waystation._options import Options
@@ -48,6 +49,8 @@ class Placing:
     sharding_fn: Callable[[str, Any], Any] | None
 
     def __post_init__(self) -> None:
+        if self.sharding_fn is not None:
+            require_function("sharding_fn", self.sharding_fn)
         given = [name for name in ("device", "sharding", "sharding_fn") if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidInput(f"{given[0]} and {given[1]} both say where arrays go; give one of them")

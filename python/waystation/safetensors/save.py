@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from waystation import _native
+from waystation._arguments import require_type
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation._options import checks
 from waystation._options.in_effect import current_options
@@ -89,6 +90,7 @@ def save(
     problem = checks.positive(max_file_bytes)
     if problem is not None:
         raise InvalidInput(f"max_file_bytes is {max_file_bytes!r}; give {problem}")
+    require_type("metadata", metadata, (Mapping, type(None)), "a mapping of strings, or None")
     text = {**_METADATA, **(metadata or {})}
     entries = _entries(state)
     destination = Destination(absolute(path), "safetensors", overwrite=overwrite)

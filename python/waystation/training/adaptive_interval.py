@@ -24,6 +24,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from waystation._arguments import NUMBER, require_type
 from waystation._errors import InvalidInput
 from waystation.training.costs import SaveCost
 
@@ -73,6 +74,9 @@ class AdaptiveInterval:
 
     def __post_init__(self) -> None:
         limit = self.overhead_limit
+        for name in ("mean_time_between_failures_s", "background_weight", "minimum_interval_s"):
+            require_type(name, getattr(self, name), NUMBER, "a number")
+        require_type("overhead_limit", limit, (NUMBER, type(None)), "a number or None")
         problems = {
             "mean_time_between_failures_s must be positive": not self.mean_time_between_failures_s > 0,
             "overhead_limit must be between 0 and 1": limit is not None and not 0 < limit < 1,

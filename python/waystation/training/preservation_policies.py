@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
-import numpy as np
-
+from waystation._arguments import INTEGER, NUMBER, require_type
 from waystation._errors import InvalidInput, WrongType
 from waystation.training.step_metadata import CheckpointMetadata
 
@@ -105,6 +104,7 @@ class EveryNSteps(PreservationPolicy):
     max_to_keep: int | None = None
 
     def __post_init__(self) -> None:
+        require_type("interval_steps", self.interval_steps, INTEGER, "an integer")
         _check_count("max_to_keep", self.max_to_keep)
 
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
@@ -137,6 +137,7 @@ class EveryNStepsClosest(PreservationPolicy):
     max_to_keep: int | None = None
 
     def __post_init__(self) -> None:
+        require_type("interval_steps", self.interval_steps, INTEGER, "an integer")
         _check_count("max_to_keep", self.max_to_keep)
 
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
@@ -298,9 +299,11 @@ def check_seconds(name: str, seconds: object) -> None:
 
     Raises:
         WrongType: It is none.
+        InvalidInput: It is negative, or not finite.
     """
-    if not isinstance(seconds, int | float | np.integer | np.floating):
-        raise WrongType(f"{name} is a number of seconds, not {seconds!r:.60}")
+    require_type(name, seconds, NUMBER, "a number of seconds")
+    if not 0 <= seconds < math.inf:  # type: ignore[operator]  # it is a number
+        raise InvalidInput(f"{name} is a number of seconds from 0 on, not {seconds}")
 
 
 def check_members(policies: object, protocol: type) -> None:

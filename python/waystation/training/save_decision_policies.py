@@ -13,6 +13,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, SupportsIndex, runtime_checkable
 
+from waystation._arguments import require_type
 from waystation._errors import InvalidInput, WrongType
 from waystation.training.adaptive_interval import AdaptiveInterval
 from waystation.training.costs import SaveCost
@@ -101,7 +102,7 @@ class SpecificStepsPolicy(SaveDecisionPolicy):
     is_same_everywhere: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.steps, Container):
+        if isinstance(self.steps, str | bytes) or not isinstance(self.steps, Container):
             raise WrongType(f"steps is a list or another container of steps, not {self.steps!r:.60}")
 
     def should_save(
@@ -221,6 +222,10 @@ class AdaptiveIntervalPolicy(SaveDecisionPolicy):
 
     interval: AdaptiveInterval
     cost: SaveCost | None = None
+
+    def __post_init__(self) -> None:
+        require_type("interval", self.interval, AdaptiveInterval, "an AdaptiveInterval")
+        require_type("cost", self.cost, (SaveCost, type(None)), "a SaveCost or None")
 
     def should_save(
         self,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from waystation._arguments import require_type
 from waystation._errors import InvalidInput, WaystationError, from_os_error
 from waystation._paths import list_directory
 from waystation.training import step_records
@@ -52,6 +53,8 @@ class StandardNameFormat:
 
     def __post_init__(self) -> None:
         length = self.step_format_fixed_length
+        require_type("step_prefix", self.step_prefix, (str, type(None)), "a string or None")
+        require_type("step_format_fixed_length", length, (int, type(None)), "an integer or None")
         if length is not None and length < 0:
             raise InvalidInput(f"names cannot have {length} digits")
         if self.step_prefix is not None and not set(self.step_prefix).isdisjoint("/\0"):
@@ -108,6 +111,7 @@ class CompositeNameFormat:
     read_name_formats: Sequence[NameFormat]
 
     def __post_init__(self) -> None:
+        require_type("read_name_formats", self.read_name_formats, (list, tuple), "a list of name formats")
         if self.write_name_format not in self.read_name_formats:
             raise InvalidInput(
                 f"what {self.write_name_format} names could not be found again by {self}; "

@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from waystation._arguments import require_function
 from waystation._errors import Cancelled, InvalidInput
 
 T = TypeVar("T")
@@ -223,6 +224,7 @@ class AsyncResponse(Generic[T]):
 
         It is not called if the operation fails: see `on_end`.
         """
+        require_function("callback", callback)
 
         def succeeded() -> None:
             if self._failure is None:
@@ -233,6 +235,7 @@ class AsyncResponse(Generic[T]):
     def on_end(self, callback: Callable[[AsyncResponse[T]], Any]) -> None:
         """Calls `callback(response)` when the operation has ended, well or not: in its thread, or now if it
         has."""
+        require_function("callback", callback)
         self._when_ended(lambda: callback(self))
 
     def _when_ended(self, callback: Callable[[], Any]) -> None:
