@@ -27,7 +27,8 @@ LARGE_BYTES = 20 << 20
 
 
 def left_in_store() -> list[str]:
-    """The keys that sessions have left; those that count processes and their starts are meant to stay."""
+    """The keys that sessions have left, but for numberings that ended because processes were out of step;
+    those that count processes and their starts are meant to stay."""
     found: list[str]
     if "jax" in sys.modules and coordination.jax_private.distributed()[0] is not None:
         client = coordination.jax_private.distributed()[0]
@@ -39,7 +40,10 @@ def left_in_store() -> list[str]:
         found = [key.rpartition("default_pg/")[2] for key in store.list_keys()]
         found = [key[key.index("waystation/") :] for key in found if "waystation/" in key]
     lasting = ("waystation/generation/", "/liveness/")
-    return sorted(key for key in found if not any(part in key for part in lasting))
+    ended = tuple(key.removesuffix("ended") for key in found if key.endswith("/ended"))
+    return sorted(
+        key for key in found if not key.startswith(ended) and not any(part in key for part in lasting)
+    )
 
 
 # All in one run ---------------------------------------------------------------------------------------------

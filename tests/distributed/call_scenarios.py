@@ -1,10 +1,12 @@
-"""What the processes of a torch program do while a test watches which files they touch."""
+"""Calls of the processes of a program, while a test watches which files they touch, or what they raise."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tests.distributed.torch_scenarios import connect
-from tests.support.programs import Place
+from tests.support.programs import Place, raised
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -45,3 +47,23 @@ def act(place: Place, action: str, is_local: bool) -> None:
         else:
             assert waystation.delete(path)
     place.disconnect()
+
+
+def out_of_step(place: Place) -> list[Any]:
+    """Process 1 loads an earlier checkpoint where the others save; then all save, and load."""
+    place.connect()
+    waystation.save(place.directory / "0", {"step": 0, "w": torch.arange(4.0)})
+    seen: list[Any] = []
+    for step in (1, 2):
+        try:
+            if place.index == 1:
+                waystation.load(place.directory / "0")
+            else:
+                waystation.save(place.directory / str(step), {"step": step})
+        except Exception as error:  # as a program does that logs it and goes on
+            seen.append(raised(error))
+    waystation.save_async(place.directory / "3", {"step": 3}).result()
+    seen.append(waystation.load(place.directory / "3")["step"])
+    place.report("done")
+    place.receive()
+    return seen

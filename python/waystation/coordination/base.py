@@ -98,7 +98,7 @@ class Coordinator(Protocol):
         Args:
             what: The operation and its object, such as "save '/ckpt/3'". Processes that open their n-th
                 session for different things are out of step: their first round raises InvalidInput that
-                shows what each wanted.
+                shows what each wanted. The next sessions are then counted anew in all of them.
             deadline_s: How long a round may wait for the other processes, in seconds.
             primary: The index, in the program, of the process that decides.
             sequence: Names the sequence of sessions that this is the next of. Those of one sequence are

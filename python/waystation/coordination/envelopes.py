@@ -2,7 +2,8 @@
 
 An envelope is a line of JSON and, after it, the value, unless that is too large for one message: it then
 lies in pieces beside, which were all put before the envelope. The line has `kind`; in the first round of a
-session also `what` and `primary`, on which all processes have to agree; and `pieces`, the number of these.
+session and for errors also `what` and `primary`, on which all processes have to agree; and `pieces`, how many
+there are.
 
 Invariant: whoever can read an envelope can read its pieces, until they are removed together with it.
 """
@@ -16,7 +17,7 @@ from typing import Any
 from waystation._errors import Internal
 from waystation.coordination.store import Store
 
-PART, DECISION, FAILURE = "part", "decision", "failure"
+PART, DECISION, FAILURE, DISAGREEMENT = "part", "decision", "failure", "disagreement"
 
 # Parts up to this size travel inside their envelopes, all those of a round in one answer to the primary.
 INLINE_BYTES = 16 << 10
@@ -27,10 +28,10 @@ class Envelope:
     """An envelope as it was read.
 
     Attributes:
-        kind: PART, DECISION, or FAILURE with an encoded error.
+        kind: PART or DECISION; with an encoded error FAILURE, or DISAGREEMENT of processes out of step.
         content: The value, if it is in no pieces.
         pieces: How many pieces it is in.
-        agreement: What its sender believes the session is for; empty after the first round.
+        agreement: What its sender believes the session is for; empty in the parts of later rounds.
     """
 
     kind: str
@@ -49,7 +50,7 @@ def seal(
     """
     line: dict[str, Any] = {"kind": kind, **(agreement or {})}
     keys: list[str] = []
-    if len(value) > INLINE_BYTES and kind != FAILURE:
+    if len(value) > INLINE_BYTES and kind in (PART, DECISION):
         keys = piece_keys(piece_directory, -(-len(value) // store.message_bytes))
         view = memoryview(value)
         for index, key in enumerate(keys):

@@ -3,7 +3,7 @@
 Several frameworks bring a small store that lives in one of the processes (its *host*) and that all reach by
 network. A `Store` is such a store, made to look the same everywhere; `store_session` builds sessions on it.
 
-Under `waystation/<generation>/<session>/<round>/` are, for a process p:
+Under `waystation/<generation>/<numbering>/<session>/<round>/` are, for a process p:
 
 =====================  ===================================================================================
 `part/<p>`             what p did in this round (in the first one with what it believes the session is for)
@@ -12,11 +12,21 @@ Under `waystation/<generation>/<session>/<round>/` are, for a process p:
 `verdict`              put once: the decision, or the first error; it ends the round for everybody
 `pieces/<p>/<i>`       a part that is too large for one message
 `pieces/verdict/<i>`   likewise the decision
+`wanted`               put once, in a first round that takes long: what one process wants
+`looking`              put once: by the process that wants something else, and tells all
 =====================  ===================================================================================
 
 Whoever fails puts the verdict itself, so that nobody waits for processes that are slow, be it the primary.
 As it is put once only, all processes get the same one, also when several fail, or the primary decides while
 another gives up waiting. A process with a verdict has no more to do in the round.
+
+**Processes out of step** made different calls: what they want in the first round of a session differs. The
+primary sees that once all have come. Earlier, each process that has waited for a second compares what it
+wants with `wanted`, so that two of them do not wait for a third that is slow. A process may also find that a
+session has failed in a call that it has not made. Whoever notices puts the error at `<numbering>/ended`, with
+the number of the session, and as the verdict of the session. Each process that reads either opens its next
+session as number 0 of the next numbering. Those that wait for the first round of a later session look for
+`ended` too. It stays, and so does what there is of later sessions, which not all processes have opened.
 
 **Who removes what.** When all parts of a round are there, everybody has read the verdict of the round before,
 and the primary removes what there is of that one. In a store that removes only key by key, this is its

@@ -1,4 +1,8 @@
-"""The coordinator over a key-value store: it numbers sessions, so that all processes find the same ones."""
+"""The coordinator over a key-value store: it numbers sessions, so that all processes find the same ones.
+
+Processes that disagree on what their n-th session is for have made different calls, so that their numbers no
+longer mean the same call. They all end that numbering, and begin the next at 0: see `store`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from waystation import _forks
 from waystation.coordination.base import Session, participants
 from waystation.coordination.single import SingleSession
 from waystation.coordination.store import Store
-from waystation.coordination.store_session import StoreSession
+from waystation.coordination.store_session import Numbering, StoreSession
 
 ADVICE = (
     "a forked process has no part in that. Begin processes that save or load by themselves by 'spawn' or "
@@ -31,7 +35,7 @@ class StoreCoordinator:
         self._owner = _forks.Owner()
         self._lock = threading.Lock()
         _forks.watch(self)
-        self._opened: dict[str, int] = {}
+        self._numberings: dict[str, Numbering] = {}  # that of each sequence by which it numbers now
         generation = store.add(f"waystation/generation/{process_index}", 1)
         self._prefix = f"waystation/{generation}"
         store.join(f"{self._prefix}/liveness", process_index)
@@ -65,8 +69,13 @@ class StoreCoordinator:
         if len(chosen) < self.process_count:
             named += f"of/{hashlib.sha256(repr(chosen).encode()).hexdigest()[:16]}/"
         with self._lock:
-            number = self._opened.get(named, 0)
-            self._opened[named] = number + 1
-        prefix = f"{self._prefix}/{named}{number}"
+            numbering = self._numberings.get(named)
+            if numbering is None or numbering.ended_at is not None:
+                index = 0 if numbering is None else numbering.index + 1
+                numbering = self._numberings[named] = Numbering(f"{self._prefix}/{named}{index}", index)
+            number = numbering.opened
+            numbering.opened += 1
         own = chosen.index(self.process_index)
-        return StoreSession(self._store, prefix, what, chosen, own, chosen.index(primary), deadline_s)
+        return StoreSession(
+            self._store, numbering, number, what, chosen, own, chosen.index(primary), deadline_s
+        )

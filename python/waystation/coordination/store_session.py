@@ -5,20 +5,23 @@ verdict, once there is one; what this process finds out while it waits: a death,
 a store that does not answer. All but the last of these become the verdict for everybody.
 
 Invariants: whatever is raised in a round has been told to the others, or could not be told because the
-store is gone; after an error the session is over; nothing waits without a limit.
+store is gone; after an error the session is over; nothing waits without a limit; a process that has not come
+is called dead or late, never out of step.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from waystation._errors import Internal, InvalidInput, WaystationError
+from waystation._errors import Internal, InvalidInput, Unavailable, WaystationError
 from waystation.coordination import envelopes, error_codec, round_errors
-from waystation.coordination.envelopes import DECISION, FAILURE, PART, Envelope
+from waystation.coordination.envelopes import DECISION, DISAGREEMENT, FAILURE, PART, Envelope
 from waystation.coordination.store import Store
 
 _log = logging.getLogger("waystation")
@@ -26,9 +29,37 @@ _log = logging.getLogger("waystation")
 _SHORTEST_WAIT_S = 0.25
 # How long a process that takes the store with it waits for the others to have read the last verdict.
 FAREWELL_S = 5.0
+# Those that wait longer than this for the first round ask whether they wait for the same.
+_COMPARE_AFTER_S = 1.0
 
 _ALL_HERE, _FAILED = b"all are here", b"failed"
 _ALL_OUT, _NOT_AWAITED = b"all are out", b"not awaited"
+
+
+@dataclass(slots=True)
+class Numbering:
+    """Sessions of one sequence that are numbered from 0 on.
+
+    Attributes:
+        prefix: Of their keys.
+        index: Which numbering of the sequence this is.
+        opened: How many this process has opened.
+        ended_at: The session in which the processes were out of step, once this process knows of one.
+    """
+
+    prefix: str
+    index: int
+    opened: int = 0
+    ended_at: int | None = None
+
+    @property
+    def ended(self) -> str:
+        """The key of the disagreement."""
+        return f"{self.prefix}/ended"
+
+    def end(self, number: int) -> None:
+        """The processes were out of step in this session; of several the first counts."""
+        self.ended_at = number if self.ended_at is None else min(number, self.ended_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +88,14 @@ class _Keys:
     def parts(self) -> str:
         return f"{self.prefix}/part"
 
+    @property
+    def wanted(self) -> str:
+        return f"{self.prefix}/wanted"
+
+    @property
+    def looking(self) -> str:
+        return f"{self.prefix}/looking"
+
     def part_pieces(self, process: int) -> str:
         return f"{self.prefix}/pieces/{process}"
 
@@ -67,7 +106,8 @@ class StoreSession:
     def __init__(
         self,
         store: Store,
-        prefix: str,
+        numbering: Numbering,
+        number: int,
         what: str,
         processes: tuple[int, ...],
         process_index: int,
@@ -81,8 +121,12 @@ class StoreSession:
         # The store's own process, if it takes part: then it has to outlive the others' last look.
         self._host = processes.index(store.host) if store.host in processes else None
         self._store = store
-        self._prefix = prefix
+        self._numbering = numbering
+        self._number = number
+        self._prefix = f"{numbering.prefix}/{number}"
         self._what = what
+        # On which all processes of the session have to agree.
+        self._agreement: dict[str, Any] = {"what": what, "primary": processes[primary]}
         self._deadline_s = deadline_s
         self._rounds = 0
         self._over = False
@@ -149,6 +193,8 @@ class StoreSession:
             return
         self._closed = True
         try:
+            if self._is_in_vain:
+                return
             error = sys.exception()
             if error is not None and error is not self._handled and not self._over:
                 self._tell(self._keys(self._rounds), error)
@@ -174,9 +220,7 @@ class StoreSession:
 
     def _hand_in(self, keys: _Keys, part: bytes) -> None:
         """Puts this process's part into the store, and says that it has come."""
-        agreement = None
-        if self._in_first_round:
-            agreement = {"what": self._what, "primary": self.processes[self.primary]}
+        agreement = self._agreement if self._in_first_round else None
         value = b"" if self.is_primary else part  # the primary needs its own from nowhere
         pieces_at = keys.part_pieces(self.process_index)
         envelope, self._handed_in = envelopes.seal(self._store, PART, value, pieces_at, agreement)
@@ -194,6 +238,8 @@ class StoreSession:
         if isinstance(ready, WaystationError):
             return ready
         parts = self._collect(keys, own) if ready == _ALL_HERE else None
+        if isinstance(parts, WaystationError):
+            return parts
         if parts is None:
             return self._read_verdict(keys)
         decision = decide(parts)
@@ -208,19 +254,16 @@ class StoreSession:
             self._remove([self._keys(self._rounds - 2).prefix])
         return decision
 
-    def _collect(self, keys: _Keys, own: bytes) -> list[bytes] | None:
-        """The parts of all processes; None if somebody has ended the round meanwhile.
-
-        Raises:
-            InvalidInput: The processes are out of step.
-        """
+    def _collect(self, keys: _Keys, own: bytes) -> list[bytes] | WaystationError | None:
+        """The parts of all processes, or the error that they are out of step; None if somebody has ended the
+        round meanwhile."""
         found = self._read_parts(keys, self._others)
         opened = {index: envelope for index, envelope in found.items() if envelope is not None}
         if len(opened) < len(found):
             return None
         disagreement = self._disagreement(opened) if self._in_first_round else None
         if disagreement is not None:
-            raise disagreement
+            return self._end_numbering(keys, disagreement)
         parts = []
         for index in range(self.process_count):
             part: bytes | None = own
@@ -239,12 +282,57 @@ class StoreSession:
             for index, envelope in zip(processes, read, strict=True)
         }
 
+    # Out of step ----------------------------------------------------------------------------------------
+
     def _disagreement(self, others: dict[int, Envelope]) -> InvalidInput | None:
-        wanted = {self.processes[self.process_index]: (self._what, self.processes[self.primary])}
-        for index, envelope in others.items():
-            said = envelope.agreement
-            wanted[self.processes[index]] = (str(said.get("what")), int(said.get("primary", -1)))
-        return round_errors.disagreement(wanted)
+        """The error of a first round in which these processes want something else than this one, or than one
+        another; None if they agree."""
+        said = {self.process_index: self._agreement}
+        said |= {index: envelope.agreement for index, envelope in others.items()}
+        return round_errors.disagreement(
+            {
+                self.processes[index]: (str(wanted.get("what")), int(wanted.get("primary", -1)))
+                for index, wanted in said.items()
+            }
+        )
+
+    def _compare(self, keys: _Keys) -> WaystationError | None:
+        """Whether those that have come to the first round are out of step, without waiting for the others."""
+        ended = self._ended_before()
+        if ended is not None:
+            return self._give_up(keys, ended, DISAGREEMENT)
+        wanted = json.dumps(self._agreement).encode()
+        if self._store.set_once(keys.wanted, wanted) or self._store.get(keys.wanted, 0) in (None, wanted):
+            return None
+        # One of those that notice looks what everybody wants: there may be many.
+        if not self._store.set_once(keys.looking, b"%d" % self.process_index):
+            return None
+        disagreement = self._disagreement(self._come(keys))
+        return None if disagreement is None else self._end_numbering(keys, disagreement)
+
+    def _end_numbering(self, keys: _Keys, error: WaystationError) -> WaystationError:
+        """Tells all processes that they are out of step, whichever session they wait in; ends this one."""
+        return self._give_up(keys, self._told(error), DISAGREEMENT)
+
+    def _told(self, error: WaystationError) -> WaystationError:
+        """Tells that the processes are out of step, unless another has; what everybody raises then."""
+        encoded = error_codec.encode(error, self.processes[self.process_index])
+        envelope, _ = envelopes.seal(self._store, DISAGREEMENT, encoded, "", {"number": self._number})
+        before = None if self._store.set_once(self._numbering.ended, envelope) else self._ended_before()
+        self._numbering.end(self._number)
+        return before or error
+
+    def _ended_before(self) -> WaystationError | None:
+        """The error of a numbering that has ended with this session or one before it."""
+        ended = self._store.get(self._numbering.ended, 0)
+        if ended is None:
+            return None
+        envelope = envelopes.unseal(ended)
+        number = int(envelope.agreement["number"])
+        if number > self._number:
+            return None
+        self._numbering.end(number)
+        return error_codec.decode(envelope.content)
 
     # Waiting --------------------------------------------------------------------------------------------
 
@@ -264,25 +352,34 @@ class StoreSession:
                 self._note_failure(sorted(dead))  # before anyone can have read the verdict
                 error = round_errors.deaths(self._round_name(), dead, self._store.describe)
                 return self._give_up(keys, error)
+            if self._in_first_round and waited_s >= _COMPARE_AFTER_S:
+                disagreement = self._compare(keys)
+                if disagreement is not None:
+                    return disagreement
             if left_s == 0:
-                return self._give_up(keys, self._lateness(keys))
+                return self._lateness(keys)
 
     def _lateness(self, keys: _Keys) -> WaystationError:
         """The deadline has passed; looks who has not come."""
-        found = self._read_parts(keys, self._others)
-        come = {index: envelope for index, envelope in found.items() if envelope is not None}
+        come = self._come(keys)
         disagreement = self._disagreement(come) if self._in_first_round else None
         if disagreement is not None:
-            return disagreement
-        late = self._named(sorted(found.keys() - come.keys()))
+            return self._end_numbering(keys, disagreement)
+        late = self._named([index for index in self._others if index not in come])
         primary = self.processes[self.primary]
-        return round_errors.lateness(
+        error = round_errors.lateness(
             self._round_name(), late, primary, self._deadline_s, self._store.describe
         )
+        return self._give_up(keys, error)
 
-    def _give_up(self, keys: _Keys, error: WaystationError) -> WaystationError:
+    def _come(self, keys: _Keys) -> dict[int, Envelope]:
+        """What those others have handed in that have come so far."""
+        found = self._read_parts(keys, self._others)
+        return {index: envelope for index, envelope in found.items() if envelope is not None}
+
+    def _give_up(self, keys: _Keys, error: WaystationError, kind: str = FAILURE) -> WaystationError:
         """Makes an error everybody's, unless there is a verdict already, which is then returned."""
-        if self._put_failure(keys, error):
+        if self._put_failure(keys, error, kind):
             return error
         outcome = self._read_verdict(keys)
         return outcome if isinstance(outcome, WaystationError) else error
@@ -303,9 +400,10 @@ class StoreSession:
             if unable is not error:
                 error.add_note(f"The other processes could not be told: {unable}")
 
-    def _put_failure(self, keys: _Keys, error: BaseException) -> bool:
+    def _put_failure(self, keys: _Keys, error: BaseException, kind: str = FAILURE) -> bool:
         encoded = error_codec.encode(error, self.processes[self.process_index])
-        envelope, _ = envelopes.seal(self._store, FAILURE, encoded, "")
+        agreement = {**self._agreement, "process": self.process_index, "number": self._numbering.ended_at}
+        envelope, _ = envelopes.seal(self._store, kind, encoded, "", agreement)
         first = self._store.set_once(keys.verdict, envelope)
         self._store.set_once(keys.ready, _FAILED)
         return first
@@ -319,8 +417,11 @@ class StoreSession:
 
     def _open_verdict(self, keys: _Keys, sealed: bytes) -> bytes | WaystationError:
         envelope = envelopes.unseal(sealed)
-        if envelope.kind == FAILURE:
+        if envelope.kind == DISAGREEMENT:
+            self._numbering.end(int(envelope.agreement["number"]))
             return error_codec.decode(envelope.content)
+        if envelope.kind == FAILURE:
+            return self._failure(keys, envelope)
         pieces = envelopes.piece_keys(keys.verdict_pieces, envelope.pieces)
         self._verdict_before()
         self._verdict_pieces[self._rounds - 1] = pieces
@@ -328,6 +429,18 @@ class StoreSession:
         if decision is None:
             raise Internal(f"the decision of {self._round_name()} has gone; please report this")
         return decision
+
+    def _failure(self, keys: _Keys, envelope: Envelope) -> WaystationError:
+        """The error of another process; unless it is of a call that this one has not made."""
+        error = error_codec.decode(envelope.content)
+        process = int(envelope.agreement["process"])
+        is_of_call = self._in_first_round and not isinstance(error, Unavailable)  # somebody is dead, or late
+        if not is_of_call or self._disagreement({process: envelope}) is None:
+            return error
+        disagreement = self._disagreement({**self._come(keys), process: envelope})
+        assert disagreement is not None, "there are two processes that disagree"
+        disagreement.__cause__ = error
+        return self._told(disagreement)
 
     # What is left behind --------------------------------------------------------------------------------
 
@@ -364,7 +477,9 @@ class StoreSession:
         if self._store.removes_below:
             return [keys.prefix for keys in last]
         pieces = [key for keys in self._verdict_pieces.values() for key in keys]
-        return [*pieces, *(key for keys in last for key in (keys.arrived, keys.ready, keys.verdict))]
+        first = self._keys(0)
+        left = [key for keys in last for key in (keys.arrived, keys.ready, keys.verdict)]
+        return [*pieces, *left, first.wanted, first.looking]
 
     def _await_farewell(self, closed: str, over: str) -> None:
         """Waits, not for long, until the last one is out; the dead never are."""
@@ -391,6 +506,13 @@ class StoreSession:
     @property
     def _in_first_round(self) -> bool:
         return self._rounds == 1
+
+    @property
+    def _is_in_vain(self) -> bool:
+        """Whether the numbering ended before all processes came to this session, which some then never do."""
+        ended_at = self._numbering.ended_at
+        agreed = self._rounds > 1 or (self._rounds == 1 and not self._over)
+        return ended_at is not None and ended_at < self._number and not agreed
 
     def _round_name(self) -> str:
         return f"round {self._rounds} of {self._what}"
