@@ -1,4 +1,7 @@
-"""Readers beside processes that overwrite, delete and save a checkpoint: what is read is of one version."""
+"""Readers beside processes that overwrite, delete and save a checkpoint: what is read is of one version.
+
+`make test` reads beside 20 saves, `make test-long` beside 200.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support import overwriting, plain_renames
+from tests.support.long import amount
 
 import waystation as ws
 from waystation import safetensors
@@ -20,7 +24,7 @@ from waystation.errors import CheckpointNotFound, Corrupt
 from waystation.layouts.native.records import CheckpointRecord
 
 _BOUND_S = 120
-_SAVES = 25
+_SAVES = amount(10, 100)
 
 State = dict[str, Any]
 
@@ -103,6 +107,7 @@ READS: dict[str, Callable[[Path], None]] = {
 _OF_ORBAX = ("load", "load in the background", "metadata", "compare", "export")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["swap", "in place"])
 @pytest.mark.parametrize("read", READS)
 def test_what_is_read_beside_overwrites_is_one_version(tmp_path: Path, read: str, way: str) -> None:
@@ -111,6 +116,7 @@ def test_what_is_read_beside_overwrites_is_one_version(tmp_path: Path, read: str
     _read_beside_writers(tmp_path, read, way, "native")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 @pytest.mark.parametrize("read", _OF_ORBAX)
 def test_so_it_is_in_the_layouts_of_orbax(tmp_path: Path, read: str, layout: str) -> None:
@@ -127,6 +133,7 @@ def _read_beside_writers(directory: Path, read: str, way: str, layout: str) -> N
     _check(ws.load(path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["native", "zarr", "ocdbt"])
 def test_beside_deletions_there_is_a_whole_checkpoint_or_none(tmp_path: Path, layout: str) -> None:
     path = tmp_path / "same"

@@ -1,6 +1,8 @@
 """Every cast gives an equal value, the nearest one, or an error: between all pairs of dtypes, for NumPy.
 
 The oracle does not cast: it compares exact fractions with the neighbours that the wanted dtype has.
+
+`make test` tries 128 random values of each dtype, `make test-long` 2,000.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.support.long import amount
 
 from waystation._errors import InvalidInput, LossyCast
 from waystation.frameworks import casts, dtypes
@@ -31,7 +34,7 @@ NUMBERS = sorted(
     key=lambda entry: entry.name,
 )
 REAL = [entry for entry in NUMBERS if entry.category != "complex"]
-RANDOM_VALUES = 400
+RANDOM_VALUES = amount(128, 2000)  # twice as many of a narrow dtype: of a dtype of 8 bits, all
 
 
 def is_narrow(logical: LogicalDtype) -> bool:
@@ -187,6 +190,7 @@ def check(source: LogicalDtype, target: LogicalDtype, value: Any, found: Any) ->
         assert after == before, text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", REAL, ids=lambda logical: logical.name)
 def test_casts_of_real_numbers_are_equal_nearest_or_errors(source: LogicalDtype) -> None:
     values = np.concatenate([special_values(source), random_values(source)])
