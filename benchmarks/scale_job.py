@@ -24,7 +24,7 @@ from waystation.grid import Box
 from waystation.layouts.native import tables, write_plan
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.parts import Part
-from waystation.layouts.native.tree_file import ArrayLeaf, TreeFile
+from waystation.layouts.opened import ArrayLeaf, StoredTree
 
 Integers = npt.NDArray[np.int64]
 
@@ -74,12 +74,12 @@ class Job:
         """Of all arrays."""
         return sum(math.prod(shape) * ITEM_BYTES for shape in self._shapes)
 
-    def tree_file(self) -> TreeFile:
+    def tree_file(self) -> StoredTree:
         """The structure of its state."""
         numbers = {label: number for number, label in enumerate(self.labels)}
         _, structure = tree.flatten(numbers)
         leaves: list[ArrayLeaf] = [ArrayLeaf(number) for number in range(len(self.sources))]
-        return TreeFile(structure, [*leaves], self.sources, self.labels)
+        return StoredTree(structure, [*leaves], self.sources, self.labels)
 
     def parts(self) -> Iterator[Part]:
         """What each process says."""

@@ -25,9 +25,10 @@ from benchmarks import measure
 from benchmarks.scale_job import ITEM_BYTES, Job
 from waystation import _native, grid
 from waystation.frameworks import dtypes
-from waystation.layouts.native import boxes, merge, names, read, tables
+from waystation.layouts.native import boxes, merge, names, read, tables, tree_file
 from waystation.layouts.native.parts import Part
 from waystation.layouts.native.records import CheckpointableRecord, Digest
+from waystation.layouts.opened import Request
 
 _BATCH = 4096
 _LIMIT_BYTES = 16 << 30
@@ -88,7 +89,7 @@ def _decode(content: bytes) -> Part:
 
 def _encode(merged: tables.Tables, job: Job) -> dict[str, bytes]:
     return {
-        names.TREE: job.tree_file().encode(),
+        names.TREE: tree_file.encode(job.tree_file()),
         names.FILE_TABLE: merged.encode_files(),
         names.CHUNK_TABLE: merged.encode_chunks(),
         names.CHECKSUM_TABLE: merged.encode_checksums(),
@@ -99,7 +100,7 @@ def plan_load(job: Job, directory: Path, processes: int, *, cold: bool) -> dict[
     """Opens the tables and plans the load of one of so many processes, as every one of them does."""
     process = processes // 2 + 1
     wanted = job.boxes(process, processes)
-    requests = [read.Request(array, [box]) for array, box in enumerate(wanted)]
+    requests = [Request(array, [box]) for array, box in enumerate(wanted)]
     forms = [dtypes.of_stored(source) for source in job.sources]
     sizes = [grid.volume(box) * ITEM_BYTES for box in wanted]
     addresses = (np.cumsum(sizes) - sizes).tolist()

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.cuda_driver import CudaDriver
 from tests.support import device_codec, simulated_driver
 
-from waystation.layouts.native.read_job import ReadStatistics
+from waystation.layouts.opened import ReadStatistics
 from waystation.safetensors import write_checksums
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.sources import find

@@ -21,8 +21,8 @@ from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import boxes, merge, places, tables
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.paged import PAGE_BYTES
-from waystation.layouts.native.read import Request
 from waystation.layouts.native.write_plan import plan
+from waystation.layouts.opened import Request
 
 Box = grid.Box
 Written = Sequence[tuple[int, Box]]  # the array and the box of each chunk

@@ -18,7 +18,7 @@ from waystation import grid
 from waystation.errors import Corrupt, InvalidInput
 from waystation.layouts.native import read, tables
 from waystation.layouts.native.paged import PAGE_BYTES
-from waystation.layouts.native.read import Request
+from waystation.layouts.opened import Request
 
 # Hypothesis reuses the directory of a test for all of its examples; they overwrite each other's files.
 reusing_directory = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -14,7 +14,7 @@ from tests.layouts.plans import Program, partitions
 from waystation import grid
 from waystation.errors import InvalidInput
 from waystation.layouts.native import tables
-from waystation.layouts.native.read import Request
+from waystation.layouts.opened import Request
 
 
 def boxes_in(shape: tuple[int, ...]) -> st.SearchStrategy[grid.Box]:

@@ -16,7 +16,7 @@ from waystation import grid
 from waystation.errors import Corrupt, InvalidInput
 from waystation.layouts.native import merge
 from waystation.layouts.native.parts import Part, Recipe
-from waystation.layouts.native.read import Request
+from waystation.layouts.opened import Request
 
 
 def test_processes_that_do_the_same_say_the_same() -> None:

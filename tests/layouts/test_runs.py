@@ -13,7 +13,7 @@ from tests.layouts.plans import PATHS, Program, expand
 from waystation import grid
 from waystation.errors import Corrupt
 from waystation.layouts.native import places, tables
-from waystation.layouts.native.read import Request
+from waystation.layouts.opened import Request
 
 PROCESSES = 96
 

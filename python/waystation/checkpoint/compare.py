@@ -26,8 +26,7 @@ from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
 from waystation.layouts.native import handler_files
 from waystation.layouts.native.records import Digest
-from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
-from waystation.layouts.opened import Opened
+from waystation.layouts.opened import ArrayLeaf, Leaf, Opened, StoredTree
 from waystation.transfers.pieces import Part, buffer_item_bytes, group_parts, read_ahead, read_parts
 from waystation.tree import Mismatch, Structure, format_key_path, label, match
 
@@ -252,7 +251,7 @@ class _Pair:
         return self.of_structure + [self.of_leaves[leaf] for leaf in sorted(self.of_leaves)]
 
 
-def _stored(tree: TreeFile, number: int, numbers: dict[int, Leaf]) -> StoredArray | Leaf:
+def _stored(tree: StoredTree, number: int, numbers: dict[int, Leaf]) -> StoredArray | Leaf:
     leaf = tree.leaves[number]
     return numbers.get(leaf.array, tree.arrays[leaf.array]) if type(leaf) is ArrayLeaf else leaf
 
@@ -346,7 +345,7 @@ def _comparable_arrays(pair: _Pair, tolerance: Tolerance) -> Iterator[_ArrayPair
             pair.set(leaf, "value", _short(one), _short(two))
 
 
-def _array(tree: TreeFile, number: int) -> int:
+def _array(tree: StoredTree, number: int) -> int:
     leaf = tree.leaves[number]
     assert type(leaf) is ArrayLeaf, "only leaves that are arrays come here"
     return leaf.array

@@ -26,8 +26,7 @@ from waystation.checkpoint.stored import AUTO
 from waystation.frameworks import casts as conversions
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import CastRule
-from waystation.layouts.native.tree_file import ArrayLeaf
-from waystation.layouts.opened import Opened
+from waystation.layouts.opened import ArrayLeaf, Opened
 from waystation.safetensors.destination import Destination, Format, PlannedFile
 from waystation.transfers.pieces import buffer_item_bytes, group_parts, read_ahead, read_parts
 

@@ -24,8 +24,7 @@ from waystation.frameworks import casts, registry
 from waystation.frameworks.base import CastRule, Codec, StoredArray, Target
 from waystation.layouts.native.mapped import Mappings
 from waystation.layouts.native.read import OpenCheckpointable
-from waystation.layouts.native.tree_file import ArrayLeaf, Scalar
-from waystation.layouts.opened import Opened
+from waystation.layouts.opened import ArrayLeaf, Opened, Scalar
 from waystation.transfers import filling, fit, in_place, staging
 from waystation.transfers.buffers import Buffer, Incoming
 from waystation.transfers.handle import Progress

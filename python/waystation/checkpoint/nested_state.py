@@ -26,9 +26,8 @@ from waystation.layouts.native.chunks import Writer
 from waystation.layouts.native.merge import Part
 from waystation.layouts.native.read import OpenCheckpointable, decode_checkpointable, read_files
 from waystation.layouts.native.records import Digest, dump_json
-from waystation.layouts.native.tree_file import ArrayLeaf
 from waystation.layouts.native.write import Observer, Prepared, metadata_files, write_data
-from waystation.layouts.opened import Opened
+from waystation.layouts.opened import ArrayLeaf, Opened
 from waystation.transfers.handle import Progress
 from waystation.tree import unflatten
 

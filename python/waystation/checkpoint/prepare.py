@@ -24,8 +24,8 @@ from waystation.grid import Spread
 from waystation.layouts.native import write_plan
 from waystation.layouts.native.chunks import ALONE, Chunk, Writer, cut
 from waystation.layouts.native.records import dump_json, load_json
-from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
 from waystation.layouts.native.write import Prepared
+from waystation.layouts.opened import ArrayLeaf, Leaf, StoredTree
 from waystation.tree import Structure, flatten, format_key_path
 
 SCALARS = (bool, int, float, complex, str, bytes)
@@ -181,7 +181,7 @@ def plan(name: str, taken: Taken, options: Options, process: int = 0) -> Prepare
     planned = write_plan.plan(
         taken.chunks, taken.sources, taken.labels, options.file.file_bytes_target, process
     )
-    tree = TreeFile(taken.structure, taken.leaves, taken.sources, taken.labels)
+    tree = StoredTree(taken.structure, taken.leaves, taken.sources, taken.labels)
     return Prepared(name, tree, taken.sources, taken.chunks, planned)
 
 

@@ -21,7 +21,7 @@ from waystation.checkpoint.paths import require_checkpoint
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.frameworks import registry
 from waystation.frameworks.described import is_described
-from waystation.layouts.native.tree_file import TreeFile
+from waystation.layouts.opened import StoredTree
 from waystation.safetensors.headers import Header, read_headers
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.sources import files_of_checkpoint, find_in_checkpoint
@@ -70,7 +70,7 @@ def _version(header: Header) -> list[int]:
 
 def decide(
     target: str,
-    tree: TreeFile,
+    tree: StoredTree,
     abstract_state: Any,
     loading: PyTreeLoadingOptions,
     *,

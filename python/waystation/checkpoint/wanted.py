@@ -19,7 +19,7 @@ from waystation.checkpoint.prepare import SCALARS
 from waystation.frameworks import dtypes, registry
 from waystation.frameworks.base import StoredArray
 from waystation.frameworks.described import is_described, standing_for
-from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, Scalar, TreeFile
+from waystation.layouts.opened import ArrayLeaf, Leaf, Scalar, StoredTree
 from waystation.tree import (
     Mismatch,
     Structure,
@@ -84,7 +84,7 @@ class Decided:
         return self.structure.labels()[number] if isinstance(error, LossyCast) else self.key_path(number)
 
 
-def as_saved(tree: TreeFile, loading: PyTreeLoadingOptions) -> Decided:
+def as_saved(tree: StoredTree, loading: PyTreeLoadingOptions) -> Decided:
     """Everything as it was saved, or of it what is selected."""
     if loading.select is None:
         return Decided(tree.structure, tree.leaves, None)
@@ -93,7 +93,7 @@ def as_saved(tree: TreeFile, loading: PyTreeLoadingOptions) -> Decided:
     return Decided(tree.structure, stored, None)
 
 
-def as_asked(tree: TreeFile, abstract_state: Any, loading: PyTreeLoadingOptions) -> Decided:
+def as_asked(tree: StoredTree, abstract_state: Any, loading: PyTreeLoadingOptions) -> Decided:
     """What an abstract state asks for. Its shapes are left to `check_shapes`.
 
     Raises:
@@ -127,7 +127,7 @@ def _advice(found: Mismatch) -> str:
     return "" if found.unexpected else _SUPERSET_ADVICE
 
 
-def check_shapes(tree: TreeFile, decided: Decided, *, extents_may_differ: bool) -> None:
+def check_shapes(tree: StoredTree, decided: Decided, *, extents_may_differ: bool) -> None:
     """Refuses arrays that are wanted with another shape than they were saved with.
 
     Args:
@@ -193,7 +193,7 @@ def _shown(value: Scalar) -> str:
 
 
 def _mismatch(
-    tree: TreeFile, decided: Decided, taken: Container[int] = (), advice: str = ""
+    tree: StoredTree, decided: Decided, taken: Container[int] = (), advice: str = ""
 ) -> StructureMismatch:
     abstracts = decided.abstracts or []
     difference = describe_difference(
@@ -206,7 +206,7 @@ def _mismatch(
     return StructureMismatch(f"the checkpoint and the abstract state differ:\n{difference}{advice}")
 
 
-def _key_advice(tree: TreeFile, decided: Decided) -> str:
+def _key_advice(tree: StoredTree, decided: Decided) -> str:
     """How to load PRNG keys as those, if only one side has them where shapes differ."""
     for number, (leaf, abstract) in enumerate(zip(decided.stored, decided.abstracts or (), strict=True)):
         if type(leaf) is not ArrayLeaf or _wanted_text(abstract) in (None, _stored_text(tree, leaf)):
@@ -219,13 +219,13 @@ def _key_advice(tree: TreeFile, decided: Decided) -> str:
     return ""
 
 
-def _array(tree: TreeFile, decided: Decided, number: int) -> StoredArray:
+def _array(tree: StoredTree, decided: Decided, number: int) -> StoredArray:
     leaf = decided.stored[number]
     assert isinstance(leaf, ArrayLeaf)
     return tree.arrays[leaf.array]
 
 
-def _other_extents(tree: TreeFile, decided: Decided) -> dict[int, tuple[int, ...]]:
+def _other_extents(tree: StoredTree, decided: Decided) -> dict[int, tuple[int, ...]]:
     found: dict[int, tuple[int, ...]] = {}
     for number, (leaf, abstract) in enumerate(zip(decided.stored, decided.abstracts or (), strict=True)):
         if type(leaf) is not ArrayLeaf or is_scalar(abstract):
@@ -238,7 +238,7 @@ def _other_extents(tree: TreeFile, decided: Decided) -> dict[int, tuple[int, ...
     return found
 
 
-def _known(tree: TreeFile, decided: Decided, number: int, abstract: Any) -> Any:
+def _known(tree: StoredTree, decided: Decided, number: int, abstract: Any) -> Any:
     """An abstract leaf as one of a framework, if it only describes an array."""
     if not is_described(abstract):
         return abstract
@@ -266,7 +266,7 @@ def _check_kinds(decided: Decided) -> None:
         )
 
 
-def _shapes_differ(tree: TreeFile, decided: Decided, taken: Container[int]) -> bool:
+def _shapes_differ(tree: StoredTree, decided: Decided, taken: Container[int]) -> bool:
     return any(
         wanted is not None and wanted != _stored_text(tree, leaf) and number not in taken
         for number, (leaf, abstract) in enumerate(zip(decided.stored, decided.abstracts or (), strict=True))
@@ -274,7 +274,7 @@ def _shapes_differ(tree: TreeFile, decided: Decided, taken: Container[int]) -> b
     )
 
 
-def _stored_text(tree: TreeFile, leaf: Leaf) -> str | None:
+def _stored_text(tree: StoredTree, leaf: Leaf) -> str | None:
     if type(leaf) is ArrayLeaf:
         array = tree.arrays[leaf.array]
         return _LONG_SCALARS.get(array.framework) or _shape_text(tuple(array.shape))

@@ -16,13 +16,13 @@ from waystation.cli import formatting
 from waystation.cli.output import Output
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
-from waystation.layouts.native.tree_file import ArrayLeaf, Scalar, TreeFile
+from waystation.layouts.opened import ArrayLeaf, Scalar, StoredTree
 from waystation.tree import DictKey, Key, format_key_path
 
 _SHOWN_CHARACTERS = 60
 
 
-def document(tree: TreeFile, chunk_count: Callable[[int], int]) -> dict[str, Any]:
+def document(tree: StoredTree, chunk_count: Callable[[int], int]) -> dict[str, Any]:
     """A state for programs; `chunk_count` gives the number of chunks of an array, by its number."""
     sizes = _array_bytes(tree)
     leaves = [
@@ -32,7 +32,7 @@ def document(tree: TreeFile, chunk_count: Callable[[int], int]) -> dict[str, Any
     return {"arrays": len(tree.arrays), "array_bytes": sum(sizes), "leaves": leaves}
 
 
-def totals(tree: TreeFile) -> str:
+def totals(tree: StoredTree) -> str:
     """How many arrays and other values a state has, and their bytes."""
     by_framework = Counter(_made_by(array) for array in tree.arrays)
     made_by = ", ".join(f"{number} {name}" for name, number in sorted(by_framework.items()))
@@ -51,7 +51,7 @@ def show_facts(output: Output, title: str, facts: Mapping[str, str]) -> None:
         output.line(f"  {name:<{width}}  {fact}")
 
 
-def show(output: Output, title: str, tree: TreeFile, depth: int | None) -> None:
+def show(output: Output, title: str, tree: StoredTree, depth: int | None) -> None:
     """Prints a state down to a depth; containers have the sums of what is below them."""
     from rich.text import Text
 
@@ -91,7 +91,7 @@ def _table() -> Any:
 
 
 def _leaf_document(
-    tree: TreeFile, leaf: ArrayLeaf | Scalar, sizes: list[int], chunk_count: Callable[[int], int]
+    tree: StoredTree, leaf: ArrayLeaf | Scalar, sizes: list[int], chunk_count: Callable[[int], int]
 ) -> dict[str, Any]:
     if not isinstance(leaf, ArrayLeaf):
         is_json = isinstance(leaf, bool | float | str) or (isinstance(leaf, int) and leaf.bit_length() <= 64)
@@ -126,7 +126,7 @@ class _Row:
     placement: str = ""
 
 
-def _array_bytes(tree: TreeFile) -> list[int]:
+def _array_bytes(tree: StoredTree) -> list[int]:
     # By number.
     sizes = []
     for array in tree.arrays:
@@ -145,7 +145,7 @@ def _value_text(value: Scalar) -> str:
     return hex(value) if isinstance(value, int) and value.bit_length() > 4096 else repr(value)
 
 
-def _rows(tree: TreeFile, most_depth: int | None) -> Iterator[_Row]:
+def _rows(tree: StoredTree, most_depth: int | None) -> Iterator[_Row]:
     rows = _nodes(tree)
     for row in reversed(rows):
         if row.parent >= 0:
@@ -165,7 +165,7 @@ def _rows(tree: TreeFile, most_depth: int | None) -> Iterator[_Row]:
         yield row
 
 
-def _nodes(tree: TreeFile) -> list[_Row]:
+def _nodes(tree: StoredTree) -> list[_Row]:
     """The rows of all nodes, in preorder, without what depends on other rows."""
     rows: list[_Row] = []
     sizes = _array_bytes(tree)
@@ -187,7 +187,7 @@ def _nodes(tree: TreeFile) -> list[_Row]:
     return rows
 
 
-def _describe_leaf(row: _Row, tree: TreeFile, leaf: ArrayLeaf | Scalar, sizes: list[int]) -> None:
+def _describe_leaf(row: _Row, tree: StoredTree, leaf: ArrayLeaf | Scalar, sizes: list[int]) -> None:
     row.leaves = 1
     if not isinstance(leaf, ArrayLeaf):
         row.description = f"{type(leaf).__name__} {_short(_value_text(leaf))}"

@@ -27,7 +27,7 @@ from waystation.frameworks.base import Codec, StoredArray
 from waystation.grid import whole
 from waystation.layouts.native import memory
 from waystation.layouts.native.memory import as_array
-from waystation.layouts.native.read import Request
+from waystation.layouts.opened import Request
 from waystation.safetensors.handle import Tensors
 from waystation.safetensors.headers import Header, Identity, read_header
 from waystation.safetensors.load import load

@@ -1,17 +1,171 @@
-"""What a load needs of a state that has been opened, whatever its layout."""
+"""What every layout gives a load: a state that has been opened, and what is read of it.
+
+This is the protocol alone; `layouts.native`, `layouts.orbax` and `safetensors` implement it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from waystation import _native
 from waystation._options import Options
+from waystation.frameworks.base import StoredArray
 from waystation.frameworks.storage import StorageMetadata
-from waystation.layouts.native.read import Allocate, Request
-from waystation.layouts.native.read_job import ReadStatistics
-from waystation.layouts.native.tree_file import TreeFile
+from waystation.grid import Box
+from waystation.tree import Structure
+
+# ---- what is stored ----------------------------------------------------------------------------
+
+Scalar: TypeAlias = bool | int | float | complex | str | bytes
+
+
+@dataclass(slots=True)
+class ArrayLeaf:
+    """A leaf that is an array: its number in the chunk table."""
+
+    array: int
+
+
+Leaf: TypeAlias = ArrayLeaf | Scalar
+
+
+@dataclass(slots=True)
+class StoredTree:
+    """The structure of a stored state, and what is known of its leaves.
+
+    Attributes:
+        structure: Shape of the tree.
+        leaves: One per leaf of the structure: an `ArrayLeaf` or a scalar's value.
+        arrays: What is known of each array, by number.
+        labels: The tensor name of each array.
+    """
+
+    structure: Structure
+    leaves: list[Leaf]
+    arrays: Sequence[StoredArray]
+    labels: list[str]
+
+    def comparable(self, structure: Structure) -> Structure:
+        """What of a structure has to agree with the stored one, of which the same is taken: all of it."""
+        return structure
+
+
+# ---- what is read, and where to ----------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Request:
+    """Boxes of one array, in logical elements, to be read as stored (no cast).
+
+    Attributes:
+        array: Its number.
+        boxes: They.
+        missing: For each the parts of it that are to be read, in terms of the storage of the array, which do
+            not overlap; None for all of it.
+    """
+
+    array: int
+    boxes: list[Box]
+    missing: Sequence[Sequence[Box]] | None = None
+
+
+# The memory that a buffer is in, None where it has no bytes; and where in that.
+Place: TypeAlias = tuple[_native.Slab | NDArray[Any] | None, int]
+Slabs: TypeAlias = list[tuple[_native.Slab | None, int]]
+# Gives memory for buffers of so many bytes: places, and their addresses.
+Allocate: TypeAlias = Callable[[Sequence[int]], tuple[Sequence[Place], NDArray[np.int64]]]
+# Makes something of each box over its memory: a slab (None where it has no elements) and where in that.
+Over: TypeAlias = Callable[[Sequence[_native.Slab | None], Sequence[int]], Sequence[object]]
+
+Region: TypeAlias = tuple[int, int, int]
+"""Memory of a device: its CUDA ordinal, the address, the bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destinations:
+    """Where boxes go.
+
+    Attributes:
+        addresses: Of each box, in the order of the requests; there it is contiguous.
+        owner: What keeps the memory alive.
+        regions: The memory of devices; what lies in none of them is the host's.
+    """
+
+    addresses: NDArray[np.int64]
+    owner: object
+    regions: Sequence[Region] = ()
+
+
+@dataclass(slots=True)
+class ReadStatistics:
+    """What the reads of one load have moved so far.
+
+    Attributes:
+        bytes_needed: Bytes of arrays that were asked for, as they are stored.
+        bytes_read: Bytes that were read for that: of whole blocks where they are verified, and of headers.
+        modes: The ways in which files were read.
+        gpu_direct_bytes: Bytes of those that were read straight to GPUs.
+        gpu_direct_reasons: Why others were not, where that was wanted.
+        headers: The files whose header has been read, and so verified.
+    """
+
+    bytes_needed: int = 0
+    bytes_read: int = 0
+    modes: set[str] = field(default_factory=set)
+    gpu_direct_bytes: int = 0
+    gpu_direct_reasons: set[str] = field(default_factory=set)
+    headers: set[int] = field(default_factory=set)
+
+
+class Job(Protocol):
+    """A part of an operation that runs by itself: a job of the engine, or calls of handlers."""
+
+    def progress(self) -> tuple[int, int]:
+        """`(done, total)` bytes."""
+        ...
+
+    def cancel(self) -> None:
+        """Asks it to stop."""
+        ...
+
+
+# ---- the protocol ------------------------------------------------------------------------------
+
+
+class ReadToDevices(Protocol):
+    """Reads every requested box, as it is stored, to given memory, that of devices above all; whatever used
+    that before must have been waited for."""
+
+    def __call__(
+        self,
+        requests: Sequence[Request],
+        destinations: Destinations,
+        options: Options,
+        on_job: Callable[[Job], None],
+        statistics: ReadStatistics,
+    ) -> None:
+        """Returns once all of it is there."""
+        ...
+
+
+class ReadOver(Protocol):
+    """Reads every requested box, and returns what `over` has made over the memory meanwhile."""
+
+    def __call__(
+        self,
+        requests: Sequence[Request],
+        options: Options,
+        on_job: Callable[[Job], None],
+        statistics: ReadStatistics,
+        over: Over,
+    ) -> Sequence[object]:
+        """Returns once all of it is there."""
+        ...
 
 
 class Opened(Protocol):
@@ -28,7 +182,7 @@ class Opened(Protocol):
         ...
 
     @property
-    def tree(self) -> TreeFile:
+    def tree(self) -> StoredTree:
         """Its structure, its leaves and what is known of its arrays."""
         ...
 
@@ -40,19 +194,16 @@ class Opened(Protocol):
         self,
         requests: Sequence[Request],
         options: Options,
-        on_job: Callable[[Any], None],
+        on_job: Callable[[Job], None],
         statistics: ReadStatistics,
         allocate: Allocate,
-    ) -> list[list[np.ndarray[Any, Any]]]:
+    ) -> list[list[NDArray[Any]]]:
         """Reads every requested box, as it is stored, into memory of its own.
-
-        Layouts whose data the engine can bring to devices by itself have a method `read_to_devices` as well,
-        which takes `layouts.native.destinations.Destinations` instead of `allocate`.
 
         Args:
             requests: What is to be read.
             options: How.
-            on_job: Told of every job: something with `progress` and `cancel`, as `_native.Job` has them.
+            on_job: Told of every job.
             statistics: Where what was read is added.
             allocate: Gives the memory.
 
@@ -60,4 +211,14 @@ class Opened(Protocol):
             For each request an array per box, C-contiguous, of the stored dtype (dtypes without a NumPy equal
             keep their storage form, with the trailing axis).
         """
+        ...
+
+    @property
+    def read_to_devices(self) -> ReadToDevices | None:
+        """How the engine brings boxes to devices; None where it cannot."""
+        ...
+
+    @property
+    def read_over(self) -> ReadOver | None:
+        """How arrays are made before their memory is filled; None where they cannot be."""
         ...

@@ -27,9 +27,9 @@ from waystation.checkpoint import opening
 from waystation.checkpoint.handlers.choice import STATE_HANDLER
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.stored import OpenCheckpoint, Stored
+from waystation.layouts.native import tree_file
 from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.native.strings import join_strings, split_strings
-from waystation.layouts.native.tree_file import TreeFile
 from waystation.memory.opened import OpenVersion, ShardSource
 from waystation.memory.opened_states import open_state
 from waystation.memory.shard import FILES, TREE, ShardRecord
@@ -193,7 +193,7 @@ class VersionLoading(Loading):
             state = saved.state if saved is not None else None
             on_disk = state if isinstance(state, OpenCheckpointable) else None
             if (encoded := entries.get(f"{name}/{TREE}")) is not None:
-                tree = TreeFile.decode(encoded, f"{name}/{TREE}")
+                tree = tree_file.decode(encoded, f"{name}/{TREE}")
             elif on_disk is not None:
                 tree = on_disk.tree
             else:

@@ -21,9 +21,9 @@ import numpy as np
 from waystation import _forks, grid
 from waystation._errors import Corrupt, NotFound, Unavailable
 from waystation._options import Options
+from waystation.grid import Box
 from waystation.layouts.native import read_job
-from waystation.layouts.native.read import Box
-from waystation.layouts.native.read_job import ReadStatistics
+from waystation.layouts.opened import ReadStatistics
 from waystation.memory import tables
 from waystation.memory.shard import RECORD, TREE
 from waystation.memory.versions import Whole

@@ -16,18 +16,17 @@ from waystation import _native, grid
 from waystation._errors import Corrupt, NotFound, Unavailable
 from waystation._options import Options
 from waystation.frameworks import dtypes
-from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read import Box, OpenCheckpointable, Request
-from waystation.layouts.native.read_job import ReadStatistics
+from waystation.grid import Box
+from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.native.records import CheckpointableRecord
-from waystation.layouts.native.tree_file import TreeFile
+from waystation.layouts.opened import Destinations, ReadStatistics, Request, StoredTree
 from waystation.memory import tables
 from waystation.memory.opened import HeldShard, OpenVersion
 from waystation.memory.shard import ARRAYS
 
 
 def open_state(
-    version: OpenVersion, name: str, tree: TreeFile, on_disk: OpenCheckpointable | None
+    version: OpenVersion, name: str, tree: StoredTree, on_disk: OpenCheckpointable | None
 ) -> OpenShards:
     """A state of a version, to be loaded.
 
@@ -55,7 +54,7 @@ class _Slots(OpenCheckpointable):
 
     @classmethod
     def of(
-        cls, name: str, tree: TreeFile, prefix: str, held: Sequence[HeldShard], *, are_all: bool
+        cls, name: str, tree: StoredTree, prefix: str, held: Sequence[HeldShard], *, are_all: bool
     ) -> _Slots:
         """What these have of it; `are_all`: nothing else has any."""
         files, entries = [one.file for one in held], [one.entries for one in held]
@@ -190,7 +189,7 @@ class OpenShards(OpenCheckpointable):
         )
 
 
-def _storage_boxes(tree: TreeFile, requests: Sequence[Request]) -> list[tuple[int, Box]]:
+def _storage_boxes(tree: StoredTree, requests: Sequence[Request]) -> list[tuple[int, Box]]:
     """The boxes that are requested, in terms of the storage of their arrays, which are given by number."""
     found: list[tuple[int, Box]] = []
     for request in requests:

@@ -21,11 +21,11 @@ from waystation._collection import paused_collection
 from waystation._errors import Corrupt, Unsupported
 from waystation.checkpoint.prepare import Taken
 from waystation.frameworks.base import Block
-from waystation.layouts.native import write_plan
+from waystation.layouts.native import tree_file, write_plan
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.device_copies import copied_to_host
 from waystation.layouts.native.records import dump_json, load_json
-from waystation.layouts.native.tree_file import TreeFile
+from waystation.layouts.opened import StoredTree
 
 ARRAYS, FILES = "arrays", "files"
 TREE = "tree.json"
@@ -126,8 +126,8 @@ def lay_out(
     made.add_bytes(RECORD, record.encode())
     for name, taken in states.items():
         if is_primary:
-            tree = TreeFile(taken.structure, taken.leaves, taken.sources, taken.labels)
-            made.add_bytes(f"{name}/{TREE}", tree.encode())
+            tree = StoredTree(taken.structure, taken.leaves, taken.sources, taken.labels)
+            made.add_bytes(f"{name}/{TREE}", tree_file.encode(tree))
         made.add_arrays(name, taken)
     for path, content in files.items():
         made.add_bytes(path, content)

@@ -19,7 +19,7 @@ from waystation._errors import Corrupt
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
 from waystation.layouts.native import tables
-from waystation.layouts.native.tree_file import TreeFile
+from waystation.layouts.opened import StoredTree
 
 # Path, length and checksums, as `HeldShard.file` is.
 File: TypeAlias = tuple[str, int, bytes]
@@ -40,7 +40,7 @@ class _Stored:
 
 @paused_collection()
 def make(
-    tree: TreeFile,
+    tree: StoredTree,
     prefix: str,
     files: Sequence[File],
     entries: Sequence[Sequence[Entry]],
@@ -82,7 +82,7 @@ def _is_of(array: StoredArray, dtype: str, shape: tuple[int, ...]) -> bool:
 class _Arrangement:
     """The sections of the tables as they grow, array by array."""
 
-    def __init__(self, tree: TreeFile, *, are_all: bool) -> None:
+    def __init__(self, tree: StoredTree, *, are_all: bool) -> None:
         self._tree = tree
         self._are_all = are_all
         self._chunks: list[_Stored] = []

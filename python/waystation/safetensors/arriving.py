@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from waystation._distinct import distinct
 from waystation._errors import Conflict, Corrupt, NotFound, WaystationError
 from waystation.layouts.native import read_job
-from waystation.layouts.native.read_job import ReadStatistics
+from waystation.layouts.opened import ReadStatistics
 from waystation.safetensors.headers import Header, check_unchanged
 
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from waystation._options import Options
 from waystation.frameworks.base import StoredArray
 from waystation.grid import Box, contiguous_strides, intersect, relative_to
-from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read_job import ReadStatistics
+from waystation.layouts.opened import Destinations, Job, ReadStatistics
 from waystation.safetensors.arriving import Arriving
 from waystation.safetensors.open_files import OpenFiles, PlacedBox
 from waystation.safetensors.readable import Boxes, Readable
@@ -103,7 +101,7 @@ class Composed(Readable):
         boxes: Boxes,
         destinations: Destinations,
         options: Options,
-        on_job: Callable[[Any], None],
+        on_job: Callable[[Job], None],
         statistics: ReadStatistics,
         *,
         announce: bool,

@@ -16,8 +16,7 @@ from waystation._errors import InvalidInput, TensorNotFound
 from waystation._options.in_effect import current_options
 from waystation.grid import Box, whole
 from waystation.layouts.native import memory
-from waystation.layouts.native.read import Request
-from waystation.layouts.native.read_job import ReadStatistics
+from waystation.layouts.opened import ReadStatistics, Request
 from waystation.safetensors.description import describe
 from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensors
 from waystation.safetensors.open_files import OpenFiles

@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, WaystationError
+from waystation._options import Options
 from waystation.frameworks import casts, dtypes, registry
 from waystation.frameworks.base import CastRule, Codec, StoredArray, Target
-from waystation.layouts.opened import Opened
+from waystation.layouts.opened import Destinations, Job, Opened, ReadStatistics, Request
+from waystation.safetensors.arriving import Arriving
 from waystation.safetensors.description import PACKED
 from waystation.transfers import staging
 from waystation.transfers.buffers import Incoming
@@ -74,6 +76,21 @@ class OpenedTensors(Opened, Protocol):
 
     def path_of(self, number: int) -> str:
         """The file of one of them."""
+        ...
+
+    def tensors_of(self, number: int) -> Sequence[int]:
+        """The tensors of files that one is made of."""
+        ...
+
+    def start_to_devices(
+        self,
+        requests: Sequence[Request],
+        destinations: Destinations,
+        options: Options,
+        on_job: Callable[[Job], None],
+        statistics: ReadStatistics,
+    ) -> Arriving:
+        """Starts what `read_to_devices` does; the result tells of each tensor when it is there."""
         ...
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from waystation._errors import from_os_error
 from waystation.frameworks import dtypes
 from waystation.grid import whole
-from waystation.layouts.native.read import Request
+from waystation.layouts.opened import Request
 from waystation.safetensors.headers import Header
 from waystation.safetensors.open_files import OpenFiles
 

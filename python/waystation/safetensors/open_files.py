@@ -24,8 +24,7 @@ from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
 from waystation.grid import Box, contiguous_strides, volume
 from waystation.layouts.native import read_job
-from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read_job import ReadStatistics
+from waystation.layouts.opened import Destinations, Job, ReadStatistics
 from waystation.safetensors.arriving import Arriving, ReadJob
 from waystation.safetensors.checksums import FileChecksums, blocks_of, checksums_of, require_checksums
 from waystation.safetensors.description import stored_as
@@ -151,7 +150,7 @@ class OpenFiles(Readable):
         boxes: Boxes,
         destinations: Destinations,
         options: Options,
-        on_job: Callable[[Any], None],
+        on_job: Callable[[Job], None],
         statistics: ReadStatistics,
         *,
         announce: bool,
@@ -167,7 +166,7 @@ class OpenFiles(Readable):
         boxes: Sequence[PlacedBox],
         destinations: Destinations,
         options: Options,
-        on_job: Callable[[Any], None],
+        on_job: Callable[[Job], None],
         statistics: ReadStatistics,
         *,
         announce: bool = False,
@@ -271,7 +270,7 @@ class OpenFiles(Readable):
         nbytes: int,
         destinations: Destinations,
         options: Options,
-        on_job: Callable[[Any], None],
+        on_job: Callable[[Job], None],
         statistics: ReadStatistics,
         *,
         announce: bool = False,

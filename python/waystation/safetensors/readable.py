@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,22 @@ from waystation.frameworks.base import StoredArray
 from waystation.frameworks.storage import StorageMetadata
 from waystation.grid import volume
 from waystation.layouts.native import memory
-from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read import Allocate, Over, Request
-from waystation.layouts.native.read_job import ReadStatistics
-from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
+from waystation.layouts.opened import (
+    Allocate,
+    ArrayLeaf,
+    Destinations,
+    Job,
+    Leaf,
+    Over,
+    ReadStatistics,
+    Request,
+    StoredTree,
+)
 from waystation.safetensors.arriving import Arriving
 from waystation.safetensors.description import Described
 from waystation.tree import flatten
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +106,11 @@ class Readable(ABC):
         """The tensors of files that an array is made of."""
 
     @cached_property
-    def tree(self) -> TreeFile:
+    def tree(self) -> StoredTree:
         """The arrays as a state."""
         numbers, structure = flatten(self.numbered)
         leaves: list[Leaf] = [ArrayLeaf(number) for number in numbers]
-        return TreeFile(structure, leaves, Described(len(self.labels), self.array), self.labels)
+        return StoredTree(structure, leaves, Described(len(self.labels), self.array), self.labels)
 
     def storage_metadata(self, number: int) -> StorageMetadata:
         """How an array is cut: for those who read it, not at all."""
@@ -114,7 +123,7 @@ class Readable(ABC):
         self,
         requests: Sequence[Request],
         options: Options,
-        on_job: Callable[[Any], None],
+        on_job: Callable[[Job], None],
         statistics: ReadStatistics,
         allocate: Allocate = memory.allocate,
     ) -> list[list[NDArray[Any]]]:
@@ -124,19 +133,16 @@ class Readable(ABC):
             Conflict: A file changed.
             Corrupt: A file is damaged.
         """
-        arrays: list[list[NDArray[Any]]] = self._read(
-            requests, options, on_job, statistics, allocate, _arrays_over
-        )
-        return arrays
+        return self._read(requests, options, on_job, statistics, allocate, _arrays_over)
 
     def read_over(
         self,
         requests: Sequence[Request],
         options: Options,
-        on_job: Callable[[Any], None],
+        on_job: Callable[[Job], None],
         statistics: ReadStatistics,
         over: Over,
-    ) -> list[Any]:
+    ) -> Sequence[object]:
         """What `over` makes over the memory of all requested boxes while that is filled.
 
         Raises:
@@ -156,11 +162,11 @@ class Readable(ABC):
         self,
         requests: Sequence[Request],
         options: Options,
-        on_job: Callable[[Any], None],
+        on_job: Callable[[Job], None],
         statistics: ReadStatistics,
         allocate: Allocate,
-        over: Callable[[Sequence[Any], Sequence[int], Boxes], list[Any]],
-    ) -> list[Any]:
+        over: Callable[[Sequence[Any], Sequence[int], Boxes], T],
+    ) -> T:
         """What `over` makes of the memory of boxes, by their requests."""
         with contextlib.ExitStack() as reading:
             with paused_collection():
@@ -179,7 +185,7 @@ class Readable(ABC):
         requests: Sequence[Request],
         destinations: Destinations,
         options: Options,
-        on_job: Callable[[Any], None],
+        on_job: Callable[[Job], None],
         statistics: ReadStatistics,
     ) -> None:
         """Reads every requested box to given memory, that of devices above all; whatever used that before
@@ -197,7 +203,7 @@ class Readable(ABC):
         requests: Sequence[Request],
         destinations: Destinations,
         options: Options,
-        on_job: Callable[[Any], None],
+        on_job: Callable[[Job], None],
         statistics: ReadStatistics,
     ) -> Arriving:
         """Starts what `read_to_devices` does; the result tells of each tensor when it is there."""
@@ -210,7 +216,7 @@ class Readable(ABC):
         boxes: Boxes,
         destinations: Destinations,
         options: Options,
-        on_job: Callable[[Any], None],
+        on_job: Callable[[Job], None],
         statistics: ReadStatistics,
         *,
         announce: bool,

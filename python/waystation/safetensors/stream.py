@@ -24,7 +24,7 @@ from waystation.safetensors.making import Framework, Made, OpenedTensors, callin
 from waystation.safetensors.request import Placing, Request, decide, options_of
 from waystation.safetensors.sources import Files
 from waystation.transfers import devices, staging
-from waystation.transfers.buffers import Incoming, Region, aligned, fill_buffers
+from waystation.transfers.buffers import Incoming, Reading, Region, aligned, fill_buffers
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import Progress
 from waystation.transfers.pieces import read_ahead
@@ -93,7 +93,7 @@ class _Group:
     is_large: bool
     device_bytes: int = 0
     brought: list[tuple[list[Incoming], list[Any]]] = field(default_factory=list)
-    bringing: devices.Bringing | None = None
+    bringing: _Bringing | None = None
     places: dict[int, int] = field(default_factory=dict)
 
 
@@ -118,7 +118,7 @@ def stream_arrays(
     progress = Progress()
     filling = Filling(opened, options, progress, None, [(codec, list(arrays))], in_groups=True)
     made = Made(opened, len(arrays))
-    streaming = _Streaming(codec, filling, made)
+    streaming = _Streaming(opened, codec, filling, made)
     groups = _groups(arrays, filling.group_bytes, streaming.on_devices)
     with (
         calling_arrays_tensors(),
@@ -158,6 +158,48 @@ def _nbytes(incoming: Incoming) -> int:
     return sum(aligned(size) for size in incoming.box_bytes())
 
 
+class _Bringing:
+    """Arrays on their way to devices in one job, each to be had as soon as it is there, whatever is still to
+    come. All but `wait` are called by one thread.
+
+    Args:
+        opened: What they are read of.
+        reading: How.
+        codec: What makes them.
+        arrays: They; none is cast.
+    """
+
+    def __init__(
+        self, opened: OpenedTensors, reading: Reading, codec: Codec, arrays: Sequence[Incoming]
+    ) -> None:
+        self._opened = opened
+        self._arrays = arrays
+        self._made, requests, destinations = devices.make(codec, arrays, reading.options)
+        reading.check_cancelled()
+        self._arriving = opened.start_to_devices(
+            requests, destinations, reading.options, reading.progress.add, reading.statistics
+        )
+
+    def take(self, place: int) -> Any:
+        """One of the arrays, by its place among them, once all of it is on its devices."""
+        number = self._arrays[place].array
+        assert number is not None, "no scalar goes to devices"
+        self._arriving.wait_for(self._opened.tensors_of(number))
+        return self._made.take(place)
+
+    def wait(self) -> None:
+        """Returns once nothing of it is read any more, however that ended."""
+        self._arriving.wait()
+
+    def finish(self) -> None:
+        """Ends it, once all arrays have been taken."""
+        self._arriving.finish()
+
+    def close(self) -> None:
+        """Ends it at any time; no memory is written to afterwards."""
+        self._arriving.close()
+
+
 class _Streaming:
     """Reads groups, and makes arrays of them.
 
@@ -165,14 +207,15 @@ class _Streaming:
         on_devices: The arrays that the engine brings to devices itself.
     """
 
-    def __init__(self, codec: Codec, filling: Filling, made: Made) -> None:
+    def __init__(self, opened: OpenedTensors, codec: Codec, filling: Filling, made: Made) -> None:
+        self._opened = opened
         self._codec = codec
         self._made = made
         self._reading = filling.reading
         self._group_bytes = filling.group_bytes
         self._staged = {incoming.leaf for _, incoming in filling.staged}
         self.on_devices = {incoming.leaf for _, batch in filling.on_devices for incoming in batch}
-        self._under_way: devices.Bringing | None = None
+        self._under_way: _Bringing | None = None
 
     def fill(self, group: _Group) -> None:
         """Reads a group. What is large and does not stay in host memory is left to `make`; what goes to
@@ -187,7 +230,7 @@ class _Streaming:
             self._under_way.wait()  # two jobs would only take turns
         group.brought = list(devices.load(self._reading, self._codec, cast))
         if plain:
-            group.bringing = self._under_way = devices.Bringing(self._reading, self._codec, plain)
+            group.bringing = self._under_way = _Bringing(self._opened, self._reading, self._codec, plain)
             group.places = {incoming.leaf: place for place, incoming in enumerate(plain)}
 
     def may_overlap(self, group: _Group, following: _Group) -> bool:

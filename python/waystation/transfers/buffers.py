@@ -27,10 +27,7 @@ from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import StoredArray, Target
 from waystation.grid import Box, relative_to, slices_of_box, volume
 from waystation.layouts.native import memory
-from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read import Allocate, Over, Request
-from waystation.layouts.native.read_job import ReadStatistics
-from waystation.layouts.opened import Opened
+from waystation.layouts.opened import Allocate, Opened, ReadStatistics, Request, Slabs
 from waystation.transfers import fit
 from waystation.transfers.handle import Progress
 from waystation.transfers.pieces import cut, read_ahead, runs
@@ -133,34 +130,13 @@ class Reading:
 
     def read(self, requests: Sequence[Request], allocate: Allocate) -> list[list[Buffer]]:
         """Reads boxes as they are stored."""
-        if self.progress.cancelled:
-            raise Cancelled("loading was cancelled")
+        self.check_cancelled()
         return self.opened.read_boxes(requests, self.options, self.progress.add, self.statistics, allocate)
 
-    def read_over(self, requests: Sequence[Request], over: Over) -> list[Any]:
-        """Reads boxes as they are stored, and returns what `over` has made over their memory meanwhile; only
-        published models can do that."""
+    def check_cancelled(self) -> None:
+        """Refuses to begin another job once the load was cancelled."""
         if self.progress.cancelled:
             raise Cancelled("loading was cancelled")
-        opened: Any = self.opened
-        made: list[Any] = opened.read_over(requests, self.options, self.progress.add, self.statistics, over)
-        return made
-
-    def read_to_devices(self, requests: Sequence[Request], destinations: Destinations) -> None:
-        """Reads boxes, as they are stored, to memory of devices; what is opened must be able to."""
-        if self.progress.cancelled:
-            raise Cancelled("loading was cancelled")
-        opened: Any = self.opened
-        opened.read_to_devices(requests, destinations, self.options, self.progress.add, self.statistics)
-
-    def start_to_devices(self, requests: Sequence[Request], destinations: Destinations) -> Any:
-        """Starts what `read_to_devices` does; only published models can tell when each array is there."""
-        if self.progress.cancelled:
-            raise Cancelled("loading was cancelled")
-        opened: Any = self.opened
-        return opened.start_to_devices(
-            requests, destinations, self.options, self.progress.add, self.statistics
-        )
 
 
 class Region:
@@ -174,9 +150,9 @@ class Region:
         self._slab = _native.allocate(nbytes)
         self._used = 0
 
-    def allocate(self, sizes: Sequence[int]) -> tuple[memory.Places, np.ndarray[Any, Any]]:
+    def allocate(self, sizes: Sequence[int]) -> tuple[Slabs, np.ndarray[Any, Any]]:
         """Places buffers one after another; what is too large for the rest gets memory of its own."""
-        places: memory.Places = []
+        places: Slabs = []
         addresses = np.zeros(len(sizes), np.int64)
         for number, nbytes in enumerate(sizes):
             slab, offset = self._place(nbytes) if nbytes else (None, 0)
@@ -246,12 +222,6 @@ def fill_buffers(reading: Reading, arrays: Iterable[Incoming], allocate: Allocat
         _allocate_made(reading, plan.made, allocate)
         pieces = (piece for incoming, index in plan.made for piece in _pieces(reading, incoming, index))
         _fill_from_pieces(reading, pieces)
-
-
-def label_of(opened: Opened, number: int) -> str:
-    """What messages call an array; files of tensors have names of their own instead of a tree."""
-    names: Sequence[str] | None = getattr(opened, "labels", None)
-    return opened.tree.labels[number] if names is None else names[number]
 
 
 def _number(incoming: Incoming) -> int:
@@ -348,4 +318,4 @@ def _cast(reading: Reading, group: list[_Piece], found: list[list[Buffer]]) -> N
         try:
             casts.copy(piece.place, values, rule)
         except WaystationError as error:
-            raise error.where(array=label_of(reading.opened, piece.request.array))
+            raise error.where(array=reading.opened.tree.labels[piece.request.array])

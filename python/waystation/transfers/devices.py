@@ -18,13 +18,12 @@ import numpy as np
 
 from waystation import _native
 from waystation._errors import WaystationError
+from waystation._options import Options
 from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import Codec, DeviceArrays
 from waystation.grid import volume
-from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read import Request
-from waystation.layouts.opened import Opened
-from waystation.transfers.buffers import Incoming, Reading, label_of
+from waystation.layouts.opened import Destinations, Opened, Request
+from waystation.transfers.buffers import Incoming, Reading
 
 CAST_GROUP_BYTES = 512 << 20
 
@@ -37,7 +36,7 @@ def can_take(opened: Opened, codec: Codec, incoming: Incoming) -> bool:
     return (
         able is not None
         and incoming.array is not None
-        and hasattr(opened, "read_to_devices")
+        and opened.read_to_devices is not None
         and tuple(incoming.stored.shape) == tuple(incoming.target.shape)
         and able.goes_to_devices(incoming.target, incoming.stored.dtype)
         and _has_devices()
@@ -67,8 +66,11 @@ def load(
 
 def load_group(reading: Reading, codec: Codec, arrays: Sequence[Incoming]) -> list[Any]:
     """Loads arrays in one job."""
-    made, requests, destinations = _made(reading, codec, arrays)
-    reading.read_to_devices(requests, destinations)
+    read = reading.opened.read_to_devices
+    assert read is not None, "it was asked before"
+    made, requests, destinations = make(codec, arrays, reading.options)
+    reading.check_cancelled()
+    read(requests, destinations, reading.options, reading.progress.add, reading.statistics)
     return [_taken(reading, made, number, incoming) for number, incoming in enumerate(arrays)]
 
 
@@ -77,18 +79,18 @@ def _taken(reading: Reading, made: DeviceArrays, number: int, incoming: Incoming
         return made.take(number)
     except WaystationError as error:
         assert incoming.array is not None
-        raise error.where(array=label_of(reading.opened, incoming.array))
+        raise error.where(array=reading.opened.tree.labels[incoming.array])
 
 
-def _made(
-    reading: Reading, codec: Codec, arrays: Sequence[Incoming]
+def make(
+    codec: Codec, arrays: Sequence[Incoming], options: Options
 ) -> tuple[DeviceArrays, list[Request], Destinations]:
     """Memory of devices for arrays, what is to be read for them, and where in that memory it goes."""
     assert codec.devices is not None, "it was asked before"
     made = codec.devices.on_devices(
         [incoming.target for incoming in arrays],
         [incoming.stored.dtype for incoming in arrays],
-        casts.rule_of_loads(reading.options),
+        casts.rule_of_loads(options),
     )
     requests: list[Request] = []
     addresses: list[int] = []
@@ -97,40 +99,6 @@ def _made(
         requests.append(Request(incoming.array, [incoming.target.boxes[number] for number, _ in places]))
         addresses += [address for _, address in places]
     return made, requests, Destinations(np.array(addresses, np.int64), made, made.regions)
-
-
-class Bringing:
-    """Arrays on their way to devices in one job, each to be had as soon as it is there, whatever is still to
-    come. All but `wait` are called by one thread.
-
-    Args:
-        reading: How they are read; what is opened tells of each tensor when it is in place.
-        codec: What makes them.
-        arrays: They; none is cast.
-    """
-
-    def __init__(self, reading: Reading, codec: Codec, arrays: Sequence[Incoming]) -> None:
-        self._opened: Any = reading.opened
-        self._arrays = arrays
-        self._made, requests, destinations = _made(reading, codec, arrays)
-        self._arriving = reading.start_to_devices(requests, destinations)
-
-    def take(self, place: int) -> Any:
-        """One of the arrays, by its place among them, once all of it is on its devices."""
-        self._arriving.wait_for(self._opened.tensors_of(self._arrays[place].array))
-        return self._made.take(place)
-
-    def wait(self) -> None:
-        """Returns once nothing of it is read any more, however that ended."""
-        self._arriving.wait()
-
-    def finish(self) -> None:
-        """Ends it, once all arrays have been taken."""
-        self._arriving.finish()
-
-    def close(self) -> None:
-        """Ends it at any time; no memory is written to afterwards."""
-        self._arriving.close()
 
 
 def _groups(arrays: Sequence[Incoming]) -> Iterator[list[Incoming]]:

@@ -13,11 +13,12 @@ import itertools
 import operator
 from collections.abc import Callable, Sequence
 
+from waystation import _native
+from waystation._collection import paused_collection
 from waystation._options import Options
 from waystation.frameworks.base import Codec
-from waystation.layouts.native.read_job import ReadStatistics
-from waystation.layouts.opened import Opened
-from waystation.transfers import devices, in_place, over_memory, staging
+from waystation.layouts.opened import Opened, ReadStatistics, Request
+from waystation.transfers import devices, in_place, staging
 from waystation.transfers.buffers import Incoming, Mapped, Reading, by_kind, fill_buffers
 from waystation.transfers.handle import Progress
 
@@ -100,9 +101,10 @@ class Filling:
         """Reads what has no buffers yet, and has all leaves made."""
         found, resident = self._still_to_devices()
         in_place.fill(self.reading, resident)
-        if len(resident) == 1 and over_memory.can_make(self.reading, *resident[0]):
+        leaves = _loaded_over_memory(self.reading, *resident[0]) if len(resident) == 1 else None
+        if leaves is not None:
             codec, batch = resident[0]
-            maker.keep(batch, in_place.put(codec, batch, over_memory.load(self.reading, codec, batch)))
+            maker.keep(batch, in_place.put(codec, batch, leaves))
         else:
             fill_buffers(
                 self.reading,
@@ -117,6 +119,30 @@ class Filling:
             # Read, not mapped: the pages of a mapping would stay until all of it is let go of.
             reading = dataclasses.replace(self.reading, mappings=None)
             staging.load_staged(reading, self.staged, self.group_bytes, maker)
+
+
+def _loaded_over_memory(reading: Reading, codec: Codec, batch: Sequence[Incoming]) -> Sequence[object] | None:
+    """The leaves of a batch, made over host memory while the engine still fills it; None where not all of
+    them can be, or something has been read already.
+
+    Shape, dtype and place say all that some frameworks want to know of an array, so that thousands of small
+    ones are made in the time that their bytes take. Nobody gets them before every byte is there.
+    """
+    make, read = codec.over_memory, reading.opened.read_over
+    if make is None or read is None or not batch or reading.mappings is not None:
+        return None
+    if any(incoming.buffers for incoming in batch) or not all(
+        by_kind(lambda own: own.is_plain and make.is_made_over_memory(own.target), batch)
+    ):
+        return None
+
+    def over(slabs: Sequence[_native.Slab | None], offsets: Sequence[int]) -> Sequence[object]:
+        return make.arrays_over([incoming.target for incoming in batch], slabs, offsets)
+
+    with paused_collection():
+        requests = [Request(incoming.array or 0, incoming.target.boxes) for incoming in batch]
+    reading.check_cancelled()
+    return read(requests, reading.options, reading.progress.add, reading.statistics, over)
 
 
 def _stay_on_host(codec: Codec, batch: Sequence[Incoming]) -> list[bool]:

@@ -17,26 +17,15 @@ import threading
 import weakref
 from collections.abc import Callable, Generator
 from types import ModuleType
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from waystation._arguments import require_function
 from waystation._errors import Cancelled, InvalidInput
+from waystation.layouts.opened import Job
 
 T = TypeVar("T")
 
 _log = logging.getLogger("waystation")
-
-
-class Job(Protocol):
-    """A part of an operation that runs by itself: a job of the engine, or calls of handlers."""
-
-    def progress(self) -> tuple[int, int]:
-        """`(done, total)` bytes."""
-        ...
-
-    def cancel(self) -> None:
-        """Asks it to stop."""
-        ...
 
 
 class Progress:

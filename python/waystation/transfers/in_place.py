@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from waystation.frameworks.base import Codec
-from waystation.layouts.native.read import Places
+from waystation.layouts.opened import Place
 from waystation.transfers.buffers import Incoming, Reading, fill_buffers
 
 Bytes = NDArray[np.uint8]
@@ -36,7 +36,7 @@ def fill(reading: Reading, batches: Sequence[tuple[Codec, Sequence[Incoming]]]) 
         return
     memories = [memory for _, memory in chosen]
 
-    def allocate(sizes: Sequence[int]) -> Places:
+    def allocate(sizes: Sequence[int]) -> tuple[list[Place], NDArray[np.int64]]:
         assert list(sizes) == [memory.nbytes for memory in memories], "one box each, in their order"
         addresses = np.array([memory.ctypes.data for memory in memories], np.int64)
         return [(memory, 0) for memory in memories], addresses

@@ -19,9 +19,7 @@ from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.grid import Box
 from waystation.layouts.native import memory
-from waystation.layouts.native.read import Request
-from waystation.layouts.native.read_job import ReadStatistics
-from waystation.layouts.opened import Opened
+from waystation.layouts.opened import Opened, ReadStatistics, Request
 
 GROUP_BYTES = 32 << 20
 

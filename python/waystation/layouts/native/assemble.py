@@ -16,10 +16,10 @@ import numpy as np
 
 from waystation import _native, grid
 from waystation._errors import Conflict, from_os_error
-from waystation.layouts.native import names, tables
+from waystation.layouts.native import names, tables, tree_file
 from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.native.records import CheckpointableRecord, Digest, dump_json, load_json, read_vouched
-from waystation.layouts.native.tree_file import ArrayLeaf, Leaf, TreeFile
+from waystation.layouts.opened import ArrayLeaf, Leaf, StoredTree
 from waystation.tree import Structure, union
 
 _COPIED_BYTES = 1 << 20  # at a time
@@ -34,7 +34,7 @@ class _Joined:
         origins: Of each array of it, the part and the number there.
     """
 
-    tree: TreeFile
+    tree: StoredTree
     origins: list[tuple[int, int]]
 
 
@@ -67,7 +67,7 @@ def assemble(
     files = _link_files(directory, parts, first_processes)
     made = _join_tables(parts, joined.origins, files)
     contents = {
-        names.TREE: joined.tree.encode(),
+        names.TREE: tree_file.encode(joined.tree),
         names.FILE_TABLE: made.encode_files(),
         names.CHUNK_TABLE: made.encode_chunks(),
         names.CHECKSUM_TABLE: made.encode_checksums(),
@@ -117,7 +117,7 @@ def _join(parts: Sequence[OpenCheckpointable], owners: Sequence[int] | None) -> 
             array_origins.append((which, leaf.array))
             leaf = ArrayLeaf(len(arrays) - 1)
         leaves.append(leaf)
-    return _Joined(TreeFile(structure, leaves, arrays, labels), array_origins)
+    return _Joined(StoredTree(structure, leaves, arrays, labels), array_origins)
 
 
 # ---- data files --------------------------------------------------------------------------------

@@ -17,13 +17,12 @@ from waystation._collection import paused_collection
 from waystation._distinct import distinct
 from waystation._errors import Corrupt, InvalidInput, WaystationError
 from waystation.frameworks.base import StoredArray
+from waystation.grid import Box
 from waystation.layouts.native import places, tables
+from waystation.layouts.opened import Request
 
 if TYPE_CHECKING:
     from waystation.frameworks.dtypes import LogicalDtype
-    from waystation.layouts.native.read import Request
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class MissingBox(InvalidInput):

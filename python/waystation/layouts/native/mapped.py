@@ -20,7 +20,8 @@ from waystation._errors import Corrupt, NotFound, from_os_error
 from waystation.frameworks import dtypes
 from waystation.layouts import beneath
 from waystation.layouts.native import tables
-from waystation.layouts.native.read import OpenCheckpointable, Request
+from waystation.layouts.native.read import OpenCheckpointable
+from waystation.layouts.opened import Request
 
 ALIGN_BYTES = 64
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from waystation import _native
 from waystation._collection import paused_collection
+from waystation.layouts.opened import Place, Slabs
 
 ALIGN_BYTES = 256
 MEDIUM_BYTES = 1 << 20
@@ -23,10 +24,6 @@ OWN_SLAB_BYTES = 4 << 20
 SMALL_SLAB_BYTES = 64 << 20
 MEDIUM_SLAB_BYTES = 16 << 20
 _PAGE_BYTES = 4096  # what begins at a page can be read to past the page cache
-
-Places = list[tuple[_native.Slab | None, int]]
-# The memory that a buffer is in, None where it has no bytes; and where in that.
-Place = tuple[_native.Slab | np.ndarray[Any, Any] | None, int]
 
 
 def as_array(place: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -38,13 +35,13 @@ def as_array(place: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.n
 
 
 @paused_collection()
-def allocate(sizes: Sequence[int]) -> tuple[Places, np.ndarray]:
+def allocate(sizes: Sequence[int]) -> tuple[Slabs, NDArray[np.int64]]:
     """Places buffers of the given sizes (bytes).
 
     Returns:
         `(slab, offset)` for each, no slab where the size is 0, and the int64 addresses.
     """
-    places: Places = [(None, 0)] * len(sizes)
+    places: Slabs = [(None, 0)] * len(sizes)
     addresses = np.zeros(len(sizes), np.int64)
     lengths = np.asarray(sizes, np.int64)
     for number in np.flatnonzero(lengths >= OWN_SLAB_BYTES).tolist():
@@ -67,7 +64,7 @@ def _share(
     numbers: NDArray[np.int64],
     room: NDArray[np.int64],
     slab_bytes: int,
-    places: Places,
+    places: Slabs,
     addresses: NDArray[np.int64],
 ) -> None:
     """Places buffers that take so much room in slabs of at most so many bytes, one after another."""

@@ -5,15 +5,10 @@ from __future__ import annotations
 import os
 
 from waystation import _native
-from waystation.layouts.native import names
+from waystation.layouts.native import names, tree_file
 from waystation.layouts.native.handler_files import HandlerFiles
-from waystation.layouts.native.read import (
-    OpenCheckpointable,
-    decode_checkpointable,
-    read_files,
-)
+from waystation.layouts.native.read import OpenCheckpointable, decode_checkpointable, read_files
 from waystation.layouts.native.records import PYTREE, CheckpointRecord
-from waystation.layouts.native.tree_file import TreeFile
 
 
 def open_any(
@@ -44,4 +39,4 @@ def array_count(target: str, record: CheckpointRecord, name: str) -> int:
     files = read_files(directory, digest, paged_from_bytes=0)
     if files.decode_record().kind != PYTREE:
         return 0
-    return len(TreeFile.decode(files.contents[0], os.path.join(directory, names.TREE)).arrays)
+    return len(tree_file.decode(files.contents[0], os.path.join(directory, names.TREE)).arrays)

@@ -21,9 +21,18 @@ from waystation._errors import Corrupt, InvalidInput, NotFound, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.storage import StorageMetadata
-from waystation.layouts.native import boxes, commit, memory, names, places, read_job, storage, tables
-from waystation.layouts.native.destinations import Destinations
-from waystation.layouts.native.read_job import ReadFile, ReadStatistics
+from waystation.grid import Box
+from waystation.layouts.native import (
+    boxes,
+    commit,
+    memory,
+    names,
+    places,
+    read_job,
+    tables,
+    tree_file,
+)
+from waystation.layouts.native.read_job import ReadFile
 from waystation.layouts.native.records import (
     PYTREE,
     CheckpointableRecord,
@@ -32,14 +41,7 @@ from waystation.layouts.native.records import (
     read_vouched,
 )
 from waystation.layouts.native.strings import join_strings, split_strings
-from waystation.layouts.native.tree_file import TreeFile
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]
-
-Places = tuple[Sequence[memory.Place], np.ndarray[Any, Any]]  # and addresses
-Allocate = Callable[[Sequence[int]], Places]  # what `memory.allocate` does
-# Makes something of each box over its memory: a slab (None where it has no elements) and where in that.
-Over = Callable[[Sequence[_native.Slab | None], Sequence[int]], list[Any]]
+from waystation.layouts.opened import Allocate, Destinations, ReadStatistics, Request, StoredTree
 
 _TABLES = (names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)
 LOADED_FILES = (names.TREE, *_TABLES)
@@ -66,7 +68,7 @@ class OpenCheckpointable:
 
     directory: str
     record: CheckpointableRecord
-    tree: TreeFile
+    tree: StoredTree
     tables: tables.Tables
     root: _native.Directory | None = None
     may_be_longer: bool = False
@@ -76,6 +78,8 @@ class OpenCheckpointable:
         """Whether a read fails where a file is missing: always."""
         return True
 
+    read_over = None
+
     def paths(self, files: Sequence[int] | None = None) -> list[str]:
         """The data files, in table order, or those of these numbers."""
         rows = self.tables.files[:] if files is None else self.tables.files[np.asarray(files, np.int64)]
@@ -84,7 +88,11 @@ class OpenCheckpointable:
 
     def storage_metadata(self, number: int) -> StorageMetadata:
         """How one of its arrays is cut."""
-        return storage.storage_metadata(self.tree, self.tables, number)
+        stored = self.tree.arrays[number]
+        chunk_shape = None
+        if int(self.tables.arrays[number]["kind"]) in (tables.REGULAR, tables.RUNS):
+            chunk_shape = self.tables.chunk_shape(number)[: len(stored.shape)]  # others have several
+        return StorageMetadata.of(stored.shape, chunk_shape, stored.sharding)
 
     def read_boxes(
         self,
@@ -128,22 +136,6 @@ class OpenCheckpointable:
         if used:
             _run(self, words, used, destinations, options, on_job, statistics)
             statistics.bytes_needed += sum(sizes) if found is None else 0
-
-
-@dataclass(slots=True)
-class Request:
-    """Boxes of one array, in logical elements, to be read as stored (no cast).
-
-    Attributes:
-        array: Its number.
-        boxes: They.
-        missing: For each the parts of it that are to be read, in terms of the storage of the array, which do
-            not overlap; None for all of it.
-    """
-
-    array: int
-    boxes: list[Box]
-    missing: Sequence[Sequence[Box]] | None = None
 
 
 def open_checkpoint(target: str, root: _native.Directory | None = None) -> CheckpointRecord:
@@ -245,7 +237,7 @@ def decode_checkpointable(files: MetadataFiles, root: _native.Directory | None =
         raise InvalidInput(f"'{files.directory}' holds no state: {record.handler} has saved it")
     paths = [os.path.join(files.directory, name) for name in LOADED_FILES]
     tree_content, *encoded = files.contents
-    tree = TreeFile.decode(tree_content, paths[0])
+    tree = tree_file.decode(tree_content, paths[0])
     if encoded:
         decoded = tables.decode(encoded[0], encoded[1], encoded[2], (paths[1], paths[2], paths[3]))
         _check_arrays(tree, decoded, paths[2])
@@ -266,14 +258,14 @@ def _read_committed(digests: Mapping[str, Digest], root: _native.Directory | Non
         raise Corrupt(f"a committed file is missing: {error.message}", **error.context) from error
 
 
-def _check_count(tree: TreeFile, decoded: tables.Tables, path: str) -> None:
+def _check_count(tree: StoredTree, decoded: tables.Tables, path: str) -> None:
     if len(tree.arrays) != len(decoded.arrays):
         raise Corrupt(
             f"{len(decoded.arrays)} arrays in the chunk table, {len(tree.arrays)} in the tree", path=path
         )
 
 
-def _check_arrays(tree: TreeFile, decoded: tables.Tables, path: str) -> None:
+def _check_arrays(tree: StoredTree, decoded: tables.Tables, path: str) -> None:
     _check_count(tree, decoded, path)
     dims = decoded.dims[:].tolist()
     firsts = decoded.arrays["first_dim"].tolist()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from waystation import _native
 from waystation._errors import Corrupt, NotFound
 from waystation._options import Options
-from waystation.layouts.native.destinations import Region
+from waystation.layouts.opened import ReadStatistics, Region
 
 LEAST_STAGING_BYTES = 1 << 20
 
@@ -21,27 +20,6 @@ _log = logging.getLogger("waystation")
 
 # Path, length and checksums, as `_native.start_read` takes them.
 ReadFile = tuple[str, int, bytes | memoryview | None]
-
-
-@dataclass(slots=True)
-class ReadStatistics:
-    """What the reads of one load have moved so far.
-
-    Attributes:
-        bytes_needed: Bytes of arrays that were asked for, as they are stored.
-        bytes_read: Bytes that were read for that: of whole blocks where they are verified, and of headers.
-        modes: The ways in which files were read.
-        gpu_direct_bytes: Bytes of those that were read straight to GPUs.
-        gpu_direct_reasons: Why others were not, where that was wanted.
-        headers: The files whose header has been read, and so verified.
-    """
-
-    bytes_needed: int = 0
-    bytes_read: int = 0
-    modes: set[str] = field(default_factory=set)
-    gpu_direct_bytes: int = 0
-    gpu_direct_reasons: set[str] = field(default_factory=set)
-    headers: set[int] = field(default_factory=set)
 
 
 def start(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from waystation import _native
@@ -19,9 +18,8 @@ from waystation._collection import paused_collection
 from waystation._errors import Corrupt, WaystationError
 from waystation.frameworks.base import StoredArray
 from waystation.layouts.native.records import dump_json, load_json
+from waystation.layouts.opened import ArrayLeaf, Scalar, StoredTree
 from waystation.tree import Structure
-
-Scalar = bool | int | float | complex | str | bytes
 
 _NAMES = ("label", "dtype", "framework", "storage_dtype")
 
@@ -32,82 +30,52 @@ _DECIMAL_LIMIT = 1 << 64
 _COLUMNS = ("label", "shape", "dtype", "framework", "storage_dtype", "storage_shape", "sharding")
 
 
-@dataclass(slots=True)
-class ArrayLeaf:
-    """A leaf that is an array: its number in the chunk table."""
+def encode(tree: StoredTree) -> bytes:
+    """The bytes of the file."""
+    shardings = _Interned()
+    arrays = tree.arrays
+    body = {
+        "structure": tree.structure.to_json(),
+        "leaves": [
+            leaf.array if type(leaf) is ArrayLeaf else _encode_scalar(leaf)  # type: ignore[arg-type]
+            for leaf in tree.leaves
+        ],
+        "arrays": {
+            "count": len(arrays),
+            "label": tree.labels,
+            "shape": _column([array.shape for array in arrays]),
+            "dtype": _column([array.dtype for array in arrays]),
+            "framework": _column([array.framework for array in arrays]),
+            "storage_dtype": _column([array.storage_dtype for array in arrays]),
+            "storage_shape": _column(
+                [None if array.storage_shape == array.shape else array.storage_shape for array in arrays]
+            ),
+            "sharding": _column(shardings.numbers([array.sharding for array in arrays])),
+            "extra": {str(number): array.extra for number, array in enumerate(arrays) if array.extra},
+        },
+        "shardings": shardings.values,
+        "meshes": shardings.meshes.values if shardings.meshes else [],
+    }
+    return _native.seal_json(dump_json(body))
 
-    array: int
 
-
-Leaf = ArrayLeaf | Scalar
-
-
-@dataclass(slots=True)
-class TreeFile:
-    """The decoded file.
-
-    Attributes:
-        structure: Shape of the tree.
-        leaves: One per leaf of the structure: an `ArrayLeaf` or a scalar's value.
-        arrays: What is known of each array, by number.
-        labels: The tensor name of each array.
-    """
-
-    structure: Structure
-    leaves: list[Leaf]
-    arrays: Sequence[StoredArray]
-    labels: list[str]
-
-    def comparable(self, structure: Structure) -> Structure:
-        """What of a structure has to agree with the stored one, of which the same is taken: all of it."""
-        return structure
-
-    def encode(self) -> bytes:
-        """The bytes of the file."""
-        shardings = _Interned()
-        arrays = self.arrays
-        body = {
-            "structure": self.structure.to_json(),
-            "leaves": [
-                leaf.array if type(leaf) is ArrayLeaf else _encode_scalar(leaf)  # type: ignore[arg-type]
-                for leaf in self.leaves
-            ],
-            "arrays": {
-                "count": len(arrays),
-                "label": self.labels,
-                "shape": _column([array.shape for array in arrays]),
-                "dtype": _column([array.dtype for array in arrays]),
-                "framework": _column([array.framework for array in arrays]),
-                "storage_dtype": _column([array.storage_dtype for array in arrays]),
-                "storage_shape": _column(
-                    [None if array.storage_shape == array.shape else array.storage_shape for array in arrays]
-                ),
-                "sharding": _column(shardings.numbers([array.sharding for array in arrays])),
-                "extra": {str(number): array.extra for number, array in enumerate(arrays) if array.extra},
-            },
-            "shardings": shardings.values,
-            "meshes": shardings.meshes.values if shardings.meshes else [],
-        }
-        return _native.seal_json(dump_json(body))
-
-    @classmethod
-    @paused_collection()
-    def decode(cls, data: bytes, path: str) -> TreeFile:
-        """Reads and checks the bytes of the file."""
-        body = load_json(_native.open_sealed_json(data, path), path)
-        try:
-            structure = Structure.from_json(body["structure"], path=path)
-            arrays, labels = _decode_arrays(body)
-            encoded = body["leaves"]
-            numbers = [leaf for leaf in encoded if type(leaf) is int]
-            _require(numbers == list(range(len(arrays))), "array leaves are not numbered in order")
-            leaves = [ArrayLeaf(leaf) if type(leaf) is int else _decode_scalar(leaf) for leaf in encoded]
-            _require(len(leaves) == structure.leaf_count, "leaves and structure differ in number")
-        except WaystationError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            raise Corrupt(f"'{path}' is malformed: {error}", path=path) from error
-        return cls(structure, leaves, arrays, labels)
+@paused_collection()
+def decode(data: bytes, path: str) -> StoredTree:
+    """Reads and checks the bytes of the file."""
+    body = load_json(_native.open_sealed_json(data, path), path)
+    try:
+        structure = Structure.from_json(body["structure"], path=path)
+        arrays, labels = _decode_arrays(body)
+        encoded = body["leaves"]
+        numbers = [leaf for leaf in encoded if type(leaf) is int]
+        _require(numbers == list(range(len(arrays))), "array leaves are not numbered in order")
+        leaves = [ArrayLeaf(leaf) if type(leaf) is int else _decode_scalar(leaf) for leaf in encoded]
+        _require(len(leaves) == structure.leaf_count, "leaves and structure differ in number")
+    except WaystationError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise Corrupt(f"'{path}' is malformed: {error}", path=path) from error
+    return StoredTree(structure, leaves, arrays, labels)
 
 
 class _Interned:

@@ -19,7 +19,7 @@ from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation._paths import is_there
 from waystation.frameworks.base import ArraySource
-from waystation.layouts.native import engine_job, handler_files, merge, names
+from waystation.layouts.native import engine_job, handler_files, merge, names, tree_file
 from waystation.layouts.native.attempts import Attempt
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.merge import Part
@@ -30,8 +30,8 @@ from waystation.layouts.native.records import (
     Digest,
     dump_json,
 )
-from waystation.layouts.native.tree_file import TreeFile
 from waystation.layouts.native.write_plan import WritePlan
+from waystation.layouts.opened import StoredTree
 
 SYNC_TOGETHER_BYTES = 8 << 20
 
@@ -49,7 +49,7 @@ class Prepared:
     """
 
     name: str
-    tree: TreeFile
+    tree: StoredTree
     sources: Sequence[ArraySource]
     chunks: Sequence[Chunk]
     plan: WritePlan
@@ -182,7 +182,7 @@ def metadata_files(prepared: Prepared, parts: Sequence[Part], *, partial: bool) 
     tree = prepared.tree
     merged = merge.merge(parts, prepared.sources, tree.labels, partial=partial)
     contents = {
-        names.TREE: tree.encode(),
+        names.TREE: tree_file.encode(tree),
         names.FILE_TABLE: merged.encode_files(),
         names.CHUNK_TABLE: merged.encode_chunks(),
         names.CHECKSUM_TABLE: merged.encode_checksums(),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from waystation import _native
 from waystation._options import Options
 from waystation.layouts.native import read_job
-from waystation.layouts.native.read_job import ReadStatistics
+from waystation.layouts.opened import ReadStatistics
 from waystation.layouts.orbax.checksums import FileChecksums
 from waystation.layouts.orbax.values import Files
 

@@ -23,9 +23,7 @@ from waystation.frameworks.storage import StorageMetadata
 from waystation.grid import Box, volume
 from waystation.layouts.native import memory
 from waystation.layouts.native.memory import as_array
-from waystation.layouts.native.read import Allocate, Request
-from waystation.layouts.native.read_job import ReadStatistics
-from waystation.layouts.native.tree_file import TreeFile
+from waystation.layouts.opened import Allocate, ReadStatistics, Request, StoredTree
 from waystation.layouts.orbax.checksums import FileChecksums
 from waystation.layouts.orbax.chunk_places import ChunkPlaces, NamedArray
 from waystation.layouts.orbax.chunk_reader import Destination, read_chunks
@@ -40,7 +38,7 @@ Buffer = np.ndarray[Any, Any]
 _IN_FLIGHT_BYTES = 1 << 30  # where no bound is set
 
 
-class OrbaxTree(TreeFile):
+class OrbaxTree(StoredTree):
     """The tree of a checkpoint of Orbax's, which says less of containers than one of ours."""
 
     __slots__ = ()
@@ -91,6 +89,9 @@ class OpenOrbax:
         )
         self._checksums = checksums
         self._store: TensorStore | None = None
+
+    read_to_devices = None
+    read_over = None
 
     @property
     def notices_absence(self) -> bool:
