@@ -7,31 +7,31 @@ the checkpoint is what it was, and data that have moved in are removed like thos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from waystation._errors import Conflict, Unsupported
 from waystation._options.in_effect import current_options
+from waystation.checkpoint.native_saving import FileLayout, NativeLayout, SharedStorage
 from waystation.checkpoint.paths import PathLike, require_native_checkpoint, resolve
 from waystation.checkpoint.save import check_checkpointables
 from waystation.checkpoint.saving import Saving
 from waystation.layouts.native import commit, orphans
+from waystation.layouts.native.attempts import Attempt
 from waystation.transfers.handle import Progress
 
 
-class AddingSaving(Saving):
-    """A save that all processes of the program make together, into a checkpoint that is there."""
+@dataclass(frozen=True, slots=True)
+class _ExistingCheckpoint:
+    """A checkpoint that is there, as the place of more checkpointables."""
 
-    _names: frozenset[str] = frozenset()
+    target: str
+    replaces = True
 
-    def begin(
-        self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool = False
-    ) -> None:
-        """Refuses what can be refused without taking anything apart."""
-        self._names = frozenset(checkpointables)
-        super().begin(checkpointables, custom_metadata, is_state=is_state)
-
-    def _check_destination(self) -> None:
+    def check(self, checkpointables: Collection[str]) -> None:
+        """Refuses checkpoints that nothing can be added to, and names that are there."""
         require_native_checkpoint(self.target)
         orphans.remove_dead(self.target)
         record = commit.read_record(self.target)
@@ -40,7 +40,7 @@ class AddingSaving(Saving):
                 f"'{self.target}' is a part of a save to local storage, to which nothing can be added",
                 path=self.target,
             )
-        both = sorted(record.checkpointables.keys() & self._names)
+        both = sorted(record.checkpointables.keys() & set(checkpointables))
         if both:
             raise Conflict(
                 f"checkpoint '{self.target}' has a checkpointable '{both[0]}' already; delete that first, or "
@@ -48,9 +48,10 @@ class AddingSaving(Saving):
                 path=self.target,
             )
 
-    def _publish(self) -> None:
-        commit.add_in_place(self._attempt)
-        commit.remove_replaced(self._attempt)
+    def publish(self, attempt: Attempt, layout: FileLayout) -> None:
+        """Commits."""
+        commit.add_in_place(attempt)
+        commit.remove_replaced(attempt)
 
 
 def add_checkpointables(path: PathLike, checkpointables: dict[str, Any]) -> None:
@@ -75,8 +76,12 @@ def add_checkpointables(path: PathLike, checkpointables: dict[str, Any]) -> None
     options = current_options()
     if options.multiprocessing.primary_host is None:
         raise Unsupported("nothing can be added to checkpoints in local storage; save all at once")
+    target, layout = resolve(path), NativeLayout()
+    destination = SharedStorage(_ExistingCheckpoint(target), layout)
     deadline_s = options.multiprocessing.deadline_s
-    with AddingSaving(resolve(path), options, overwrite=True, deadline_s=deadline_s) as saving:
+    with Saving(
+        target, options, layout, destination, deadline_s=deadline_s, begun_ns=time.time_ns()
+    ) as saving:
         saving.begin(checkpointables, None)
         saving.prepare(checkpointables)
         saving.finish(Progress())

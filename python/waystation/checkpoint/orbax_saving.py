@@ -1,6 +1,6 @@
 """One save in one of Orbax's layouts, which Orbax loads as if it had written it.
 
-The steps are those of `saving`; here is what these layouts decide: how states are cut and planned, what is
+The stages are those of `saving`; here is what these layouts decide: how states are cut and planned, what is
 written of them, and which files make all of it a checkpoint. It is made in an attempt and becomes visible by
 one rename, as every checkpoint of ours, although Orbax itself would write some of these files afterwards and
 make few of them durable. Handlers write their files into the directories of their checkpointables.
@@ -14,25 +14,27 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from waystation import _native
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, Unsupported, from_os_error
-from waystation.checkpoint import cast, fingerprints, prepare, state_parts
+from waystation._options import Options
+from waystation.checkpoint import cast, fingerprints, state_parts
 from waystation.checkpoint.handlers import registry as registries
+from waystation.checkpoint.handlers.registry import CheckpointableHandlerRegistry
 from waystation.checkpoint.handlers.types import type_name
-from waystation.checkpoint.paths import is_checkpoint
-from waystation.checkpoint.saving import Saving, naming
+from waystation.checkpoint.native_saving import Writing, check_no_file
+from waystation.checkpoint.prepare import Described
+from waystation.checkpoint.saving import Ranges, Save
 from waystation.checkpoint.write_limits import divided_with_frames
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import commit, handler_files
 from waystation.layouts.native.attempts import Attempt
 from waystation.layouts.native.chunks import Chunk
-from waystation.layouts.native.records import Digest
+from waystation.layouts.native.records import Digest, LocalPart
 from waystation.layouts.native.write import Observer
 from waystation.layouts.orbax import (
     checksums,
@@ -47,7 +49,6 @@ from waystation.layouts.orbax.checkpoint_metadata import PYTREE_HANDLER, Checkpo
 from waystation.layouts.orbax.frame_limits import FrameLimits
 from waystation.layouts.orbax.write_data import Prepared
 from waystation.layouts.orbax.write_parts import Part, check_complete
-from waystation.transfers.handle import Progress
 
 
 @dataclass(slots=True)
@@ -80,54 +81,56 @@ class Planned(Prepared):
     leaves: write_tree.Leaves
 
 
-class OrbaxSaving(Saving):
-    """A save in one of Orbax's layouts that all processes of the program make together."""
+class OrbaxLayout:
+    """One of Orbax's layouts; a `FileLayout`."""
 
-    _limits = FrameLimits()
-    _written: Sequence[Part] = ()  # by a program of one process
+    def __init__(self) -> None:
+        self._limits = FrameLimits()
+        self._cut: dict[str, Taken] = {}
+        self._planned: dict[str, Planned] = {}
+        self._written: Sequence[Part] = ()  # by a program of one process
 
-    def _check_call(
-        self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool
-    ) -> None:
-        if self._is_local:
+    def check(self, save: Save, checkpointables: Collection[str]) -> None:
+        """Refuses storage of each process's own, and the names of files of the layout."""
+        if save.writer.is_local:
             raise Unsupported(
                 "Orbax's layouts are written to storage that all processes share; set "
                 "multiprocessing.primary_host to a process, or array.saving.use_ocdbt to None"
             )
-        super()._check_call(checkpointables, custom_metadata, is_state=is_state)
+        check_no_file(checkpointables)
+        for name in checkpointables:
+            if name in names.FILES or names.is_temporary(name):
+                raise InvalidInput(
+                    f"'{name}' cannot be the name of a checkpointable: Orbax's layout has such files"
+                )
 
-    def _check_place_of(self, name: str) -> None:
-        super()._check_place_of(name)
-        if name in names.FILES or names.is_temporary(name):
-            raise InvalidInput(
-                f"'{name}' cannot be the name of a checkpointable: Orbax's layout has such files"
-            )
-
-    def _prepare(self, checkpointables: Mapping[str, Any], *, with_snapshot: bool) -> list[str]:
-        bound = self._options.memory.write_limit_bytes()
-        if self._options.array.saving.use_compression and bound is not None:
-            self._options, self._limits = divided_with_frames(self._options, bound)
-        lines = super()._prepare(checkpointables, with_snapshot=with_snapshot)
-        # Processes that cut arrays into other chunks would not write the same ones.
-        return [*lines, f"chunks of up to {self._limits.chunk_bytes} bytes"] if lines else []
+    def bounded(self, options: Options) -> Options:
+        """The options, with half of the bound where the other is for what is compressed."""
+        bound = options.memory.write_limit_bytes()
+        if options.array.saving.use_compression and bound is not None:
+            options, self._limits = divided_with_frames(options, bound)
+        return options
 
     @paused_collection()
-    def _take(self, name: str, described: prepare.Described, *, is_only: bool) -> Any:
-        saving = self._options.array.saving
-        with naming(None if is_only else name):
-            leaves = write_tree.leaves_of(described.structure, described.leaves, described.sources)
-            wanted = cast.wanted_dtypes(leaves.arrays, leaves.names, saving)
-            sizes = {number: dtypes.of_name(dtype).host.itemsize for number, dtype in wanted.items()}
-            arrays = write_plan.cut(leaves.names, leaves.arrays, saving, self._writer, sizes, self._limits)
-            chunks = [value.chunk for value in arrays.values]
-            for source in leaves.arrays:
-                source.blocks = []  # what others write may be changed or freed at once
-            cast.apply(chunks, leaves.arrays, leaves.names, wanted, cast.rule_of(saving))
-            arrays.describe()
-            write_plan.check_paths(arrays)
-        return Taken(leaves, arrays, chunks, leaves.arrays, wanted)
+    def cut(self, name: str, described: Described, save: Save) -> Taken:
+        """See `Layout`."""
+        saving = save.options.array.saving
+        leaves = write_tree.leaves_of(described.structure, described.leaves, described.sources)
+        wanted = cast.wanted_dtypes(leaves.arrays, leaves.names, saving)
+        sizes = {number: dtypes.of_name(dtype).host.itemsize for number, dtype in wanted.items()}
+        arrays = write_plan.cut(leaves.names, leaves.arrays, saving, save.writer, sizes, self._limits)
+        chunks = [value.chunk for value in arrays.values]
+        for source in leaves.arrays:
+            source.blocks = []  # what others write may be changed or freed at once
+        cast.apply(chunks, leaves.arrays, leaves.names, wanted, cast.rule_of(saving))
+        arrays.describe()
+        write_plan.check_paths(arrays)
+        taken = self._cut[name] = Taken(leaves, arrays, chunks, leaves.arrays, wanted)
+        return taken
 
-    def _fingerprint(self, name: str, taken: Any) -> list[str]:
+    def fingerprint(self, name: str) -> list[str]:
+        """See `Layout`. Processes that cut arrays into other chunks would not write the same ones."""
+        taken = self._cut[name]
         labels, arrays = taken.leaves.names, taken.arrays
         return [
             *fingerprints.of_casts(name, labels, taken.cast),
@@ -136,80 +139,87 @@ class OrbaxSaving(Saving):
                 for label, cut in zip(labels, arrays.cuts, strict=True)
             ),
             f"checkpointable '{name}': stored as {arrays.storage}",
+            f"chunks of up to {self._limits.chunk_bytes} bytes",
         ]
 
     @paused_collection()
-    def _plan(self, name: str, taken: Any) -> Planned:
-        arrays, waited_for = taken.arrays, self._waited_for.get(name, [])
-        if arrays.storage.level is not None:
-            return Planned(name, arrays, None, [], bool(waited_for), taken.leaves)
-        planned = write_plan.plan(arrays, self._writer.process)
-        positions = planned.positions_of(waited_for, arrays.values)
-        return Planned(name, arrays, planned, positions, bool(waited_for), taken.leaves)
+    def plan(self, save: Save, waited_for: Ranges) -> None:
+        """See `Layout`."""
+        for name, taken in self._cut.items():
+            arrays, ranges = taken.arrays, list(waited_for.get(name, []))
+            planned, positions = None, []
+            if arrays.storage.level is None:
+                planned = write_plan.plan(arrays, save.writer.process)
+                positions = planned.positions_of(ranges, arrays.values)
+            self._planned[name] = Planned(name, arrays, planned, positions, bool(ranges), taken.leaves)
 
-    def _new_attempt(self, transaction: str | None = None) -> Attempt:
-        attempt = super()._new_attempt(transaction)
-        try:
-            for name, planned in self._states.items():
-                for own in planned.arrays.directories():
-                    _make_directory(os.path.join(attempt.path, name, own))
-        except BaseException:
-            self._close_group()
-            attempt.discard()
-            raise
-        return attempt
+    def release(self) -> None:
+        """See `Layout`."""
+        self._cut, self._planned = {}, {}
 
-    def _files_directory(self, path: str, name: str) -> str:
-        return os.path.join(path, name)
+    def directories(self) -> list[str]:
+        """One for each state, and those of its arrays."""
+        return [
+            os.path.join(name, own)
+            for name, planned in self._planned.items()
+            for own in ("", *planned.arrays.directories())
+        ]
 
-    def _write_states(self, path: str, progress: Progress, on_copied_out: Callable[[], None]) -> bytes:
-        observer = Observer(
-            progress.add,
-            on_copied_out,
-            {},
-            self._attempt.heartbeat if self._attempt else lambda: None,
-            self._writer.process_count == 1,
-        )
-        self._make_own_directories(path)
+    def write(self, save: Save, writing: Writing) -> bytes:
+        """See `FileLayout`."""
+        is_alone = save.writer.process_count == 1
+        observer = Observer(writing.progress.add, writing.on_copied_out, {}, writing.heartbeat, is_alone)
+        self._make_own_directories(save, writing)
         parts = write_data.write(
-            path,
-            list(self._states.values()),
-            self._writer.process,
-            self._options,
+            writing.path,
+            list(self._planned.values()),
+            save.writer.process,
+            save.options,
             self._limits,
             observer,
-            lambda: progress.cancelled,
-            self._group,
+            lambda: writing.progress.cancelled,
+            writing.group,
         )
-        if self._writer.process_count == 1:
+        if is_alone:
             self._written = parts
             return b""
-        return state_parts.write(path, list(self._states), parts, self._writer.process)
+        return state_parts.write(writing.path, list(self._planned), parts, save.writer.process)
 
-    def _make_own_directories(self, path: str) -> None:
+    def _make_own_directories(self, save: Save, writing: Writing) -> None:
         """Makes the directories of this process's part of databases."""
-        for name, planned in self._states.items():
+        for name, planned in self._planned.items():
             if not planned.arrays.storage.use_ocdbt or not planned.arrays.values:
                 continue
-            own = os.path.join(path, name, names.ocdbt_process(self._writer.process))
+            own = os.path.join(writing.path, name, names.ocdbt_process(save.writer.process))
             directory = os.path.join(own, "d")
             _make_directory(own)
             _make_directory(directory)
-            self._group.add([directory, own])
+            writing.group.add([directory, own])
 
-    def _write_metadata(self, told: Sequence[bytes]) -> None:
-        path, states = self._attempt.path, list(self._states.values())
+    def complete(
+        self,
+        save: Save,
+        attempt: Attempt,
+        group: _native.SyncGroup,
+        told: Sequence[bytes],
+        local: LocalPart | None = None,
+    ) -> None:
+        """See `FileLayout`."""
+        assert local is None, "it was refused before"
+        path, states = attempt.path, list(self._planned.values())
         parts = [[part] for part in self._written]
-        if self._writer.process_count > 1:
-            parts = state_parts.collect(path, list(self._states), told, Part.decode)
+        if save.writer.process_count > 1:
+            parts = state_parts.collect(path, list(self._planned), told, Part.decode)
         files: dict[str, bytes] = {}
-        listed = {name: self._listed_of_handler(path, name) for name in self._handlers}
+        listed = {name: _listed_of_handler(os.path.join(path, name)) for name in save.handlers}
         for planned, own in zip(states, parts, strict=True):
             check_complete(own, planned.arrays)
-            made = self._files_of(planned, own)
+            made = _files_of(save, planned, own)
             files |= {os.path.join(path, planned.name, file): content for file, content in made.items()}
             listed[planned.name] = _listed(planned, own, made)
-        files |= {os.path.join(path, file): content for file, content in self._files_of_all(listed).items()}
+        files |= {
+            os.path.join(path, file): content for file, content in self._files_of_all(save, listed).items()
+        }
         present = {
             os.path.join(path, planned.name, own)
             for planned in states
@@ -218,43 +228,25 @@ class OrbaxSaving(Saving):
         directories = {os.path.dirname(file) for file in files} - present
         for directory in sorted(directories):
             _make_directory(directory)
-        _native.write_small_files(list(files.items()), group=self._group)
-        self._attempt.seal()
-        named = [os.path.join(path, name) for name in (*self._states, *self._handlers)]
-        self._group.add(list({*present, *directories, *named, path}))
-        self._group.sync()
+        _native.write_small_files(list(files.items()), group=group)
+        attempt.seal()
+        named = [os.path.join(path, name) for name in (*self._planned, *save.handlers)]
+        group.add(list({*present, *directories, *named, path}))
+        group.sync()
 
-    def _files_of(self, planned: Planned, parts: Sequence[Part]) -> dict[str, bytes]:
-        return write_metadata.of_state(
-            planned.leaves,
-            planned.arrays,
-            parts,
-            self._writer.primary,
-            time.time_ns(),
-            with_shardings=self._options.array.saving.enable_write_sharding_file,
-            with_rich_types=self._options.pytree.saving.pytree_metadata_options.support_rich_types,
-        )
-
-    def _listed_of_handler(self, path: str, name: str) -> checksums.Listed:
-        """The files that the handler of a checkpointable has written."""
-        directory = self._files_directory(path, name)
-        below = handler_files.below(directory)
-        return checksums.Listed(
-            False, {os.path.relpath(file, directory): handler_files.digest(file) for file in below}
-        )
-
-    def _files_of_all(self, listed: Mapping[str, checksums.Listed]) -> dict[str, bytes]:
+    def _files_of_all(self, save: Save, listed: Mapping[str, checksums.Listed]) -> dict[str, bytes]:
         """The files of the checkpoint itself, of which one vouches for all others."""
-        handlers = dict.fromkeys(self._states, PYTREE_HANDLER)
-        handlers |= {name: self._name_in_orbax(type(handler)) for name, handler in self._handlers.items()}
+        handlers = dict.fromkeys(self._planned, PYTREE_HANDLER)
+        registry = save.options.checkpointables.registry
+        handlers |= {name: _name_in_orbax(type(handler), registry) for name, handler in save.handlers.items()}
         metadata = CheckpointMetadata(
             handlers,
-            init_timestamp_nsecs=self.begun_ns,
+            init_timestamp_nsecs=save.begun_ns,
             commit_timestamp_nsecs=time.time_ns(),
-            custom_metadata=self._custom_metadata or {},
+            custom_metadata=save.custom_metadata or {},
         )
         top = {
-            names.COMMIT_SUCCESS: f"Checkpoint commit was successful to {self.target}".encode(),
+            names.COMMIT_SUCCESS: f"Checkpoint commit was successful to {save.target}".encode(),
             names.INDICATOR: checksums.INDICATOR,
         }
         digests = {name: Digest.of(content) for name, content in top.items()}
@@ -265,26 +257,45 @@ class OrbaxSaving(Saving):
             **top,
         }
 
-    def _name_in_orbax(self, handler: type) -> str:
-        """The name under which Orbax knows a type of handlers; its own if Orbax knows none."""
-        shared = registries.global_registry()
-        known = self._options.checkpointables.registry or shared
-        others = [*known.get_secondary_typestrs(handler), *shared.get_secondary_typestrs(handler)]
-        return next((name for name in others if name.startswith("orbax.")), type_name(handler))
-
-    def _publish(self) -> None:
-        if not self._overwrite or not is_checkpoint(self.target):
-            commit.publish_new(self._attempt)
-            return
+    def replace(self, attempt: Attempt) -> None:
+        """See `FileLayout`."""
         try:
-            commit.swap(self._attempt)
+            commit.swap(attempt)
         except Unsupported as error:
             raise Unsupported(
-                f"this file system cannot swap '{self.target}' with a new checkpoint in one act; save to a "
-                "new path, and delete the old one",
-                path=self.target,
+                f"this file system cannot swap '{attempt.target}' with a new checkpoint in one act; save "
+                "to a new path, and delete the old one",
+                path=attempt.target,
             ) from error
-        commit.remove_replaced(self._attempt)
+        commit.remove_replaced(attempt)
+
+
+def _files_of(save: Save, planned: Planned, parts: Sequence[Part]) -> dict[str, bytes]:
+    return write_metadata.of_state(
+        planned.leaves,
+        planned.arrays,
+        parts,
+        save.writer.primary,
+        time.time_ns(),
+        with_shardings=save.options.array.saving.enable_write_sharding_file,
+        with_rich_types=save.options.pytree.saving.pytree_metadata_options.support_rich_types,
+    )
+
+
+def _listed_of_handler(directory: str) -> checksums.Listed:
+    """The files that the handler of a checkpointable has written."""
+    below = handler_files.below(directory)
+    return checksums.Listed(
+        False, {os.path.relpath(file, directory): handler_files.digest(file) for file in below}
+    )
+
+
+def _name_in_orbax(handler: type, registry: CheckpointableHandlerRegistry | None) -> str:
+    """The name under which Orbax knows a type of handlers; its own if Orbax knows none."""
+    shared = registries.global_registry()
+    known = registry or shared
+    others = [*known.get_secondary_typestrs(handler), *shared.get_secondary_typestrs(handler)]
+    return next((name for name in others if name.startswith("orbax.")), type_name(handler))
 
 
 def _listed(planned: Planned, parts: Sequence[Part], made: Mapping[str, bytes]) -> checksums.Listed:

@@ -17,7 +17,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from waystation import _forks
@@ -28,6 +29,7 @@ from waystation._paths import scan_directory
 from waystation.checkpoint import sessions
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.joining import Part, open_part, write_whole
+from waystation.checkpoint.native_saving import FileLayout, NativeLayout, SharedStorage
 from waystation.checkpoint.paths import PathLike, check_destination, is_checkpoint, resolve
 from waystation.checkpoint.save import in_background
 from waystation.checkpoint.saving import Saving
@@ -35,6 +37,7 @@ from waystation.layouts.native import commit, marks, names, write_lock
 from waystation.layouts.native.assemble import join_structures
 from waystation.layouts.native.attempts import Attempt, remove_dead, remove_tree
 from waystation.transfers.handle import AsyncResponse, Progress
+from waystation.tree import Structure
 
 _DIGITS = 6  # of the number of a part
 
@@ -66,8 +69,9 @@ def save_async(path: PathLike, state: Any, *, custom_metadata: Any = None) -> As
     Parts come one after another: this first waits until an earlier one for the same path has been saved.
     """
     saving = _open(path)
+    final = saving.target  # of the whole; that of the part is known once it has begun
     response = in_background(saving, {STATE: state}, _checked(custom_metadata), is_state=True)
-    _running.add(saving.final, response)
+    _running.add(final, response)
     return response
 
 
@@ -110,62 +114,51 @@ def _finalize(final: str, options: Options) -> bytes:
     )
 
 
-class PartialSaving(Saving):
-    """The save of one part by all processes.
+class _PlaceOfPart:
+    """Where the next part of a whole goes.
 
-    Attributes:
+    Args:
         final: Where the whole will be.
     """
 
-    def __init__(self, final: str, options: Options) -> None:
-        timeout_s = options.asynchronous.timeout_secs
-        deadline_s = min(options.multiprocessing.deadline_s, timeout_s)
-        super().__init__(final, options, overwrite=False, deadline_s=deadline_s)
-        self.final = final
+    replaces = False
+
+    def __init__(self, final: str) -> None:
+        self._final = final
         self._parts: list[Part] = []
 
-    def begin(
-        self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool = False
-    ) -> None:
-        """Refuses what can be refused without the state, and finds the place of the part."""
-        super().begin(checkpointables, custom_metadata, is_state=is_state)
-        place = self._session.broadcast(lambda: os.fsencode(_place(self.final, len(self._parts))))
-        self.target = os.fsdecode(place)
+    def check(self, checkpointables: Collection[str]) -> str:
+        """Looks at what is there; returns the place of the part."""
+        _check_place(self._final)
+        self._parts = _open_parts(self._final)
+        return _place(self._final, len(self._parts))
 
-    def prepare(self, checkpointables: Mapping[str, Any], *, snapshot: bool = False) -> bool:
-        """Takes the state apart, and refuses what earlier parts have."""
-        may_change = super().prepare(checkpointables, snapshot=snapshot)
-        self._session.broadcast(self._check_additions)
-        return may_change
+    def check_structure(self, structure: Structure) -> None:
+        """Refuses what earlier parts have, in the primary, which alone knows these."""
+        join_structures([*(opened.tree.structure for _, opened in self._parts), structure])
 
-    def _check_destination(self) -> None:
-        """Looks at what is there, in the primary."""
-        _check_place(self.final)
-        self._parts = _open_parts(self.final)
-
-    def _publish(self) -> None:
-        with contextlib.suppress(_NoParts), _locked_parts(self.final):
-            if not is_checkpoint(self.final):
-                super()._publish()
+    def publish(self, attempt: Attempt, layout: FileLayout) -> None:
+        """Commits the part, unless the parts have been joined."""
+        with contextlib.suppress(_NoParts), _locked_parts(self._final):
+            if not is_checkpoint(self._final):
+                commit.publish_new(attempt)
                 return
         raise Conflict(
-            f"'{self.final}' was finalized while a part of it was saved, and does not have the part; save it "
-            "as a checkpoint of its own",
-            path=self.final,
+            f"'{self._final}' was finalized while a part of it was saved, and does not have the part; save "
+            "it as a checkpoint of its own",
+            path=self._final,
         )
 
-    def _check_additions(self) -> bytes:
-        (own,) = self._prepared()
-        structures = [opened.tree.structure for _, opened in self._parts]
-        join_structures([*structures, own.tree.structure])
-        return b""
 
-
-def _open(path: PathLike) -> PartialSaving:
+def _open(path: PathLike) -> Saving:
     options = _checked_options(current_options())
     final = _final(resolve(path))
     _running.wait(final)
-    return PartialSaving(final, options)
+    deadline_s = min(options.multiprocessing.deadline_s, options.asynchronous.timeout_secs)
+    place = _PlaceOfPart(final)
+    layout = NativeLayout(place.check_structure)
+    destination = SharedStorage(place, layout)
+    return Saving(final, options, layout, destination, deadline_s=deadline_s, begun_ns=time.time_ns())
 
 
 def _checked_options(options: Options) -> Options:

@@ -9,6 +9,7 @@ failed at any point, the attempt's directory is removed and what stood at the de
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -17,14 +18,14 @@ from typing_extensions import TypeVar
 
 from waystation._arguments import require_type
 from waystation._errors import InvalidInput, Unsupported
-from waystation._options import Options
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import remote_state
 from waystation.checkpoint.handlers.choice import METRICS, STATE
-from waystation.checkpoint.local_saving import LocalSaving
-from waystation.checkpoint.orbax_saving import OrbaxSaving
+from waystation.checkpoint.local_saving import OwnStorage
+from waystation.checkpoint.native_saving import NativeLayout, NewPlace, SharedStorage
+from waystation.checkpoint.orbax_saving import OrbaxLayout
 from waystation.checkpoint.paths import PathLike, resolve
-from waystation.checkpoint.saving import Saving
+from waystation.checkpoint.saving import Destination, Saving
 from waystation.transfers.handle import AsyncResponse, Progress
 
 R = TypeVar("R", bound=AsyncResponse[Any], default=AsyncResponse[None])
@@ -263,20 +264,17 @@ def open_saving(
 
     See `paths.check_destination` for `on_set_aside`.
     """
-    options = current_options()
+    options, target = current_options(), resolve(path)
     deadline_s = options.multiprocessing.deadline_s
     if timeout_s is not None:
         deadline_s = min(deadline_s, timeout_s)
-    saving = _kind(options)(resolve(path), options, overwrite=overwrite, deadline_s=deadline_s)
-    saving.begun_ns = begun_ns or saving.begun_ns
-    saving.on_set_aside = on_set_aside
-    return saving
-
-
-def _kind(options: Options) -> type[Saving]:
-    if options.array.saving.use_ocdbt is not None:
-        return OrbaxSaving
-    return LocalSaving if options.multiprocessing.primary_host is None else Saving
+    is_native = options.array.saving.use_ocdbt is None
+    layout = NativeLayout() if is_native else OrbaxLayout()
+    destination: Destination = SharedStorage(NewPlace(target, overwrite, on_set_aside), layout)
+    if is_native and options.multiprocessing.primary_host is None:
+        destination = OwnStorage(layout, overwrite=overwrite)
+    begun_ns = begun_ns or time.time_ns()
+    return Saving(target, options, layout, destination, deadline_s=deadline_s, begun_ns=begun_ns)
 
 
 def check_checkpointables(checkpointables: object) -> None:

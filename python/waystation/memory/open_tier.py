@@ -39,6 +39,8 @@ from waystation._errors import (
 )
 from waystation._options import Options
 from waystation.checkpoint.loading import Loading
+from waystation.checkpoint.native_saving import CutStates
+from waystation.checkpoint.saving import Saving
 from waystation.checkpoint.sessions import open_session, process_count
 from waystation.coordination import Session
 from waystation.memory.agent import OwnAgent
@@ -47,7 +49,7 @@ from waystation.memory.errors import DoubtedStepWarning, LostStepWarning, Memory
 from waystation.memory.loading import VersionLoading
 from waystation.memory.records import CommittedRecord, Restores
 from waystation.memory.recovering import Recovering
-from waystation.memory.saving import VersionSaving, saving_options
+from waystation.memory.saving import AgentSlots, saving_options
 from waystation.memory.version_store import VersionStore
 from waystation.memory.versions import Version, Whole, candidates
 from waystation.training.logger import Logger
@@ -285,14 +287,25 @@ class OpenMemoryTier:
             self._uncommitted = None
         self._forget_freed(store, store.kept_while_saving)
         version = Version(store.epoch, request.step)
-        saving = VersionSaving(store, version, options, request.begun_ns)
+        layout = CutStates()
+        slots = AgentSlots(store, version, layout)
+        saving = Saving(
+            f"step {version.step} in memory (epoch {version.epoch})",
+            options,
+            layout,
+            slots,
+            deadline_s=options.multiprocessing.deadline_s,
+            begun_ns=request.begun_ns,
+        )
         parts = request.parts()
         with saving.closed_on_error():
             saving.begin(parts, request.custom_metadata)
             saving.prepare(parts)
-        self._finish_in_background(saving, store, version)
+        self._finish_in_background(saving, slots, store, version)
 
-    def _finish_in_background(self, saving: VersionSaving, store: VersionStore, version: Version) -> None:
+    def _finish_in_background(
+        self, saving: Saving, slots: AgentSlots, store: VersionStore, version: Version
+    ) -> None:
         """Has the rest of a save done; returns once the program may change its state."""
         is_copied = threading.Event()
 
@@ -302,7 +315,7 @@ class OpenMemoryTier:
                     saving.finish(progress, is_copied.set)
             finally:
                 is_copied.set()
-            self._has_saved(store, Whole(version, saving.shard_count), saving.saved_bytes)
+            self._has_saved(store, Whole(version, saving.process_count), slots.saved_bytes)
 
         response = AsyncResponse(f"saving {saving.target}", work)
         self._flight = version.step, response

@@ -1,6 +1,6 @@
 """One save to memory, step by step, as every process of the program takes it.
 
-The steps are those of `checkpoint/saving.py`, in as many rounds; here is where bytes go: each process copies
+The stages are those of `checkpoint/saving.py`, in as many rounds; here is where bytes go: each process copies
 its shard into a slot of its host's agent, which verifies and seals it. What can go wrong, in order: a process
 refuses its state; there is no agent, or no slot to be had; a process fails or is killed while it copies: its
 slot is freed, and the others give up what they have sealed. From the end of the last round on every shard is
@@ -13,14 +13,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from waystation import _forks
 from waystation._errors import Unavailable, from_os_error
 from waystation._options import Options, StorageOptions
-from waystation.checkpoint.handlers.types import type_name
-from waystation.checkpoint.prepare import Taken
-from waystation.checkpoint.saving import Saving
+from waystation.checkpoint.native_saving import CutStates
+from waystation.checkpoint.saving import Save, undone_on_error
 from waystation.layouts.native import engine_job, handler_files
 from waystation.memory.loading import primary_of
 from waystation.memory.shard import Shard, ShardRecord, lay_out, path_of_file
@@ -29,86 +28,77 @@ from waystation.memory.versions import Version, shard_name
 from waystation.transfers.handle import Progress
 
 
-class VersionSaving(Saving):
-    """A save of one version that all processes of the program make together.
+class AgentSlots:
+    """The slots of agents, each with the shard of one process; a `Destination`.
 
     Args:
-        store: Who keeps it.
+        store: Who keeps the version.
         version: The version.
-        options: Of the save, see `saving_options`.
-        begun_ns: When the call began whose save it is, nanoseconds since 1970.
+        layout: The states, once they are cut.
 
     Attributes:
         saved_bytes: How many bytes this process has put into its slot.
-        shard_count: How many shards the version has.
     """
 
-    def __init__(self, store: VersionStore, version: Version, options: Options, begun_ns: int) -> None:
-        deadline_s = options.multiprocessing.deadline_s
-        target = f"step {version.step} in memory (epoch {version.epoch})"
-        super().__init__(target, options, overwrite=False, deadline_s=deadline_s)
-        self.begun_ns = begun_ns
-        self._deadline_s = deadline_s
+    def __init__(self, store: VersionStore, version: Version, layout: CutStates) -> None:
         self._store = store
         self._version = version
-        self._shard_name = shard_name(store.sequence, self._writer.process, self._writer.process_count)
-        self.saved_bytes = 0
-        self.shard_count = self._writer.process_count
+        self._layout = layout
+        self._directory: str | None = None  # in which handlers of this process put their files
         self._owner = _forks.Owner()
+        self.saved_bytes = 0
 
-    def finish(self, progress: Progress, on_copied_out: Callable[[], None] = lambda: None) -> None:
+    def begin(self, save: Save, checkpointables: Collection[str], check: Callable[[], None]) -> None:
+        """Refuses wrong arguments; the agent refuses what it cannot take."""
+        save.begin(check)
+
+    def start(self, save: Save) -> str:
+        """Makes the directory in which handlers of this process put their files."""
+        if self._directory is not None:
+            return self._directory
+        self._directory = tempfile.mkdtemp(prefix="waystation-memory-")
+        try:
+            for name in save.handlers:
+                os.makedirs(os.path.join(self._directory, name))
+        except OSError as error:
+            raise from_os_error(error, "create", self._directory) from error
+        return self._directory
+
+    def finish(self, save: Save, progress: Progress, on_copied_out: Callable[[], None]) -> None:
         """Copies this process's shard and has it sealed; returns once all shards are, and as safe as they are
         to be."""
-        with self._undone_on_error():
-            self._session.round(lambda: self._write(progress, on_copied_out), lambda _: b"")
-        self._store.confirm(self._session, self._version, self.saved_bytes)
+        with undone_on_error(self, save):
+            save.session.round(lambda: self._write(save, progress, on_copied_out), lambda _: b"")
+        self._store.confirm(save.session, self._version, self.saved_bytes)
 
-    def _check_destination(self) -> None:
-        """The agent refuses what it cannot take."""
-
-    def _plan(self, name: str, taken: Taken) -> Taken:
-        return taken
-
-    def _start(self) -> None:
-        """Makes the directory in which handlers of this process put their files."""
-        if self._path is not None:
-            return
-        self._path = tempfile.mkdtemp(prefix="waystation-memory-")
-        try:
-            for name in self._handlers:
-                os.makedirs(self._files_directory(self._path, name))
-        except OSError as error:
-            raise from_os_error(error, "create", self._path) from error
-
-    def _write(self, progress: Progress, on_copied_out: Callable[[], None]) -> bytes:
-        files = self._files_of_handlers(progress)
-        handlers = {name: type_name(type(handler)) for name, handler in self._handlers.items()}
+    def _write(self, save: Save, progress: Progress, on_copied_out: Callable[[], None]) -> bytes:
+        files = self._files_of_handlers(save, progress)
         record = ShardRecord(
-            self._writer.process_count,
-            dict.fromkeys(self._states) | handlers,
-            self._custom_metadata,
-            self.begun_ns,
+            save.writer.process_count,
+            dict.fromkeys(self._layout.taken) | save.handler_names,
+            save.custom_metadata,
+            save.begun_ns,
         )
-        is_primary = self._writer.process == self._writer.primary
-        shard = lay_out(record, self._states, files, is_primary=is_primary)
+        is_primary = save.writer.process == save.writer.primary
+        shard = lay_out(record, self._layout.taken, files, is_primary=is_primary)
         if not shard.can_change:
             on_copied_out()
-        self._copy(shard, progress, on_copied_out)
-        self._check_cancelled(progress)
+        self._copy(save, shard, progress, on_copied_out)
+        save.check_cancelled(progress)
         self.saved_bytes = shard.data_bytes
         return b""
 
-    def _files_of_handlers(self, progress: Progress) -> dict[str, bytes]:
+    def _files_of_handlers(self, save: Save, progress: Progress) -> dict[str, bytes]:
         """What the handlers have made, by the paths of its entries."""
-        if self._calls is None:
+        if save.calls is None:
             return {}
-        assert self._path is not None, "the directory was made before they were called"
-        self._calls.start()
-        progress.add(self._calls)
-        self._calls.finish()
+        assert self._directory is not None, "the directory was made before they were called"
+        save.calls.start()
+        progress.add(save.calls)
+        save.calls.finish()
         found: dict[str, bytes] = {}
-        for name in self._handlers:
-            for file, path in handler_files.listed(self._files_directory(self._path, name)).items():
+        for name in save.handlers:
+            for file, path in handler_files.listed(os.path.join(self._directory, name)).items():
                 try:
                     with open(path, "rb") as opened:
                         found[path_of_file(name, file)] = opened.read()
@@ -116,41 +106,39 @@ class VersionSaving(Saving):
                     raise from_os_error(error, "read", path) from error
         return found
 
-    def _copy(self, shard: Shard, progress: Progress, on_copied_out: Callable[[], None]) -> None:
-        version = self._version
+    def _copy(self, save: Save, shard: Shard, progress: Progress, on_copied_out: Callable[[], None]) -> None:
+        version, deadline_s = self._version, save.options.multiprocessing.deadline_s
         job = self._store.saver.start_save(
             version.epoch,
             version.step,
-            self._shard_name,
+            shard_name(self._store.sequence, save.writer.process, save.writer.process_count),
             shard.contents,
             shard.segments,
             shard.chunks,
             data_bytes=shard.data_bytes,
-            threads=self._options.engine.threads,
+            threads=save.options.engine.threads,
         )
         progress.add(job)
         try:
             job.wait_gathered(shard.data_bytes)
             on_copied_out()
-            if not job.wait(self._deadline_s):
+            if not job.wait(deadline_s):
                 raise Unavailable(
-                    f"the agent of this host has not sealed {self.target} within {self._deadline_s:g} s"
+                    f"the agent of this host has not sealed {save.target} within {deadline_s:g} s"
                 )
             job.result()
         except BaseException:
             engine_job.stop(job)
             raise
 
-    def _undo(self) -> None:
+    def undo(self, save: Save) -> None:
         """Gives up what was sealed. Nobody waits for the others: each does the same for its host."""
-        if self._calls is not None:
-            self._calls.close()
         self._store.give_up(self._version)
 
-    def _close(self) -> None:
-        super()._close()
-        if self._path is not None and self._owner.is_here:
-            shutil.rmtree(self._path, ignore_errors=True)
+    def close(self) -> None:
+        """Removes what handlers have put down."""
+        if self._directory is not None and self._owner.is_here:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def saving_options(options: Options, deadline_s: float) -> Options:

@@ -1,0 +1,370 @@
+"""Saves to files: the native layout, the attempt that processes write to, and storage that they share.
+
+What can go wrong, in order: a process refuses its state: nothing has been made. A handler fails, or a process
+fails or dies while data are written: the primary removes the attempt once nobody writes to it any more, or
+the next save does if the primary itself is gone. The primary fails to merge or commit: likewise. Killed after
+the commit: the checkpoint is whole, whatever the other processes are told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from waystation import _native
+from waystation._errors import InvalidInput, WaystationError, from_os_error
+from waystation._options import Options
+from waystation.checkpoint import fingerprints, prepare, state_parts
+from waystation.checkpoint.paths import check_destination, is_checkpoint
+from waystation.checkpoint.prepare import Described, Taken
+from waystation.checkpoint.saving import Layout, Ranges, Save, undone_on_error
+from waystation.layouts.native import commit, handler_files, names, orphans
+from waystation.layouts.native.attempts import Attempt, remove_dead
+from waystation.layouts.native.merge import Part
+from waystation.layouts.native.records import CheckpointRecord, LocalPart
+from waystation.layouts.native.write import Handled, Observer, Prepared, write_data, write_metadata
+from waystation.transfers.handle import Progress
+from waystation.tree import Structure
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What a layout writes to, and reports to.
+
+    Attributes:
+        path: The directory of the attempt.
+        group: Gets what is not durable yet.
+        progress: Is told about jobs, and may cancel.
+        on_copied_out: Is called once the states may be changed.
+        heartbeat: Is called from time to time.
+    """
+
+    path: str
+    group: _native.SyncGroup
+    progress: Progress
+    on_copied_out: Callable[[], None]
+    heartbeat: Callable[[], None]
+
+
+class FileLayout(Layout, Protocol):
+    """A layout of files in an attempt."""
+
+    def directories(self) -> list[str]:
+        """The directories that are made in the attempt first, those above others before them."""
+        ...
+
+    def write(self, save: Save, writing: Writing) -> bytes:
+        """Writes what this process has of the states; returns what the primary has to know of it."""
+        ...
+
+    def complete(
+        self,
+        save: Save,
+        attempt: Attempt,
+        group: _native.SyncGroup,
+        told: Sequence[bytes],
+        local: LocalPart | None = None,
+    ) -> None:
+        """Makes what has been written a checkpoint, and all of it durable.
+
+        Args:
+            save: The save.
+            attempt: The attempt.
+            group: What is not durable yet.
+            told: What `write` has returned in each process; ignored in a program of one.
+            local: Which part it is of a save to local storage.
+        """
+        ...
+
+    def replace(self, attempt: Attempt) -> None:
+        """Commits in the place of another checkpoint, and removes that."""
+        ...
+
+
+def check_no_file(checkpointables: Collection[str]) -> None:
+    """Refuses the names of files that every attempt has."""
+    for name in checkpointables:
+        if name in (names.RECORD, names.OWNER):
+            raise InvalidInput(f"'{name}' cannot be the name of a checkpointable: the layout has such a file")
+
+
+class CutStates:
+    """States cut as they are, in the chunks that their devices hold.
+
+    Args:
+        check: Refuses states that have a structure for which there is no place.
+    """
+
+    def __init__(self, check: Callable[[Structure], object] = lambda _: None) -> None:
+        self._check = check
+        self.taken: dict[str, Taken] = {}
+
+    def check(self, save: Save, checkpointables: Collection[str]) -> None:
+        """Refuses the names of files of the layout."""
+        check_no_file(checkpointables)
+
+    def bounded(self, options: Options) -> Options:
+        """The same options."""
+        return options
+
+    def cut(self, name: str, described: Described, save: Save) -> Taken:
+        """See `Layout`."""
+        self._check(described.structure)
+        taken = self.taken[name] = prepare.take(described, save.options, save.writer)
+        return taken
+
+    def fingerprint(self, name: str) -> list[str]:
+        """See `Layout`."""
+        return fingerprints.of_casts(name, self.taken[name].labels, self.taken[name].cast)
+
+    def plan(self, save: Save, waited_for: Ranges) -> None:
+        """Nothing: others place the chunks."""
+
+    def release(self) -> None:
+        """See `Layout`."""
+        self.taken = {}
+
+
+class NativeLayout(CutStates):
+    """The native layout."""
+
+    def __init__(self, check: Callable[[Structure], object] = lambda _: None) -> None:
+        super().__init__(check)
+        self._prepared: list[Prepared] = []
+        self._waited_for: Ranges = {}
+        self._parts: list[Part] = []  # where no other process has any
+
+    def plan(self, save: Save, waited_for: Ranges) -> None:
+        """See `Layout`."""
+        self._waited_for = waited_for
+        self._prepared = [
+            prepare.plan(name, taken, save.options, save.writer.process) for name, taken in self.taken.items()
+        ]
+
+    def directories(self) -> list[str]:
+        """One for each state."""
+        return [entry.name for entry in self._prepared]
+
+    def write(self, save: Save, writing: Writing) -> bytes:
+        """See `FileLayout`."""
+        observer = Observer(
+            writing.progress.add,
+            writing.on_copied_out,
+            dict(self._waited_for),
+            writing.heartbeat,
+            save.writer.process_count == 1,
+        )
+        parts = write_data(writing.path, self._prepared, save.options, observer, writing.group)
+        if save.writer.process_count == 1 or save.writer.is_local:
+            self._parts = parts
+            return b""
+        return state_parts.write(writing.path, self.directories(), parts, save.writer.process)
+
+    def complete(
+        self,
+        save: Save,
+        attempt: Attempt,
+        group: _native.SyncGroup,
+        told: Sequence[bytes],
+        local: LocalPart | None = None,
+    ) -> None:
+        """See `FileLayout`."""
+        if save.writer.process_count == 1 or local is not None:
+            parts = [[part] for part in self._parts]
+        else:
+            parts = state_parts.collect(attempt.path, self.directories(), told, Part.decode)
+        record = CheckpointRecord(1, {}, time.time_ns(), save.custom_metadata, local, begun_ns=save.begun_ns)
+        callers = 1 if local is not None else save.writer.process_count
+        handled = [Handled(name, handler, callers) for name, handler in save.handler_names.items()]
+        write_metadata(attempt, list(zip(self._prepared, parts, strict=True)), group, record, handled)
+
+    def replace(self, attempt: Attempt) -> None:
+        """See `FileLayout`."""
+        commit.publish_over(attempt)
+        commit.remove_replaced(attempt)
+
+    def release(self) -> None:
+        """See `Layout`."""
+        super().release()
+        self._prepared = []
+
+
+class Files:
+    """The files of an attempt, as this process has them.
+
+    Attributes:
+        layout: What writes them.
+        path: The directory of the attempt; empty until that is there.
+        attempt: In the process that has made it.
+    """
+
+    def __init__(self, layout: FileLayout) -> None:
+        self.layout = layout
+        self.path = ""
+        self.attempt: Attempt | None = None
+        # Of what this process has written and not made durable; from before its first file on.
+        self._group: _native.SyncGroup | None = None
+
+    @property
+    def own_attempt(self) -> Attempt:
+        """The attempt, in the process that has made it."""
+        assert self.attempt is not None, "this process has started the attempt"
+        return self.attempt
+
+    def make(self, save: Save, *, overwrite: bool, transaction: str | None = None) -> Attempt:
+        """Makes the attempt, with a directory for each checkpointable."""
+        remove_dead(*os.path.split(save.target))
+        if overwrite:
+            orphans.remove_dead(save.target)
+        attempt = Attempt(save.target, save.options.file.path_permission_mode, transaction)
+        directory = attempt.path
+        try:
+            self._group = _native.SyncGroup(attempt.path)
+            for own in (*self.layout.directories(), *save.handlers):
+                directory = os.path.join(attempt.path, own)
+                os.makedirs(directory, exist_ok=True)
+        except BaseException as error:
+            self.close()
+            attempt.discard()
+            if isinstance(error, OSError) and not isinstance(error, WaystationError):
+                raise from_os_error(error, "create", directory) from error
+            raise
+        self.attempt = attempt
+        return attempt
+
+    def write(self, save: Save, progress: Progress, on_copied_out: Callable[[], None]) -> bytes:
+        """Writes what this process has of all checkpointables; returns what the primary is told of it."""
+        if self._group is None:
+            self._group = _native.SyncGroup(self.path)
+        group, attempt = self._group, self.attempt
+        if save.calls is not None:
+            save.calls.start()
+            progress.add(save.calls)
+        heartbeat = (lambda: None) if attempt is None else attempt.heartbeat
+        told = self.layout.write(save, Writing(self.path, group, progress, on_copied_out, heartbeat))
+        if save.calls is not None:
+            save.calls.finish()
+        save.check_cancelled(progress)
+        directories = [os.path.join(self.path, name) for name in save.handlers]
+        if save.writer.process_count == 1 or save.writer.is_local:
+            for directory in directories:
+                group.add(handler_files.to_sync(directory))
+            return told
+        for directory in directories:
+            handler_files.sync_present(directory)
+        group.sync()
+        return told
+
+    def complete(self, save: Save, told: Sequence[bytes], local: LocalPart | None = None) -> Attempt:
+        """Makes them a checkpoint that is not committed yet."""
+        assert self._group is not None, "this process has written files"
+        self.layout.complete(save, self.own_attempt, self._group, told, local)
+        return self.own_attempt
+
+    def close(self) -> None:
+        """Closes them; some file systems keep a file that is open."""
+        if self._group is not None:
+            self._group.close()
+
+    def discard(self) -> None:
+        """Removes the attempt."""
+        if self.attempt is not None:
+            self.attempt.discard()
+
+
+class Place(Protocol):
+    """A place in storage that all processes share; only the primary looks at it."""
+
+    @property
+    def replaces(self) -> bool:
+        """Whether something may be there."""
+        ...
+
+    def check(self, checkpointables: Collection[str]) -> str | None:
+        """Refuses checkpointables for what is there. Returns the target if that is decided only now."""
+        ...
+
+    def publish(self, attempt: Attempt, layout: FileLayout) -> None:
+        """Commits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NewPlace:
+    """A checkpoint of its own.
+
+    Attributes:
+        target: Its path.
+        replaces: Whether a checkpoint there is replaced.
+        on_set_aside: See `paths.check_destination`.
+    """
+
+    target: str
+    replaces: bool
+    on_set_aside: Callable[[str], None] | None = None
+
+    def check(self, checkpointables: Collection[str]) -> None:
+        """Refuses what is there."""
+        check_destination(self.target, overwrite=self.replaces, on_set_aside=self.on_set_aside)
+
+    def publish(self, attempt: Attempt, layout: FileLayout) -> None:
+        """Commits."""
+        if self.replaces and is_checkpoint(self.target):
+            layout.replace(attempt)
+        else:
+            commit.publish_new(attempt)
+
+
+class SharedStorage:
+    """Storage that all processes share: the primary makes one attempt there, and commits it.
+
+    Args:
+        place: Where.
+        layout: What is written there.
+    """
+
+    def __init__(self, place: Place, layout: FileLayout) -> None:
+        self._place = place
+        self._files = Files(layout)
+
+    def begin(self, save: Save, checkpointables: Collection[str], check: Callable[[], None]) -> None:
+        """See `Destination`."""
+        save.begin(check, lambda: self._place.check(checkpointables))
+
+    def start(self, save: Save) -> str:
+        """See `Destination`."""
+
+        def make(_: Sequence[bytes]) -> bytes:
+            return os.fsencode(self._files.make(save, overwrite=self._place.replaces).path)
+
+        self._files.path = self._files.path or os.fsdecode(save.session.round(lambda: b"", make))
+        return self._files.path
+
+    def finish(self, save: Save, progress: Progress, on_copied_out: Callable[[], None]) -> None:
+        """See `Destination`."""
+
+        def complete(told: Sequence[bytes]) -> bytes:
+            attempt = self._files.complete(save, told)
+            save.check_cancelled(progress)
+            self._place.publish(attempt, self._files.layout)
+            return b""
+
+        self.start(save)
+        with undone_on_error(self, save):
+            save.session.round(lambda: self._files.write(save, progress, on_copied_out), complete)
+        self._files.close()
+
+    def undo(self, save: Save) -> None:
+        """Removes the attempt once every process has stopped writing to it, or cannot be waited for."""
+        self._files.close()
+        if save.writer.process_count > 1:
+            with contextlib.suppress(WaystationError):
+                save.ending.barrier()
+        self._files.discard()
+
+    def close(self) -> None:
+        """See `Destination`."""
