@@ -23,7 +23,7 @@ from benchmarks.cuda_driver import CudaDriver
 from waystation import _native
 from waystation._options import ArraySavingOptions, MemoryOptions
 from waystation.checkpoint import snapshot
-from waystation.checkpoint.write_limits import WriteShares
+from waystation.checkpoint.snapshot import WriteShares
 from waystation.frameworks.base import ArraySource, Block
 from waystation.layouts.native.chunks import cut
 

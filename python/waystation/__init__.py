@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         tree,
     )
     from waystation._options import StorageOptions
-    from waystation.checkpoint.adding import add_checkpointables
     from waystation.checkpoint.context import Context
     from waystation.checkpoint.delete import delete, delete_async
     from waystation.checkpoint.handlers.types import (
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from waystation.checkpoint.opening import is_orbax_checkpoint
     from waystation.checkpoint.paths import is_checkpoint
     from waystation.checkpoint.save import (
+        add_checkpointables,
         save,
         save_async,
         save_checkpointables,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waystation.frameworks.base import Block
-from waystation.layouts.native.device_copies import records
+from waystation.layouts.native.blocks import records
 
 
 @st.composite

@@ -19,7 +19,7 @@ from tests.support.agents import memory_directory, running_agent
 import waystation as ws
 from waystation._collection import paused_collection
 from waystation.checkpoint.context import Context
-from waystation.checkpoint.ordered_lock import Ticket
+from waystation.checkpoint.loading import Ticket
 from waystation.errors import InvalidInput
 from waystation.layouts.native.attempts import Attempt
 from waystation.safetensors.destination import Destination

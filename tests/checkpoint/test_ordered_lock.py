@@ -8,7 +8,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waystation.checkpoint.ordered_lock import Ticket
+from waystation.checkpoint.loading import Ticket
 
 
 @given(st.permutations(range(5)), st.sets(st.integers(0, 4)))

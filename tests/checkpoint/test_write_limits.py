@@ -25,10 +25,10 @@ from tests.support.peaks import in_own_process
 import waystation
 from waystation import _native, errors
 from waystation._options import MemoryOptions, Options
-from waystation.checkpoint import prepare, snapshot, write_limits
-from waystation.checkpoint.write_limits import WriteShares
+from waystation.checkpoint import prepare, snapshot
+from waystation.checkpoint.snapshot import WriteShares
 from waystation.layouts.native import write_plan
-from waystation.layouts.native.block_views import view_of
+from waystation.layouts.native.blocks import view_of
 
 MIB = 1 << 20
 # What an interpreter and its libraries allocate beside: lists, tables, threads' stacks.
@@ -229,7 +229,7 @@ def test_shares_are_within_the_bound(limit: int, snapshot_bytes: int | None, wit
     shares = WriteShares.of(options, with_snapshot=with_snapshot)
     assert shares.staging_bytes is not None
     assert shares.staging_bytes >= _native.BLOCK_BYTES
-    assert shares.staging_bytes + shares.snapshot_bytes <= max(limit, write_limits.LEAST_BYTES)
+    assert shares.staging_bytes + shares.snapshot_bytes <= max(limit, snapshot.LEAST_BYTES)
     assert snapshot_bytes is None or shares.snapshot_bytes <= snapshot_bytes
     if not with_snapshot:
         assert shares.snapshot_bytes == 0

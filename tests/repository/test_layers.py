@@ -6,6 +6,7 @@ a function or under TYPE_CHECKING counts as any other.
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -183,3 +184,34 @@ def test_private_parts_of_jax_are_used_from_one_file() -> None:
         if module.startswith("jax._src") or module.split(".")[0] == "jaxlib"
     }
     assert len(users) <= 1, f"jax._src and jaxlib are imported by {sorted(users)}; keep them in one file"
+
+
+# What is written down for others to implement, and what of the package these files may import from beside it.
+PROTOCOLS: dict[str, tuple[str, set[str]]] = {
+    "layouts/opened.py": ("waystation.layouts", set()),
+    "frameworks/base.py": ("waystation.frameworks", {"waystation.frameworks.storage"}),
+    "checkpoint/saving.py": ("waystation.layouts", {"waystation.layouts.native"}),
+}
+IMPLEMENTED_SAVES = {"native_saving", "orbax_saving", "local_saving", "partial_saving", "save"}
+
+
+def test_protocols_know_no_implementation() -> None:
+    wrong = []
+    for name, (package, known) in PROTOCOLS.items():
+        for line, module in imported_modules(PACKAGE / name):
+            parts = module.split(".")
+            is_below = module.startswith(f"{package}.") and not any(module.startswith(own) for own in known)
+            if is_below or (name == "checkpoint/saving.py" and IMPLEMENTED_SAVES & set(parts)):
+                wrong.append(f"{name}:{line} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_protocols_are_typed() -> None:
+    wrong = []
+    for name in PROTOCOLS:
+        for node in ast.walk(ast.parse((PACKAGE / name).read_text())):
+            if isinstance(node, ast.ClassDef) and "Protocol" in {ast.unparse(base) for base in node.bases}:
+                text = ast.unparse(node).replace("NDArray[Any]", "")  # of any dtype
+                if re.search(r"\bAny\b", text):
+                    wrong.append(f"{name}: {node.name}")
+    assert not wrong, f"these protocols have Any, behind which nothing is checked: {wrong}"

@@ -1,7 +1,6 @@
 """Checkpoints: save, load, metadata, delete, and the options in effect."""
 
 from waystation._options import StorageOptions
-from waystation.checkpoint.adding import add_checkpointables
 from waystation.checkpoint.context import Context
 from waystation.checkpoint.delete import delete, delete_async
 from waystation.checkpoint.handlers.types import (
@@ -28,6 +27,7 @@ from waystation.checkpoint.metadata import (
 from waystation.checkpoint.opening import is_orbax_checkpoint
 from waystation.checkpoint.paths import is_checkpoint
 from waystation.checkpoint.save import (
+    add_checkpointables,
     save,
     save_async,
     save_checkpointables,

@@ -21,9 +21,8 @@ from waystation._options import ArraySavingOptions
 from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import ArraySource, Block, CastRule
 from waystation.layouts.native import memory
-from waystation.layouts.native.block_views import view_of
+from waystation.layouts.native.blocks import copied_to_host, view_of
 from waystation.layouts.native.chunks import Chunk, options_by_name
-from waystation.layouts.native.device_copies import copied_to_host
 
 
 def rule_of(saving: ArraySavingOptions) -> CastRule:

@@ -15,11 +15,11 @@ from typing import Any, Literal
 from waystation._errors import InvalidInput, Unsupported
 from waystation._options import Options
 from waystation._options.in_effect import current_options
-from waystation.checkpoint import remote_state
+from waystation.checkpoint import opening, remote_state, wanted
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import CheckpointMetadata
-from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.paths import PathLike, naming_checkpoint, resolve
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.stored import AUTO, state_name
 from waystation.frameworks.mesh_in_effect import with_mesh_in_effect
@@ -189,3 +189,22 @@ def _opened(path: PathLike, asked: Any, *, is_in_background: bool) -> tuple[Load
     names, abstracts = asked_for(asked)
     loading = Loading(resolve(path), names, current_options(), is_in_background=is_in_background)
     return loading, abstracts
+
+
+def require_match(path: PathLike, abstract_state: Any) -> None:
+    """Refuses an abstract state that `load` would refuse for its containers, leaves or shapes.
+
+    In one process; no data file is opened.
+
+    Raises:
+        CheckpointNotFound, CheckpointableNotFound, InvalidInput, StructureMismatch, Corrupt, Unsupported: As
+            `waystation.load`.
+    """
+    target, options = resolve(path), current_options()
+    opened = opening.open_checkpoint(target, [AUTO], options)
+    (stored,) = opened.stored.values()
+    tree = opening.require_state(stored, target).tree
+    with naming_checkpoint(target):
+        decided = wanted.as_asked(tree, abstract_state, options.pytree.loading)
+        extents_may_differ = options.array.loading.enable_padding_and_truncation
+        wanted.check_shapes(tree, decided, extents_may_differ=extents_may_differ)

@@ -18,7 +18,7 @@ from typing import Protocol
 from waystation import _native
 from waystation._errors import InvalidInput, WaystationError, from_os_error
 from waystation._options import Options
-from waystation.checkpoint import fingerprints, prepare, state_parts
+from waystation.checkpoint import prepare, state_parts
 from waystation.checkpoint.paths import check_destination, is_checkpoint
 from waystation.checkpoint.prepare import Described, Taken
 from waystation.checkpoint.saving import Layout, Ranges, Save, undone_on_error
@@ -119,7 +119,7 @@ class CutStates:
 
     def fingerprint(self, name: str) -> list[str]:
         """See `Layout`."""
-        return fingerprints.of_casts(name, self.taken[name].labels, self.taken[name].cast)
+        return prepare.fingerprint_of_casts(name, self.taken[name].labels, self.taken[name].cast)
 
     def plan(self, save: Save, waited_for: Ranges) -> None:
         """Nothing: others place the chunks."""

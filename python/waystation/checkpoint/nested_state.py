@@ -17,9 +17,9 @@ from typing import Any
 from waystation import _native
 from waystation._errors import InvalidInput, WaystationError
 from waystation._options.in_effect import current_options
-from waystation.checkpoint import fill, fingerprints, prepare, snapshot, state_parts, wanted
+from waystation.checkpoint import fill, prepare, snapshot, state_parts, wanted
 from waystation.checkpoint.sessions import are_all, open_session
-from waystation.checkpoint.write_limits import WriteShares, bound_engine
+from waystation.checkpoint.snapshot import WriteShares, bound_engine
 from waystation.frameworks import dtypes, registry
 from waystation.layouts.native import names
 from waystation.layouts.native.chunks import Writer
@@ -54,7 +54,7 @@ class NestedSaving:
 
         def work() -> bytes:
             lines.extend(self._prepare(state))
-            return fingerprints.digest(lines)
+            return prepare.digest_of_fingerprint(lines)
 
         def decide(parts: Sequence[bytes]) -> bytes:
             return b"" if len(set(parts)) == 1 else b"differ"
@@ -63,7 +63,7 @@ class NestedSaving:
             if self._session.round(work, decide):
                 self._session.round(
                     lambda: dump_json(lines),
-                    lambda parts: fingerprints.explain_difference(parts, self._session.processes),
+                    lambda parts: prepare.explain_difference(parts, self._session.processes),
                 )
         except BaseException:
             self._session.close()
@@ -74,10 +74,10 @@ class NestedSaving:
         prepare.limit_to(described, self._session.processes, are_all=are_all(self._options))
         lines: list[str] = []
         if self._writer.process_count > 1:
-            lines = fingerprints.of_save({self._name: described}, {}, self._options.array.saving)
+            lines = prepare.fingerprint_of_save({self._name: described}, {}, self._options.array.saving)
         taken = prepare.take(described, self._options, self._writer)
         if lines:
-            lines += fingerprints.of_casts(self._name, taken.labels, taken.cast)
+            lines += prepare.fingerprint_of_casts(self._name, taken.labels, taken.cast)
         shares = WriteShares(None, sys.maxsize, is_bounded=False)
         snapshot.take(taken.chunks, taken.sources, self._options.memory, shares, taken.cast)
         self._options = bound_engine(self._options, WriteShares.of(self._options.memory, with_snapshot=False))

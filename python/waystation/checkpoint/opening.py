@@ -18,8 +18,7 @@ from waystation.checkpoint.stored import AUTO, LayoutReader, OpenCheckpoint, Sto
 from waystation.layouts import beneath
 from waystation.layouts.native import commit, names
 from waystation.layouts.native.read import MetadataFiles, decode_checkpointable, read_files
-from waystation.layouts.native.records import PYTREE, CheckpointRecord
-from waystation.layouts.native.strings import join_strings, split_strings
+from waystation.layouts.native.records import PYTREE, CheckpointRecord, join_strings, split_strings
 from waystation.layouts.opened import Opened
 
 _log = logging.getLogger("waystation")

@@ -17,7 +17,7 @@ from waystation._options import Options
 from waystation.checkpoint.handlers.choice import METRICS, STATE_HANDLER
 from waystation.checkpoint.replaced import Replaced
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
-from waystation.layouts.native.strings import join_strings, split_strings
+from waystation.layouts.native.records import join_strings, split_strings
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax.checksums import Checksums, is_removed
 from waystation.layouts.orbax.names import CHECKSUMS

@@ -21,14 +21,14 @@ from waystation import _native
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, Unsupported, from_os_error
 from waystation._options import Options
-from waystation.checkpoint import cast, fingerprints, state_parts
+from waystation.checkpoint import cast, prepare, state_parts
 from waystation.checkpoint.handlers import registry as registries
 from waystation.checkpoint.handlers.registry import CheckpointableHandlerRegistry
 from waystation.checkpoint.handlers.types import type_name
 from waystation.checkpoint.native_saving import Writing, check_no_file
 from waystation.checkpoint.prepare import Described
 from waystation.checkpoint.saving import Ranges, Save
-from waystation.checkpoint.write_limits import divided_with_frames
+from waystation.checkpoint.snapshot import divided_with_frames
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import commit, handler_files
@@ -133,7 +133,7 @@ class OrbaxLayout:
         taken = self._cut[name]
         labels, arrays = taken.leaves.names, taken.arrays
         return [
-            *fingerprints.of_casts(name, labels, taken.cast),
+            *prepare.fingerprint_of_casts(name, labels, taken.cast),
             *(
                 f"checkpointable '{name}', {label}: in chunks of shape {cut.grid.chunk_shape}"
                 for label, cut in zip(labels, arrays.cuts, strict=True)

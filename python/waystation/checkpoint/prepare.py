@@ -6,7 +6,7 @@ After this nothing about the state can fail a save any more; only the disk can.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from waystation import _native
 from waystation._collection import paused_collection
-from waystation._errors import InvalidInput, UnsupportedLeaf, WaystationError
-from waystation._options import Options
+from waystation._errors import InvalidInput, StructureMismatch, UnsupportedLeaf, WaystationError
+from waystation._options import ArraySavingOptions, Options, StorageOptions
 from waystation.checkpoint import cast
 from waystation.coordination.round_errors import named
 from waystation.frameworks import dtypes, registry
@@ -23,7 +23,7 @@ from waystation.frameworks.base import ArraySource
 from waystation.grid import Spread
 from waystation.layouts.native import write_plan
 from waystation.layouts.native.chunks import ALONE, Chunk, Writer, cut
-from waystation.layouts.native.records import dump_json, load_json
+from waystation.layouts.native.records import Digest, dump_json, load_json
 from waystation.layouts.native.write import Prepared
 from waystation.layouts.opened import ArrayLeaf, Leaf, StoredTree
 from waystation.tree import Structure, flatten, format_key_path
@@ -37,6 +37,8 @@ INLINE_LIMIT_BYTES = 64 << 10
 LONG_SCALARS = "long scalars"
 
 _OTHERS_SHOWN = 5
+
+_SHOWN_DIFFERENCES = 5
 
 
 @dataclass(slots=True)
@@ -145,6 +147,37 @@ def can_save(state: Any) -> bool:
     return True
 
 
+def with_scoped_options(
+    options: Options, states: Mapping[str, Any], described: Mapping[str, Described]
+) -> Options:
+    """The options, with what the caller's function says of the leaves of states.
+
+    Raises:
+        InvalidInput: It returned something else than options, or `storage_options_for` is set as well.
+    """
+    creator = options.array.saving.scoped_storage_options_creator
+    if creator is None:
+        return options
+    if options.array.saving.storage_options_for is not None:
+        raise InvalidInput("set either scoped_storage_options_creator or storage_options_for, not both")
+    chosen: dict[int, StorageOptions | None] = {}
+    for name, state in states.items():
+        values, structure = flatten(state)
+        paths, entry = structure.key_paths(), described[name]
+        for number, source in zip(entry.array_leaf_numbers, entry.sources, strict=True):
+            answer: object = creator(registry.keys_of_program(paths[number]), values[number])
+            if answer is not None and not isinstance(answer, StorageOptions):
+                raise InvalidInput(
+                    f"scoped_storage_options_creator must return StorageOptions or None, not {answer!r}",
+                    array=format_key_path(paths[number]),
+                )
+            chosen[id(source)] = answer  # the sources outlive the options
+    bound = options.thawed()
+    bound.array.saving.scoped_storage_options_creator = None
+    bound.array.saving.storage_options_for = lambda _, source: chosen[id(source)]
+    return bound.frozen()
+
+
 @dataclass(slots=True)
 class Taken:
     """What this process writes of a state, and what is said of all of it."""
@@ -185,7 +218,7 @@ def plan(name: str, taken: Taken, options: Options, process: int = 0) -> Prepare
     return Prepared(name, tree, taken.sources, taken.chunks, planned)
 
 
-def fingerprint(described: Described) -> list[str]:
+def _lines_of(described: Described) -> list[str]:
     """What has to be the same in every process that saves a state, for people to read: one line for each
     leaf, then the containers. Values of scalars may differ: the primary's count."""
     spreads: dict[int, str] = {}
@@ -206,7 +239,7 @@ def fingerprint(described: Described) -> list[str]:
     return [*lines, f"containers: {dump_json(described.structure.to_json()).decode()}"]
 
 
-def fingerprint_from_json(data: bytes) -> list[str]:
+def _lines_from_json(data: bytes) -> list[str]:
     """A fingerprint that another process has sent."""
     lines: list[str] = load_json(data, "the state of another process")
     return lines
@@ -289,3 +322,64 @@ def _encode(value: str | bytes) -> bytes:
         return value.encode("utf-8", "surrogatepass")
     except UnicodeError as error:
         raise InvalidInput(f"a string cannot be encoded: {error}") from error
+
+
+# ---- fingerprints: what has to be the same in every process that saves -------------------------
+#
+# Processes compare digests; only if these differ are the lines themselves sent, and an error shows where.
+# What may differ between processes (values, and which devices hold what) is in no line.
+
+
+def fingerprint_of_save(
+    states: Mapping[str, Described], handlers: Mapping[str, str], saving: ArraySavingOptions
+) -> list[str]:
+    """The lines of a save: of its states, who handles what is none, and who writes which arrays."""
+    lines = [f"checkpointable '{name}': handled by {handler}" for name, handler in handlers.items()]
+    if len(states) == 1 and not handlers:
+        (name,) = states
+        return [f"checkpointable '{name}'", *_lines_of(states[name]), *_of_sharing(saving)]
+    for name, described in states.items():
+        lines += [f"checkpointable '{name}', {line}" for line in _lines_of(described)]
+    return [*lines, *_of_sharing(saving)]
+
+
+def _of_sharing(saving: ArraySavingOptions) -> list[str]:
+    """By which options each process decides what it writes of what several hold."""
+    return [
+        f"option array.saving.use_replica_parallel: {saving.use_replica_parallel is not False}",
+        "option array.saving.min_slice_bytes_for_replica_parallel: "
+        f"{saving.min_slice_bytes_for_replica_parallel or 'the default'}",
+        f"option array.saving.max_replicas_for_replica_parallel: {saving.max_replicas_for_replica_parallel}",
+    ]
+
+
+def fingerprint_of_casts(name: str, labels: Sequence[str], cast: Mapping[int, str]) -> list[str]:
+    """The lines about arrays of a state that are stored in other dtypes, given by number."""
+    return [f"checkpointable '{name}', {labels[number]}: stored as {dtype}" for number, dtype in cast.items()]
+
+
+def digest_of_fingerprint(lines: Sequence[str]) -> bytes:
+    """What is compared."""
+    return str(Digest.of("\n".join(lines).encode())).encode()
+
+
+def explain_difference(parts: Sequence[bytes], processes: Sequence[int]) -> bytes:
+    """Raises the error that shows where the first process that differs from the first of all does so.
+
+    Args:
+        parts: The lines of the processes.
+        processes: Which processes of the program these are.
+    """
+    saves = [_lines_from_json(part) for part in parts]
+    differing = next(number for number, lines in enumerate(saves) if lines != saves[0])
+    shown = []
+    for number, other in ((0, differing), (differing, 0)):
+        present = set(saves[other])
+        own = [line for line in saves[number] if line not in present]
+        more = f"\n    and {len(own) - _SHOWN_DIFFERENCES} more" if len(own) > _SHOWN_DIFFERENCES else ""
+        lines = "".join(f"\n    {line}" for line in own[:_SHOWN_DIFFERENCES]) or "\n    (nothing else)"
+        shown.append(f"\n  only process {processes[number]}:{lines}{more}")
+    raise StructureMismatch(
+        "the processes of the program save different states; every process must give the same tree, "
+        f"with the same shapes, dtypes and shardings, and the same options:{''.join(shown)}"
+    )

@@ -15,25 +15,25 @@ from waystation.tree import iterate_leaves
 class RemoteStateBackend(Protocol):
     """Saves and loads states whose arrays are in other processes."""
 
-    def has(self, leaf: Any) -> bool:
+    def has(self, leaf: object) -> bool:
         """Whether a leaf stands for an array of its own."""
         ...
 
-    def save(self, path: str, state: Any, *, overwrite: bool, custom_metadata: Any) -> None:
+    def save(self, path: str, state: object, *, overwrite: bool, custom_metadata: object) -> None:
         """Saves a state that has such leaves; returns when that is committed."""
         ...
 
     def save_async(
-        self, path: str, state: Any, *, overwrite: bool, custom_metadata: Any
+        self, path: str, state: object, *, overwrite: bool, custom_metadata: object
     ) -> AsyncResponse[None]:
         """Saves a state as it is now; returns when nothing that is done to it later can reach that."""
         ...
 
-    def load(self, path: str, abstract_state: Any) -> Any:
+    def load(self, path: str, abstract_state: object) -> object:
         """Loads what such leaves stand for."""
         ...
 
-    def load_async(self, path: str, abstract_state: Any) -> AsyncResponse[Any]:
+    def load_async(self, path: str, abstract_state: object) -> AsyncResponse[Any]:
         """Loads it in the background; the handle's result is the state, once all of it is there."""
         ...
 

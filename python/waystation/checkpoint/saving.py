@@ -21,16 +21,14 @@ from typing import Any, Protocol, Self
 
 from waystation._errors import Cancelled, InvalidInput, WaystationError, WrongType
 from waystation._options import Options
-from waystation.checkpoint import fingerprints, prepare, snapshot
+from waystation.checkpoint import prepare, snapshot
 from waystation.checkpoint.handlers import choice
-from waystation.checkpoint.handlers.calls import HandlerCalls
-from waystation.checkpoint.handlers.created_path import CreatedPath
+from waystation.checkpoint.handlers.calls import CreatedPath, HandlerCalls
 from waystation.checkpoint.handlers.types import CheckpointableHandler, type_name
 from waystation.checkpoint.prepare import Described
 from waystation.checkpoint.published import require_layout_for_saves
-from waystation.checkpoint.scoped_options import with_scoped_options
 from waystation.checkpoint.sessions import are_all, open_session
-from waystation.checkpoint.write_limits import WriteShares, bound_engine
+from waystation.checkpoint.snapshot import WriteShares, bound_engine
 from waystation.coordination import Session
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native.chunks import Chunk, Writer
@@ -318,7 +316,7 @@ class Saving:
         def work() -> bytes:
             described = self._describe(checkpointables)
             lines.extend(self._cut(described, waited_for, with_snapshot=snapshot))
-            return fingerprints.digest(lines)
+            return prepare.digest_of_fingerprint(lines)
 
         def decide(parts: Sequence[bytes]) -> bytes:
             return b"" if len(set(parts)) == 1 else b"differ"
@@ -326,7 +324,7 @@ class Saving:
         if save.session.round(work, decide):
             save.session.round(
                 lambda: dump_json(lines),
-                lambda parts: fingerprints.explain_difference(parts, save.session.processes),
+                lambda parts: prepare.explain_difference(parts, save.session.processes),
             )
         if save.handlers:
             path = self._destination.start(save)
@@ -344,7 +342,7 @@ class Saving:
             with self._naming(name, checkpointables):
                 described[name] = prepare.describe(state)
                 prepare.limit_to(described[name], save.session.processes, are_all=are_all(save.options))
-        save.options = with_scoped_options(save.options, states, described)
+        save.options = prepare.with_scoped_options(save.options, states, described)
         return described
 
     def _cut(
@@ -358,7 +356,7 @@ class Saving:
         save, layout = self._save, self._layout
         lines: list[str] = []
         if save.writer.process_count > 1:
-            lines = fingerprints.of_save(described, save.handler_names, save.options.array.saving)
+            lines = prepare.fingerprint_of_save(described, save.handler_names, save.options.array.saving)
         cut: dict[str, Cut] = {}
         for name, entry in described.items():
             with self._naming(name, (*described, *save.handlers)):

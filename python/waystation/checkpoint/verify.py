@@ -26,8 +26,7 @@ from waystation.layouts import beneath
 from waystation.layouts.native import handler_files, names, tables
 from waystation.layouts.native.handler_files import HandlerFiles
 from waystation.layouts.native.marks import without_marks
-from waystation.layouts.native.open import open_any
-from waystation.layouts.native.read import OpenCheckpointable, arrays_at, open_checkpoint
+from waystation.layouts.native.read import OpenCheckpointable, arrays_at, open_any, open_checkpoint
 from waystation.layouts.native.records import HANDLED, Digest, LocalPart
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax import names as orbax_names

@@ -19,8 +19,8 @@ from waystation.frameworks.base import (
     StoredArray,
     Target,
 )
+from waystation.frameworks.jax_devices import PieceWriter, goes_in_pieces, stays_on_host
 from waystation.frameworks.jax_dtypes import jax_dtype
-from waystation.frameworks.jax_pieces import PieceWriter, goes_in_pieces, stays_on_host
 from waystation.frameworks.jax_shardings import sharding_from_description
 from waystation.frameworks.sharding_metadata import ShardingMetadata, sharding_metadata
 from waystation.frameworks.storage import Storage, StorageMetadata

@@ -1,7 +1,11 @@
-"""JAX arrays in the memory of CUDA devices, which the engine fills.
+"""JAX arrays that come to be on their devices: piece by piece, or in memory that the engine fills.
 
-The arrays are made of zeros by JAX, in its own memory, so that they can be donated like any other.
-Invariants: the engine writes to them only once the zeros are there, and before anybody else has seen the
+For loads with little host memory each device's part of an array begins as zeros there; every piece is sent to
+the device and written into the part in place (the part is donated to the update). Invariants: a piece is no
+longer needed on the host once `put` returns; beside the array, its devices hold one piece.
+
+What the engine fills is made of zeros by JAX, in its own memory, so that it can be donated like any other.
+Invariants: the engine writes to arrays only once the zeros are there, and before anybody else has seen the
 array: for JAX they have never had another value. Small arrays are not worth a call for each, and go through
 host memory in batches.
 """
@@ -9,14 +13,123 @@ host memory in batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
 
+from waystation.frameworks import dtypes
 from waystation.frameworks.base import CastRule, DeviceArrays, Target
-from waystation.frameworks.jax_pieces import PieceWriter, goes_in_pieces, is_narrowed
-from waystation.frameworks.jax_targets import Placement
+from waystation.frameworks.jax_dtypes import WIDE, jax_dtype, wide_enabled
+from waystation.frameworks.jax_targets import Placement, narrowed
 from waystation.grid import volume
+
+_INDEX_LIMIT = 1 << 31  # of positions, which are counted in 32 bits
+
+
+def stays_on_host(target: Target) -> bool:
+    """Whether an array is made of host memory as it was read, without a copy."""
+    place: Placement = target.placement
+    on_host = all(device.platform == "cpu" for device in place.devices)
+    return on_host and _is_ordinary(target) and not is_narrowed(target)
+
+
+def goes_in_pieces(target: Target) -> bool:
+    """Whether pieces can be written into an array on its devices, by this thread."""
+    return (
+        _is_ordinary(target)
+        and not dtypes.is_key(target.dtype)
+        and target.placement.wide == wide_enabled()
+        and all(extent < _INDEX_LIMIT for _, shape in target.boxes for extent in shape)
+    )
+
+
+def _is_ordinary(target: Target) -> bool:
+    """Whether an array is in the default memory of its devices, and there as it is on the host."""
+    place: Placement = target.placement
+    kind = place.sharding.memory_kind
+    by_default = all(kind in (None, device.default_memory().kind) for device in place.devices)
+    return by_default and place.layout is None and target.dtype not in dtypes.SUB_BYTE
+
+
+def is_narrowed(target: Target) -> bool:
+    """Whether JAX holds the elements in fewer bits than they are stored in."""
+    return target.dtype in WIDE and not target.placement.wide
+
+
+class PieceWriter:
+    """Puts one array together on its devices."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._place: Placement = target.placement
+        self._dtype = jax_dtype(WIDE[target.dtype] if is_narrowed(target) else target.dtype)
+        self._parts: list[Any] = [None] * len(self._place.devices)
+
+    def put(self, box_number: int, offset: tuple[int, ...], values: np.ndarray[Any, Any]) -> None:
+        """Places a part of a box of the target, `offset` counted from the box; returns once the host
+        memory of `values` is no longer needed."""
+        if is_narrowed(self._target):
+            values = narrowed(values, 0)
+        for number, device in enumerate(self._place.devices):
+            if self._place.box_numbers[number] == box_number:
+                with self._on(device):
+                    self._parts[number] = self._updated(number, device, offset, values)
+        jax.block_until_ready(self._parts)
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an element on its devices."""
+        return int(np.dtype(self._dtype).itemsize)
+
+    def parts(self) -> list[Any]:
+        """What each device has of the array: zeros, where nothing was put."""
+        for number, device in enumerate(self._place.devices):
+            with self._on(device):
+                self._parts[number] = self._part(number, device)
+        return self._parts
+
+    def finish(self) -> Any:
+        """The array, once all of it has been put."""
+        parts = self.parts()
+        if len(parts) == 1 and parts[0].sharding == self._place.sharding:
+            return parts[0]
+        return jax.make_array_from_single_device_arrays(
+            self._target.shape, self._place.sharding, parts, dtype=self._dtype
+        )
+
+    def _updated(self, number: int, device: Any, offset: Sequence[int], values: Any) -> Any:
+        piece = jax.device_put(values, self._sharding(device))
+        if piece.shape == self._target.boxes[self._place.box_numbers[number]][1]:
+            return piece
+        return _write(self._part(number, device), piece, [np.int32(at) for at in offset])
+
+    def _part(self, number: int, device: Any) -> Any:
+        part = self._parts[number]
+        if part is None:
+            shape = self._target.boxes[self._place.box_numbers[number]][1]
+            part = jnp.zeros(shape, self._dtype, device=self._sharding(device))
+        return part
+
+    def _sharding(self, device: Any) -> SingleDeviceSharding | None:
+        """None for arrays that are merely where JAX puts arrays by default."""
+        return SingleDeviceSharding(device) if self._place.committed else None
+
+    def _on(self, device: Any) -> AbstractContextManager[Any]:
+        manager: AbstractContextManager[Any] = (
+            nullcontext() if self._place.committed else jax.default_device(device)
+        )
+        return manager
+
+
+@partial(jax.jit, donate_argnums=0)
+def _write(part: Any, piece: Any, offset: Sequence[Any]) -> Any:
+    return jax.lax.dynamic_update_slice(part, piece, offset)
+
 
 LEAST_BYTES = 1 << 20
 

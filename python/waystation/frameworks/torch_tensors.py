@@ -16,7 +16,7 @@ import torch
 
 from waystation import _native
 from waystation._errors import InvalidInput, WaystationError
-from waystation.frameworks import casts, dtypes, torch_devices, torch_in_place, torch_memory, torch_pieces
+from waystation.frameworks import casts, dtypes, torch_devices, torch_in_place, torch_memory
 from waystation.frameworks.base import (
     ArraySource,
     Broadcaster,
@@ -201,11 +201,11 @@ class TorchCodec(Codec):
 
     def stays_on_host(self, target: Target) -> bool:
         """Whether the tensor shares memory with the buffers that it is made of."""
-        return torch_pieces.stays_on_host(target)
+        return torch_devices.stays_on_host(target)
 
-    def open_in_pieces(self, target: Target) -> torch_pieces.PieceWriter | None:
+    def open_in_pieces(self, target: Target) -> torch_devices.PieceWriter | None:
         """What puts the tensor together on its device; None where it is made of whole boxes only."""
-        return torch_pieces.PieceWriter(target) if torch_pieces.goes_in_pieces(target) else None
+        return torch_devices.PieceWriter(target) if torch_devices.goes_in_pieces(target) else None
 
     def shown(self, stored: StoredArray, storage: Storage) -> Any:
         """The abstract tensor, with how it is stored in an attribute."""

@@ -29,7 +29,7 @@ from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.stored import OpenCheckpoint, Stored
 from waystation.layouts.native import tree_file
 from waystation.layouts.native.read import OpenCheckpointable
-from waystation.layouts.native.strings import join_strings, split_strings
+from waystation.layouts.native.records import join_strings, split_strings
 from waystation.memory.opened import OpenVersion, ShardSource
 from waystation.memory.opened_states import open_state
 from waystation.memory.shard import FILES, TREE, ShardRecord

@@ -22,8 +22,8 @@ from waystation._errors import Corrupt, Unsupported
 from waystation.checkpoint.prepare import Taken
 from waystation.frameworks.base import Block
 from waystation.layouts.native import tree_file, write_plan
+from waystation.layouts.native.blocks import copied_to_host
 from waystation.layouts.native.chunks import Chunk
-from waystation.layouts.native.device_copies import copied_to_host
 from waystation.layouts.native.records import dump_json, load_json
 from waystation.layouts.opened import StoredTree
 

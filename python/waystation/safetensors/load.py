@@ -16,10 +16,10 @@ from typing import Any
 
 from waystation._arguments import require_function
 from waystation._errors import Conflict, Corrupt, NotFound
-from waystation.safetensors import nesting, row_split
+from waystation.safetensors import nesting
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
-from waystation.safetensors.jax_collective import JaxCollective, open_collective
+from waystation.safetensors.jax_collective import JaxCollective, exchange_rows, open_collective
 from waystation.safetensors.making import Framework, Made, calling_arrays_tensors, codec_of
 from waystation.safetensors.request import Placing, Request, decide, options_of
 from waystation.safetensors.sources import Files
@@ -267,7 +267,7 @@ def _load(request: Request, others: JaxCollective, progress: Progress) -> dict[s
 
     with contextlib.closing(others):
         others.finish(read)
-    row_split.exchange(request.codec, made.arrays, request.exchanged)
+    exchange_rows(request.codec, made.arrays, request.exchanged)
     _report(request, filling, time.monotonic() - started_s)
     arrays = dict(zip(request.wanted.names, made.arrays, strict=True))
     return arrays if request.separator is None else nesting.nest(arrays, request.separator)

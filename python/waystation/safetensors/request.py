@@ -20,9 +20,10 @@ from waystation._options.checks import positive_or_none
 from waystation._options.in_effect import current_options
 from waystation.frameworks import casts
 from waystation.frameworks.base import Codec, StoredArray, Target
-from waystation.safetensors import nesting, row_split
+from waystation.safetensors import nesting
 from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser, renamed, selected
 from waystation.safetensors.handle import Tensors
+from waystation.safetensors.jax_collective import read_by_rows
 from waystation.safetensors.making import Wanted, as_cast, codec_of, held_by, incoming_of
 from waystation.safetensors.mapped import Mappings
 from waystation.safetensors.open_files import OpenFiles
@@ -144,7 +145,7 @@ def decide(
     incoming = incoming_of(opened, codec, wanted, casts.rule_of_loads(options))
     exchanged: dict[int, Target] = {}
     if may_exchange and mappings is None:
-        exchanged = row_split.prepare(opened, codec, incoming, options.array.loading.verify)
+        exchanged = read_by_rows(opened, codec, incoming, options.array.loading.verify)
     return Request(opened, codec, wanted, incoming, options, mappings, separator, exchanged)
 
 

@@ -14,8 +14,7 @@ from waystation.cli.commands import inspect_orbax
 from waystation.cli.output import Output
 from waystation.layouts.native import names
 from waystation.layouts.native.handler_files import HandlerFiles
-from waystation.layouts.native.open import open_any
-from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint
+from waystation.layouts.native.read import OpenCheckpointable, open_any, open_checkpoint
 from waystation.layouts.native.records import CheckpointRecord
 
 Opened = OpenCheckpointable | HandlerFiles

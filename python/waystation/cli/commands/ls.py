@@ -23,8 +23,7 @@ from waystation.checkpoint.paths import (
 from waystation.cli import formatting
 from waystation.cli.output import Output
 from waystation.errors import InvalidInput, WaystationError
-from waystation.layouts.native.open import array_count
-from waystation.layouts.native.read import open_checkpoint
+from waystation.layouts.native.read import array_count, open_checkpoint
 
 FOUND_DAMAGE = 1
 

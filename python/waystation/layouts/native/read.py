@@ -32,15 +32,17 @@ from waystation.layouts.native import (
     tables,
     tree_file,
 )
+from waystation.layouts.native.handler_files import HandlerFiles
 from waystation.layouts.native.read_job import ReadFile
 from waystation.layouts.native.records import (
     PYTREE,
     CheckpointableRecord,
     CheckpointRecord,
     Digest,
+    join_strings,
     read_vouched,
+    split_strings,
 )
-from waystation.layouts.native.strings import join_strings, split_strings
 from waystation.layouts.opened import Allocate, Destinations, ReadStatistics, Request, StoredTree
 
 _TABLES = (names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)
@@ -401,3 +403,34 @@ def _name_arrays(opened: OpenCheckpointable, error: WaystationError) -> None:
 def arrays_at(opened: OpenCheckpointable, file: int, begin: int, end: int) -> list[str]:
     """Labels of the arrays that have bytes in a range of a data file."""
     return [opened.tree.labels[array] for array in places.arrays_at(opened.tables, file, begin, end)]
+
+
+def open_any(
+    target: str, record: CheckpointRecord, name: str, root: _native.Directory | None = None
+) -> OpenCheckpointable | HandlerFiles:
+    """Reads and verifies the metadata of one checkpointable, beneath `root`; looks at no file of a handler.
+
+    Raises:
+        CheckpointableNotFound: The checkpoint has no such checkpointable.
+        Corrupt: A metadata file is missing, damaged or not the one that was committed.
+    """
+    directory, digest = record.entry(target, name)
+    files = read_files(directory, digest, root, paged_from_bytes=None)
+    own = files.decode_record()
+    if own.kind == PYTREE:
+        return decode_checkpointable(files, root)
+    return HandlerFiles(own.files_directory(directory), own, root)
+
+
+def array_count(target: str, record: CheckpointRecord, name: str) -> int:
+    """How many arrays a checkpointable has, by its tree alone: its tables are not read.
+
+    Raises:
+        CheckpointableNotFound: The checkpoint has no such checkpointable.
+        Corrupt: Its record or tree is missing, damaged or not the one that was committed.
+    """
+    directory, digest = record.entry(target, name)
+    files = read_files(directory, digest, paged_from_bytes=0)
+    if files.decode_record().kind != PYTREE:
+        return 0
+    return len(tree_file.decode(files.contents[0], os.path.join(directory, names.TREE)).arrays)

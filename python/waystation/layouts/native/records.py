@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from waystation import _native
 from waystation._errors import (
@@ -384,3 +386,19 @@ class _Malformed:
         expected = (KeyError, TypeError, ValueError, AttributeError)
         if isinstance(error, expected) and not isinstance(error, WaystationError):
             raise Corrupt(f"'{self._path}' is malformed: {error}", path=self._path) from error
+
+
+def join_strings(parts: Sequence[bytes]) -> bytes:
+    """Strings of bytes as one."""
+    head = np.array([len(parts), *(len(part) for part in parts)], "<i8")
+    return b"".join([head.tobytes(), *parts])
+
+
+def split_strings(data: bytes) -> list[bytes]:
+    """The strings that `join_strings` has made one of."""
+    count = int.from_bytes(data[:8], "little")
+    parts, begin = [], 8 * (1 + count)
+    for length in np.frombuffer(data[8:begin], "<i8").tolist():
+        parts.append(data[begin : begin + length])
+        begin += length
+    return parts

@@ -19,7 +19,7 @@ from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
 from waystation.layouts import beneath
-from waystation.layouts.native.strings import join_strings, split_strings
+from waystation.layouts.native.records import join_strings, split_strings
 from waystation.layouts.opened import ArrayLeaf, Leaf
 from waystation.layouts.orbax import array_metadatas, names, rich_types, shardings_file, strings_file, zarr
 from waystation.layouts.orbax.checksums import FileChecksums

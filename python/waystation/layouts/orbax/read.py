@@ -1,7 +1,7 @@
 """An opened tree of Orbax's, and how boxes of its arrays are read.
 
 There are two ways. Arrays whose chunks are stored as they are, each key in a file of its own, are read by the
-engine (`chunk_reader.py`): only the bytes that are needed, to where they are needed. All others are read by
+engine: only the bytes that are needed, to where they are needed. All others are read by
 TensorStore (`tensor_store.py`). The engine verifies what it reads where Waystation has written the checkpoint
 (`checksums.py`). Orbax stores no checksums of data; chunks that have one of their own, as zarr 3 allows, are
 verified by that.
@@ -11,26 +11,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from waystation import _native
-from waystation._errors import InvalidInput
+from waystation._collection import paused_collection
+from waystation._errors import InvalidInput, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.storage import StorageMetadata
-from waystation.grid import Box, volume
+from waystation.grid import Box, slices_of_box, volume
 from waystation.layouts.native import memory
 from waystation.layouts.native.memory import as_array
 from waystation.layouts.opened import Allocate, ReadStatistics, Request, StoredTree
+from waystation.layouts.orbax import frame_reader
 from waystation.layouts.orbax.checksums import FileChecksums
-from waystation.layouts.orbax.chunk_places import ChunkPlaces, NamedArray
-from waystation.layouts.orbax.chunk_reader import Destination, read_chunks
+from waystation.layouts.orbax.chunk_places import ChunkPlaces, NamedArray, Part, PartRead, name_array
 from waystation.layouts.orbax.engine import Engine
 from waystation.layouts.orbax.paths import comparable
 from waystation.layouts.orbax.tensor_store import BoxRead, StoreJob, TensorStore
-from waystation.layouts.orbax.values import Values
+from waystation.layouts.orbax.values import Files, Values
+from waystation.layouts.orbax.zarr import ZarrArray
 from waystation.tree import Structure
 
 Buffer = np.ndarray[Any, Any]
@@ -209,3 +212,72 @@ def _stored_box(box: Box, form: dtypes.LogicalDtype) -> Box:
     """A box in elements of the array as it is stored: PRNG keys have an axis of words more."""
     trailing = form.host_trailing
     return box[0] + (0,) * len(trailing), box[1] + trailing
+
+
+class Destination(NamedTuple):
+    """A box that is to be read, and where to."""
+
+    array: int
+    box: Box  # in elements as they are stored
+    buffer: np.ndarray[Any, Any]  # C-contiguous
+
+
+def read_chunks(
+    arrays: Sequence[NamedArray],
+    located: Sequence[list[Part]],
+    destinations: Sequence[Destination],
+    engine: Engine,
+) -> None:
+    """Reads the parts that `ChunkPlaces.locate` found of boxes into their buffers."""
+    direct: list[PartRead] = []
+    frames: list[PartRead] = []
+    for parts, destination in zip(located, destinations, strict=True):
+        array = arrays[destination.array]
+        for part in parts:
+            read = PartRead(array, part, destination.buffer)
+            if part.chunk is None:
+                destination.buffer[_own(part)] = array.zarr.fill_element()
+            elif not array.zarr.is_direct or (array.zarr.has_checksum and engine.verifies_chunks):
+                frames.append(read)
+            elif part.chunk.value.content is not None:
+                _copy(read, part.chunk.value.content)
+            else:
+                direct.append(read)
+    _read_direct(direct, engine)
+    frame_reader.read_frames(frames, engine)
+
+
+def _own(part: Part) -> tuple[slice, ...]:
+    return slices_of_box((part.in_box, part.shape))
+
+
+def _copy(read: PartRead, content: bytes) -> None:
+    """Takes a part out of a chunk that is in memory."""
+    zarr, part = read.array.zarr, read.part
+    assert part.chunk is not None
+    chunk = _as_chunk(content, part.chunk.offset, zarr, read.buffer.dtype)
+    read.buffer[_own(part)] = chunk[slices_of_box((part.in_chunk, part.shape))]
+
+
+def _as_chunk(content: bytes, offset: int, zarr: ZarrArray, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    return np.ndarray(zarr.read_shape, dtype, content, offset)
+
+
+def _read_direct(reads: Sequence[PartRead], engine: Engine) -> None:
+    files, words = _plan(reads)
+    try:
+        engine.read(files, words, [read.buffer for read in reads])
+    except WaystationError as error:
+        name_array(error, reads)
+        raise
+
+
+@paused_collection()
+def _plan(reads: Sequence[PartRead]) -> tuple[Files, NDArray[np.int64]]:
+    files = Files()
+    words: list[int] = []
+    for read in reads:
+        chunk = read.part.chunk
+        assert chunk is not None
+        words += (files.number(chunk.value), chunk.offset, *read.chunk_words())
+    return files, np.asarray(words, np.int64)

@@ -20,7 +20,7 @@ from waystation import _native
 from waystation._options import Options
 from waystation.frameworks.base import Block
 from waystation.layouts.native import engine_job, write_plan
-from waystation.layouts.native.device_copies import copied_to_host
+from waystation.layouts.native.blocks import copied_to_host
 from waystation.layouts.native.write import SYNC_TOGETHER_BYTES, Observer
 from waystation.layouts.orbax import names
 from waystation.layouts.orbax.checksums import SummedFile

@@ -20,7 +20,7 @@ import numpy as np
 from waystation._errors import InvalidInput, UnsupportedLeaf
 from waystation.frameworks import dtypes, registry
 from waystation.frameworks.base import ArraySource
-from waystation.layouts.native.block_views import view_of
+from waystation.layouts.native.blocks import view_of
 from waystation.layouts.opened import ArrayLeaf, Leaf
 from waystation.layouts.orbax.paths import Place, places_of
 from waystation.layouts.orbax.tree_metadata import JAX_ARRAY, NUMPY_ARRAY, SCALAR, STRING

@@ -20,7 +20,7 @@ from waystation.frameworks.carried import AbstractKeys, CarriedArray
 from waystation.frameworks.jax_dtypes import logical_of
 from waystation.frameworks.registry import AbstractNumpy, codec_for
 from waystation.grid import whole
-from waystation.layouts.native.block_views import view_of
+from waystation.layouts.native.blocks import view_of
 
 
 def is_carried(leaf: Any) -> bool:

@@ -28,8 +28,8 @@ from waystation import checkpoint
 from waystation._errors import Conflict, Unavailable
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.joining import Joining
+from waystation.checkpoint.load import require_match
 from waystation.checkpoint.loading import Loading
-from waystation.checkpoint.matching import require_match
 from waystation.checkpoint.paths import resolve
 from waystation.checkpoint.stored import AUTO
 from waystation.frameworks.carried import AbstractKeys

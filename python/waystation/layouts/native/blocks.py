@@ -1,4 +1,4 @@
-"""Blocks of device memory on their way to the host.
+"""Blocks of memory: those of devices on their way to the host, those of the host as NumPy sees them.
 
 The device's copy engine takes rows at a constant step. A block whose rows have no such step is described by
 several records; what lies one after another is one row. Invariants: on the host a block becomes contiguous,
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 
@@ -44,3 +45,29 @@ def copied_to_host(block: Block, item_bytes: int) -> Block:
     _native.copy_from_devices(words, [slab], [block.owner])
     strides = grid.contiguous_strides(block.shape, item_bytes)
     return Block(block.offset, block.shape, strides, slab.address, slab)
+
+
+class _Memory:
+    """Foreign memory in the shape of a block."""
+
+    def __init__(self, block: Block, axes: int, typestr: str) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": block.shape[:axes],
+            "strides": block.strides[:axes],
+            "typestr": typestr,
+            "data": (block.address, True),
+        }
+
+
+def view_of(block: Block, axes: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The elements of a block of host memory, read-only; valid as long as the block's owner is kept.
+
+    Args:
+        block: The block.
+        axes: How many of its axes count elements; those that follow are the bytes of one.
+        dtype: Of the elements.
+    """
+    # The interface knows no dtypes but NumPy's own; others are seen as so many bytes first.
+    raw = np.asarray(_Memory(block, axes, f"|V{dtype.itemsize}"))
+    return raw.view(dtype)
