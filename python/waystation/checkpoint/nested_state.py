@@ -25,7 +25,7 @@ from waystation.layouts.native import names
 from waystation.layouts.native.chunks import Writer
 from waystation.layouts.native.merge import Part
 from waystation.layouts.native.read import OpenCheckpointable, decode_checkpointable, read_files
-from waystation.layouts.native.records import Digest, dump_json
+from waystation.layouts.native.records import Digest
 from waystation.layouts.native.write import Observer, Prepared, metadata_files, write_data
 from waystation.layouts.opened import ArrayLeaf, Opened
 from waystation.transfers.handle import Progress
@@ -50,21 +50,8 @@ class NestedSaving:
 
     def prepare(self, state: Any) -> None:
         """Takes the state apart and copies what could change."""
-        lines: list[str] = []
-
-        def work() -> bytes:
-            lines.extend(self._prepare(state))
-            return prepare.digest_of_fingerprint(lines)
-
-        def decide(parts: Sequence[bytes]) -> bytes:
-            return b"" if len(set(parts)) == 1 else b"differ"
-
         try:
-            if self._session.round(work, decide):
-                self._session.round(
-                    lambda: dump_json(lines),
-                    lambda parts: prepare.explain_difference(parts, self._session.processes),
-                )
+            prepare.agree(self._session, lambda: self._prepare(state))
         except BaseException:
             self._session.close()
             raise

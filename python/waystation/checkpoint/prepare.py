@@ -6,7 +6,7 @@ After this nothing about the state can fail a save any more; only the disk can.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, StructureMismatch, UnsupportedLeaf, WaystationError
 from waystation._options import ArraySavingOptions, Options, StorageOptions
 from waystation.checkpoint import cast
+from waystation.coordination import Session
 from waystation.coordination.round_errors import named
 from waystation.frameworks import dtypes, registry
 from waystation.frameworks.base import ArraySource
@@ -239,12 +240,6 @@ def _lines_of(described: Described) -> list[str]:
     return [*lines, f"containers: {dump_json(described.structure.to_json()).decode()}"]
 
 
-def _lines_from_json(data: bytes) -> list[str]:
-    """A fingerprint that another process has sent."""
-    lines: list[str] = load_json(data, "the state of another process")
-    return lines
-
-
 def _raise_unsupported(values: Sequence[Any], structure: Structure, first: int) -> NoReturn:
     """Names the first leaf that cannot be saved, and others like it."""
     paths = structure.key_paths()
@@ -358,19 +353,28 @@ def fingerprint_of_casts(name: str, labels: Sequence[str], cast: Mapping[int, st
     return [f"checkpointable '{name}', {labels[number]}: stored as {dtype}" for number, dtype in cast.items()]
 
 
-def digest_of_fingerprint(lines: Sequence[str]) -> bytes:
-    """What is compared."""
-    return str(Digest.of("\n".join(lines).encode())).encode()
+def agree(session: Session, work: Callable[[], list[str]]) -> None:
+    """Has every process do its work, and makes sure that what it returns is the same in all.
 
-
-def explain_difference(parts: Sequence[bytes], processes: Sequence[int]) -> bytes:
-    """Raises the error that shows where the first process that differs from the first of all does so.
-
-    Args:
-        parts: The lines of the processes.
-        processes: Which processes of the program these are.
+    Raises:
+        StructureMismatch: It is not; shows where the first process that differs from the first one does so.
     """
-    saves = [_lines_from_json(part) for part in parts]
+    lines: list[str] = []
+
+    def digest() -> bytes:
+        lines.extend(work())
+        return str(Digest.of("\n".join(lines).encode())).encode()
+
+    def decide(parts: Sequence[bytes]) -> bytes:
+        return b"" if len(set(parts)) == 1 else b"differ"
+
+    if session.round(digest, decide):
+        session.round(lambda: dump_json(lines), lambda parts: _explain_difference(parts, session.processes))
+
+
+def _explain_difference(parts: Sequence[bytes], processes: Sequence[int]) -> bytes:
+    """Raises the error, of the lines of these processes of the program."""
+    saves: list[list[str]] = [load_json(part, "the state of another process") for part in parts]
     differing = next(number for number, lines in enumerate(saves) if lines != saves[0])
     shown = []
     for number, other in ((0, differing), (differing, 0)):

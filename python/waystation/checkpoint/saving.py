@@ -32,7 +32,7 @@ from waystation.checkpoint.snapshot import WriteShares, bound_engine
 from waystation.coordination import Session
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native.chunks import Chunk, Writer
-from waystation.layouts.native.records import callers_json, dump_json
+from waystation.layouts.native.records import callers_json
 from waystation.transfers.handle import Progress
 
 # Of the plan of each state: what is copied out before the rest, as the caller waits for it.
@@ -310,22 +310,12 @@ class Saving:
             Whether the caller may change the leaves of states now; otherwise once they have been copied out.
         """
         save = self._save
-        lines: list[str] = []
         waited_for: dict[str, list[tuple[int, int]]] = {}
 
-        def work() -> bytes:
-            described = self._describe(checkpointables)
-            lines.extend(self._cut(described, waited_for, with_snapshot=snapshot))
-            return prepare.digest_of_fingerprint(lines)
+        def work() -> list[str]:
+            return self._cut(self._describe(checkpointables), waited_for, with_snapshot=snapshot)
 
-        def decide(parts: Sequence[bytes]) -> bytes:
-            return b"" if len(set(parts)) == 1 else b"differ"
-
-        if save.session.round(work, decide):
-            save.session.round(
-                lambda: dump_json(lines),
-                lambda parts: prepare.explain_difference(parts, save.session.processes),
-            )
+        prepare.agree(save.session, work)
         if save.handlers:
             path = self._destination.start(save)
             with undone_on_error(self._destination, save):
