@@ -59,7 +59,7 @@ def counted(place: Place) -> dict[str, int]:
     return calls
 
 
-def _get_to_know_each_other(session: StoreSession) -> None:
+def get_to_know_each_other(session: StoreSession) -> None:
     """As it is when the first save takes more than an instant: all know of those whom they watch."""
     session.barrier()
     until = time.monotonic() + DEADLINE_S
@@ -78,7 +78,7 @@ def killed_at(place: Place, victim: int, primary: int, call: int | None) -> dict
     session = open_session("a save with a death", primary=primary)
     store = CountingStore(session._store, call if place.index == victim else None)
     outcomes: list[Any] = []
-    _get_to_know_each_other(session)
+    get_to_know_each_other(session)
     place.report("known")
     place.receive()  # once all have come here: the victim may take the store with it
     session._store = store
@@ -101,7 +101,7 @@ def killed_by_signal(place: Place, victim: int) -> Any:
     torch_distributed.ANSWER_S = 10.0
     place.connect()
     session = open_session("a save with a death")
-    _get_to_know_each_other(session)
+    get_to_know_each_other(session)
 
     def work() -> bytes:
         place.report("working")
@@ -121,7 +121,7 @@ def frozen_host(place: Place, waiting: bool) -> Any:
     torch_distributed.ANSWER_S = 1.0
     place.connect()
     session = open_session("a save without answers")
-    _get_to_know_each_other(session)
+    get_to_know_each_other(session)
 
     def work() -> bytes:
         place.report("ready")

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.coordination.death_scenarios import CountingStore, get_to_know_each_other
 from tests.coordination.rounds import (
     DEADLINE_S,
     SHORT_DEADLINE_S,
@@ -19,7 +20,7 @@ from tests.coordination.scenarios import left_in_store
 from tests.support import programs
 from tests.support.programs import Place
 
-from waystation.coordination import torch_distributed
+from waystation.coordination import liveness, torch_distributed
 from waystation.errors import NotFound
 
 
@@ -116,4 +117,26 @@ def killed(place: Place, victim: int) -> Any:
     seen = [save("/a") if place.index == 0 else load("/b"), save("/c")]
     place.report("done")
     place.receive()  # process 0 may take the store with it
+    return seen
+
+
+def killed_while_telling(place: Place, call: int) -> dict[str, Any]:
+    """Processes 0 and 1 are out of step, and 1 dies before one of its calls of the store; then comes 2."""
+    liveness.BEAT_INTERVAL_S = 0.02
+    place.connect()
+    session = open_session("getting to know each other")
+    get_to_know_each_other(session)
+    session.close()
+    told = place.directory / f"{place.ports[-1]}-told"
+    if place.index == 2:
+        wait_for(told)
+    session = open_session("save '/a'" if place.index == 0 else "load '/b'")
+    if place.index == 1:
+        session._store = CountingStore(session._store, call)
+    first = attempt(lambda: session.round(lambda: b"", b"".join))
+    session.close()
+    told.touch()
+    seen = {"first": first, "second": try_round("save '/c'", lambda: b"c", b"".join)}
+    place.report("done")
+    place.receive()
     return seen

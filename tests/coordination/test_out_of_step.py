@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.coordination import scenarios_out_of_step as scenarios
+from tests.support.long import IS_LONG
 from tests.support.programs import Raised, running
 
 FRAMEWORKS = ["torch", "torch-file", "jax"]
@@ -88,3 +89,40 @@ def test_a_process_that_dies_meanwhile_is_called_dead(framework: str, tmp_path: 
     for error in second:
         assert error.type == "Unavailable", error
         assert error.context["process"] == 2
+
+
+# In its first round, while it compares what it wants, and while it leaves.
+MOST_CALLS = 12
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_killed_before_any_call_while_processes_are_out_of_step(framework: str, tmp_path: Path) -> None:
+    for call in range(MOST_CALLS) if IS_LONG else range(FRAMEWORKS.index(framework), MOST_CALLS, 4):
+        with running(
+            scenarios.killed_while_telling,
+            call,
+            count=3,
+            framework=framework,
+            directory=tmp_path,
+            recoverable=True,
+        ) as programs:
+            for index in (0, 2):
+                assert programs.report(index) == "done"
+            for index in (0, 2):
+                programs.send(index, "go on")
+            values = [programs.value(index) for index in (0, 2)]
+        for seen in values:
+            for error in seen.values():
+                _require_told(error)
+        assert isinstance(values[0]["second"], bytes) == isinstance(values[1]["second"], bytes)
+
+
+def _require_told(outcome: Any) -> None:
+    """An error says who called what, or that process 1 is dead; or nobody has died, and all go on."""
+    if isinstance(outcome, bytes):
+        assert outcome == b"ccc"
+    elif outcome.type == "InvalidInput":
+        assert "process 0: save '/a'; process 1: load '/b'" in outcome.message
+    else:
+        assert (outcome.type, outcome.context["process"]) == ("Unavailable", 1)
