@@ -13,6 +13,11 @@
 //! more of others' to write than the syncs of each would cost; in memory there is nothing to write. Everything
 //! else is synced one by one.
 //!
+//! A child that is forked meanwhile has copies of the descriptors until it ends or runs another program, and so
+//! keeps the file system from being unmounted. It does not close them earlier. A close flushes the file on network
+//! file systems and FUSE: the child could wait for the whole write-back in the middle of the fork, and the system
+//! could tell the child of a failure, and then the sync of the parent no more.
+//!
 //! What can fail, in order: opening; a path that is gone; write-back, of which the group tells even where the
 //! syncs of each, which follow in order to name the file, find nothing any more; closing. Invariants: when a sync
 //! returns, everything that was added is on stable storage and closed; what lies on another file system is synced
