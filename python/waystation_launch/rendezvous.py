@@ -1,16 +1,16 @@
 """How launches of one program on several hosts start it together, and end it together when one of them fails.
 
 Each launch is a *member*. The launch of the first host also runs the *server*, to which all of them connect.
-A *round* is one start of the program everywhere. It begins when every member is ready. It is over when all
+A *run* is one start of the program everywhere. It begins when every member is ready. It is over when all
 processes have ended well on all hosts, and then the program is over too; or when a member fails, ends or
-falls silent, and then every member ends its processes and is ready for the next round, as often as
-`--restarts` allows.
+falls silent, and then every member ends its processes and is ready for the next run, as often as `--restarts`
+allows.
 
 What can go wrong, in order: a host does not join in time (Unavailable); a member fails, or its launch is
-killed (the others end the round, and wait for it to start again); the first host's launch is killed or cannot
-be reached (each member ends the round by itself: nobody continues alone); a member does not start again (all
-end). Invariants: no member lets processes of a round continue after it has heard that the round is over, or
-has heard nothing for `SILENCE_S`; a round begins only when no member runs anything of an earlier one.
+killed (the others end the run, and wait for it to start again); the first host's launch is killed or cannot
+be reached (each member ends the run by itself: nobody continues alone); a member does not start again (all
+end). Invariants: no member lets processes of a run continue after it has heard that the run is over, or has
+heard nothing for `SILENCE_S`; a run begins only when no member runs anything of an earlier one.
 
 Members send lines of JSON over TCP. Nothing blocks. A message longer than `MOST_BYTES`, or that is not an
 object, ends the connection.
@@ -54,8 +54,8 @@ class Rendezvous:
         tell: Takes what people should know.
 
     Attributes:
-        stopped: Why another host ended the round; None if none did.
-        left: Why there is no further round; None while there may be one.
+        stopped: Why another host ended the run; None if none did.
+        left: Why there is no further run; None while there may be one.
 
     Raises:
         Conflict: The address of the server is taken.
@@ -104,7 +104,7 @@ class Rendezvous:
             self._tried_s = now_s
             self._connect()
 
-    # ---- rounds --------------------------------------------------------------------------------
+    # ---- runs ----------------------------------------------------------------------------------
 
     def join(self) -> bool:
         """Waits until the launches of all hosts are ready; returns whether they are, and will be: `left` says
@@ -139,7 +139,7 @@ class Rendezvous:
             self._say("failed", why)
 
     def ends_well(self) -> bool:
-        """This member's processes have ended well; waits until all have, or the round is over otherwise."""
+        """This member's processes have ended well; waits until all have, or the run is over otherwise."""
         if self.stopped is None:
             self._say("ended")
         while not self._is_over and self.stopped is None and self.left is None:
@@ -148,7 +148,7 @@ class Rendezvous:
         return self._is_over
 
     def leave(self, why: str) -> None:
-        """There will be no other round, for anybody."""
+        """There will be no other run, for anybody."""
         self._say("left", why)
         until = time.monotonic() + _LAST_WORDS_S
         while self.left is None and self._connection is not None and time.monotonic() < until:
@@ -330,10 +330,10 @@ class _Member:
 
 
 class RendezvousServer:
-    """Knows which members are there and which are ready, and says when a round begins and ends.
+    """Knows which members are there and which are ready, and says when a run begins and ends.
 
-    It knows no processes: members say what became of theirs. What a member says in a round that is over does
-    not fail the next one. A launch that joins under the name of a member replaces it, and ends the round that
+    It knows no processes: members say what became of theirs. What a member says in a run that is over does
+    not fail the next one. A launch that joins under the name of a member replaces it, and ends the run that
     the earlier one was in.
 
     Args:
@@ -421,7 +421,7 @@ class RendezvousServer:
                 self._tell_all({"say": "left", "why": f"host '{member.name}': {why}"})
             case {"say": "failed", "why": str(why)} if member.name:
                 member.state = "failed"
-                self._end_round(f"host '{member.name}': {why}")
+                self._end_run(f"host '{member.name}': {why}")
             case {"say": "ready" | "ended" as state} if member.name:
                 member.state = state
                 self._go_on()
@@ -444,22 +444,22 @@ class RendezvousServer:
     def _lost(self, member: _Member) -> None:
         self._members.remove(member)
         if member.name:
-            self._end_round(f"the launch of host '{member.name}' has gone")
+            self._end_run(f"the launch of host '{member.name}' has gone")
             self._go_on()
 
-    def _end_round(self, why: str) -> None:
+    def _end_run(self, why: str) -> None:
         if self._is_running:
             self._is_running = False
             self._tell_all({"say": "stop", "why": why})
 
     def _go_on(self) -> None:
-        """Begins a round when all are ready, and ends it when all have ended."""
+        """Begins a run when all are ready, and ends it when all have ended."""
         if self._is_closed:
             return
         states = {member.name: member.state for member in self._members if member.name}
         if self._is_running:
-            if "ready" in states.values():  # of one that has ended the round by itself
-                self._end_round("a host has begun anew")
+            if "ready" in states.values():  # of one that has ended the run by itself
+                self._end_run("a host has begun anew")
             elif len(states) == len(self._names) and set(states.values()) == {"ended"}:
                 self._is_running = False
                 self._tell_all({"say": "done"})
