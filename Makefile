@@ -36,7 +36,7 @@ test: lint-style ## run every test and check (pytest's includes the check of the
 	@$(MAKE) --no-print-directory --jobs=2 test-python test-rust lint-types lint-rust docs
 
 test-rust: build
-	cargo test --workspace --quiet $(LOCKED)
+	cargo test --workspace --tests --quiet $(LOCKED)
 
 test-python: build
 	$(PYTHON) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGUMENTS)

@@ -56,6 +56,13 @@ def test_no_file_names_the_host_of_a_package_registry() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_test_of_rust_is_in_its_documentation() -> None:
+    """`make test` does not look for any: rustdoc takes long to find that there are none."""
+    fence = re.compile(r"^\s*//[/!].*```", re.MULTILINE)
+    wrong = [path for path in tracked_files() if path.suffix == ".rs" and fence.search(text_of(path))]
+    assert not wrong
+
+
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     first = function.body[0]
     has_docstring = ast.get_docstring(function, clean=False) is not None
