@@ -62,6 +62,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES_FLAG}=8".strip()
 
+# By itself Ray gives hosts of the runtime a niceness of 15: beside other tests they would hardly run.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 # No deadlines: the machine may be busy, and no test is about time. In CI the examples are the same in
 # every run, so that a red run points at the change; elsewhere, and in `make test-long`, each run looks at new
 # ones.
