@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.memory.scenarios import checkpointer_of, damage, fingerprint, state_of
+from tests.support import failing_calls
 from tests.support.agents import Agent, memory_directory, running_agent
 
 import waystation
@@ -185,6 +188,43 @@ def test_damage_in_memory_is_passed_over(agent: Agent, root: Path, within: str) 
         checkpointer.save(6, state_of("numpy", 6))
         checkpointer.save(7, state_of("numpy", 7))
         assert loaded_step(checkpointer) == 7
+
+
+class SandboxedAgent(Agent):
+    """An agent whose system refuses to rename without replacing."""
+
+    refusal = errno.EPERM
+
+    @property
+    def command(self) -> list[str]:
+        """Runs the agent beneath a filter of system calls."""
+        program = (
+            "import os, sys; from tests.support import failing_calls; "
+            "failing_calls.fail('renameat2', int(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
+        )
+        return [sys.executable, "-c", program, str(self.refusal), *super().command]
+
+
+@pytest.mark.skipif(not failing_calls.SUPPORTED, reason="system calls are made to fail on Linux only")
+@pytest.mark.parametrize("code", ["EPERM", "ENOSYS", "EINVAL"])
+def test_an_agent_does_without_renames_that_a_sandbox_refuses(code: str, root: Path) -> None:
+    with memory_directory() as directory:
+        agent = SandboxedAgent(directory)
+        agent.refusal = getattr(errno, code)
+        agent.start()
+        try:
+            save_steps(root, agent, range(6))
+            agent.kill()
+            agent.start()
+            with checkpointer_of(root, directory) as checkpointer:
+                assert loaded_step(checkpointer) == 5
+                checkpointer.save(6, state_of("numpy", 6))
+                checkpointer.wait()
+                assert checkpointer.tier_statistics is not None
+                assert checkpointer.tier_statistics.failures == 0
+                assert listed(checkpointer)[-1] == (6, ("memory",))
+        finally:
+            agent.close()
 
 
 def test_an_agent_may_be_replaced_at_any_time(agent: Agent, root: Path) -> None:

@@ -94,10 +94,23 @@ impl Directory {
         }
     }
 
-    /// Gives a file the name by which it counts.
+    /// Gives a file the name by which it counts, and which no other has.
     pub fn rename_new(&self, source: &str, target: &str) -> Result<()> {
-        rustix::fs::renameat_with(&self.opened, source, &self.opened, target, RenameFlags::NOREPLACE)
-            .map_err(|errno| self.failed(errno, "name a file of the store", target))
+        let failed = |errno| self.failed(errno, "name a file of the store", target);
+        match rustix::fs::renameat_with(&self.opened, source, &self.opened, target, RenameFlags::NOREPLACE) {
+            // A sandbox, or an old kernel, refuses such renames. To look first is enough, as the lock keeps
+            // other agents out, and other users cannot enter.
+            Err(Errno::PERM | Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP) => {
+                match rustix::fs::statat(&self.opened, target, AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(_) => Err(failed(Errno::EXIST)),
+                    Err(Errno::NOENT) => {
+                        rustix::fs::renameat(&self.opened, source, &self.opened, target).map_err(failed)
+                    }
+                    Err(errno) => Err(failed(errno)),
+                }
+            }
+            outcome => outcome.map_err(failed),
+        }
     }
 
     /// Puts a file in the place of another, at once.
