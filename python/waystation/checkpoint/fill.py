@@ -22,8 +22,6 @@ from waystation.checkpoint import wanted
 from waystation.checkpoint.wanted import Decided, convert, is_scalar, scalar_type
 from waystation.frameworks import casts, registry
 from waystation.frameworks.base import CastRule, Codec, StoredArray, Target
-from waystation.layouts.native.mapped import Mappings
-from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.opened import ArrayLeaf, Opened, Scalar
 from waystation.transfers import filling, fit, in_place, staging
 from waystation.transfers.buffers import Buffer, Incoming
@@ -47,8 +45,8 @@ class Filling:
         self._leaves = _Leaves(decided)
         batches = _sort(opened, decided, loading, self._leaves)
         mappings = None
-        if loading.mmap and not loading.verify and isinstance(opened, OpenCheckpointable):
-            mappings = Mappings(opened)
+        if loading.mmap and not loading.verify and opened.mapped is not None:
+            mappings = opened.mapped()
         arrays = [(batch.codec, _incoming(batch, decided, options)) for batch in batches]
         self._filling = filling.Filling(opened, options, progress, mappings, arrays)
         self.resident, self.reading = self._filling.resident, self._filling.reading

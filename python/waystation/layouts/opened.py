@@ -137,6 +137,14 @@ class Job(Protocol):
 # ---- the protocol ------------------------------------------------------------------------------
 
 
+class Mapped(Protocol):
+    """Arrays that alias files instead of being read."""
+
+    def array(self, request: Request) -> NDArray[Any] | None:
+        """The requested array over its file, None where it has to be read."""
+        ...
+
+
 class ReadToDevices(Protocol):
     """Reads every requested box, as it is stored, to given memory, that of devices above all; whatever used
     that before must have been waited for."""
@@ -216,6 +224,11 @@ class Opened(Protocol):
     @property
     def read_to_devices(self) -> ReadToDevices | None:
         """How the engine brings boxes to devices; None where it cannot."""
+        ...
+
+    @property
+    def mapped(self) -> Callable[[], Mapped] | None:
+        """Gives arrays over mappings, for one load; None where files cannot be mapped."""
         ...
 
     @property

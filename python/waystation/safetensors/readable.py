@@ -69,6 +69,7 @@ class Readable(ABC):
     """
 
     labels: list[str]
+    mapped = None  # `safetensors.mapped` maps them: how they are aligned depends on the framework
 
     @property
     def notices_absence(self) -> bool:

@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import StoredArray, Target
 from waystation.grid import Box, relative_to, slices_of_box, volume
 from waystation.layouts.native import memory
-from waystation.layouts.opened import Allocate, Opened, ReadStatistics, Request, Slabs
+from waystation.layouts.opened import Allocate, Mapped, Opened, ReadStatistics, Request, Slabs
 from waystation.transfers import fit
 from waystation.transfers.handle import Progress
 from waystation.transfers.pieces import cut, read_ahead, runs
@@ -96,14 +96,6 @@ def by_kind(is_so: Callable[[Incoming], bool], arrays: Sequence[Incoming]) -> li
     kinds = list(zip(targets, descriptions, are_scalars, strict=False))
     answers = {kind: is_so(one) for kind, one in dict(zip(kinds, arrays, strict=True)).items()}
     return list(map(answers.__getitem__, kinds))
-
-
-class Mapped(Protocol):
-    """Arrays that alias files instead of being read."""
-
-    def array(self, request: Request) -> Buffer | None:
-        """The requested array over its file, None where it has to be read."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from waystation import _native
 from waystation._collection import paused_collection
 from waystation._options import Options
 from waystation.frameworks.base import Codec
-from waystation.layouts.opened import Opened, ReadStatistics, Request
+from waystation.layouts.opened import Mapped, Opened, ReadStatistics, Request
 from waystation.transfers import devices, in_place, staging
-from waystation.transfers.buffers import Incoming, Mapped, Reading, by_kind, fill_buffers
+from waystation.transfers.buffers import Incoming, Reading, by_kind, fill_buffers
 from waystation.transfers.handle import Progress
 
 # Stored as arrays, but none: long texts, and in Orbax's layouts the numbers of Python.

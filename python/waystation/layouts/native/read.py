@@ -8,7 +8,9 @@ mismatch comes back naming the arrays that the damaged block holds.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from waystation import _native
-from waystation._errors import Corrupt, InvalidInput, NotFound, WaystationError
+from waystation._errors import Corrupt, InvalidInput, NotFound, WaystationError, from_os_error
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.storage import StorageMetadata
 from waystation.grid import Box
+from waystation.layouts import beneath
 from waystation.layouts.native import (
     boxes,
     commit,
@@ -43,7 +46,7 @@ from waystation.layouts.native.records import (
     read_vouched,
     split_strings,
 )
-from waystation.layouts.opened import Allocate, Destinations, ReadStatistics, Request, StoredTree
+from waystation.layouts.opened import Allocate, Destinations, Mapped, ReadStatistics, Request, StoredTree
 
 _TABLES = (names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)
 LOADED_FILES = (names.TREE, *_TABLES)
@@ -118,6 +121,10 @@ class OpenCheckpointable:
         """Reads every requested box to given memory, that of devices above all; whatever used that before
         must have been waited for."""
         self.fill(requests, destinations, options, on_job, statistics)
+
+    def mapped(self) -> Mapped:
+        """The mappings of a load."""
+        return Mappings(self)
 
     def fill(
         self,
@@ -434,3 +441,65 @@ def array_count(target: str, record: CheckpointRecord, name: str) -> int:
     if files.decode_record().kind != PYTREE:
         return 0
     return len(tree_file.decode(files.contents[0], os.path.join(directory, names.TREE)).arrays)
+
+
+# ---- arrays that alias a mapping of their data file instead of being read ----------------------
+#
+# Only arrays stored whole, in one chunk, at an address that frameworks can alias. The mapping is private: a
+# write to an array copies its page and never reaches the file. The file must not change while arrays live,
+# and shrinking it would end the program with SIGBUS; hence this is off by default.
+
+_MAP_ALIGN_BYTES = 64
+
+
+class Mappings:
+    """The mappings of one load: one per data file, alive as long as an array aliases it."""
+
+    def __init__(self, opened: OpenCheckpointable) -> None:
+        self._opened = opened
+        self._maps: dict[int, mmap.mmap] = {}
+        # Plain lists: one conversion of a column instead of one for every access.
+        decoded = opened.tables
+        single = (decoded.arrays["kind"] == tables.REGULAR) & (decoded.arrays["chunk_count"] == 1)
+        self._is_single: list[bool] = single.tolist()
+        first = np.where(single, decoded.arrays["first_chunk"], 0)
+        self._first_chunks: list[Any] = decoded.chunks[first].tolist() if single.any() else []
+
+    def array(self, request: Request) -> np.ndarray[Any, Any] | None:
+        """The requested array over its mapping, None where it has to be read."""
+        if not self._is_single[request.array]:
+            return None
+        stored = self._opened.tree.arrays[request.array]
+        if request.boxes != [((0,) * len(stored.shape), stored.shape)]:
+            return None
+        file, _, offset, length = self._first_chunks[request.array]
+        form = dtypes.of_stored(stored)
+        shape = stored.shape + form.host_trailing
+        if offset % _MAP_ALIGN_BYTES or length != math.prod(shape) * form.host.itemsize:
+            return None
+        return np.ndarray(shape, form.host, self._map(file), offset)
+
+    def _map(self, file: int) -> mmap.mmap:
+        mapped = self._maps.get(file)
+        if mapped is None:
+            expected = int(self._opened.tables.files[file]["file_bytes"])
+            (path,) = self._opened.paths([file])
+            mapped = self._maps[file] = _map_file(path, expected, self._opened.root)
+        return mapped
+
+
+def _map_file(path: str, expected_bytes: int, root: _native.Directory | None) -> mmap.mmap:
+    try:
+        with beneath.opened(path, root) as descriptor:
+            present = os.fstat(descriptor).st_size
+            if present != expected_bytes:
+                raise Corrupt(f"the file has {present} bytes where {expected_bytes} were written", path=path)
+            mapped = mmap.mmap(descriptor, expected_bytes, access=mmap.ACCESS_COPY)
+    except NotFound as error:
+        raise Corrupt("a committed file is missing", path=path) from error
+    except OSError as error:
+        raise from_os_error(error, "map", path) from error
+    with contextlib.suppress(OSError):  # advice: a kernel without huge pages knows none
+        # What is not cached is read in huge pages then, each of which one fault maps.
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return mapped

@@ -95,6 +95,7 @@ class OpenOrbax:
 
     read_to_devices = None
     read_over = None
+    mapped = None
 
     @property
     def notices_absence(self) -> bool:
