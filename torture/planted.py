@@ -7,6 +7,7 @@ shows. A bug counts as found if a run there goes wrong which is well without the
 
 from __future__ import annotations
 
+import fcntl
 import filecmp
 import io
 import os
@@ -125,10 +126,16 @@ def _copy(copy: Path) -> None:
 def _build(copy: Path, planted: Planted) -> None:
     """Compiles the extension, and the agent where the bug is there.
 
-    That is done at one place, where no file is written again that is as it was for the bug before: only what
-    the two bugs change is compiled.
+    That is done at one place, for one bug at a time, where no file is written again that is as it was for the
+    bug before: only what the two bugs change is compiled.
     """
-    sources = _BUILDS / "sources"
+    _BUILDS.mkdir(parents=True, exist_ok=True)
+    with (_BUILDS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _build_at(_BUILDS / "sources", copy, planted)
+
+
+def _build_at(sources: Path, copy: Path, planted: Planted) -> None:
     for path in [*copy.glob("Cargo*"), *copy.glob("crates/**/*")]:
         there = sources / path.relative_to(copy)
         if path.is_file() and not (there.is_file() and filecmp.cmp(path, there, shallow=False)):
