@@ -96,12 +96,13 @@ def test_a_file_of_whose_loss_only_its_writer_is_told_fails_the_save(
 
 def test_files_that_make_room_for_others_are_synced_by_their_writers(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    state = [np.full(10 + number, number) for number in range(40)]
+    state = [np.full(10 + number, number) for number in range(200)]
     context = waystation.Context()
     context.array.saving.use_ocdbt = False
     with lossy_mount.mounted(tmp_path / "disk", "c.0", told="sync") as disk, context:
-        # A quarter of the descriptors may wait for the sync.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (120, hard))
+        # A quarter of the descriptors may wait for the sync; this process has some open already.
+        limit = len(os.listdir("/proc/self/fd")) + 120
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         try:
             assert_refused(lambda: waystation.save(disk / "checkpoint", state), disk)
         finally:
