@@ -19,6 +19,7 @@ from waystation.runtime.scheduling import (
     RunKey,
     Submission,
 )
+from waystation.runtime.scheduling.queues import ClientQueues
 
 
 def keys(dispatches: list[Dispatch]) -> list[tuple[str, int]]:
@@ -37,6 +38,18 @@ def drain(scheduler: IslandScheduler) -> list[tuple[str, int]]:
         found.append(key[:2])
         scheduler.complete(key)
     return found
+
+
+def test_of_clients_that_are_gone_no_queue_is_left() -> None:
+    queues: ClientQueues[str] = ClientQueues()
+    queues.add("x", 0, "first")
+    queues.add("x", 2, "after one that never comes")
+    assert queues.drop("x", keep=lambda each: each == "first") == ["after one that never comes"]
+    assert queues.pop("x") == "first"
+    assert not queues._queues
+    queues.add("x", 5, "had its turn before")
+    assert queues.pop("x") == "had its turn before"
+    assert not queues._queues
 
 
 def test_runs_are_numbered_in_the_order_of_arrival() -> None:

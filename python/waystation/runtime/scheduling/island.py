@@ -17,12 +17,11 @@ to the one whose turn that is.
 from __future__ import annotations
 
 from collections import Counter
-from itertools import count
 
 from waystation._errors import InvalidInput
 from waystation.runtime.scheduling.costs import CostEstimates
 from waystation.runtime.scheduling.policies import Candidate, FirstInFirstOut, Policy
-from waystation.runtime.scheduling.queues import ClientQueue
+from waystation.runtime.scheduling.queues import ClientQueues
 from waystation.runtime.scheduling.submissions import Dispatch, RunKey, Submission
 
 
@@ -56,8 +55,7 @@ class IslandScheduler:
         self._least_in_flight = least_in_flight
         self._runs_per_client = runs_per_client
         self._costs = CostEstimates()
-        self._arrivals = count()
-        self._queues: dict[str, ClientQueue[Submission]] = {}
+        self._queues: ClientQueues[Submission] = ClientQueues()
         self._in_flight: dict[RunKey, tuple[Submission, float]] = {}
         self._parked: dict[RunKey, tuple[Submission, float]] = {}
         self._client_counts: Counter[str] = Counter()
@@ -73,7 +71,7 @@ class IslandScheduler:
     @property
     def waiting_count(self) -> int:
         """How many runs are in line."""
-        return sum(len(queue.line) for queue in self._queues.values())
+        return len(self._queues)
 
     def submit(self, submission: Submission) -> list[Dispatch]:
         """Takes a run; returns what is dispatched now.
@@ -82,9 +80,7 @@ class IslandScheduler:
             Conflict: The client has submitted another one at that position.
         """
         client = submission.key.client
-        if client not in self._queues:
-            self._queues[client] = ClientQueue(self._arrivals)
-        self._queues[client].add(submission.position, submission)
+        self._queues.add(client, submission.position, submission)
         if submission.ticket is not None:
             self._ticket_holders[submission.ticket] = client
         return self._dispatch()
@@ -101,6 +97,8 @@ class IslandScheduler:
             return []
         submission, charged = self._in_flight.pop(key)
         self._client_counts[key.client] -= 1
+        if not self._client_counts[key.client]:
+            del self._client_counts[key.client]
         if device_seconds is not None:
             self._costs.learn(submission.program, device_seconds)
             self._policy.charge(key.client, device_seconds - charged)
@@ -131,8 +129,7 @@ class IslandScheduler:
         Returns:
             The runs that will not be dispatched, and what is dispatched now.
         """
-        queue = self._queues.setdefault(client, ClientQueue(self._arrivals))
-        dropped = queue.close(keep=lambda run: run.ticket is not None)
+        dropped = self._queues.drop(client, keep=lambda run: run.ticket is not None)
         self._policy.forget(client)
         return dropped, self._dispatch()
 
@@ -156,7 +153,7 @@ class IslandScheduler:
         found = []
         while self._is_room() and (candidates := self._candidates()):
             client = self._policy.choose(candidates)
-            run = self._queues[client].line.popleft().run
+            run = self._queues.pop(client)
             cost = self._cost(run)
             self._policy.charge(client, cost)
             self._in_flight[run.key] = run, cost
@@ -178,10 +175,9 @@ class IslandScheduler:
         able: dict[str, int] = {}
         lent = None  # the highest priority of those that wait for the next ticket
         parked = {key.client for key in self._parked}
-        for client, queue in self._queues.items():
-            if not queue.line:
-                continue
-            run = queue.line[0].run
+        heads = self._queues.heads()
+        for client, head in heads.items():
+            run = head.run
             if run.ticket not in (None, self._next_ticket):
                 lent = run.priority if lent is None else max(lent, run.priority)
             elif client in parked and run.ticket is None:
@@ -194,8 +190,11 @@ class IslandScheduler:
         if holder in able and lent is not None:
             able[holder] = max(able[holder], lent)
         highest = max(able.values(), default=0)
-        heads = {client: self._queues[client].line[0] for client, level in able.items() if level == highest}
-        return [Candidate(client, head.arrival, self._cost(head.run)) for client, head in heads.items()]
+        return [
+            Candidate(client, heads[client].arrival, self._cost(heads[client].run))
+            for client, level in able.items()
+            if level == highest
+        ]
 
     def _cost(self, run: Submission) -> float:
         return self._costs.estimate(run.program) if run.cost_seconds is None else run.cost_seconds

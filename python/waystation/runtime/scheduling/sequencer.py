@@ -22,12 +22,11 @@ priorities hold among runs that span islands as well.
 from __future__ import annotations
 
 from collections import Counter
-from itertools import count
 
 from waystation._errors import InvalidInput
 from waystation.runtime.scheduling.costs import CostEstimates
 from waystation.runtime.scheduling.policies import Candidate, FirstInFirstOut, Policy
-from waystation.runtime.scheduling.queues import ClientQueue
+from waystation.runtime.scheduling.queues import ClientQueues
 from waystation.runtime.scheduling.submissions import RunKey, SpanningSubmission, Submission
 
 Routed = tuple[str, Submission]
@@ -47,8 +46,7 @@ class Sequencer:
         self._policy = policy if policy is not None else FirstInFirstOut()
         self._runs_ahead = runs_ahead
         self._costs = CostEstimates()
-        self._arrivals = count()
-        self._queues: dict[str, ClientQueue[SpanningSubmission]] = {}
+        self._queues: ClientQueues[SpanningSubmission] = ClientQueues()
         self._in_flight: dict[RunKey, tuple[SpanningSubmission, float]] = {}
         self._tickets: Counter[str] = Counter()
 
@@ -58,10 +56,7 @@ class Sequencer:
         Raises:
             Conflict: The client has submitted another one at that place of its order.
         """
-        client = submission.key.client
-        if client not in self._queues:
-            self._queues[client] = ClientQueue(self._arrivals)
-        self._queues[client].add(submission.order, submission)
+        self._queues.add(submission.key.client, submission.order, submission)
         return self._give_tickets()
 
     def complete(self, key: RunKey, device_seconds: float | None = None) -> list[Routed]:
@@ -80,8 +75,7 @@ class Sequencer:
         Returns:
             These runs, and what goes to which island now.
         """
-        queue = self._queues.setdefault(client, ClientQueue(self._arrivals))
-        dropped = queue.close(keep=lambda run: False)
+        dropped = self._queues.drop(client, keep=lambda run: False)
         self._policy.forget(client)
         return dropped, self._give_tickets()
 
@@ -89,7 +83,7 @@ class Sequencer:
         routed: list[Routed] = []
         while len(self._in_flight) < self._runs_ahead and (candidates := self._candidates()):
             client = self._policy.choose(candidates)
-            run = self._queues[client].line.popleft().run
+            run = self._queues.pop(client)
             cost = self._cost(run)
             self._policy.charge(client, cost)
             self._in_flight[run.key] = run, cost
@@ -103,7 +97,7 @@ class Sequencer:
         return routed
 
     def _candidates(self) -> list[Candidate]:
-        heads = {client: queue.line[0] for client, queue in self._queues.items() if queue.line}
+        heads = self._queues.heads()
         highest = max((head.run.priority for head in heads.values()), default=0)
         return [
             Candidate(client, head.arrival, self._cost(head.run))
