@@ -6,6 +6,7 @@ module is. A machine with a GPU runs the tests on it with `JAX_PLATFORMS=cuda ma
 
 import atexit
 import gc
+import inspect
 import os
 import re
 import shutil
@@ -101,6 +102,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return CLUSTER if nodeid.startswith(CLUSTER) else str(super()._split_scope(nodeid))
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_sessionstart() -> None:
+    """Coroutines that genuine Orbax never awaits, after an error, are no failure of the test that frees them."""
+    report = sys.unraisablehook
+
+    def ignore_coroutines_of_orbax(unraisable: Any) -> None:
+        coroutine = unraisable.object
+        if not (inspect.iscoroutine(coroutine) and "/site-packages/orbax/" in coroutine.cr_code.co_filename):
+            report(unraisable)
+
+    sys.unraisablehook = ignore_coroutines_of_orbax
 
 
 def pytest_collection_finish() -> None:
