@@ -23,7 +23,7 @@ def require_type(name: str, value: object, types: type[Any] | tuple[type[Any], .
         WrongType: It is of none of them.
     """
     if not isinstance(value, types) or isinstance(value, bool):
-        raise WrongType(f"{name} is {wanted}, not {value!r:.60}")
+        raise WrongType(f"{name} must be {wanted}, not {value!r:.60}")
 
 
 def require_function(name: str, value: object) -> None:
@@ -33,4 +33,4 @@ def require_function(name: str, value: object) -> None:
         WrongType: It cannot.
     """
     if not callable(value):
-        raise WrongType(f"{name} is a function, not {value!r:.60}")
+        raise WrongType(f"{name} must be a function, not {value!r:.60}")

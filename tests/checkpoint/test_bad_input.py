@@ -503,5 +503,5 @@ def test_a_wrong_flatten_function_is_told_of() -> None:
     waystation.register_node(Wrong, flatten=lambda _: [1], unflatten=lambda *_: Wrong())
     with pytest.raises(errors.InvalidInput, match=r"flatten of .*Wrong gives .* pairs.*, not \[1\]"):
         waystation.save("never", {"a": Wrong()})
-    with pytest.raises(errors.WrongType, match="a node is a class, not 5"):
+    with pytest.raises(errors.WrongType, match="a node must be a class, not 5"):
         waystation.register_node(5, flatten=lambda _: ([], None), unflatten=lambda *_: None)  # type: ignore[arg-type]

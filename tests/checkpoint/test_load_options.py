@@ -67,7 +67,7 @@ def test_the_framework_numpy_loads_what_was_saved_on_absent_devices(from_elsewhe
     assert {type(leaf) for leaf in jax.tree.leaves(loaded)} == {np.ndarray, int}
     again = waystation.load_async(from_elsewhere, framework="numpy").result()
     np.testing.assert_array_equal(again["params"]["w"], loaded["params"]["w"])
-    with pytest.raises(errors.InvalidInput, match="framework is 'numpy' or None, not 'torch'"):
+    with pytest.raises(errors.InvalidInput, match="framework must be 'numpy' or None, not 'torch'"):
         waystation.load(from_elsewhere, framework="torch")  # type: ignore[arg-type]
     with pytest.raises(errors.InvalidInput, match="both say what arrays become"):
         waystation.load(from_elsewhere, {"a": int}, framework="numpy")

@@ -430,14 +430,14 @@ def test_the_memory_of_another_run_is_refused(agent: Agent, root: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"directory": 5}, "directory is a path, not 5"),
-        ({"save_decision_policy": 5}, "a policy of training.save_decision_policies, not 5"),
+        ({"directory": 5}, "directory must be a path, not 5"),
+        ({"save_decision_policy": 5}, "one of training.save_decision_policies, not 5"),
         ({"run": "zz"}, "32 hexadecimal digits, not 'zz'"),
-        ({"deadline_s": "a"}, "deadline_s is a number of seconds, not 'a'"),
+        ({"deadline_s": "a"}, "deadline_s must be a number of seconds, not 'a'"),
         ({"deadline_s": float("nan")}, "it must be above 0 seconds"),
         ({"deadline_s": 0}, "it must be above 0 seconds"),
         ({"deadline_s": -1.0}, "it must be above 0 seconds"),
-        ({"start_from_nothing": "x"}, "start_from_nothing is True or False"),
+        ({"start_from_nothing": "x"}, "start_from_nothing must be True or False"),
     ],
 )
 def test_options_that_cannot_work_are_refused_at_once(options: dict[str, Any], text: str) -> None:

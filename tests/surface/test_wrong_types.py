@@ -25,92 +25,92 @@ def _adaptive(**arguments: Any) -> Callable[[Path], Any]:
 
 
 CALLS: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "on_complete": ("callback is a function, not 5", lambda at: _saving(at).on_complete(5)),  # type: ignore[arg-type]
-    "on_end": ("callback is a function, not None", lambda at: _saving(at).on_end(None)),  # type: ignore[arg-type]
+    "on_complete": ("callback must be a function, not 5", lambda at: _saving(at).on_complete(5)),  # type: ignore[arg-type]
+    "on_end": ("callback must be a function, not None", lambda at: _saving(at).on_end(None)),  # type: ignore[arg-type]
     "save": (
-        r"name of a checkpointable is a string, not \[\]",
+        r"name of a checkpointable must be a string, not \[\]",
         lambda at: waystation.save(at / "other", {"a": 1}, checkpointable_name=[]),  # type: ignore[arg-type]
     ),
     "verify": (
-        "on_progress is a function, not 5",
+        "on_progress must be a function, not 5",
         lambda at: waystation.verify(at / "saved", on_progress=5),  # type: ignore[arg-type]
     ),
     "load a model": (
-        "progress is a function, not 5",
+        "progress must be a function, not 5",
         lambda at: safetensors.load(at / "model", framework="numpy", progress=5),  # type: ignore[arg-type]
     ),
     "verify a model": (
-        "on_progress is a function, not 5",
+        "on_progress must be a function, not 5",
         lambda at: safetensors.verify_files(at / "model", on_progress=5),  # type: ignore[arg-type]
     ),
     "sum a model": (
-        "on_progress is a function, not 5",
+        "on_progress must be a function, not 5",
         lambda at: safetensors.write_checksums(at / "model", on_progress=5),  # type: ignore[arg-type]
     ),
     "place arrays": (
-        "sharding_fn is a function, not 5",
+        "sharding_fn must be a function, not 5",
         lambda at: safetensors.load(at / "model", framework="jax", sharding_fn=5),  # type: ignore[arg-type]
     ),
     "save a model": (
-        "metadata is a mapping of strings, or None, not 5",
+        "metadata must be a mapping of strings, or None, not 5",
         lambda at: safetensors.save({"a": np.ones(3)}, at / "new", metadata=5),  # type: ignore[arg-type]
     ),
-    "array options": ("array_options is ArrayOptions or None, not 5", _context("array")),
-    "async options": ("async_options is AsyncOptions or None, not 5", _context("async")),
-    "mean time": ("mean_time_between_failures_s is a number", _adaptive(mean_time_between_failures_s="60")),
-    "overhead": ("overhead_limit is a number or None", _adaptive(overhead_limit="0.1")),
-    "weight": ("background_weight is a number", _adaptive(background_weight=None)),
-    "minimum": ("minimum_interval_s is a number", _adaptive(minimum_interval_s="1")),
+    "array options": ("array_options must be ArrayOptions or None, not 5", _context("array")),
+    "async options": ("async_options must be AsyncOptions or None, not 5", _context("async")),
+    "mean time": ("mean_time_between_failures_s must be a number", _adaptive(mean_time_between_failures_s="60")),
+    "overhead": ("overhead_limit must be a number or None", _adaptive(overhead_limit="0.1")),
+    "weight": ("background_weight must be a number", _adaptive(background_weight=None)),
+    "minimum": ("minimum_interval_s must be a number", _adaptive(minimum_interval_s="1")),
     "adaptive policy": (
-        "interval is an AdaptiveInterval, not 5",
+        "interval must be an AdaptiveInterval, not 5",
         lambda _: decide.AdaptiveIntervalPolicy(5),  # type: ignore[arg-type]
     ),
-    "steps": ("steps is a list", lambda _: decide.SpecificStepsPolicy("12")),  # type: ignore[arg-type]
+    "steps": ("steps must be a list", lambda _: decide.SpecificStepsPolicy("12")),  # type: ignore[arg-type]
     "continuous": (
-        "minimum_interval_secs is a number of seconds from 0 on, not nan",
+        "minimum_interval_secs must be a number of seconds from 0 on, not nan",
         lambda _: decide.ContinuousCheckpointingPolicy(float("nan")),  # type: ignore[arg-type]
     ),
     "negative": (
-        "interval_secs is a number of seconds from 0 on, not -1",
+        "interval_secs must be a number of seconds from 0 on, not -1",
         lambda _: preserve.EveryNSeconds(-1),
     ),
     "endless": (
-        "interval_secs is a number of seconds from 0 on, not inf",
+        "interval_secs must be a number of seconds from 0 on, not inf",
         lambda _: preserve.EveryNSeconds(float("inf")),  # type: ignore[arg-type]
     ),
     "every": (
-        "interval_steps is an integer, not '5'",
+        "interval_steps must be an integer, not '5'",
         lambda _: preserve.EveryNSteps("5"),  # type: ignore[arg-type]
     ),
     "closest": (
-        "interval_steps is an integer, not nan",
+        "interval_steps must be an integer, not nan",
         lambda _: preserve.EveryNStepsClosest(float("nan")),  # type: ignore[arg-type]
     ),
     "prefix": (
-        "step_prefix is a string or None, not 5",
+        "step_prefix must be a string or None, not 5",
         lambda _: step_names.standard_name_format(step_prefix=5),  # type: ignore[arg-type]
     ),
     "digits": (
-        "step_format_fixed_length is an integer or None, not '8'",
+        "step_format_fixed_length must be an integer or None, not '8'",
         lambda _: step_names.standard_name_format(step_format_fixed_length="8"),  # type: ignore[arg-type]
     ),
     "formats": (
-        "read_name_formats is a list of name formats, not 5",
+        "read_name_formats must be a list of name formats, not 5",
         lambda _: step_names.composite_name_format(step_names.standard_name_format(), 5),  # type: ignore[arg-type]
     ),
-    "hosts": ("host_count is an integer, not '4'", lambda _: memory.place("4", 2)),  # type: ignore[arg-type]
-    "copies": ("copies is an integer, not 1.5", lambda _: memory.place(4, 1.5)),  # type: ignore[arg-type]
-    "domains": ("domains is a list", lambda _: memory.place(4, 2, 5)),  # type: ignore[arg-type]
+    "hosts": ("host_count must be an integer, not '4'", lambda _: memory.place("4", 2)),  # type: ignore[arg-type]
+    "copies": ("copies must be an integer, not 1.5", lambda _: memory.place(4, 1.5)),  # type: ignore[arg-type]
+    "domains": ("domains must be a list", lambda _: memory.place(4, 2, 5)),  # type: ignore[arg-type]
     "placement": (
-        "placement is a Placement",
+        "placement must be a Placement",
         lambda _: memory.recovery_probability(4, 1),  # type: ignore[arg-type]
     ),
     "lost hosts": (
-        "lost_hosts is an integer, not None",
+        "lost_hosts must be an integer, not None",
         lambda _: memory.grouped_recovery_bound(4, 2, None),  # type: ignore[arg-type]
     ),
     "lost domains": (
-        "placement is a Placement",
+        "placement must be a Placement",
         lambda _: memory.domain_recovery_odds({}, 1),  # type: ignore[arg-type]
     ),
 }

@@ -39,8 +39,8 @@ def test_arguments_that_cannot_work_are_refused_at_once(
 @pytest.mark.parametrize(
     ("make", "given", "text"),
     [
-        (training.preservation_policies.LatestN, "3", "n is an integer or None, not '3'"),
-        (training.preservation_policies.EveryNSteps, (2, True, 1.5), "max_to_keep is an integer or None"),
+        (training.preservation_policies.LatestN, "3", "n must be an integer or None, not '3'"),
+        (training.preservation_policies.EveryNSteps, (2, True, 1.5), "max_to_keep must be an integer or None"),
         (training.save_decision_policies.FixedIntervalPolicy, "3", "integer number of steps, not '3'"),
         (training.save_decision_policies.AnySavePolicy, 3, "a list of policies, not 3"),
         (training.save_decision_policies.AnySavePolicy, [3], "instances of policies, not 3"),
@@ -73,7 +73,7 @@ def test_metrics_may_be_scalars_of_any_framework(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_is_no_function_is_refused_at_once() -> None:
-    with pytest.raises(errors.WrongType, match="get_metric_fn is a function of metrics, not 'loss'"):
+    with pytest.raises(errors.WrongType, match="get_metric_fn must be a function of metrics, not 'loss'"):
         training.preservation_policies.BestN(get_metric_fn="loss", n=1)  # type: ignore[arg-type]
 
 

@@ -106,7 +106,7 @@ def _options(framework: str | None, abstract_state: Any) -> Options:
         return options
     if framework != "numpy":
         raise InvalidInput(
-            f"framework is 'numpy' or None, not {framework!r}; the leaves of an abstract state ask for "
+            f"framework must be 'numpy' or None, not {framework!r}; the leaves of an abstract state ask for "
             "arrays of other frameworks"
         )
     if abstract_state is not None:
@@ -178,7 +178,7 @@ def asked_for(asked: Any) -> tuple[list[str] | None, dict[str, Any]]:
     abstracts = asked.metadata if isinstance(asked, CheckpointMetadata) else asked
     if abstracts is not None and not isinstance(abstracts, dict):
         raise InvalidInput(
-            f"abstract_checkpointables is a dict of names and what is wanted of each, not {abstracts!r:.60}"
+            f"abstract_checkpointables must be a dict of what to load by name, not {abstracts!r:.60}"
         )
     check_names(abstracts or {})
     return list(abstracts) if abstracts else None, dict(abstracts or {})

@@ -177,7 +177,7 @@ def _checked_options(options: Options) -> Options:
 
 def _checked(custom_metadata: Any) -> Any:
     if custom_metadata is not None and not isinstance(custom_metadata, dict):
-        raise InvalidInput(f"custom_metadata of a part is a JSON object or None, not {custom_metadata!r:.60}")
+        raise InvalidInput(f"custom_metadata must be a JSON object or None, not {custom_metadata!r:.60}")
     return custom_metadata
 
 

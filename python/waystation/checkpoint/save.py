@@ -284,7 +284,7 @@ def check_checkpointables(checkpointables: object) -> None:
     """Refuses what is no set of checkpointables, and names that mean something else."""
     if not isinstance(checkpointables, dict) or not checkpointables:
         raise InvalidInput(
-            f"checkpointables is a dict of names and what is saved under them, not {checkpointables!r:.60}"
+            f"checkpointables must be a dict of what to save by name, not {checkpointables!r:.60}"
         )
     check_names(checkpointables)
 

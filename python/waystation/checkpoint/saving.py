@@ -283,7 +283,7 @@ class Saving:
             isinstance(custom_metadata, dict) and all(isinstance(key, str) for key in custom_metadata)
         ):
             raise InvalidInput(
-                f"custom_metadata is a dict with strings as keys, or None, not {custom_metadata!r:.60}"
+                f"custom_metadata must be a dict with strings as keys, or None, not {custom_metadata!r:.60}"
             )
         save = self._save
         save.custom_metadata = callers_json(custom_metadata, "custom_metadata")

@@ -30,7 +30,7 @@ def state_name(name: str | None) -> str:
     if name is None:
         return AUTO
     if not isinstance(name, str):
-        raise WrongType(f"the name of a checkpointable is a string, not {name!r:.60}")
+        raise WrongType(f"the name of a checkpointable must be a string, not {name!r:.60}")
     if not name:
         raise InvalidInput("the name of a checkpointable is not empty; give None for the state")
     return name

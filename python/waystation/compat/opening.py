@@ -74,7 +74,7 @@ class safe_open:  # noqa: N801
                 known = ", ".join(map(repr, _FRAMEWORKS))
                 raise InvalidInput(f"there is no framework {framework!r} here; the frameworks are {known}")
             if backend not in ("mmap", "pread"):
-                raise InvalidInput(f"backend is 'mmap' or 'pread', not {backend!r}")
+                raise InvalidInput(f"backend must be 'mmap' or 'pread', not {backend!r}")
             path = _path_of(filename)
             place = _place(name, device)
             opened = OpenFiles([read_header(path)])
@@ -157,7 +157,7 @@ class safe_open:  # noqa: N801
 
     def _number(self, name: str) -> int:
         if not isinstance(name, str):
-            raise WrongType(f"the name of a tensor is text, not {name!r:.60}")
+            raise WrongType(f"the name of a tensor must be text, not {name!r:.60}")
         opened = self._tensors.opened
         number = opened.numbers.get(name)
         if number is None:
@@ -402,7 +402,7 @@ def _opened(data: Buffer) -> OpenFiles:
     try:
         nbytes = memoryview(data).nbytes
     except TypeError as error:
-        raise WrongType(f"the content of a file is bytes, not a {type(data).__name__}") from error
+        raise WrongType(f"the content of a file must be bytes, not a {type(data).__name__}") from error
     return OpenFiles([parsed_header(data, nbytes, _NO_PATH)])
 
 

@@ -67,7 +67,7 @@ def load_file(filename: PathLike, *, backend: Backend = "mmap") -> dict[str, Any
 def _on_host(tensors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     with translated():
         if not isinstance(tensors, Mapping):
-            raise NotAnArray(f"arrays are a dict by name, not a {type(tensors).__name__}")
+            raise NotAnArray(f"arrays must be a dict by name, not a {type(tensors).__name__}")
         codec = codec_of("jax")
         for name, tensor in tensors.items():
             if not codec.is_leaf(tensor) and not isinstance(tensor, np.ndarray | np.generic):

@@ -73,7 +73,7 @@ def described(arrays: Mapping[str, Any]) -> tuple[list[NDArray[Any]], dict[str, 
     specs: dict[str, TensorSpec] = {}
     with translated():
         if not isinstance(arrays, Mapping):
-            raise NotAnArray(f"arrays are a dict by name, not a {type(arrays).__name__}")
+            raise NotAnArray(f"arrays must be a dict by name, not a {type(arrays).__name__}")
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray | np.generic):
                 raise NotAnArray(f"a {type(array).__name__} is no NumPy array", tensor=name)

@@ -85,7 +85,7 @@ def _described(tensors: Mapping[str, Any]) -> tuple[list[Any], dict[str, TensorS
     torch_sharing = _torch_sharing()
     with translated():
         if not isinstance(tensors, Mapping):
-            raise InvalidInput(f"tensors are a dict by name, not a {type(tensors).__name__}")
+            raise InvalidInput(f"tensors must be a dict by name, not a {type(tensors).__name__}")
         for name, tensor in tensors.items():
             torch_sharing.check_strided(name, tensor)
             if tensor.is_meta:

@@ -123,7 +123,7 @@ def _planned(
 ) -> tuple[bytes, list[TensorSpec]]:
     """The header, and the tensors that have bytes in the order of the file."""
     if not isinstance(tensors, Mapping):
-        raise WrongType(f"tensors are a dict of TensorSpec by name, not a {type(tensors).__name__}")
+        raise WrongType(f"tensors must be a dict of TensorSpec by name, not a {type(tensors).__name__}")
     for name, spec in tensors.items():
         _check(name, spec)
     _check_text(metadata or {})
@@ -139,12 +139,12 @@ def _planned(
 def _check_text(metadata: Mapping[Any, Any]) -> None:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise WrongType(f"metadata are text by text, not {value!r:.60} by {key!r:.60}")
+            raise WrongType(f"metadata must map text to text, not {value!r:.60} by {key!r:.60}")
 
 
 def _check(name: object, spec: object) -> None:
     if not isinstance(name, str):
-        raise WrongType(f"the name of a tensor is text, not {name!r:.60}")
+        raise WrongType(f"the name of a tensor must be text, not {name!r:.60}")
     if not isinstance(spec, TensorSpec):
         raise WrongType(f"a {type(spec).__name__} is no TensorSpec", tensor=name)
     bits = 4 if spec.dtype == "F4" else 8 * dtypes.STORAGE_ITEM_BYTES[spec.dtype]

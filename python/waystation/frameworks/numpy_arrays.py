@@ -44,7 +44,7 @@ class AbstractNumpy:
         try:
             object.__setattr__(self, "shape", tuple(map(operator.index, self.shape)))
         except TypeError:
-            raise WrongType(f"a shape is a tuple of integers, not {self.shape!r:.60}") from None
+            raise WrongType(f"a shape must be a tuple of integers, not {self.shape!r:.60}") from None
         if min(self.shape, default=0) < 0:
             raise InvalidInput(f"a shape has no negative extents, as {self.shape} has")
         try:

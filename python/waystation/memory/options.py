@@ -49,22 +49,22 @@ class MemoryTier:
     def __post_init__(self) -> None:
         given: Any = self.directory
         if given is not None and not isinstance(given, str | os.PathLike):
-            raise WrongType(f"directory is a path, not {given!r:.60}")
+            raise WrongType(f"directory must be a path, not {given!r:.60}")
         policy: Any = self.save_decision_policy
         if isinstance(policy, type) or not callable(getattr(policy, "should_save", None)):
             raise WrongType(
-                f"save_decision_policy is a policy of training.save_decision_policies, not {policy!r:.60}"
+                f"save_decision_policy must be one of training.save_decision_policies, not {policy!r:.60}"
             )
         if self.run is not None and re.fullmatch("[0-9a-fA-F]{32}", str(self.run)) is None:
-            raise InvalidInput(f"run is the id of a store, 32 hexadecimal digits, not {self.run!r:.60}")
+            raise InvalidInput(f"run must be the id of a store, 32 hexadecimal digits, not {self.run!r:.60}")
         deadline: Any = self.deadline_s
         if isinstance(deadline, bool) or not isinstance(deadline, int | float):
-            raise WrongType(f"deadline_s is a number of seconds, not {deadline!r:.60}")
+            raise WrongType(f"deadline_s must be a number of seconds, not {deadline!r:.60}")
         if not deadline > 0:
             raise InvalidInput(f"deadline_s is {deadline}; it must be above 0 seconds")
         nothing: Any = self.start_from_nothing
         if not isinstance(nothing, bool):
-            raise WrongType(f"start_from_nothing is True or False, not {nothing!r:.60}")
+            raise WrongType(f"start_from_nothing must be True or False, not {nothing!r:.60}")
 
     def open(self, place: Place, options: Options, logger: Logger) -> OpenMemoryTier:
         """Opens the tier for the checkpoints of a directory. What else goes wrong is warned of, not raised.

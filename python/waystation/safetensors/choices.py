@@ -56,7 +56,7 @@ def _test(select: Select, names: Sequence[str]) -> Callable[[str], bool]:
     if callable(select):
         return lambda name: bool(select(name))
     if not isinstance(select, Collection):
-        raise WrongType(f"select is a regular expression, a function or names, not a {type(select).__name__}")
+        raise WrongType(f"select must be a pattern, a function or names, not a {type(select).__name__}")
     chosen, present = set(select), set(names)
     absent = [name for name in select if name not in present]
     if absent:
@@ -88,7 +88,7 @@ def renamed(names: Sequence[str], rename: Rename | None) -> list[str]:
     elif callable(rename):
         new = [rename(name) for name in names]
     else:
-        raise WrongType(f"rename is a mapping or a function, not a {type(rename).__name__}")
+        raise WrongType(f"rename must be a mapping or a function, not a {type(rename).__name__}")
     taken: dict[str, str] = {}
     for name, own in zip(names, new, strict=True):
         if not isinstance(own, str):

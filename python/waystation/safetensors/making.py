@@ -34,7 +34,7 @@ def codec_of(framework: str) -> Codec:
         Unsupported: It is not installed.
     """
     if framework not in FRAMEWORKS:
-        raise InvalidInput(f"framework is one of {', '.join(map(repr, FRAMEWORKS))}, not {framework!r}")
+        raise InvalidInput(f"framework must be one of {', '.join(map(repr, FRAMEWORKS))}, not {framework!r}")
     return registry.codec_by_name(framework)
 
 

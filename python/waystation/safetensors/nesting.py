@@ -19,7 +19,7 @@ def separator_of(nested: object) -> str | None:
     if isinstance(nested, bool):
         return SEPARATOR if nested else None
     if not isinstance(nested, str) or not nested:
-        raise InvalidInput(f"nested is True, False or what separates the parts of names, not {nested!r}")
+        raise InvalidInput(f"nested must be True, False or what separates the parts of names, not {nested!r}")
     return nested
 
 

@@ -221,7 +221,7 @@ def _source(opened: OpenFiles, name: str, placement: Placement | None, size: int
     if place is None:
         return source
     if not isinstance(place, Divided):
-        raise WrongType(f"a placement is Divided, Only or None, not {place!r:.60}", tensor=name)
+        raise WrongType(f"a placement must be Divided, Only or None, not {place!r:.60}", tensor=name)
     if place.blocks is not None and (place.blocks < 1 or size % place.blocks):
         raise InvalidInput(
             f"{place.blocks} blocks cannot be dealt evenly to the {size} processes of the group", tensor=name

@@ -156,7 +156,7 @@ def options_of(memory_limit: int | None, verify: bool | None, gpu_direct: bool |
         InvalidInput: `memory_limit` is no number of bytes.
     """
     if wrong := positive_or_none(memory_limit):
-        raise InvalidInput(f"memory_limit is {wrong}, in bytes, not {memory_limit!r:.60}")
+        raise InvalidInput(f"memory_limit must be {wrong}, in bytes, not {memory_limit!r:.60}")
     chosen = current_options().thawed()
     if memory_limit is not None or chosen.memory.read_concurrent_bytes is None:
         chosen.memory.read_concurrent_bytes = MEMORY_BYTES if memory_limit is None else memory_limit

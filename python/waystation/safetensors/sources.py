@@ -110,7 +110,7 @@ def _read(paths: Sequence[str], index: Index | None) -> list[Header]:
 
 def _paths(files: Sequence[PathLike]) -> list[str]:
     if not isinstance(files, Iterable):
-        raise WrongType(f"files are a path or several paths, not {type(files).__name__}")
+        raise WrongType(f"files must be a path or several paths, not {type(files).__name__}")
     paths = [absolute(path) for path in files]
     if not paths:
         raise InvalidInput("no files were given")

@@ -62,9 +62,9 @@ def _check_arguments(**arguments: object) -> None:
 
 def _check_saves_in_flight(count: object) -> None:
     if not isinstance(count, int) or isinstance(count, bool):
-        raise WrongType(f"max_saves_in_flight is an integer, not {count!r:.60}")
+        raise WrongType(f"max_saves_in_flight must be an integer, not {count!r:.60}")
     if count < 1:
-        raise InvalidInput(f"max_saves_in_flight is 1 or more, not {count}")
+        raise InvalidInput(f"max_saves_in_flight must be 1 or more, not {count}")
 
 
 class Checkpointer(ReadingCheckpointer):

@@ -66,6 +66,6 @@ def check_arguments(checkpointable_name: object, missing_ok: object) -> None:
         WrongType: One of them is.
     """
     if checkpointable_name is not None and not isinstance(checkpointable_name, str):
-        raise WrongType(f"checkpointable_name is a string or None, not {checkpointable_name!r}")
+        raise WrongType(f"checkpointable_name must be a string or None, not {checkpointable_name!r}")
     if not isinstance(missing_ok, bool):
-        raise WrongType(f"missing_ok is True or False, not {missing_ok!r}")
+        raise WrongType(f"missing_ok must be True or False, not {missing_ok!r}")

@@ -165,7 +165,7 @@ class CustomSteps(PreservationPolicy):
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, Iterable):
-            raise WrongType(f"steps is a list of steps, not {self.steps!r:.60}")
+            raise WrongType(f"steps must be a list of steps, not {self.steps!r:.60}")
         self.steps = frozenset(self.steps)
 
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
@@ -193,7 +193,7 @@ class BestN(PreservationPolicy):
 
     def __post_init__(self) -> None:
         if not callable(self.get_metric_fn):
-            raise WrongType(f"get_metric_fn is a function of metrics, not {self.get_metric_fn!r:.60}")
+            raise WrongType(f"get_metric_fn must be a function of metrics, not {self.get_metric_fn!r:.60}")
         _check_count("n", self.n)
 
     def _value(self, checkpoint: CheckpointMetadata[None]) -> float:
@@ -239,7 +239,7 @@ class LatestDuration(PreservationPolicy):
 
     def __post_init__(self) -> None:
         if not isinstance(self.duration, datetime.timedelta):
-            raise WrongType(f"duration is a datetime.timedelta, not {self.duration!r:.60}")
+            raise WrongType(f"duration must be a datetime.timedelta, not {self.duration!r:.60}")
 
     def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
         """Keeps what is not older."""
@@ -285,7 +285,7 @@ def _check_count(name: str, count: object) -> None:
     if count is None:
         return
     if not isinstance(count, SupportsIndex):
-        raise WrongType(f"{name} is an integer or None, not {count!r:.60}")
+        raise WrongType(f"{name} must be an integer or None, not {count!r:.60}")
     if operator.index(count) < 0:
         raise InvalidInput(f"{name} must not be negative, but is {count}; None keeps all")
 
@@ -303,7 +303,7 @@ def check_seconds(name: str, seconds: object) -> None:
     """
     require_type(name, seconds, NUMBER, "a number of seconds")
     if not 0 <= seconds < math.inf:  # type: ignore[operator]  # it is a number
-        raise InvalidInput(f"{name} is a number of seconds from 0 on, not {seconds}")
+        raise InvalidInput(f"{name} must be a number of seconds from 0 on, not {seconds}")
 
 
 def check_members(policies: object, protocol: type) -> None:

@@ -30,7 +30,7 @@ def check(custom_metadata: Any) -> None:
         InvalidInput: It is no dict of JSON values.
     """
     if not isinstance(custom_metadata, dict):
-        raise WrongType(f"custom_metadata is a dict, not {type(custom_metadata).__name__}")
+        raise WrongType(f"custom_metadata must be a dict, not {type(custom_metadata).__name__}")
     if not all(isinstance(key, str) for key in custom_metadata):
         raise InvalidInput(f"custom_metadata has strings as keys, not {custom_metadata!r:.60}")
     callers_json(custom_metadata, "custom_metadata")

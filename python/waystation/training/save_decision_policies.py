@@ -75,7 +75,7 @@ class FixedIntervalPolicy(SaveDecisionPolicy):
 
     def __post_init__(self) -> None:
         if not isinstance(self.interval, SupportsIndex):
-            raise WrongType(f"an interval is an integer number of steps, not {self.interval!r:.60}")
+            raise WrongType(f"an interval must be an integer number of steps, not {self.interval!r:.60}")
         if self.interval < 1:
             raise InvalidInput(f"an interval of {self.interval} steps cannot be kept; give 1 or more")
 
@@ -103,7 +103,7 @@ class SpecificStepsPolicy(SaveDecisionPolicy):
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, str | bytes) or not isinstance(self.steps, Container):
-            raise WrongType(f"steps is a list or another container of steps, not {self.steps!r:.60}")
+            raise WrongType(f"steps must be a list or another container of steps, not {self.steps!r:.60}")
 
     def should_save(
         self,

@@ -85,11 +85,11 @@ def as_step(step: object) -> int:
     if isinstance(step, CheckpointMetadata):
         return step.step
     if isinstance(step, bool):
-        raise WrongType(f"a step is an integer, not {step}")
+        raise WrongType(f"a step must be an integer, not {step}")
     try:
         number = operator.index(step)  # type: ignore[arg-type]
     except TypeError as error:
-        raise WrongType(f"a step is an integer, not {type(step).__name__}") from error
+        raise WrongType(f"a step must be an integer, not {type(step).__name__}") from error
     if number < 0:
         raise InvalidInput(f"step {number} is negative; steps count from 0")
     return number

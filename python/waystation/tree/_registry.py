@@ -86,7 +86,7 @@ def register_node(
         Conflict: Another class has this tag.
     """
     if not isinstance(cls, type):
-        raise WrongType(f"a node is a class, not {cls!r:.60}")
+        raise WrongType(f"a node must be a class, not {cls!r:.60}")
     if cls in _BUILTIN_OPENERS:
         raise InvalidInput(f"{cls.__name__} is a node already; register a subclass")
     if flatten is None or unflatten is None:

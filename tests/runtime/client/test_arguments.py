@@ -14,12 +14,12 @@ from waystation.errors import InvalidInput, Unsupported, WrongType
 @pytest.mark.parametrize(
     ("islands", "text"),
     [
-        (5, r"a dict of names and numbers of devices.*not 5; give devices=4"),
-        ("left", "a dict of names and numbers of devices"),
-        ({"left": 1.5}, r"devices of island 'left' is an integer, not 1\.5"),
-        ({"left": "2"}, "is an integer, not '2'"),
-        ({"left": True}, "is an integer, not True"),
-        ({1: 1}, "the name of an island is a string, not 1"),
+        (5, r"a dict of device counts by name.*not 5; give devices=4"),
+        ("left", "a dict of device counts by name"),
+        ({"left": 1.5}, r"devices of island 'left' must be an integer, not 1\.5"),
+        ({"left": "2"}, "must be an integer, not '2'"),
+        ({"left": True}, "must be an integer, not True"),
+        ({1: 1}, "the name of an island must be a string, not 1"),
     ],
 )
 def test_islands_of_something_else_are_refused(islands: Any, text: str) -> None:
@@ -35,15 +35,15 @@ def test_a_client_without_islands_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"devices": 1.5}, r"the number of devices of a slice is an integer, not 1\.5"),
-        ({"devices": "2"}, "is an integer, not '2'"),
-        ({"devices": True}, "is an integer, not True"),
-        ({"shape": 5}, "the shape of a slice is a tuple of integers, not 5"),
-        ({"shape": "ab"}, "is a tuple of integers, not 'ab'"),
-        ({"shape": (1.5,)}, "an extent of a slice is an integer"),
-        ({"devices": 2, "axes": 5}, "axes is a tuple of names, not 5"),
-        ({"shape": (2, 2), "axes": "xy"}, "axes is a tuple of names, not 'xy'"),
-        ({"devices": 2, "axes": (1,)}, "names of axes are strings"),
+        ({"devices": 1.5}, r"the number of devices of a slice must be an integer, not 1\.5"),
+        ({"devices": "2"}, "must be an integer, not '2'"),
+        ({"devices": True}, "must be an integer, not True"),
+        ({"shape": 5}, "the shape of a slice must be a tuple of integers, not 5"),
+        ({"shape": "ab"}, "must be a tuple of integers, not 'ab'"),
+        ({"shape": (1.5,)}, "an extent of a slice must be an integer"),
+        ({"devices": 2, "axes": 5}, "axes must be a tuple of names, not 5"),
+        ({"shape": (2, 2), "axes": "xy"}, "axes must be a tuple of names, not 'xy'"),
+        ({"devices": 2, "axes": (1,)}, "names of axes must be strings"),
     ],
 )
 def test_slices_of_something_else_are_refused(
@@ -56,13 +56,13 @@ def test_slices_of_something_else_are_refused(
 
 def test_functions_arguments_and_arrays_of_something_else_are_refused(client: runtime.Client) -> None:
     on = client.make_virtual_device_set().add_slice(devices=2)
-    with pytest.raises(WrongType, match="a function, not 5"):
+    with pytest.raises(WrongType, match="only a function can be placed on a slice, not 5"):
         client.jit(5, on)  # type: ignore[arg-type]
     with pytest.raises(WrongType, match=r"on a slice .*, not on 5"):
         client.jit(abs, 5)  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match="was given an array of <U1, which is no array of JAX"):
         client.jit(lambda x: x, on)(np.array(["a"]))
-    with pytest.raises(WrongType, match="arrays on slices are shared, not ndarray"):
+    with pytest.raises(WrongType, match="only arrays on slices can be shared, not ndarray"):
         client.share(np.ones(2), "base")  # type: ignore[arg-type]
 
 
@@ -80,9 +80,9 @@ def test_a_closed_client_says_so() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"address": 5}, "an address is text"),
-        ({"hosts": -1}, "hosts is 0 or more, not -1"),
-        ({"hosts": "two"}, "the number of hosts is an integer"),
+        ({"address": 5}, "an address must be text"),
+        ({"hosts": -1}, "hosts must be 0 or more, not -1"),
+        ({"hosts": "two"}, "the number of hosts must be an integer"),
     ],
 )
 def test_connections_to_something_else_are_refused(arguments: dict[str, Any], text: str) -> None:

@@ -60,7 +60,7 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         if self.max_concurrent_producers != 1:
             raise InvalidInput(
-                f"max_concurrent_producers is 1, not {self.max_concurrent_producers}: "
+                f"max_concurrent_producers must be 1, not {self.max_concurrent_producers}: "
                 "batches come in one order"
             )
 

@@ -93,7 +93,7 @@ class PipelineParallel:
         is_alone = self._group.size() == 1 and loader.pg.size() == 1
         is_bounded = max_batch_bytes is not None or device_memory_budget is not None
         refusals = {
-            f"max_concurrent_producers is 1, not {max_concurrent_producers}: batches come in one order": (
+            f"max_concurrent_producers must be 1, not {max_concurrent_producers}: batches have one order": (
                 max_concurrent_producers != 1
             ),
             "tensor_filter is for one process (pg=None, or all_local=True): the others would wait for "

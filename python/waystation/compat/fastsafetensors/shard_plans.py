@@ -136,7 +136,7 @@ def plan_shards(
     if not paths or len({os.path.abspath(path) for path in paths}) != len(paths):
         raise InvalidInput("give one path at least, and none twice")
     if header_align < 8 or header_align % 8:
-        raise InvalidInput(f"header_align is a multiple of 8, not {header_align}")
+        raise InvalidInput(f"header_align must be a multiple of 8, not {header_align}")
     for entry in entries:
         _check(entry)
     if len({entry.name for entry in entries}) != len(entries):
@@ -196,4 +196,4 @@ def _check(entry: WriteEntry) -> None:
 def _check_text(text: Mapping[Any, Any]) -> None:
     for key, value in text.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise InvalidInput(f"metadata are text by text, not {value!r:.60} by {key!r:.60}")
+            raise InvalidInput(f"metadata must map text to text, not {value!r:.60} by {key!r:.60}")

@@ -145,7 +145,7 @@ class Client:
             NameTaken: Another array has that name.
         """
         if not isinstance(array, Array):
-            raise WrongType(f"arrays on slices are shared, not {type(array).__name__}; put it on one first")
+            raise WrongType(f"only arrays on slices can be shared, not {type(array).__name__}; put it on one")
         self.backend.share(array.usable("shared").handle, name)
 
     def named(self, name: str) -> Array:

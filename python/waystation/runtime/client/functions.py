@@ -57,7 +57,7 @@ class PlacedFunction:
         name: str | None = None,
     ) -> None:
         if not callable(function):
-            raise WrongType(f"what is placed on a slice is a function, not {function!r:.60}")
+            raise WrongType(f"only a function can be placed on a slice, not {function!r:.60}")
         if not isinstance(on, Slice):
             raise WrongType(f"a function is placed on a slice (add_slice), not on {on!r:.60}")
         self.name: str = name or str(getattr(function, "__name__", type(function).__name__))

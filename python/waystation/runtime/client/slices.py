@@ -185,7 +185,7 @@ class DeviceSet:
 
 def _names_of(axes: object) -> tuple[str, ...]:
     if isinstance(axes, str) or not isinstance(axes, Sequence):
-        raise WrongType(f"axes is a tuple of names, not {axes!r:.60}")
+        raise WrongType(f"axes must be a tuple of names, not {axes!r:.60}")
     if not all(isinstance(name, str) for name in axes):
-        raise WrongType(f"names of axes are strings, not {axes!r:.60}")
+        raise WrongType(f"names of axes must be strings, not {axes!r:.60}")
     return tuple(axes)

@@ -22,13 +22,13 @@ def start_local(islands: Mapping[str, int] | None, devices: int | None) -> Clien
     """See `waystation.runtime.local`."""
     if islands is not None and not isinstance(islands, Mapping):
         raise WrongType(
-            f"islands are a dict of names and numbers of devices, as {{'left': 4}} is, not {islands!r:.60}; "
+            f"islands must be a dict of device counts by name, such as {{'left': 4}}, not {islands!r:.60}; "
             "give devices=4 for one island"
         )
     wanted = dict(islands) if islands is not None else {"local": 0 if devices is None else devices}
     for name, count in wanted.items():
         if not isinstance(name, str):
-            raise WrongType(f"the name of an island is a string, not {name!r:.60}")
+            raise WrongType(f"the name of an island must be a string, not {name!r:.60}")
         wanted[name] = as_count(f"the number of devices of island '{name}'", count)
     if not wanted:
         raise InvalidInput("there has to be an island: runtime.local({'left': 4})")

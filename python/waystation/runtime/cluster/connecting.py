@@ -60,9 +60,9 @@ def connect(
         Unavailable: The cluster cannot be reached or started, or has no room for the island.
     """
     if address is not None and not isinstance(address, str):
-        raise WrongType(f"an address is text, HOST:PORT, not {address!r:.60}")
+        raise WrongType(f"an address must be text, HOST:PORT, not {address!r:.60}")
     if hosts is not None and as_count("the number of hosts", hosts) < 0:
-        raise InvalidInput(f"hosts is 0 or more, not {hosts}")
+        raise InvalidInput(f"hosts must be 0 or more, not {hosts}")
     ray = _ray()
     if hosts is None:
         hosts = 1 if address is None and not ray.is_initialized() else 0

@@ -25,7 +25,7 @@ def as_count(what: str, value: object) -> int:
         WrongType: It is no integer.
     """
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise WrongType(f"{what} is an integer, not {value!r:.60}")
+        raise WrongType(f"{what} must be an integer, not {value!r:.60}")
     return operator.index(value)
 
 
@@ -87,7 +87,7 @@ class SliceRequest:
             shape = (devices,)
         given: Any = shape
         if isinstance(given, str) or not isinstance(given, Sequence):
-            raise WrongType(f"the shape of a slice is a tuple of integers, not {given!r:.60}")
+            raise WrongType(f"the shape of a slice must be a tuple of integers, not {given!r:.60}")
         shape = tuple([as_count("an extent of a slice", extent) for extent in shape])
         count = math.prod(shape)
         if any(extent < 1 for extent in shape) or devices not in (None, count):
