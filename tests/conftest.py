@@ -105,7 +105,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_sessionstart() -> None:
-    """Coroutines that genuine Orbax never awaits, after an error, are no failure of the test that frees them."""
+    """Coroutines that genuine Orbax has not awaited are no failure of the test that frees them."""
     report = sys.unraisablehook
 
     def ignore_coroutines_of_orbax(unraisable: Any) -> None:

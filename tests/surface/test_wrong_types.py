@@ -57,7 +57,10 @@ CALLS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     ),
     "array options": ("array_options must be ArrayOptions or None, not 5", _context("array")),
     "async options": ("async_options must be AsyncOptions or None, not 5", _context("async")),
-    "mean time": ("mean_time_between_failures_s must be a number", _adaptive(mean_time_between_failures_s="60")),
+    "mean time": (
+        "mean_time_between_failures_s must be a number",
+        _adaptive(mean_time_between_failures_s="60"),
+    ),
     "overhead": ("overhead_limit must be a number or None", _adaptive(overhead_limit="0.1")),
     "weight": ("background_weight must be a number", _adaptive(background_weight=None)),
     "minimum": ("minimum_interval_s must be a number", _adaptive(minimum_interval_s="1")),

@@ -40,7 +40,11 @@ def test_arguments_that_cannot_work_are_refused_at_once(
     ("make", "given", "text"),
     [
         (training.preservation_policies.LatestN, "3", "n must be an integer or None, not '3'"),
-        (training.preservation_policies.EveryNSteps, (2, True, 1.5), "max_to_keep must be an integer or None"),
+        (
+            training.preservation_policies.EveryNSteps,
+            (2, True, 1.5),
+            "max_to_keep must be an integer or None",
+        ),
         (training.save_decision_policies.FixedIntervalPolicy, "3", "integer number of steps, not '3'"),
         (training.save_decision_policies.AnySavePolicy, 3, "a list of policies, not 3"),
         (training.save_decision_policies.AnySavePolicy, [3], "instances of policies, not 3"),
