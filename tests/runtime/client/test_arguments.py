@@ -9,6 +9,7 @@ import pytest
 
 from waystation import runtime
 from waystation.errors import InvalidInput, Unsupported, WrongType
+from waystation.runtime.cluster.status import IslandRequest
 
 
 @pytest.mark.parametrize(
@@ -88,3 +89,12 @@ def test_a_closed_client_says_so() -> None:
 def test_connections_to_something_else_are_refused(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidInput, match=text):
         runtime.connect(**arguments)
+
+
+def test_a_name_of_an_island_leaves_room_for_the_names_of_its_hosts() -> None:
+    assert IslandRequest("i" * 240, 1, 1).host_name(1 << 40)
+    with pytest.raises(InvalidInput, match="may have at most 240 bytes, not 242"):
+        IslandRequest("é" * 121, 1, 1)
+    for wrong in ("", "left/right", "left\n"):
+        with pytest.raises(InvalidInput, match="no name of an island"):
+            IslandRequest(wrong, 1, 1)

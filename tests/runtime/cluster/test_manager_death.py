@@ -15,8 +15,10 @@ import pytest
 from tests.runtime.cluster.driving import WAIT_S, Slice, wait_until
 
 from waystation.errors import Unavailable
-from waystation.runtime.cluster import ClusterBackend, connect
+from waystation.runtime.cluster import ClusterBackend, connect, connecting
 from waystation.runtime.cluster.event_log import EventLog, append
+from waystation.runtime.control.connector import Connector
+from waystation.runtime.control.handshake import Credential
 from waystation.runtime.resources import SliceRequest
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime needs Python 3.12")
@@ -49,6 +51,23 @@ def test_the_death_of_the_manager_is_told_and_stays_in_its_log(
             wait_until(lambda name=name: f"program '{name}' has lost its connection" in log.read_text())
         assert "island 'main' is ready, epoch 1" in log.read_text()
         assert "the manager ends" not in log.read_text()
+
+
+@pytest.mark.timeout(600)
+def test_a_manager_that_dies_once_it_has_let_a_program_in_is_told_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def kill_the_manager_first(address: str, credential: Credential) -> Connector:
+        (log,) = (tmp_path / "waystation" / "runtime").glob("manager-*.log")
+        os.kill(int(log.stem.rpartition("-")[2]), signal.SIGKILL)
+        return Connector(address, credential)
+
+    monkeypatch.setattr(connecting, "Connector", kill_the_manager_first)
+    log = f"{re.escape(str(tmp_path))}/waystation/runtime/manager-.*log"
+    with pytest.raises(Unavailable, match=f"let this program in, and is gone: .*{log}"):
+        connect(name="alone")
 
 
 def use_until_it_fails(backend: ClusterBackend) -> None:

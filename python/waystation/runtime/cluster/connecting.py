@@ -197,7 +197,13 @@ def _enter(ray: Any, name: str | None, undo: contextlib.ExitStack) -> Connection
         connected = undo.enter_context(contextlib.ExitStack())  # ends after the program has left
         undo.callback(_leave, manager, client, attended)
         break
-    connector = Connector(entrance.controller, entrance.credential)
+    try:
+        connector = Connector(entrance.controller, entrance.credential)
+    except Unavailable as error:
+        raise Unavailable(
+            f"the cluster's manager ({entrance.where}) has let this program in, and is gone: {error}; "
+            f"the manager's log, if it has one, is '{entrance.log_path}', on its machine"
+        ) from error
     connected.callback(connector.close)
     connection = Connection(manager, client, connector, where=entrance.where, log_path=entrance.log_path)
     undo.callback(connection.leave)

@@ -17,6 +17,8 @@ NAMESPACE = "waystation"
 PLACE = "waystation_host"
 DEADLINE_S = 60.0
 MAX_RESTARTS = 3
+# Hosts are known by the name of their island and a number, and a credential takes 255 bytes of a name.
+ISLAND_NAME_BYTES = 240
 HOST_CLASS = "waystation.runtime.hosts.host:Host"
 
 
@@ -65,6 +67,11 @@ class IslandRequest:
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name or not self.name.isprintable():
             raise InvalidInput(f"'{self.name}' is no name of an island: it must be printable, without '/'")
+        if len(self.name.encode()) > ISLAND_NAME_BYTES:
+            raise InvalidInput(
+                f"the name of an island may have at most {ISLAND_NAME_BYTES} bytes, "
+                f"not {len(self.name.encode())}: '{self.name:.40}…'"
+            )
         if self.hosts < 1 or self.devices_per_host < 1:
             raise InvalidInput(
                 f"island '{self.name}' needs at least one host with one device, "
