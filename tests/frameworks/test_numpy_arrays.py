@@ -127,7 +127,7 @@ def test_a_scalar_has_no_shape() -> None:
 
 @pytest.mark.parametrize("shape", [(1.5,), "ab", 3, None, ([1],)], ids=repr)
 def test_a_shape_of_something_else_is_refused(shape: Any) -> None:
-    with pytest.raises(WrongType, match="a shape is a tuple of integers"):
+    with pytest.raises(WrongType, match="a shape must be a tuple of integers"):
         AbstractNumpy(shape)
 
 

@@ -97,7 +97,7 @@ def test_names_that_make_no_tree(tmp_path: Path, names: list[str]) -> None:
     with pytest.raises(errors.InvalidInput, match="no tree"):
         load(path, framework="numpy", nested=True)
     for nested in ("", 3, None):
-        with pytest.raises(errors.InvalidInput, match="nested is"):
+        with pytest.raises(errors.InvalidInput, match="nested must be"):
             load(path, framework="numpy", nested=nested)  # type: ignore[arg-type]
 
 
