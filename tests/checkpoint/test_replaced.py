@@ -1,14 +1,11 @@
 """Readers beside processes that overwrite, delete and save a checkpoint: what is read is of one version.
 
-`make test` reads beside 20 saves, `make test-long` beside 200.
+`make test` reads beside 12 saves, `make test-long` beside 200.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +20,9 @@ from waystation.checkpoint.export import export
 from waystation.errors import CheckpointNotFound, Corrupt
 from waystation.layouts.native.records import CheckpointRecord
 
-_BOUND_S = 120
-_SAVES = amount(10, 100)
+_SAVES = amount(6, 100)
 
 State = dict[str, Any]
-
-
-@contextmanager
-def _writers(path: Path, way: str, layout: str) -> Iterator[Callable[[], bool]]:
-    """Two processes that save one checkpoint; gives whether one of them still does."""
-    command = [sys.executable, "-m", "tests.support.overwriting", str(path)]
-    writers = [subprocess.Popen([*command, str(number), way, layout, str(_SAVES)]) for number in (1, 2)]
-    try:
-        yield lambda: any(writer.poll() is None for writer in writers)
-        assert [writer.wait(_BOUND_S) for writer in writers] == [0] * len(writers)
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.wait(_BOUND_S)
 
 
 def _save(path: Path, layout: str) -> None:
@@ -127,9 +109,10 @@ def _read_beside_writers(directory: Path, read: str, way: str, layout: str) -> N
     path = directory / "same"
     _save(path, layout)
     _save(directory / "zero", layout)
-    with _writers(path, way, layout) as is_written:
-        while is_written():
+    with overwriting.writing(path, way, layout, _SAVES) as writers:
+        while writers.are_running:
             READS[read](path)
+        assert writers.values() == [None] * overwriting.WRITERS
     _check(ws.load(path))
 
 
@@ -139,13 +122,14 @@ def test_beside_deletions_there_is_a_whole_checkpoint_or_none(tmp_path: Path, la
     path = tmp_path / "same"
     _save(path, layout)
     found = absent = 0
-    with _writers(path, "delete", layout) as is_written:
-        while is_written():
+    with overwriting.writing(path, "delete", layout, _SAVES) as writers:
+        while writers.are_running:
             try:
                 _check(ws.load(path))
                 found += 1
             except CheckpointNotFound:
                 absent += 1
+        assert writers.values() == [None] * overwriting.WRITERS
     assert found + absent > 0
 
 

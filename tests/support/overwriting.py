@@ -1,21 +1,22 @@
-"""A program that saves one checkpoint again and again, for readers beside it.
+"""Processes that save one checkpoint again and again, for readers beside them.
 
-Run as `python -m tests.support.overwriting PATH NUMBER WAY LAYOUT [SAVES]`. It saves SAVES times, or once for
-each line of its input. Every element of what it saves is NUMBER, so a mixture of two versions shows.
+Every element of what a process saves is a number of its own, so a mixture of two versions shows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.support.programs import Place, Programs, running
 
 import waystation
 from waystation import Context
+
+WRITERS = 2
 
 
 def state_of(number: int) -> dict[str, Any]:
@@ -45,18 +46,18 @@ def _save(path: Path, state: dict[str, Any], *, deletes: bool) -> None:
         assert deletes, "an overwrite replaces what is there"
 
 
-def main() -> None:
-    """Saves as the arguments say."""
-    path, number, way, layout, *count = sys.argv[1:]
+def writing(path: Path, way: str, layout: str, saves: int | None = None) -> AbstractContextManager[Programs]:
+    """Processes that save so often, or as often as each is sent True before it is sent False."""
+    return running(_write, path, way, layout, saves, count=WRITERS, framework="torch", directory=path.parent)
+
+
+def _write(place: Place, path: Path, way: str, layout: str, saves: int | None) -> None:
     if way == "in place":
         from tests.support import plain_renames
 
         plain_renames.allow_only_plain_renames()
-    rounds: Iterable[Any] = range(int(count[0])) if count else sys.stdin
+    left = saves
     with context_of(layout):
-        for _ in rounds:
-            _save(Path(path), state_of(int(number)), deletes=way == "delete")
-
-
-if __name__ == "__main__":
-    main()
+        while place.receive() if left is None else left:
+            _save(path, state_of(place.index + 1), deletes=way == "delete")
+            left = None if left is None else left - 1

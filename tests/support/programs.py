@@ -166,6 +166,11 @@ class Programs:
     def __init__(self, processes: list[_Process]) -> None:
         self._processes = processes
 
+    @property
+    def are_running(self) -> bool:
+        """Whether one of the processes has not ended."""
+        return any(of.process.exitcode is None for of in self._processes)
+
     def report(self, index: int) -> Any:
         """The next thing that a process reports."""
         of = self._processes[index]
