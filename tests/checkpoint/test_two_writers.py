@@ -3,68 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.checkpoint.two_writers import write
+from tests.support.programs import Programs, running
 
 import waystation as ws
 
-BOUND_S = 120
 
-# Writes as it is told to. Whoever adds or removes may find that another process was first.
-PROGRAM = """
-import sys
-import numpy as np
-import waystation as ws
-from tests.support import plain_renames
-from waystation.errors import Conflict, NotFound
-from waystation.training import Checkpointer
-from waystation.training.save_decision_policies import FixedIntervalPolicy
-
-path, call, number, times = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-state = {"number": np.array(number), "values": np.full(10_000, number)}
-if "in place" in call:
-    plain_renames.allow_only_plain_renames()
-for time in range(times):
-    try:
-        if "overwrite" in call:
-            ws.save(path, state, overwrite=True)
-        elif call == "add":
-            ws.add_checkpointables(path, {f"added {number} {time}": state})
-        elif call == "remove":
-            for name in ws.checkpointables_metadata(path).metadata:
-                if name != "state":
-                    ws.delete(path, checkpointable_name=name)
-        else:
-            with Checkpointer(path, save_decision_policy=FixedIntervalPolicy(1)) as checkpointer:
-                checkpointer.save(time, state)
-    except (Conflict, NotFound) as error:
-        assert call not in ("overwrite", "overwrite in place"), error
-    print(time, flush=True)
-"""
-
-
-@contextlib.contextmanager
-def processes(path: Path, calls: list[str], times: int) -> Iterator[list[subprocess.Popen[str]]]:
+def processes(path: Path, calls: list[str], times: int) -> contextlib.AbstractContextManager[Programs]:
     """One process for each call."""
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(path), call, str(number), str(times)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number, call in enumerate(calls, 1)
-    ]
-    try:
-        yield running
-    finally:
-        for process in running:
-            process.kill()
-            process.communicate(timeout=BOUND_S)
+    return running(write, path, calls, times, count=len(calls), framework="torch", directory=path.parent)
 
 
 def check(path: Path) -> None:
@@ -86,10 +36,10 @@ def check(path: Path) -> None:
 def test_a_checkpoint_is_whole_beside_and_after_them(tmp_path: Path, calls: list[str]) -> None:
     path = tmp_path / "same"
     ws.save(path, {"number": 0, "values": [0]})
-    with processes(path, calls, 30) as running:
-        while any(process.poll() is None for process in running):
+    with processes(path, calls, 30) as writers:
+        while writers.are_running:
             check(path)
-        assert [process.returncode for process in running] == [0] * len(calls)
+        assert writers.values() == [None] * len(calls)
     check(path)
     assert not ws.verify(path).damages
 
@@ -99,22 +49,22 @@ def test_one_of_two_that_overwrite_is_killed(tmp_path: Path, call: str) -> None:
     path = tmp_path / "same"
     ws.save(path, {"number": 0, "values": [0]})
     for saves in range(8):
-        with processes(path, [call, call], 15) as (victim, other):
-            assert victim.stdout is not None
+        with processes(path, [call, call], 15) as writers:
             for _ in range(saves):
-                victim.stdout.readline()
-            victim.send_signal(signal.SIGKILL)
-            victim.wait(BOUND_S)
+                writers.report(0)
+            with contextlib.suppress(ProcessLookupError):  # it may have come to its end
+                writers.signal(0)
             check(path)
-            assert other.wait(BOUND_S) == 0
+            _, other = writers.end()
+            assert (other.exit_code, other.value) == (0, None), other.output
         check(path)
         assert not ws.verify(path).damages
 
 
 def test_two_checkpointers_that_save_the_same_steps(tmp_path: Path) -> None:
     """One of them has saved each step, and the other one is told."""
-    with processes(tmp_path / "run", ["checkpointer"] * 2, 10) as running:
-        assert [process.wait(BOUND_S) for process in running] == [0, 0]
+    with processes(tmp_path / "run", ["checkpointer"] * 2, 10) as writers:
+        assert writers.values() == [None, None]
     with ws.training.Checkpointer(tmp_path / "run") as checkpointer:
         assert [info.step for info in checkpointer.checkpoints] == list(range(10))
         for step in range(10):
