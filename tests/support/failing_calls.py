@@ -1,4 +1,4 @@
-"""Makes system calls of a process fail, by filters that the kernel asks before it does anything (seccomp).
+"""Filters that the kernel asks before a call (seccomp): they fail it, or stop the process for its tracer.
 
 A filter holds for the calling thread, for threads and children that it starts later, and cannot be taken off
 again: use it in a process of its own.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER_MODE = 38, 22, 2
-_LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
-_ALLOW, _FAIL_WITH = 0x7FFF0000, 0x00050000
+_LOAD_WORD, _JUMP_IF_EQUAL, _JUMP_IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
+_ALLOW, _STOP, _FAIL_WITH = 0x7FFF0000, 0x7FF00000, 0x00050000
 
 # What the filter is shown: number of the call, architecture, instruction pointer, six arguments of 8 bytes.
 _NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
@@ -97,6 +97,34 @@ def fail(call: str, code: int, *, unless_zero: int | None = None) -> None:
             *exception,
             _Instruction(_RETURN, 0, 0, _FAIL_WITH | code),
             _Instruction(_RETURN, 0, 0, _ALLOW),
+        ]
+    )
+
+
+def stop_before(numbers: Collection[int], creating: int) -> None:
+    """From now on, the process stops before these system calls, as its tracer has asked for (`TRACESECCOMP`).
+
+    Args:
+        numbers: Of the calls.
+        creating: The number of one that stops only if it may create a file: `openat`.
+    """
+    architecture, _ = _MACHINES[platform.machine()]
+    # Both ends are behind the loads, the comparisons, and the test of the flags.
+    count = len(numbers)
+    _install(
+        [
+            _Instruction(_LOAD_WORD, 0, 0, _ARCHITECTURE_OFFSET),
+            _Instruction(_JUMP_IF_EQUAL, 0, count + 4, architecture),
+            _Instruction(_LOAD_WORD, 0, 0, _NUMBER_OFFSET),
+            *(
+                _Instruction(_JUMP_IF_EQUAL, count - place + 3, 0, number)
+                for place, number in enumerate(numbers)
+            ),
+            _Instruction(_JUMP_IF_EQUAL, 0, 2, creating),
+            _Instruction(_LOAD_WORD, 0, 0, _ARGUMENTS_OFFSET + 8 * 2),
+            _Instruction(_JUMP_IF_ANY_BIT, 1, 0, os.O_CREAT),
+            _Instruction(_RETURN, 0, 0, _ALLOW),
+            _Instruction(_RETURN, 0, 0, _STOP),
         ]
     )
 
