@@ -2,7 +2,7 @@
 
 The oracle does not cast: it compares exact fractions with the neighbours that the wanted dtype has.
 
-`make test` tries 128 random values of each dtype, `make test-long` 2,000.
+`make test` tries 64 random values of each dtype, `make test-long` 2,000.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUMBERS = sorted(
     key=lambda entry: entry.name,
 )
 REAL = [entry for entry in NUMBERS if entry.category != "complex"]
-RANDOM_VALUES = amount(128, 2000)  # twice as many of a narrow dtype: of a dtype of 8 bits, all
+RANDOM_VALUES = amount(64, 2000)  # four times as many of a narrow dtype: of a dtype of 8 bits, all
 
 
 def is_narrow(logical: LogicalDtype) -> bool:
@@ -141,7 +141,7 @@ def random_values(source: LogicalDtype) -> np.ndarray[Any, Any]:
     if is_narrow(source):
         kind = ml_dtypes.finfo if source.category == "float" else ml_dtypes.iinfo
         words = np.arange(1 << kind(source.host).bits, dtype=f"u{source.host.itemsize}")
-        words = generator.permutation(words)[: 2 * RANDOM_VALUES]
+        words = generator.permutation(words)[: 4 * RANDOM_VALUES]
         if source.category == "integer" and source.name[-1] in "124":
             return words.astype(source.host)
         return words.view(source.host)
@@ -157,6 +157,12 @@ def random_values(source: LogicalDtype) -> np.ndarray[Any, Any]:
     runs[::2] = (runs[::2] >> low[::2]) << low[::2]
     runs[::4] |= 1
     return runs.view(source.host.newbyteorder("=")).astype(source.host)
+
+
+def distinct(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """One of each: in a narrow dtype most special values are the same."""
+    places = {value.tobytes(): place for place, value in enumerate(values)}
+    return values[sorted(places.values())]
 
 
 def cast(values: np.ndarray[Any, Any], target: LogicalDtype) -> np.ndarray[Any, Any] | None:
@@ -193,7 +199,7 @@ def check(source: LogicalDtype, target: LogicalDtype, value: Any, found: Any) ->
 @pytest.mark.long
 @pytest.mark.parametrize("source", REAL, ids=lambda logical: logical.name)
 def test_casts_of_real_numbers_are_equal_nearest_or_errors(source: LogicalDtype) -> None:
-    values = np.concatenate([special_values(source), random_values(source)])
+    values = distinct(np.concatenate([special_values(source), random_values(source)]))
     native = values.astype(values.dtype.newbyteorder("="))
     for target in REAL:
         together = cast(values, target)
@@ -211,7 +217,7 @@ def test_what_is_held_is_never_refused() -> None:
         kinds = source.category, target.category
         if target.category == "bool" or kinds == ("float", "integer") or source == target:
             continue
-        for value in special_values(source):
+        for value in distinct(special_values(source)):
             before = exact(value)
             if before is None:
                 continue
