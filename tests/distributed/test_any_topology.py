@@ -52,7 +52,8 @@ def ask(programs: Programs, count: int, action: str, path: Path, state: State) -
 
 @pytest.mark.parametrize("saving", TOPOLOGIES, ids=lambda pair: f"{pair[0]}x{pair[1]}")
 @settings(
-    max_examples=amount(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=amount(16, 800),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_any_topology_to_any_other(

@@ -1,6 +1,6 @@
 """Random kills: what is restored is a state of the uninterrupted run, and what was kept is not lost.
 
-`make test` plays two schedules of each cluster, `make test-long` a hundred.
+`make test` plays one schedule of each cluster, `make test-long` a hundred.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.long import amount
 pytestmark = pytest.mark.skipif(
     namespaces.why_forbidden() is not None, reason=f"{namespaces.why_forbidden()}"
 )
-COUNT = amount(2, 100)
+COUNT = amount(1, 100)
 FAULTS = 6
 
 
