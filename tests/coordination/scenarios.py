@@ -26,6 +26,15 @@ from waystation.errors import DiskFull, NotFound
 LARGE_BYTES = 20 << 20
 
 
+def hold_store(place: Place) -> None:
+    """Holds a store of torch, and tells the port at which others reach it."""
+    import torch.distributed
+
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
+    place.report(store.port)
+    place.receive()
+
+
 def left_in_store() -> list[str]:
     """The keys that sessions have left, but for numberings that ended because processes were out of step;
     those that count processes and their starts are meant to stay."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch.distributed
+from tests.coordination.scenarios import hold_store
+from tests.support.programs import running
 
 from waystation.coordination.store_coordinator import StoreCoordinator
 from waystation.coordination.torch_distributed import TorchStore
@@ -114,6 +118,39 @@ def test_what_is_removed_while_it_is_read_is_absent(store: TorchStore) -> None:
     thread.join()
     assert found <= {b"value", None}
     assert b"value" in found
+
+
+class StandingStill:
+    """A client whose server stands still for a while, once it has said what is there."""
+
+    def __init__(self, client: Any, server: int) -> None:
+        self._client = client
+        self._server: int | None = server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def clone(self) -> StandingStill:
+        return self
+
+    def check(self, keys: list[str]) -> bool:
+        found = bool(self._client.check(keys))
+        if self._server is not None:
+            os.kill(self._server, signal.SIGSTOP)
+            threading.Timer(0.5, os.kill, [self._server, signal.SIGCONT]).start()
+            self._server = None
+        return found
+
+
+def test_what_a_busy_server_gives_late_is_not_called_absent(tmp_path: Path) -> None:
+    with running(hold_store, count=1, framework="torch", directory=tmp_path) as programs:
+        client = torch.distributed.TCPStore("127.0.0.1", programs.report(0), is_master=False)
+        client.set("a/1", b"value")
+        stores = [StandingStill(client, programs.process_id(0)) for _ in range(2)]
+        assert TorchStore(lambda: stores[0]).get("a/1", 0) == b"value"
+        assert TorchStore(lambda: stores[1]).read("a", ["1", "absent"]) == [b"value", None]
+        programs.send(0, None)
+        assert programs.values() == [None]
 
 
 def test_a_server_that_is_gone_is_named() -> None:

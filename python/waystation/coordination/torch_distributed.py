@@ -285,14 +285,15 @@ class _Client:
         return [self._take(key) if key in there else None for key in keys]
 
     def _take(self, key: str) -> bytes | None:
-        """A value that was there a moment ago."""
+        """A value that was there a moment ago; None if it has been removed."""
         self.store.set_timeout(_NEXT_TO_NO_TIME)
-        try:
-            return bytes(self.store.get(key)) or None
-        except RuntimeError:
-            # A time-out, or what torch raises if the connection broke; then this fails, too.
-            self.store.check([key])
-            return None
+        while True:
+            try:
+                return bytes(self.store.get(key)) or None
+            except RuntimeError:
+                # The key was removed, or the server is late. If the connection broke, this fails, too.
+                if not self.store.check([key]):
+                    return None
 
 
 class _Connection:
