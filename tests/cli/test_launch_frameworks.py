@@ -1,4 +1,8 @@
-"""Programs of JAX and torch under `waystation launch`, as its guide has them, and which of them died."""
+"""Programs of JAX and torch under `waystation launch`, as its guide has them, and which of them died.
+
+`make test` has the process that all others are connected to die under JAX, and another one under torch; `make
+test-long` each of both.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.long import IS_LONG
 
 SCRIPT = str(Path(sys.executable).parent / "waystation")
 HANG_S = 240
@@ -65,8 +70,11 @@ def test_a_program_that_ends_well(framework: str, tmp_path: Path) -> None:
     assert [process["exit_code"] for process in document["processes"]] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("framework", ["jax", "torch"])
+VICTIMS = [("jax", 0), ("torch", 1)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("framework", "victim"), VICTIMS + ([("jax", 1), ("torch", 0)] if IS_LONG else []))
 def test_the_victim_is_named(framework: str, victim: int, tmp_path: Path) -> None:
     document, err = launch(framework, victim, tmp_path)
     processes = document["processes"]

@@ -1,8 +1,8 @@
 """Programs over several hosts, each with an agent: what is killed, they go on from, to the bit.
 
 Hosts are emulated by `waystation launch --hosts`: an agent, a directory and an address for each. In
-`make test-long` every framework has everything killed, which takes ten minutes, in `make test` each of them
-one thing.
+`make test-long` every framework has everything killed, which takes ten minutes. In `make test` a program of
+JAX loses a host, and the tests after it kill an agent beneath DDP and a host beneath FSDP.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def kills() -> list[tuple[str, str]]:
     """Frameworks, with what is killed."""
     if IS_LONG:
         return list(itertools.product(FRAMEWORKS, VICTIMS))
-    return list(zip(FRAMEWORKS, VICTIMS, strict=True))
+    return [("jax", "host")]
 
 
 @pytest.mark.long

@@ -30,7 +30,8 @@ FORMATS = [
 ]
 _numbers = itertools.count()
 _hypothesis = settings(
-    max_examples=amount(15), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=amount(6, 300),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -46,7 +46,8 @@ _numbers = itertools.count()
 
 @layouts
 @settings(
-    max_examples=amount(12), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=amount(6, 240),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(state=states(COUNT * DEVICES, 8))
 def test_orbax_loads_what_two_processes_wrote(

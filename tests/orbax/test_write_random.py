@@ -70,7 +70,8 @@ TREES = st.recursive(
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @settings(
-    max_examples=amount(15), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=amount(6, 300),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(tree=st.dictionaries(KEYS, TREES, min_size=1, max_size=4), chunk_bytes=st.sampled_from([None, 4, 64]))
 def test_orbax_loads_random_states_as_its_own(
