@@ -64,8 +64,8 @@ _HOMES = {
 def local(islands: Mapping[str, int] | None = None, *, devices: int | None = None) -> Client:
     """Starts a client on devices of this process: for tests, notebooks and one machine.
 
-    Programs are lowered and run as on a cluster, each island by threads of its own. The client is the one
-    that is meant where none is named, until it is closed.
+    The controller is that of a cluster, and each island has threads of its own. The client is the one that is
+    meant where none is named, until it is closed.
 
     Args:
         islands: How many devices each island has, by name; by default one island of all.

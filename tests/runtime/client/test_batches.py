@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from waystation.runtime.client.backend import Backend
 from waystation.runtime.client.client import BATCH_CALLS, Client
-from waystation.runtime.client.local import LocalBackend
+from waystation.runtime.client.local import LocalCluster
 
 
-class CountingBackend(LocalBackend):
+class CountingBackend(Backend):
     """Counts what is sent."""
 
     def __init__(self) -> None:
-        super().__init__({"left": 2})
+        super().__init__(LocalCluster({"left": 2}).connect())
         self.installed = self.ran = 0
         self.freed: list[int] = []
 

@@ -10,19 +10,20 @@ import numpy as np
 import pytest
 
 from waystation import runtime
+from waystation.runtime.client.backend import Backend
 from waystation.runtime.client.client import Client
 from waystation.runtime.client.joining import JOINED_AFTER_RUNS, SMALL_CODE_BYTES
-from waystation.runtime.client.local import LocalBackend
+from waystation.runtime.client.local import LocalCluster
 from waystation.runtime.errors import ComputationFailed
 
 WAIT_S = 120.0
 
 
-class WatchedBackend(LocalBackend):
+class WatchedBackend(Backend):
     """Says when a program has been prepared, and what has run."""
 
     def __init__(self) -> None:
-        super().__init__({"left": 2})
+        super().__init__(LocalCluster({"left": 2}).connect())
         self.prepared: list[str] = []
         self.is_prepared = threading.Event()
         self.ran: list[str] = []

@@ -338,16 +338,6 @@ def test_a_state_without_arrays_of_hosts_is_none_of_theirs(client: runtime.Clien
             use("here", {"x": np.zeros(3)})
 
 
-def test_arrays_of_this_process_are_saved_by_reading_them(array: runtime.Array, tmp_path: Path) -> None:
-    path = str(tmp_path / "saved")
-    with pytest.raises(Unsupported, match="no hosts that save arrays; read them"):
-        waystation.save(path, {"x": array})
-    with pytest.raises(Unsupported, match="no hosts that save arrays"):
-        waystation.load(path, {"x": array})
-    waystation.save(path, {"x": array.numpy()})
-    np.testing.assert_array_equal(waystation.load(path)["x"], np.arange(4))
-
-
 def test_hosts_save_no_more_than_arrays(array: runtime.Array, tmp_path: Path) -> None:
     path = str(tmp_path / "saved")
     for save in (waystation.save, waystation.save_async):

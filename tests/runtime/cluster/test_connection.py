@@ -16,7 +16,7 @@ import pytest
 
 from waystation.errors import Internal, InvalidInput, NotFound, Unavailable
 from waystation.runtime.cluster import calls as calls_of_programs
-from waystation.runtime.cluster.calls import METHODS, ClientCalls
+from waystation.runtime.cluster.calls import ClientCalls
 from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.control.connector import Connector
 from waystation.runtime.control.frames import Sealer
@@ -25,6 +25,7 @@ from waystation.runtime.control.listener import Listener
 from waystation.runtime.control.program_words import Call, pack_calls
 from waystation.runtime.control.words import Packer
 from waystation.runtime.controller import Controller, MemoryLimits
+from waystation.runtime.controller.methods import METHODS, ClientMethods
 from waystation.runtime.devices import Host, Island
 from waystation.runtime.errors import ObjectNotFound
 from waystation.runtime.ir import Sharding
@@ -102,7 +103,7 @@ def test_calls_are_taken_in_order_and_answered(manager: Manager, connection: Con
 
 
 @pytest.mark.parametrize(
-    "method", ["close", "connect", "_take", "_controller", "__init__", "__class__", "no such thing"]
+    "method", ["call", "close", "_once", "_controller", "__init__", "__class__", "no such thing"]
 )
 def test_a_program_can_call_what_is_listed_and_nothing_else(
     manager: Manager, connection: Connection, method: str
@@ -185,9 +186,7 @@ def test_what_fails_that_nobody_waits_for_is_told_to_the_loop(
 
 
 def test_what_is_listed_is_there() -> None:
-    assert {
-        name for name in vars(ClientCalls) if not name.startswith("_") and name not in {"connect", "close"}
-    } == METHODS
+    assert {name for name in vars(ClientMethods) if not name.startswith("_") and name != "call"} == METHODS
 
 
 def test_many_calls_of_several_threads_all_arrive(

@@ -8,14 +8,14 @@ hosts, which are small, travel through here and the controller; containers need 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
 
-from waystation._errors import InvalidInput, Unsupported, UnsupportedLeaf, WaystationError
+from waystation._errors import InvalidInput, UnsupportedLeaf, WaystationError
 from waystation._options import StorageOptions
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import PLACEHOLDER, remote_state
@@ -28,8 +28,6 @@ from waystation.frameworks.registry import AbstractNumpy, codec_for
 from waystation.layouts.native.records import callers_json
 from waystation.runtime.client.carrying import asked_of, carry, check_carried, is_carried, making
 from waystation.runtime.host_options import (
-    DEFAULT_OPTIONS,
-    HostOptions,
     SaveManner,
     options_for_hosts,
     storage_of,
@@ -41,60 +39,7 @@ from waystation.transfers.handle import AsyncResponse, Progress
 from waystation.tree import Structure, flatten, format_key_path, iterate_leaves, unflatten
 
 if TYPE_CHECKING:
-    from waystation.runtime.client.backend import Backend
     from waystation.runtime.client.client import Client
-
-
-class Saves(Protocol):
-    """What a backend has whose hosts save arrays; see `ClusterBackend`."""
-
-    def begin_save(
-        self, path: str, tree: StateTree, arrays: Mapping[int, int], manner: SaveManner
-    ) -> Callable[[float | None], None]:
-        """Has a state saved, in the order of calls.
-
-        Args:
-            path: Where the checkpoint goes.
-            tree: The state without its arrays.
-            arrays: The handle of each array, by the number of its leaf.
-            manner: How it is saved.
-
-        Returns:
-            What waits, for so many seconds, until that is committed, and raises what it has failed with.
-        """
-        ...
-
-    def begin_load(
-        self,
-        path: str,
-        tree: StateTree,
-        arrays: Mapping[int, tuple[int, Value]],
-        *,
-        options: HostOptions = DEFAULT_OPTIONS,
-    ) -> Callable[[float | None], tuple[Any, ...]]:
-        """Has a state loaded.
-
-        Args:
-            path: Where the checkpoint is.
-            tree: The abstract state without its arrays.
-            arrays: For the leaf of each array, by its number, a new handle, and how it is to lie.
-            options: How it is loaded.
-
-        Returns:
-            What waits for the values that are wanted.
-        """
-        ...
-
-
-def saves_of(backend: Backend) -> Saves:
-    """The same backend, if its hosts save arrays.
-
-    Raises:
-        Unsupported: They do not.
-    """
-    if not hasattr(backend, "begin_save"):
-        raise Unsupported(f"{backend!r} has no hosts that save arrays; read them, and use waystation.save")
-    return cast(Saves, backend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +92,12 @@ def begin_save(
     """Has a state saved as it is now, with the options in effect; returns what waits until it is committed.
 
     Raises:
-        Unsupported: The client runs in this process alone, or hosts cannot heed an option.
+        Unsupported: Hosts cannot heed an option.
         UnsupportedLeaf, InvalidInput: A leaf cannot be saved; names its key path. Or the custom metadata are
             no JSON value.
     """
     custom_metadata = callers_json(custom_metadata, "custom_metadata")
     apart = Apart.of(state, _check_saved)
-    backend = saves_of(client.backend)
     options = options_for_hosts(current_options(), _storage_of(apart))
     arrays, values = dict(apart.arrays), dict[int, Any]()
     first = next(iter(arrays.values()))
@@ -173,7 +117,7 @@ def begin_save(
         except WaystationError as error:  # which the array keeps
             raise copy.copy(error).where(array=_key_path(apart.structure, number)) from None
     manner = SaveManner(overwrite, custom_metadata, options)
-    return backend.begin_save(path, StateTree.of(apart.structure, values), handles, manner)
+    return client.backend.begin_save(path, StateTree.of(apart.structure, values), handles, manner)
 
 
 def in_background(wait: Callable[[float | None], None], path: str) -> Callable[[Progress], None]:
@@ -192,11 +136,10 @@ def begin_load(client: Client, path: str, abstract_state: Any) -> Callable[[floa
     """Has a state loaded with the options in effect; returns what waits for its values, and gives the state.
 
     Raises:
-        Unsupported: The client runs in this process alone, or hosts cannot heed an option.
+        Unsupported: Hosts cannot heed an option.
         InvalidInput: An abstract leaf is nothing that hosts load; names its key path.
     """
     apart = Apart.of(abstract_state, _check_wanted)
-    backend = saves_of(client.backend)
     options = options_for_hosts(current_options())
     makers = {number: making(leaf) for number, leaf in apart.values.items() if is_carried(leaf)}
     client.flush()
@@ -208,7 +151,7 @@ def begin_load(client: Client, path: str, abstract_state: Any) -> Callable[[floa
             wanted[number] = handle, value_like(array, handle)
         asked = {number: _asked(leaf) for number, leaf in apart.values.items()}
         tree = StateTree.of(apart.structure, asked)
-        wait = backend.begin_load(path, tree, wanted, options=options)
+        wait = client.backend.begin_load(path, tree, wanted, options=options)
     structure = apart.structure
     shardings = {
         number: leaf.sharding

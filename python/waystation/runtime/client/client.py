@@ -176,7 +176,7 @@ class Client:
             custom_metadata: A JSON value to keep with it.
 
         Raises:
-            Unsupported: The client runs in this process alone.
+            Unsupported: Hosts cannot heed an option.
             UnsupportedLeaf: A leaf cannot be saved; names its key path.
             InvalidInput: The state has no array of this client, or its other leaves are too large.
             WaystationError: An array could not be made, or not be saved.
@@ -215,7 +215,7 @@ class Client:
                 `...` skips a leaf.
 
         Raises:
-            Unsupported: The client runs in this process alone.
+            Unsupported: Hosts cannot heed an option.
             InvalidInput: Hosts load no such leaf; names its key path.
             WaystationError: Other values were to be loaded, and that has failed.
         """

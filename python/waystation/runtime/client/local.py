@@ -1,55 +1,95 @@
-"""A backend in this process: islands of its own devices, for tests, notebooks and one machine.
+"""A cluster in this process: islands of its own devices, for tests, notebooks and one machine.
 
-Each island is one host, with devices that no other has, a thread of its own that runs its lists in order, and
-one that waits for results. Programs are lowered and run as on a cluster: what goes from island to island is
-sent and received, and nothing is shared but the process. Slices that are moved or suspended take their arrays
-along, through the memory of this process.
+The controller and the hosts are those of a cluster: each island is one host, with devices that no other has
+and a lane of its own. Only what carries words between them is missing. One thread has the controller: calls
+of clients and what hosts have done come to it in one queue, and it hands to hosts what the controller
+decides. So a client that is interrupted is in the middle of nothing that others need.
+
+Failure sequence: a call that fails answers with its error; a host that fails says so of the work, and hosts
+that wait for its blocks hear of that. A program that ends without having closed its clients waits for what
+they have called, since JAX aborts a program that ends while threads run its code.
 """
 
 from __future__ import annotations
 
-import contextlib
+import atexit
+import copy
 import functools
 import itertools
-import os
+import logging
+import queue
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import jax
-import numpy as np
 
 from waystation import _forks
-from waystation._errors import InvalidInput, NotFound, WaystationError
-from waystation.runtime.client.local_hosts import LocalHost, Note, result_of, whole
-from waystation.runtime.devices import DeviceId, Host, Island
-from waystation.runtime.errors import NameTaken, ObjectNotFound
-from waystation.runtime.execution import HostExecution, LocalExchange, Run
-from waystation.runtime.execution.assembly import Lying
-from waystation.runtime.execution.buffers import shards_of
-from waystation.runtime.ir import Arg, Compute, LowProgram, Program, Sharding, Value, fingerprint, lower
-from waystation.runtime.messages import Fetched, key_of
-from waystation.runtime.objects import Held
-from waystation.runtime.resources import Placement, ResourceManager, SliceRequest
+from waystation._errors import Cancelled, Internal, InvalidInput, Unavailable, WaystationError
+from waystation.runtime.cluster.status import DEADLINE_S, require_island_name
+from waystation.runtime.controller import (
+    Abandon,
+    Begin,
+    Controller,
+    ForgetLists,
+    MemoryLimits,
+    Prepare,
+    Release,
+    Stall,
+)
+from waystation.runtime.controller.methods import ClientMethods
+from waystation.runtime.devices import Host, Island
+from waystation.runtime.execution import LocalExchange
+from waystation.runtime.hosts.work import HostWork, WorkLane
+from waystation.runtime.messages import Done, Message, host_function_key
+from waystation.runtime.stashes import KeepSuspended, StashDirectories
+from waystation.runtime.timeline import HostRecorder
+
+_PREPARATIONS = 8
+_ADVICE = "JAX does not work in forked processes; begin processes by 'spawn' or 'forkserver'"
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Held:
-    """An array of the client: what is known of it before it is there."""
+class LocalHost:
+    """The one host of an island.
 
-    value: Value
-    made: Future[Any]
+    Args:
+        name: Its name.
+        devices: Its devices.
+        exchange: How blocks come from other hosts and go there.
+        tell: Is told what it has done.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        devices: Sequence[jax.Device],
+        exchange: LocalExchange,
+        tell: Callable[[list[Done]], None],
+    ) -> None:
+        recorder = HostRecorder()
+        self.work = HostWork(name, devices, exchange, recorder)
+        self.lane = WorkLane(name, self.work, tell, recorder, ends_at_once=True)
+        self._numbers = itertools.count()
+
+    def begin(self, message: Message) -> None:
+        """Has it do what a message says, after all before."""
+        self.lane.begin(next(self._numbers), message)
 
 
-class LocalBackend:
-    """Islands of devices of this process; see `Backend` for the methods.
+class LocalCluster:
+    """See above.
 
     Args:
         islands: How many devices each island has, by name.
         devices: The devices to take; by default those of JAX's default backend.
-        client: The name of the client.
+        limits: How much arrays may take on the host of each island.
+
+    Attributes:
+        function_numbers: What tells host functions apart.
 
     Raises:
         InvalidInput: There are not as many devices.
@@ -59,7 +99,7 @@ class LocalBackend:
         self,
         islands: Mapping[str, int],
         devices: Sequence[jax.Device] | None = None,
-        client: str = "local",
+        limits: MemoryLimits | None = None,
     ) -> None:
         available = list(jax.devices() if devices is None else devices)
         if sum(islands.values()) > len(available):
@@ -68,365 +108,229 @@ class LocalBackend:
                 "CPUs ask for more before JAX is first used: "
                 f"jax.config.update('jax_num_cpu_devices', {sum(islands.values())})"
             )
-        self._client = client
-        self._platform: str = available[0].platform
-        self._lock: threading.RLock | _forks.LockOfParent = threading.RLock()
-        self._resources = ResourceManager()
-        self._programs: Held[Program] = Held()
-        self._functions: Held[bytes] = Held()
-        self._lowered: dict[str, dict[tuple[Placement, ...], tuple[str, LowProgram]]] = {}
-        self._lists = itertools.count()
-        self._held: dict[int, _Held] = {}
-        self._names: dict[str, int] = {}
-        self._suspended: dict[int, np.ndarray[Any, Any] | WaystationError] = {}
-        self._own_handles = itertools.count(-1, -1)  # of arrays that have a name
-        self._runs = itertools.count()
+        self._controller = Controller()
+        self._stashes = StashDirectories()
+        self._controller.suspensions.places = self._stashes.places
+        self._exchange = LocalExchange()
         self._hosts: dict[str, LocalHost] = {}
-        exchange, taken = LocalExchange(), iter(available)
+        self._clients: set[str] = set()
+        self.function_numbers = itertools.count()
+        self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closing = threading.RLock()
+        self._is_closed = False
+        taken = iter(available)
         for name, count in islands.items():
-            host = Host(f"{name}0", name, count, self._platform)
-            self._resources.add_island(Island(name, (host,)))
-            own = list(itertools.islice(taken, count))
-            self._hosts[host.name] = LocalHost(host.name, own, exchange)
-        self._by_island = {name: self._hosts[f"{name}0"] for name in islands}
+            self._add_island(name, list(itertools.islice(taken, count)), limits or MemoryLimits())
+        # Threads that wait for the compilers of hosts.
+        self._preparing = ThreadPoolExecutor(_PREPARATIONS, thread_name_prefix="waystation: preparation")
+        self._thread = threading.Thread(target=self._drive, name="waystation: controller", daemon=True)
+        self._thread.start()
+        self._owner = _forks.Owner()
+        atexit.register(self.close)
 
-        self._process_id = os.getpid()
-        _forks.watch(self)
+    def connect(self, name: str = "local") -> LocalCalls:
+        """Counts a client in, which ends by `LocalCalls.end`; the last one ends the cluster.
 
-    def begin_in_child(self) -> None:
-        """See `waystation._forks.Watched`: neither its threads nor JAX's are in a child."""
-        advice = "JAX does not work in forked processes; begin processes by 'spawn' or 'forkserver'"
-        error = _forks.not_of_this_process(f"client '{self._client}'", self._process_id, advice)
-        self._lock = _forks.LockOfParent(error)
+        Raises:
+            Conflict: There is one of that name.
+        """
+        client = self.do(lambda: self._controller.add_client(name))
+        self._clients.add(client)
+        return LocalCalls(self, ClientMethods(client, self._controller))
 
-    def __repr__(self) -> str:
-        return f"LocalBackend({list(self._by_island)})"
+    def share(self, shares: Mapping[str, int]) -> None:
+        """See `Cluster.share`."""
+        self.do(lambda: self._controller.clients.share(shares))
 
-    @property
-    def client(self) -> str:
-        """See `Backend`."""
-        return self._client
+    def keep_suspended(self, wanted: KeepSuspended) -> None:
+        """See `Cluster.keep_suspended`."""
+        self.do(lambda: self._stashes.keep(wanted))
 
-    # ---- slices --------------------------------------------------------------------------------
+    def do(self, action: Callable[[], T]) -> T:
+        """Has the thread of the controller do something; returns, or raises, what that does."""
+        future: Future[T] = Future()
 
-    def grant(self, request: SliceRequest) -> int:
-        """See `Backend`."""
-        with self._lock:
-            return self._resources.grant(self._client, request).number
-
-    def release(self, slice_number: int) -> None:
-        """See `Backend`."""
-        with self._lock:
-            self._resources.release(slice_number)
-
-    def remap(
-        self, slice_number: int, *, island: str | None = None, without_hosts: Collection[str] = ()
-    ) -> None:
-        """See `Backend`."""
-        with self._lock:
-            arrays = self._taken_off(slice_number)
+        def work() -> None:
             try:
-                self._resources.remap(slice_number, island=island, without_hosts=without_hosts)
-            finally:
-                self._put_back(arrays)
+                future.set_result(action())
+            except Exception as error:
+                future.set_exception(error)
 
-    def suspend(self) -> None:
-        """See `Backend`."""
-        with self._lock:
-            for found in self._resources.slices:
-                self._suspended.update(self._taken_off(found.number))
-            self._resources.suspend(self._client)
+        self.post(work)
+        return future.result()
 
-    def resume(self, without_hosts: Collection[str] = ()) -> None:
-        """See `Backend`."""
-        with self._lock:
-            self._resources.resume(self._client, without_hosts)
-            arrays, self._suspended = self._suspended, {}
-            self._put_back({handle: found for handle, found in arrays.items() if handle in self._held})
+    def post(self, action: Callable[[], None]) -> None:
+        """Has the thread of the controller do something that raises nothing, after all before.
 
-    def placement(self, slice_number: int) -> Placement:
-        """See `Backend`."""
-        with self._lock:
-            return self._resources.placement(slice_number)
+        Raises:
+            Unavailable: It has ended.
+        """
+        with self._closing:
+            if self._is_closed:
+                raise Unavailable("the islands of this process have ended with their last client")
+            self._todo.put(action)
 
-    def platform(self, slice_number: int) -> str:
-        """See `Backend`."""
-        del slice_number  # all devices are of one platform
-        return "cuda" if self._platform == "gpu" else self._platform
-
-    # ---- programs ------------------------------------------------------------------------------
-
-    def register(self, name: str, exported: bytes) -> str:
-        """See `Backend`."""
-        del name  # the function knows it
-        key = key_of(exported)
-        with self._lock:
-            self._functions.hold(key, self._client)
-            for host in self._hosts.values():
-                host.execution.functions.add(key, exported)
-        return key
-
-    def forget_functions(self, keys: Sequence[str]) -> None:
-        """See `Backend`."""
-        with self._lock:
-            for key in keys:
-                self._functions.release(key, self._client)
-            self._forget((), [key for key in keys if key not in self._functions])
-
-    def install(self, program: Program) -> str:
-        """See `Backend`."""
-        key = fingerprint(program)
-        with self._lock:
-            self._programs.hold(key, self._client)
-            if self._programs.get(key) is None:
-                self._programs.set(key, program)
-                for called in _called(program):
-                    self._functions.hold(called, key)
-        return key
-
-    def forget_programs(self, fingerprints: Sequence[str]) -> None:
-        """See `Backend`."""
-        with self._lock:
-            lists: list[str] = []
-            functions: set[str] = set()
-            for key in fingerprints:
-                program = self._programs.release(key, self._client)
-                if program is not None:
-                    lists += [list_key for list_key, _ in self._lowered.pop(key, {}).values()]
-                    self._functions.drop(key)
-                    functions |= {called for called in _called(program) if called not in self._functions}
-            self._forget(lists, sorted(functions))
-
-    def _forget(self, lists: Sequence[str], functions: Sequence[str]) -> None:
-        """Has hosts forget lists and functions, after all that they were told to do."""
-
-        def forget(execution: HostExecution) -> None:
-            for each in lists:
-                execution.unload(each)
-            with self._lock:
-                for key in functions:
-                    if key not in self._functions:  # else it was made known again meanwhile
-                        execution.functions.forget(key)
-
-        if lists or functions:
-            for host in self._hosts.values():
-                host.do(functools.partial(forget, host.execution))
-
-    def run(
-        self,
-        fingerprint: str,
-        slices: Sequence[int],
-        arguments: Sequence[int],
-        results: Sequence[int],
-        *,
-        cost_seconds: float | None = None,
-        priority: int = 0,
-    ) -> None:
-        """See `Backend`; runs are begun in the order of their calls."""
-        del cost_seconds, priority
-        with self._lock:
-            program = self._installed(fingerprint)
-            places = {part.number: number for part, number in zip(program.slices, slices, strict=True)}
-            key, low = self._lower(fingerprint, program, places)
-            args = [node for node in program.nodes if isinstance(node, Arg)]
-            given = tuple((node.result.number, handle) for node, handle in zip(args, arguments, strict=True))
-            for _, handle in given:
-                self._known(handle)
-            kept = tuple(zip(program.nodes[-1].operands, results, strict=True))
-            run = Run(key, next(self._runs), given, kept)
-            ended = {}
-            for part in low.hosts:
-                host = self._hosts[part.host]
-                ended[part.host] = host.submit(functools.partial(host.execution.begin, run))
-            for number, handle in kept:
-                value = program.values[number]
-                made = ended[self._host_of(places[value.slice]).name]
-                self._held[handle] = _Held(replace(value, number=handle, slice=places[value.slice]), made)
-            for node, handle in zip(args, arguments, strict=True):
-                if node.donated:
-                    self._held.pop(handle, None)
-
-    def prepare(self, fingerprint: str, slices: Sequence[int]) -> None:
-        """See `Backend`."""
-        with self._lock:
-            program = self._installed(fingerprint)
-            places = {part.number: number for part, number in zip(program.slices, slices, strict=True)}
-            key, low = self._lower(fingerprint, program, places)
-        for part in low.hosts:
-            self._hosts[part.host].execution.wait_until_compiled(key)
-
-    def _installed(self, key: str) -> Program:
-        program = self._programs.get(key)
-        if program is None:
-            raise NotFound(f"no program '{key}' was installed; install it before it is run")
-        return program
-
-    def _lower(self, key: str, program: Program, places: Mapping[int, int]) -> tuple[str, LowProgram]:
-        found = {number: self._resources.placement(granted) for number, granted in places.items()}
-        lowered, place = self._lowered.setdefault(key, {}), tuple(found.values())
-        if place not in lowered:
-            low = lower(program, found)
-            list_key = f"{key}/{next(self._lists)}"
-            for part in low.hosts:
-                self._hosts[part.host].execution.load(list_key, low)
-            lowered[place] = list_key, low
-        return lowered[place]
-
-    # ---- arrays --------------------------------------------------------------------------------
-
-    def put(self, handle: int, array: np.ndarray[Any, Any], slice_number: int, sharding: Sharding) -> None:
-        """See `Backend`."""
-        value = Value(handle, array.shape, str(array.dtype), slice_number, sharding)
-        with self._lock:
-            self._put(value, np.array(array))
-
-    def _put(self, value: Value, array: np.ndarray[Any, Any] | WaystationError) -> None:
-        placement = self._resources.placement(value.slice)
-        host = self._by_island[placement.island]
-
-        def make() -> None:
-            if isinstance(array, WaystationError):
-                host.execution.buffers.set(value.number, array)
-            else:
-                made = self._lying(value, placement).of_whole(array)
-                host.execution.buffers.set(value.number, made)
-
-        self._held[value.number] = _Held(value, host.do(make))
-
-    def get(self, handle: int, timeout_s: float | None = None) -> np.ndarray[Any, Any]:
-        """See `Backend`."""
-        with self._lock:
-            fetched = self._fetch(handle)
-        return whole(result_of(fetched, timeout_s))
-
-    def _fetch(self, handle: int) -> Future[Fetched]:
-        held = self._known(handle)
-        found = self._suspended.get(handle)
-        if found is not None:
-            done: Future[Fetched] = Future()
-            if isinstance(found, WaystationError):
-                done.set_exception(found)
-            else:
-                done.set_result(Fetched(found.shape, (((0,) * found.ndim, found),)))
-            return done
-        execution = self._host_of(held.value.slice).execution
-
-        def begin(note: Note) -> Callable[[], Fetched]:
-            del note
-            array = execution.buffers.get(handle)
-
-            def finish() -> Fetched:
-                try:
-                    return shards_of(array)
-                except RuntimeError as error:
-                    execution.buffers.get(handle)  # raises what its own run has failed with, if it has
-                    raise InvalidInput(f"an array cannot be read: {error}") from error
-
-            return finish
-
-        return self._host_of(held.value.slice).submit(begin)
-
-    def wait(self, handles: Sequence[int], timeout_s: float | None = None) -> None:
-        """See `Backend`."""
-        with self._lock:
-            found = [(handle, self._known(handle)) for handle in handles]
-        for handle, held in found:
-            with contextlib.suppress(WaystationError):  # another result of that run may have failed
-                result_of(held.made, timeout_s)
-            if handle not in self._suspended:
-                self._host_of(held.value.slice).execution.buffers.get(handle)
-
-    def is_done(self, handle: int) -> bool:
-        """See `Backend`."""
-        with self._lock:
-            return self._known(handle).made.done()
-
-    def free(self, handles: Sequence[int]) -> None:
-        """See `Backend`."""
-        with self._lock:
-            for handle in handles:
-                self._held.pop(handle, None)
-                self._suspended.pop(handle, None)
-            for host in self._hosts.values():
-                host.do(functools.partial(host.execution.buffers.free, handles))
-
-    def share(self, handle: int, name: str) -> None:
-        """See `Backend`."""
-        with self._lock:
-            if name in self._names:
-                raise NameTaken(f"another array is named '{name}'; choose another name")
-            own = next(self._own_handles)
-            self._alias(handle, own)
-            self._names[name] = own
-
-    def named(self, name: str, handle: int) -> Value:
-        """See `Backend`."""
-        with self._lock:
-            if name not in self._names:
-                raise ObjectNotFound(f"no array is named '{name}'; there are {sorted(self._names)}")
-            self._alias(self._names[name], handle)
-            return self._held[handle].value
-
-    def _alias(self, handle: int, other: int) -> None:
-        held = self._known(handle)
-        buffers = self._host_of(held.value.slice).execution.buffers
-
-        def alias() -> None:
-            array = buffers.get(handle)
-            # A copy, since either may be donated.
-            buffers.set(other, jax.numpy.copy(array))
-
-        made = self._host_of(held.value.slice).do(alias)
-        self._held[other] = _Held(replace(held.value, number=other), made)
+    def leave(self, client: str) -> None:
+        """Counts a client out; what it has called and that has not begun does not begin."""
+        self.post(lambda: self._controller.drop_client(client))
+        self._clients.discard(client)
+        if not self._clients:
+            self.close()
 
     def close(self) -> None:
-        """See `Backend`; waits for what runs."""
+        """Ends it, when all has run that was called before; once is enough."""
+        if not self._owner.is_here:
+            return
+        with self._closing:
+            if not self._is_closed:
+                self._todo.put(None)
+            self._is_closed = True
+        atexit.unregister(self.close)
+        self._thread.join()
+        self._preparing.shutdown()
         for host in self._hosts.values():
-            host.close()
-        with self._lock:
-            self._resources.release_client(self._client)
-            for host in self._hosts.values():
-                host.execution.buffers.free(list(self._held))
-            self._held.clear()
+            host.lane.close()
+        self._stashes.close()
 
-    # ---- how -----------------------------------------------------------------------------------
+    # ---- in the thread of the controller -------------------------------------------------------
 
-    def _known(self, handle: int) -> _Held:
-        found = self._held.get(handle)
-        if found is None:
-            raise ObjectNotFound(f"there is no array {handle}: it was freed, donated, or never made")
-        return found
+    def _drive(self) -> None:
+        is_closing = False
+        while not (is_closing and self._controller.orders.is_idle):
+            action = self._todo.get()
+            if action is None:
+                is_closing = True
+            else:
+                action()
+                self._carry_out()
 
-    def _host_of(self, slice_number: int) -> LocalHost:
-        return self._by_island[self._resources.slice(slice_number).placement.island]
+    def _add_island(self, name: str, devices: Sequence[jax.Device], limits: MemoryLimits) -> None:
+        require_island_name(name)
+        host = Host(f"{name}/0", name, len(devices), devices[0].platform)
+        self._controller.addresses[host.name] = host.name
+        self._controller.add_island(Island(name, (host,)), limits)
+        tell = functools.partial(self._hear, host)
+        self._hosts[name] = LocalHost(host.name, devices, self._exchange, tell)
 
-    def _lying(self, value: Value, placement: Placement) -> Lying:
-        def found(device: DeviceId) -> jax.Device:
-            return self._hosts[device.host].device(device)
+    def _hear(self, host: Host, done: Sequence[Done]) -> None:
+        """A host, in a thread of its own, has ended messages."""
+        orders = self._controller.orders
 
-        devices = tuple(found(device) for device in placement.devices)
-        local = {device.index: place for place, device in enumerate(placement.devices)}
-        return Lying(value, devices, local)
+        def note() -> None:
+            for each in done:
+                orders.done(host.island, orders.epoch(host.island), host.name, each)
 
-    def _taken_off(self, slice_number: int) -> dict[int, np.ndarray[Any, Any] | WaystationError]:
-        """The arrays of a slice, or what they have failed with, taken off its devices."""
-        here = [handle for handle, held in self._held.items() if held.value.slice == slice_number]
-        fetched = {handle: self._fetch(handle) for handle in here if handle not in self._suspended}
-        arrays: dict[int, np.ndarray[Any, Any] | WaystationError] = {}
-        for handle, future in fetched.items():
+        self._todo.put(note)
+
+    def _carry_out(self) -> None:
+        """Carries out what the controller has decided."""
+        for path in self._controller.suspensions.take_removed():
+            self._preparing.submit(self._stashes.remove, path)
+        orders = self._controller.orders
+        effects, orders.effects = orders.effects, []
+        for effect in effects:
+            host = self._hosts[effect.island]
+            match effect:
+                case Begin():
+                    host.begin(effect.messages[host.lane.name])
+                case Release():
+                    host.work.buffers.free(effect.handles)
+                case Abandon():
+                    self._exchange.abandon(effect.work, effect.error, has_ended=effect.has_ended)
+                case ForgetLists():
+                    for listed in effect.lists.values():
+                        host.work.forget((listed,), tuple(host.work.calls(listed)))
+                case Prepare():
+                    self._prepare(host, effect)
+                case Stall():
+                    give_up = functools.partial(orders.give_up, effect.island, effect.work)
+                    timer = threading.Timer(DEADLINE_S, self._todo.put, (give_up,))
+                    timer.daemon = True
+                    timer.start()
+
+    def _prepare(self, host: LocalHost, effect: Prepare) -> None:
+        functions, host_functions = self._controller.programs.code_of(effect)
+
+        def prepare() -> None:
+            """In a thread of its own, since it waits for the compiler."""
+            failed: WaystationError | None = None
             try:
-                arrays[handle] = np.array(whole(future.result()))
+                for listed in effect.lists.values():
+                    host.work.prepare(listed, tuple(functions.items()), tuple(host_functions.items()))
             except WaystationError as error:
-                arrays[handle] = error
-        host = self._host_of(slice_number)
-        host.do(lambda: host.execution.buffers.free(list(arrays))).result()
-        return arrays
+                failed = error
+            except Exception as error:
+                failed = Internal(f"host '{host.lane.name}' failed: {type(error).__name__}: {error}")
+            self._todo.put(functools.partial(self._controller.orders.prepared, effect.number, failed))
 
-    def _put_back(self, arrays: Mapping[int, np.ndarray[Any, Any] | WaystationError]) -> None:
-        for handle, array in arrays.items():
-            self._put(self._held[handle].value, array)
+        try:
+            self._preparing.submit(prepare)
+        except RuntimeError:  # the program ends, and begins no threads any more
+            ended = Cancelled("this program has ended before its hosts have compiled what it calls")
+            self._todo.put(functools.partial(self._controller.orders.prepared, effect.number, ended))
 
 
-def _called(program: Program) -> set[str]:
-    """The functions that a program calls."""
-    return {node.function for node in program.nodes if isinstance(node, Compute)}
+class LocalCalls:
+    """The way of one client to the controller of this process: see `Calls`.
+
+    Args:
+        cluster: The controller's.
+        methods: What it may call.
+    """
+
+    def __init__(self, cluster: LocalCluster, methods: ClientMethods) -> None:
+        self.cluster = cluster
+        self.client = methods.client
+        self._methods = methods
+        self._owner = _forks.Owner()
+
+    def ask(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """See `Calls`."""
+        return self.begin(method, *arguments)(timeout_s)
+
+    def begin(self, method: str, *arguments: Any) -> Callable[[float | None], Any]:
+        """See `Calls`."""
+        self._require_owner()
+        future: Future[Any] = Future()
+
+        def end(error: Exception | None, result: Any = None, /) -> None:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        self.cluster.post(functools.partial(self._methods.call, method, arguments, end))
+
+        def answer(timeout_s: float | None) -> Any:
+            self._require_owner()
+            try:
+                failed = future.exception(timeout_s)
+            except TimeoutError:
+                raise TimeoutError(f"there is no answer after {timeout_s:g} s; the call goes on") from None
+            if failed is not None:
+                raise copy.copy(failed)  # which others may be told of too
+            return future.result()
+
+        return answer
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """See `Calls`."""
+        self._require_owner()
+        told = functools.partial(self._told, method)
+        self.cluster.post(functools.partial(self._methods.call, method, arguments, told))
+
+    def host_function(self, name: str, function: Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+        """See `Calls`; hosts of this process call the function itself."""
+        return host_function_key(name, str(next(self.cluster.function_numbers)).encode()), function
+
+    def end(self) -> None:
+        """See `Calls`; waits for what runs."""
+        self.ask("end")
+        self.cluster.leave(self.client)
+
+    def _told(self, method: str, error: Exception | None, result: Any = None, /) -> None:
+        if error is not None and not isinstance(error, WaystationError):
+            _log.error("client '%s' has told '%s', which failed", self.client, method, exc_info=error)
+
+    def _require_owner(self) -> None:
+        self._owner.require(f"client '{self.client}'", _ADVICE)

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 import jax
 
 from waystation._errors import InvalidInput, WrongType
+from waystation.runtime.client.backend import Backend
 from waystation.runtime.client.client import Client
 from waystation.runtime.client.current import use_client
-from waystation.runtime.client.local import LocalBackend
+from waystation.runtime.client.local import LocalCluster
 from waystation.runtime.client.pmap import accept_virtual_devices
 from waystation.runtime.resources.requests import as_count
 
@@ -39,7 +40,7 @@ def start_local(islands: Mapping[str, int] | None, devices: int | None) -> Clien
             jax.config.update("jax_num_cpu_devices", max(needed, jax.config.jax_num_cpu_devices))
     if islands is None and devices is None:
         wanted = {"local": len(jax.devices())}
-    return current(Client(LocalBackend(wanted)))
+    return current(Client(Backend(LocalCluster(wanted).connect())))
 
 
 def current(client: Client) -> Client:

@@ -5,7 +5,7 @@ for each island, which keeps a `gang` of hosts: all of them or none. `watchdog` 
 stuck. Importing this package does not import Ray.
 """
 
-from waystation.runtime.cluster.backend import ClusterBackend
+from waystation.runtime.client.backend import Backend as ClusterBackend
 from waystation.runtime.cluster.cluster import Cluster
 from waystation.runtime.cluster.connecting import connect, look, looking
 from waystation.runtime.cluster.island import Island

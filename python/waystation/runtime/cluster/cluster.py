@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from waystation import _forks
 from waystation._errors import InvalidInput
-from waystation.runtime.cluster.backend import ClusterBackend
+from waystation.runtime.client.backend import Backend
 from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.cluster.island import Island
-from waystation.runtime.cluster.stashes import MEMORY, MEMORY_BYTES, KeepSuspended
 from waystation.runtime.cluster.status import (
     DEADLINE_S,
     HOST_CLASS,
@@ -25,6 +24,7 @@ from waystation.runtime.cluster.status import (
 )
 from waystation.runtime.errors import NoSuchIsland
 from waystation.runtime.needs import needing_packages
+from waystation.runtime.stashes import MEMORY, MEMORY_BYTES, KeepSuspended
 from waystation.runtime.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Cluster:
         self._on_close = on_close
         self._lock = threading.Lock()
         self._closed = False
-        self._backend: ClusterBackend | None = None
+        self._backend: Backend | None = None
         self._started: Client | None = None
         self._host_class = HOST_CLASS
         self._owner = _forks.Owner()
@@ -74,12 +74,12 @@ class Cluster:
         """What this program is known by there."""
         return self._connection.client
 
-    def backend(self) -> ClusterBackend:
+    def backend(self) -> Backend:
         """What runs programs of this client on the cluster; always the same."""
         connection = self._living
         with self._lock:
             if self._backend is None:
-                self._backend = ClusterBackend(connection)
+                self._backend = Backend(connection)
             return self._backend
 
     def start_client(self) -> Client:
@@ -94,7 +94,7 @@ class Cluster:
         connection = self._living
         with self._lock:
             if self._started is None or self._started.is_closed:
-                self._started = current(Client(ClusterBackend(connection)))
+                self._started = current(Client(Backend(connection)))
             return self._started
 
     def share(self, shares: Mapping[str, int]) -> None:

@@ -21,6 +21,7 @@ from waystation.runtime.control.connector import Connector
 from waystation.runtime.control.program_words import Call, pack_calls, unpack_answers
 from waystation.runtime.control.words import Packer, Unpacker
 from waystation.runtime.hosts.answers import unwrap
+from waystation.runtime.messages import host_function_key
 
 
 def ask(reference: Any, timeout_s: float | None = None) -> Any:
@@ -153,6 +154,17 @@ class Connection:
         """
         self.require_owner()
         self._send(Call(method, arguments))
+
+    def host_function(self, name: str, function: Callable[..., Any]) -> tuple[str, bytes]:
+        """See `Calls`. The manager does not load it: what no host can load fails where it is called."""
+        from ray import cloudpickle
+
+        pickled: bytes = cloudpickle.dumps(function)
+        return host_function_key(name, pickled), pickled
+
+    def end(self) -> None:
+        """See `Calls`."""
+        self.ask("end")
 
     def leave(self) -> None:
         """The program is about to leave: that the connection ends is no loss."""

@@ -24,7 +24,6 @@ from waystation._errors import Conflict, WaystationError
 from waystation.runtime.cluster.calls import ClientCalls
 from waystation.runtime.cluster.event_log import EventLog
 from waystation.runtime.cluster.losses import Loss
-from waystation.runtime.cluster.stashes import KeepSuspended, StashDirectories
 from waystation.runtime.cluster.status import (
     ClusterStatus,
     IslandRequest,
@@ -51,6 +50,7 @@ from waystation.runtime.devices import Host, Island
 from waystation.runtime.errors import NoSuchIsland
 from waystation.runtime.hosts.answers import answering
 from waystation.runtime.messages import Done
+from waystation.runtime.stashes import KeepSuspended, StashDirectories
 from waystation.runtime.timeline import Recording
 
 NAME = "waystation manager"
@@ -155,8 +155,7 @@ class Manager:
     @answering
     async def keep_suspended(self, wanted: KeepSuspended) -> None:
         """Says where arrays of clients go that are suspended from now on."""
-        self._stashes.wanted = wanted
-        self._stashes.places()  # who asks for them is to hear that they cannot be made
+        self._stashes.keep(wanted)
 
     # ---- islands -------------------------------------------------------------------------------
 
@@ -336,12 +335,7 @@ class Manager:
             island.flush()
 
     async def _prepare(self, island: Supervisor, effect: Prepare) -> None:
-        programs = self._controller.programs
-        found = {key: programs.functions.get(key) for key in effect.functions}
-        exported = {key: code for key, code in found.items() if code is not None}
-        found = {name: programs.host_functions.get(name) for name in effect.host_calls}
-        named = {name: code for name, code in found.items() if code is not None}
-        error = await island.prepare(effect, exported, named)
+        error = await island.prepare(effect, *self._controller.programs.code_of(effect))
         self._controller.orders.prepared(effect.number, error)
         self._carry_out()
 

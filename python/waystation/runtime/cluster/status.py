@@ -22,6 +22,21 @@ ISLAND_NAME_BYTES = 240
 HOST_CLASS = "waystation.runtime.hosts.host:Host"
 
 
+def require_island_name(name: str) -> None:
+    """Checks the name of an island.
+
+    Raises:
+        InvalidInput: It can be none.
+    """
+    if not name or "/" in name or not name.isprintable():
+        raise InvalidInput(f"'{name}' is no name of an island: it must be printable, without '/'")
+    if len(name.encode()) > ISLAND_NAME_BYTES:
+        raise InvalidInput(
+            f"the name of an island may have at most {ISLAND_NAME_BYTES} bytes, "
+            f"not {len(name.encode())}: '{name:.40}…'"
+        )
+
+
 class IslandState(enum.StrEnum):
     """What an island is about."""
 
@@ -65,13 +80,7 @@ class IslandRequest:
     computation_limit_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.name or "/" in self.name or not self.name.isprintable():
-            raise InvalidInput(f"'{self.name}' is no name of an island: it must be printable, without '/'")
-        if len(self.name.encode()) > ISLAND_NAME_BYTES:
-            raise InvalidInput(
-                f"the name of an island may have at most {ISLAND_NAME_BYTES} bytes, "
-                f"not {len(self.name.encode())}: '{self.name:.40}…'"
-            )
+        require_island_name(self.name)
         if self.hosts < 1 or self.devices_per_host < 1:
             raise InvalidInput(
                 f"island '{self.name}' needs at least one host with one device, "

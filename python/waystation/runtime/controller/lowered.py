@@ -17,8 +17,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import is_
+from typing import Any
 
 from waystation._errors import NotFound
+from waystation.runtime.controller.works import Prepare
 from waystation.runtime.ir import (
     Compute,
     Exec,
@@ -141,14 +143,14 @@ class Programs:
 
     Attributes:
         functions: The functions that programs call, as JAX exported them, by key.
-        host_functions: The functions of Python that they call on hosts, pickled, by key.
+        host_functions: The functions of Python that they call on hosts, as hosts take them, by key.
     """
 
     def __init__(
         self, forget: Callable[[Subgraph], None] = lambda subgraph: None, most_lowered: int = MOST_LOWERED
     ) -> None:
         self.functions: Held[bytes] = Held()
-        self.host_functions: Held[bytes] = Held()
+        self.host_functions: Held[Any] = Held()
         self._forget = forget
         self._most_lowered = most_lowered
         self._installed: Held[Installed] = Held()
@@ -203,6 +205,15 @@ class Programs:
             self._end(installed)
         self.functions.drop(holder)
         self.host_functions.drop(holder)
+
+    def code_of(self, effect: Prepare) -> tuple[dict[str, bytes], dict[str, Any]]:
+        """The functions, and host functions, that lists call which hosts are to be given."""
+        found = {key: self.functions.get(key) for key in effect.functions}
+        named = {key: self.host_functions.get(key) for key in effect.host_calls}
+        return (
+            {key: code for key, code in found.items() if code is not None},
+            {key: code for key, code in named.items() if code is not None},
+        )
 
     def get(self, known: str) -> Installed:
         """An installed program.

@@ -96,6 +96,11 @@ class Orders:
         """The epoch of an island."""
         return self._islands[island].epoch
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all works have ended."""
+        return not self._works
+
     def pending(self, island: str) -> int:
         """How many works an island has."""
         return sum(island in work.parts and not work.parts[island].ended for work in self._works.values())

@@ -123,10 +123,14 @@ class Assembly:
         return joined
 
 
+# Compiled, since JAX dispatches that faster than a single operation.
+own_copy = jax.jit(jnp.copy)
+
+
 def copied(block: jax.Array | Block, device: jax.Device) -> jax.Array:
     """A block on a device, which shares its memory with no array of JAX."""
     if isinstance(block, jax.Array) and block.devices() == {device}:
-        own: jax.Array = jnp.copy(block)
+        own: jax.Array = own_copy(block)
         return own
     moved: jax.Array = jax.device_put(block, device)
     return moved

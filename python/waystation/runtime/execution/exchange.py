@@ -17,10 +17,9 @@ import numpy as np
 
 from waystation._errors import WaystationError
 from waystation.grid import Shape
-from waystation.runtime.errors import ComputationFailed, ObjectLost
+from waystation.runtime.errors import ComputationFailed
 
 Block = np.ndarray[Any, np.dtype[Any]]
-_DEADLINE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,10 @@ class Expected:
 
 class Exchange(Protocol):
     """Transfers of one host."""
+
+    def meet(self, run: int, addresses: dict[str, str]) -> None:
+        """Is told where the hosts are that a run receives from."""
+        ...
 
     def expect(self, run: int, transfers: Sequence[Expected]) -> None:
         """Is told all that a run will receive, before its list begins."""
@@ -80,6 +83,10 @@ class LocalExchange:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._blocks: dict[tuple[int, int], jax.Array | WaystationError] = {}
+        self._abandoned: dict[int, WaystationError] = {}
+
+    def meet(self, run: int, addresses: dict[str, str]) -> None:
+        """Needs no notice."""
 
     def expect(self, run: int, transfers: Sequence[Expected]) -> None:
         """Needs no notice."""
@@ -97,9 +104,9 @@ class LocalExchange:
         """See `Exchange`."""
         place = run, transfer
         with self._changed:
-            if not self._changed.wait_for(lambda: place in self._blocks, _DEADLINE_S):
-                raise ObjectLost(f"transfer {transfer} of run {run} has not come in {_DEADLINE_S:g} s")
-            block = self._blocks.pop(place)
+            # How long a sender may take is for the program to say; one that fails is heard of.
+            self._changed.wait_for(lambda: place in self._blocks or run in self._abandoned)
+            block = self._blocks.pop(place) if place in self._blocks else self._abandoned[run]
         if isinstance(block, WaystationError):
             raise copy.copy(block)
         try:
@@ -111,3 +118,13 @@ class LocalExchange:
 
     def close(self, run: int) -> None:
         """Needs no notice: every transfer of a list is received."""
+
+    def abandon(self, run: int, error: WaystationError, *, has_ended: bool) -> None:
+        """A run has failed somewhere: nobody waits for it, and nothing of it is kept once it has ended."""
+        with self._changed:
+            self._abandoned[run] = error
+            if has_ended:
+                del self._abandoned[run]
+                for place in [place for place in self._blocks if place[0] == run]:
+                    del self._blocks[place]
+            self._changed.notify_all()

@@ -241,7 +241,10 @@ class RunningList(Ending):
 
         def receive() -> Block:
             began_ns = self._execution.recorder.now()
-            block = exchange.receive(run, step.transfer)
+            try:
+                block = exchange.receive(run, step.transfer)
+            except WaystationError as error:
+                raise error.where(peer=step.host) from None
             self._execution.recorder.brought(run, step.host, block.nbytes, began_ns)
             return block
 

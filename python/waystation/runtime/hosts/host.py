@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
-from waystation._errors import Fenced, Unavailable, WaystationError
+from waystation._errors import Unavailable
 from waystation.runtime.control.connector import Connector
 from waystation.runtime.control.host_words import (
     AbandonWork,
@@ -31,11 +32,12 @@ from waystation.runtime.control.host_words import (
     unpack_told,
 )
 from waystation.runtime.control.words import Packer, Unpacker
+from waystation.runtime.errors import FunctionNotFound
 from waystation.runtime.hosts.answers import answering
 from waystation.runtime.hosts.idleness import Idleness
-from waystation.runtime.hosts.lane import Lane, Report, as_exception
+from waystation.runtime.hosts.lane import Report
 from waystation.runtime.hosts.world import Process, World, die_with_parent, free_address, join, name_in
-from waystation.runtime.messages import Done, HostList, Message, is_transfer
+from waystation.runtime.messages import Done, HostList, Message, host_function_name
 from waystation.runtime.scheduling import ReorderBuffer
 from waystation.runtime.timeline import HostRecorder, Stamps
 from waystation.runtime.transport import TcpTransport
@@ -94,13 +96,11 @@ class Host:
         self.name = name
         self._epoch = epoch
         self._control: Connector | None = None
-        self._lane: Lane[Message] | None = None
+        self._lane: Any = None
         self._work: Any = None
         self._transfers: Any = None
         self._recorder = HostRecorder()
         self._packer = Packer()
-        self._telling = threading.Lock()  # what follows is of all threads that end messages
-        self._done: list[Done] = []  # what is to be told
         self._idleness: Idleness | None = None
 
     def order(self) -> Any:
@@ -131,7 +131,7 @@ class Host:
         import jax
 
         from waystation.runtime.hosts.transfers import Transfers
-        from waystation.runtime.hosts.work import HostWork
+        from waystation.runtime.hosts.work import HostWork, WorkLane
 
         # An address that is out of date leads to nobody else: the name is of this epoch alone.
         transport = TcpTransport(name_in(self._epoch, self.name), world.secret, address)
@@ -139,14 +139,7 @@ class Host:
         self._work = work = HostWork(self.name, jax.devices(), self._transfers, self._recorder)
         self._control = control = Connector(world.controller, world.credential)
         tell = functools.partial(self._tell, control)
-        self._lane = Lane(
-            work.begin,
-            self.order(),
-            is_quick=work.is_quick,
-            is_transfer=lambda message: is_transfer(message.instructions),
-            on_pause=tell,
-        )
-        work.execution.on_compiled = work.on_progress = self._lane.progress
+        self._lane = WorkLane(self.name, work, tell, self._recorder, self.order())
         self._idleness = Idleness() if world.kind == "cpu" else None
         threading.Thread(target=self._hear, args=(control,), name="waystation: orders", daemon=True).start()
         return tuple(map(str, jax.local_devices())), transport.address
@@ -159,7 +152,16 @@ class Host:
         host_functions: Sequence[tuple[str, bytes]],
     ) -> None:
         """Takes a list and what it calls; answers when that is compiled."""
-        await asyncio.to_thread(self._work.prepare, listed, exported, host_functions)
+        await asyncio.to_thread(self._prepare, listed, exported, host_functions)
+
+    def _prepare(
+        self,
+        listed: HostList,
+        exported: Sequence[tuple[str, bytes]],
+        host_functions: Sequence[tuple[str, bytes]],
+    ) -> None:
+        loaded = [(name, _loaded(name, pickled)) for name, pickled in host_functions]
+        self._work.prepare(listed, exported, loaded)
 
     def begin(self, number: int, message: Message) -> None:
         """Does what a message says, when it is its turn.
@@ -168,18 +170,7 @@ class Host:
             number: Its place among all that this host is told.
             message: The message.
         """
-        assert self._lane is not None
-        self._recorder.received(message.work)
-        self._lane.take(number, message, functools.partial(self._end, message))
-
-    def _end(self, message: Message, done: Done, failed: BaseException | None) -> None:
-        if failed is not None:
-            error = as_exception(failed)
-            if not isinstance(error, WaystationError):
-                error = Fenced(f"host '{self.name}' was stopped: {error}")
-            done = Done(message.work, 0.0, error)
-        with self._telling:
-            self._done.append(done)
+        self._lane.begin(number, message)
 
     def _hear(self, control: Connector) -> None:
         """Does what the controller tells, until the connection ends; then the controller ends this host."""
@@ -199,14 +190,11 @@ class Host:
         finally:
             control.close()
 
-    def _tell(self, control: Connector) -> None:
+    def _tell(self, control: Connector, done: list[Done]) -> None:
         """Tells the controller what is done."""
         is_told = False
         try:
-            with self._telling:
-                done, self._done = self._done, []
-                if done:
-                    control.send(pack_done(done, self._packer))
+            control.send(pack_done(done, self._packer))
             is_told = True
         except Unavailable:
             pass  # the connection has ended
@@ -219,7 +207,7 @@ class Host:
         """How it is."""
         if self._lane is None:
             return Health(Report(0, 0, 0, "", 0.0))
-        report = self._lane.report()
+        report: Report = self._lane.report()
         if report.begun == report.ended + len(report.moving) + 1:
             report = replace(report, awaits=self._transfers.awaited)
         idle_s = None if self._idleness is None else self._idleness.idle_s()
@@ -236,3 +224,14 @@ class Host:
     async def attend(self) -> None:
         """Never returns: whoever waits for it hears of the end of this process."""
         await asyncio.Event().wait()
+
+
+def _loaded(name: str, pickled: bytes) -> Callable[..., Any]:
+    try:
+        function: Callable[..., Any] = pickle.loads(pickled)  # noqa: S301 a program's own
+    except Exception as error:
+        raise FunctionNotFound(
+            f"host function '{host_function_name(name)}' cannot be loaded on a host: {type(error).__name__}: "
+            f"{error}; hosts must be able to import its module"
+        ) from error
+    return function

@@ -129,6 +129,8 @@ class Lane(Generic[T]):
         is_quick: Whether a message waits for nobody before it has begun.
         is_transfer: Whether a message is going to be a transfer once it has begun.
         on_pause: Called by a thread that ends messages before it waits, or has nothing more to end.
+        ends_at_once: Whether a thread that has begun a message ends it too, where there is nothing to wait
+            for: another thread would have to be woken.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class Lane(Generic[T]):
         is_quick: Callable[[T], bool] = lambda message: False,
         is_transfer: Callable[[T], bool] = lambda message: False,
         on_pause: Callable[[], None] = lambda: None,
+        ends_at_once: bool = False,
     ) -> None:
         self._begin = begin
         self._order: ReorderBuffer[_Entry[T]] = ReorderBuffer() if order is None else order
@@ -151,6 +154,7 @@ class Lane(Generic[T]):
         self._is_quick = is_quick
         self._is_transfer = is_transfer
         self._on_pause = on_pause
+        self._ends_at_once = ends_at_once
         self._lock = threading.Lock()
         self._has_room = threading.Condition(self._lock)
         self._begun = self._ended = self._accepted = 0
@@ -258,6 +262,9 @@ class Lane(Generic[T]):
                 finish = _raising(error)
             if isinstance(finish, TransferEnding):
                 self._begin_transfer(entry, finish)
+            elif self._ends_at_once and len(self._doing) == 1 and is_over(finish):
+                self._end(entry, finish)
+                self._on_pause()
             else:
                 self._running.put((entry, finish))
 
@@ -285,14 +292,15 @@ class Lane(Generic[T]):
 
     def _end_all(self) -> None:
         while (running := self._next_running()) is not None:
-            entry, finish = running
-            result, failed = _outcome(finish)
-            with self._lock:
-                self._ended += 1
-                self._doing.popleft()
-                self._progress_s = self._clock()
-                self._has_room.notify()
-            entry.ended(result, failed)
+            self._end(*running)
+
+    def _end(self, entry: _Entry[T], finish: Finish) -> None:
+        entry.ended(*_outcome(finish))
+        with self._lock:
+            self._ended += 1
+            self._doing.popleft()
+            self._progress_s = self._clock()
+            self._has_room.notify()
 
     def _next_running(self) -> tuple[_Entry[T], Finish] | None:
         """What has to be ended next; if that is to be waited for, others are told first."""

@@ -82,8 +82,6 @@ class Transfers:
         self.awaited = None if fetch.done() else (run, host)
         try:
             return fetch.result()[place]
-        except WaystationError as error:
-            raise error.where(peer=host) from None
         finally:
             self.awaited = None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pickle
 import threading
 import time
 from collections import Counter
@@ -18,18 +17,16 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from waystation._errors import Internal, WaystationError
+from waystation._errors import Fenced, Internal, WaystationError
 from waystation.runtime.devices import DeviceId
 from waystation.runtime.endings import Ending, TransferEnding
-from waystation.runtime.errors import FunctionNotFound
-from waystation.runtime.execution import Buffers, HostExecution
+from waystation.runtime.execution import Buffers, Exchange, HostExecution
 from waystation.runtime.execution import Run as ListRun
+from waystation.runtime.execution.assembly import own_copy
 from waystation.runtime.hosts.checkpoints import Checkpoints, Loaded, may_broadcast
-from waystation.runtime.hosts.lane import is_over
-from waystation.runtime.hosts.transfers import Transfers
+from waystation.runtime.hosts.lane import Lane, Report, as_exception, is_over
 from waystation.runtime.ir import Exec, Sharding
 from waystation.runtime.messages import (
     BeginJoining,
@@ -48,10 +45,10 @@ from waystation.runtime.messages import (
     Said,
     Save,
     Spill,
-    host_function_name,
     is_transfer,
 )
 from waystation.runtime.resources import Placement
+from waystation.runtime.scheduling import ReorderBuffer
 from waystation.runtime.timeline import HostRecorder
 from waystation.transfers.handle import AsyncResponse
 
@@ -113,7 +110,7 @@ class HostWork:
     Args:
         name: The name of the host.
         devices: All devices of its island, by process and number.
-        transfers: How blocks come from other hosts and go there.
+        exchange: How blocks come from other hosts and go there.
         recorder: Stamps what is done.
 
     Attributes:
@@ -121,12 +118,11 @@ class HostWork:
     """
 
     def __init__(
-        self, name: str, devices: Sequence[jax.Device], transfers: Transfers, recorder: HostRecorder
+        self, name: str, devices: Sequence[jax.Device], exchange: Exchange, recorder: HostRecorder
     ) -> None:
         self._island = name.rpartition("/")[0]
         self._devices = devices
-        self._per_host = len(jax.local_devices())
-        self._transfers = transfers
+        self._per_host = sum(device.process_index == jax.process_index() for device in devices)
         self._preparing = threading.Lock()  # what follows is of threads that give lists, and of orders
         self._lists: dict[str, HostList] = {}
         self._callers: Counter[str] = Counter()  # how many lists call each function
@@ -135,7 +131,7 @@ class HostWork:
         self._ended_s = 0.0
         self.on_progress: Callable[[], None] = lambda: None
         self._recorder = recorder
-        self.execution = HostExecution(name, self._device, transfers, self._functions, recorder=recorder)
+        self.execution = HostExecution(name, self._device, exchange, self._functions, recorder=recorder)
 
     @property
     def buffers(self) -> Buffers:
@@ -146,19 +142,18 @@ class HostWork:
         self,
         listed: HostList,
         functions: Sequence[tuple[str, bytes]],
-        host_functions: Sequence[tuple[str, bytes]],
+        host_functions: Sequence[tuple[str, Callable[..., Any]]],
     ) -> None:
         """Takes a list and what it calls, and waits until that is compiled.
 
         Raises:
             ComputationFailed: A function cannot be compiled.
-            FunctionNotFound: One is not known, or cannot be loaded here.
+            FunctionNotFound: One is not known.
         """
-        loaded = [(name, _loaded(name, pickled)) for name, pickled in host_functions]
         with self._preparing:
             for key, exported in functions:
                 self.execution.functions.add(key, exported)
-            self._functions.update(loaded)
+            self._functions.update(host_functions)
             self._lists[listed.fingerprint] = listed
             self._callers.update(_called(listed))
             self.execution.load(listed.fingerprint, listed.low)
@@ -183,6 +178,11 @@ class HostWork:
                     self.execution.functions.forget(name)
                     self._functions.pop(name, None)
 
+    def calls(self, listed: str) -> set[str]:
+        """What a list calls."""
+        with self._preparing:
+            return _called(self._lists[listed])
+
     @property
     def code_sizes(self) -> tuple[int, int]:
         """How many lists it has, and how many functions they call."""
@@ -192,7 +192,8 @@ class HostWork:
     def is_quick(self, message: Message) -> bool:
         """Whether to dispatch a message waits for nobody."""
         return all(
-            isinstance(each, Run) and self.execution.is_quick(each.list) for each in message.instructions
+            isinstance(each, Get) or (isinstance(each, Run) and self.execution.is_quick(each.list))
+            for each in message.instructions
         )
 
     def begin(self, message: Message, note: Note) -> Callable[[], Done]:
@@ -272,7 +273,7 @@ class HostWork:
     def _run(self, work: int, run: Run, note: Note) -> Finish:
         listed = self._lists[run.list]
         if run.peers:
-            self._transfers.meet(work, dict(run.peers))
+            self.execution.exchange.meet(work, dict(run.peers))
         arguments = tuple(zip(listed.arguments, run.arguments, strict=True))
         results = tuple(zip(listed.results, run.results, strict=True))
         finish = self.execution.begin(ListRun(run.list, work, arguments, results), note)
@@ -294,7 +295,7 @@ class HostWork:
         array = self.buffers.get(get.handle)
         # Copies, since a later message may donate the array before this one has ended.
         shards = [
-            (tuple(part.start or 0 for part in shard.index), jnp.copy(shard.data))
+            (tuple(part.start or 0 for part in shard.index), own_copy(shard.data))
             for shard in array.addressable_shards
             if shard.replica_id == 0
         ]
@@ -392,6 +393,77 @@ class HostWork:
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
 
 
+class WorkLane:
+    """Has a host do messages in their order, and tells what it has done, as much at a time as there is.
+
+    Args:
+        name: The name of the host.
+        work: Does them.
+        tell: Is told what has been done; one thread at a time.
+        recorder: Stamps what has come.
+        order: Brings messages into their order.
+        ends_at_once: See `Lane`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: HostWork,
+        tell: Callable[[list[Done]], None],
+        recorder: HostRecorder,
+        order: ReorderBuffer[Any] | None = None,
+        *,
+        ends_at_once: bool = False,
+    ) -> None:
+        self.name = name
+        self._tell = tell
+        self._recorder = recorder
+        self._telling = threading.Lock()  # what follows is of all threads that end messages
+        self._done: list[Done] = []  # what is to be told
+        self._lane: Lane[Message] = Lane(
+            work.begin,
+            order,
+            is_quick=work.is_quick,
+            is_transfer=lambda message: is_transfer(message.instructions),
+            on_pause=self._tell_done,
+            ends_at_once=ends_at_once,
+        )
+        work.execution.on_compiled = work.on_progress = self._lane.progress
+
+    def begin(self, number: int, message: Message) -> None:
+        """Does what a message says, when it is its turn.
+
+        Args:
+            number: Its place among all that this host is told.
+            message: The message.
+        """
+        self._recorder.received(message.work)
+        self._lane.take(number, message, functools.partial(self._end, message))
+
+    def report(self) -> Report:
+        """How far it is."""
+        return self._lane.report()
+
+    def close(self) -> None:
+        """Lets what has come end; nothing is taken meanwhile, or later."""
+        self._lane.close()
+
+    def _end(self, message: Message, done: Done, failed: BaseException | None) -> None:
+        if failed is not None:
+            error = as_exception(failed)
+            if not isinstance(error, WaystationError):
+                error = Fenced(f"host '{self.name}' was stopped: {error}")
+            done = Done(message.work, 0.0, error)
+        with self._telling:
+            self._done.append(done)
+
+    def _tell_done(self) -> None:
+        with self._telling:
+            done, self._done = self._done, []
+            if done:
+                self._tell(done)
+
+
 def _called(listed: HostList) -> set[str]:
     """The functions that a list calls."""
     steps = [step for part in listed.low.hosts for step in part.instructions]
@@ -401,17 +473,6 @@ def _called(listed: HostList) -> set[str]:
 def _total(moves: Sequence[Callable[[], tuple[int, int]]]) -> tuple[int, int]:
     moved = [each() for each in moves]
     return sum(done for done, _ in moved), sum(total for _, total in moved)
-
-
-def _loaded(name: str, pickled: bytes) -> Callable[..., Any]:
-    try:
-        function: Callable[..., Any] = pickle.loads(pickled)  # noqa: S301 a program's own
-    except Exception as error:
-        raise FunctionNotFound(
-            f"host function '{host_function_name(name)}' cannot be loaded on a host: {type(error).__name__}: "
-            f"{error}; hosts must be able to import its module"
-        ) from error
-    return function
 
 
 def _told(error: Exception) -> WaystationError:

@@ -69,6 +69,15 @@ class StashDirectories:
             self._places[wanted] = StashPlaces(memory, wanted.memory_bytes, directory)
         return self._places[wanted]
 
+    def keep(self, wanted: KeepSuspended) -> None:
+        """Says where they are to be from now on; whoever asks for it hears where that cannot be.
+
+        Raises:
+            WaystationError: One cannot be made.
+        """
+        self.wanted = wanted
+        self.places()
+
     def remove(self, path: str) -> None:
         """Removes one stash; what is gone already is no error."""
         shutil.rmtree(path, ignore_errors=True)
