@@ -35,6 +35,7 @@ PURPOSES = {
     "coordination": "rounds of processes",
     "tree": "containers, key paths",
     "grid": "boxes in arrays",
+    "storage": "files of checkpoints",
     "_native": "the boundary",
     "agent": "the memory tier of a host",
     "io": "files, threads, devices",

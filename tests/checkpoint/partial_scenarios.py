@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from typing import Any
 
 import numpy as np
 from tests.support.programs import Place
 
 import waystation
-from waystation import errors, partial
-from waystation.checkpoint import partial_saving
+from waystation import errors, partial, storage
 from waystation.layouts.native import commit
+from waystation.storage.local import LocalStorage
 
 PARTS: list[dict[str, Any]] = [
     {"a": {"x": np.arange(1000)}, "step": 7},
@@ -76,9 +75,10 @@ def die_at(place: Place, point: str) -> None:
         commit.publish_new = die
     partial.save(path, PARTS[2])
     if point == "linking":
-        sys.modules["waystation.layouts.native.assemble"]._link = die  # type: ignore[attr-defined]
+        LocalStorage.copy = die
     elif point == "publishing":
         commit.publish_new = die
     elif point == "removing":
-        partial_saving.remove_tree = die
+        remove_tree = storage.remove_tree
+        storage.remove_tree = lambda path: die() if str(path).endswith(".partial_save") else remove_tree(path)
     partial.finalize(path)

@@ -21,12 +21,12 @@ from waystation._collection import paused_collection
 from waystation.checkpoint.context import Context
 from waystation.checkpoint.loading import Ticket
 from waystation.errors import InvalidInput
-from waystation.layouts.native.attempts import Attempt
 from waystation.safetensors.destination import Destination
+from waystation.storage.attempts import Attempt
+from waystation.storage.leases import Leases
 from waystation.training.catalogue import Catalogue
 from waystation.training.costs import SaveCosts
 from waystation.training.in_flight import SavesInFlight
-from waystation.training.leases import Leases
 from waystation.transfers.handle import AsyncResponse
 
 _BOUND_S = 60

@@ -18,8 +18,8 @@ from tests.support import plain_renames
 
 import waystation
 from waystation.checkpoint.collect import find_leftovers, remove_leftovers
-from waystation.layouts.native.attempts import new_attempt_id
 from waystation.layouts.native.commit import read_record
+from waystation.storage.attempts import new_attempt_id
 
 pytestmark = pytest.mark.skipif(
     not plain_renames.SUPPORTED, reason="the filter of system calls is for x86-64 and AArch64 Linux"
@@ -50,7 +50,7 @@ def overwrite(path: Path, value: int) -> None:
 
 def dead_attempt_id() -> str:
     """The id of an attempt whose process has ended."""
-    code = "from waystation.layouts.native.attempts import new_attempt_id; print(new_attempt_id())"
+    code = "from waystation.storage.attempts import new_attempt_id; print(new_attempt_id())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 

@@ -19,7 +19,7 @@ from waystation import _processes
 OTHER_NAME = "a-copy-of-this-machine"
 BEGIN_AND_DIE = textwrap.dedent("""
     import os, signal, sys
-    from waystation.layouts.native.attempts import Attempt
+    from waystation.storage.attempts import Attempt
     attempt = Attempt(sys.argv[1])
     print(attempt.path, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import waystation
-from waystation import _native
+from waystation import _native, storage
 from waystation.checkpoint.collect import find_leftovers, remove_leftovers
 from waystation.errors import Corrupt, NotFound
 from waystation.layouts.native import names, transactions
-from waystation.layouts.native.attempts import leftovers
 from waystation.layouts.native.records import CheckpointRecord, Digest, LocalPart
+from waystation.storage.attempts import leftovers
 
 TRANSACTION = "00c0ffee00c0ffee"
 
@@ -25,7 +25,7 @@ TRANSACTION = "00c0ffee00c0ffee"
 def prepare(target: Path, *, process_count: int = 1, replaces: Digest | None = None) -> Path:
     """What a process that was killed left of its part of a save."""
     code = (
-        "import sys; from waystation.layouts.native.attempts import Attempt\n"
+        "import sys; from waystation.storage.attempts import Attempt\n"
         "print(Attempt(sys.argv[1], transaction=sys.argv[2]).path)"
     )
     command = [sys.executable, "-c", code, str(target), TRANSACTION]
@@ -110,9 +110,9 @@ def test_with_too_few_processes_the_parts_stay(tmp_path: Path) -> None:
 
 def test_an_attempt_has_the_id_of_its_transaction_in_its_name(tmp_path: Path) -> None:
     attempt_id = prepare(tmp_path / "a").name.removeprefix("a.waystation-tmp-")
-    assert names.transaction(attempt_id) == TRANSACTION
+    assert storage.names.transaction(attempt_id) == TRANSACTION
     assert names.mover(names.moved_in("state", attempt_id)) == attempt_id
-    assert names.transaction(attempt_id.removesuffix("00c0ffee")) is None
+    assert storage.names.transaction(attempt_id.removesuffix("00c0ffee")) is None
 
 
 @pytest.mark.parametrize(

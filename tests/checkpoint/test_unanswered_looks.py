@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.support import failing_calls
 
-from waystation._paths import is_directory, is_file, is_there, status
 from waystation.errors import UnusablePath
+from waystation.storage import is_directory, is_file, is_there, status
 
 DEADLINE_S = 120.0
 
@@ -23,7 +23,8 @@ import errno, os, sys
 import numpy as np
 import waystation
 from waystation import safetensors, training
-from waystation.layouts.native import attempts, names
+from waystation.layouts.native import names
+from waystation.storage import attempts
 from tests.support import failing_calls
 
 root, code = sys.argv[1], getattr(errno, sys.argv[2])

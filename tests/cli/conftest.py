@@ -126,7 +126,7 @@ def dead_attempt() -> Callable[[Path], Path]:
 
     def make(target: Path) -> Path:
         code = (
-            "import os, sys; from waystation.layouts.native.attempts import Attempt\n"
+            "import os, sys; from waystation.storage.attempts import Attempt\n"
             "attempt = Attempt(sys.argv[1]); print(attempt.path)\n"
             "open(os.path.join(attempt.path, 'data'), 'wb').write(bytes(3000))"
         )

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import waystation
-from waystation.layouts.native.attempts import Attempt
 from waystation.safetensors.destination import Destination
+from waystation.storage.attempts import Attempt
 
 from .conftest import SCRIPT
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import waystation
-from waystation.layouts.native.attempts import Attempt
+from waystation.storage.attempts import Attempt
 
 
 @pytest.fixture

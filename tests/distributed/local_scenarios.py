@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import waystation
-from waystation.layouts.native.attempts import leftovers
+from waystation.storage.attempts import leftovers
 
 DEADLINE_S = 60.0
 

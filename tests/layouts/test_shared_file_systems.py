@@ -22,14 +22,15 @@ from tests.support import lossy_mount, system_calls
 
 import waystation as ws
 from waystation import errors
-from waystation.layouts.native import attempts, commit, marks, names, signs_of_life
-from waystation.training.leases import Leases
+from waystation.layouts.native import commit
+from waystation.storage import attempts, names, signs_of_life
+from waystation.storage.leases import LEASE, Leases
 
 NEVER_S, AT_ONCE_S = 1e9, -1.0
 
 _LEAVES_AN_ATTEMPT = """
 import os, signal, sys
-from waystation.layouts.native.attempts import Attempt
+from waystation.storage.attempts import Attempt
 attempt = Attempt(sys.argv[1])
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -151,7 +152,7 @@ def test_a_lease_of_a_process_that_is_not_seen_here_holds_there(
     script = f"""
 import os, signal
 from pathlib import Path
-from waystation.training.leases import Leases
+from waystation.storage.leases import Leases
 with Leases(Path({str(shared)!r})).hold("5"):
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -170,7 +171,7 @@ def test_a_clock_that_is_ahead_of_the_file_system_ends_no_lease(tmp_path: Path) 
     with lossy_mount.mounted(tmp_path / "shared", "no file has such a name", behind_s=behind_s) as shared:
         for name in ("5", "6"):
             (shared / name).mkdir()
-        (shared / "5" / f"{marks.LEASE}{elsewhere}").write_text(record)
+        (shared / "5" / f"{LEASE}{elsewhere}").write_text(record)
         overwriting = shared / names.attempt("6", elsewhere)
         overwriting.mkdir()
         (overwriting / names.OWNER).write_text(record)

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 import waystation
-from waystation.safetensors.headers import Identity, read_headers
+from waystation.safetensors.headers import read_headers
 from waystation.safetensors.request import options_of
 from waystation.safetensors.shared_page_cache import View, share_page_cache
+from waystation.storage import Identity, status
 
 FILE = Identity(device=1, inode=2, nbytes=100, modified_ns=3, changed_ns=4)
 VIEW = View("kernel", (FILE,), is_able=True, available_bytes=1000)
@@ -48,7 +49,9 @@ def test_what_a_process_says(tmp_path: Path) -> None:
     headers = read_headers([str(path)])
     view = View.of(headers, options_of(None, None), is_on_host=True)
     assert view.kernel == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert view.files == (Identity.of(path.stat()),)
+    found = status(path)
+    assert found is not None
+    assert view.files == (found.identity,)
     assert 0 < view.available_bytes < 1 << 50
     assert view.is_able
     assert not View.of(headers, options_of(None, None), is_on_host=False).is_able

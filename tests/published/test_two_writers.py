@@ -19,8 +19,8 @@ from tests.support import lossy_mount
 
 import waystation
 from waystation import errors
-from waystation.layouts.native import names, signs_of_life, write_lock
 from waystation.safetensors import load, save, verify_files, write_checksums
+from waystation.storage import names, signs_of_life, write_lock
 
 BOUND_S = 120
 SAVES = 30
@@ -165,7 +165,7 @@ def test_whoever_holds_the_lock_for_long_is_named(tmp_path: Path, monkeypatch: p
 
 HOLDER = """
 import sys, time
-from waystation.layouts.native import write_lock
+from waystation.storage import write_lock
 with write_lock.held(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
@@ -174,7 +174,7 @@ with write_lock.held(sys.argv[1]):
 
 FORKING = """
 import os, sys, time
-from waystation.layouts.native import write_lock
+from waystation.storage import write_lock
 with write_lock.held(sys.argv[1]):
     child = os.fork()
     if child == 0:

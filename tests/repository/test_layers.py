@@ -35,8 +35,9 @@ LAYERS: list[set[str]] = [
     {"frameworks"},
     {"coordination"},
     {"tree", "grid"},
+    {"storage"},
     {"_native"},
-    {"_arguments", "_collection", "_distinct", "_extras", "_foreign", "_options", "_paths", "errors"},
+    {"_arguments", "_collection", "_distinct", "_extras", "_options", "errors"},
     {"_forks"},
     {"_errors", "_processes"},
 ]
@@ -215,3 +216,78 @@ def test_protocols_are_typed() -> None:
                 if re.search(r"\bAny\b", text):
                     wrong.append(f"{name}: {node.name}")
     assert not wrong, f"these protocols have Any, behind which nothing is checked: {wrong}"
+
+
+# Whatever asks the system about files, reads, writes or names them.
+FILE_CALLS: dict[str, set[str]] = {
+    "os": {
+        *("access", "chmod", "close", "dup", "fdatasync", "fdopen", "fstat", "fsync", "ftruncate", "link"),
+        *("listdir", "lstat", "makedirs", "mkdir", "open", "pread", "pwrite", "read", "readlink", "remove"),
+        *("removedirs", "rename", "renames", "replace", "rmdir", "scandir", "stat", "statvfs", "symlink"),
+        *("truncate", "unlink", "utime", "walk", "write"),
+    },
+    "os.path": {
+        *("exists", "getmtime", "getsize", "isdir", "isfile", "islink", "ismount", "lexists", "realpath"),
+        *("samefile", "samestat"),
+    },
+    "_native": {"Directory", "read_small_files", "rename_exchange", "rename_new"},
+}
+FILE_MODULES = {"fcntl", "shutil", "tempfile"}
+PATH_METHODS = {
+    *("chmod", "exists", "glob", "hardlink_to", "is_dir", "is_file", "is_symlink", "iterdir", "lstat"),
+    *("mkdir", "read_bytes", "read_text", "rglob", "rmdir", "samefile", "symlink_to", "touch", "unlink"),
+    *("write_bytes", "write_text"),
+}
+
+# Who else may, and why. Of checkpoints these hold nothing but what the last lines say, which shrink.
+FILE_USERS = {
+    "_processes.py": "processes, as the kernel shows them",
+    "cli/application.py": "completes paths in a shell, which imports nothing",
+    "cli/commands/agent.py": "the directory of an agent",
+    "cli/commands/doctor.py": "what the kernel offers",
+    "cli/commands/placement.py": "a list of hosts",
+    "cli/commands/program_show.py": "programs of the runtime",
+    "cli/findings.py": "what the kernel offers",
+    "compat/fastsafetensors/common.py": "where a GPU is",
+    "compat/fastsafetensors/config.py": "files of settings",
+    "memory/agent.py": "the program of the agent",
+    "memory/records.py": "records in the directory of an agent",
+    "memory/recovering.py": "a log",
+    "runtime": "logs, pipes, and directories of a cluster",
+    "safetensors/shared_page_cache.py": "how much memory is free",
+    # What still is to move.
+    "checkpoint/export_files.py": "writes .npz files",
+    "checkpoint/handlers/simple.py": "handlers get the path of a directory",
+    "compat/fastsafetensors/saver.py": "asks how much room there is",
+    "compat/fastsafetensors/shard_files.py": "writes files through a mapping",
+    "layouts/orbax/tensor_store.py": "TensorStore gets the path of a directory that is held open",
+    "memory/loading.py": "handlers load from a temporary directory",
+    "memory/saving.py": "handlers save to a temporary directory",
+}
+
+
+def _file_calls(path: Path) -> Iterator[str]:
+    tree = ast.parse(path.read_text(), filename=str(path))
+    own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            is_method = node.attr in PATH_METHODS and owner != "storage" and not owner.startswith("os")
+            if node.attr in FILE_CALLS.get(owner, ()) or owner in FILE_MODULES or is_method:
+                yield f"{name_of(path)}:{node.lineno}: {owner}.{node.attr}"
+        elif isinstance(node, ast.Name) and node.id == "open" and "open" not in own:
+            yield f"{name_of(path)}:{node.lineno}: open"
+
+
+def test_only_storage_asks_the_system_about_files() -> None:
+    wrong, users = [], set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        known = next((user for user in FILE_USERS if user == name or name.startswith(f"{user}/")), None)
+        calls = [] if name.startswith("storage/") else list(_file_calls(path))
+        if known is None:
+            wrong += calls
+        elif calls:
+            users.add(known)
+    assert not wrong, "these belong behind `waystation.storage`:\n" + "\n".join(wrong)
+    assert users == FILE_USERS.keys(), f"these need no exception any more: {FILE_USERS.keys() - users}"

@@ -17,16 +17,16 @@ from orbax.checkpoint import v1 as oracle
 from tests.training.gates import Gate
 
 import waystation
-from waystation.layouts.native import marks, signs_of_life
-from waystation.layouts.native.attempts import new_attempt_id, owner_record
+from waystation.storage import leases, signs_of_life
+from waystation.storage.attempts import new_attempt_id, owner_record
+from waystation.storage.leases import Leases
 from waystation.training import Checkpointer, preservation_policies, save_decision_policies
-from waystation.training.leases import Leases
 
 EVERY_STEP = save_decision_policies.FixedIntervalPolicy(1)
 READER = """
 import sys
 from pathlib import Path
-from waystation.training.leases import Leases
+from waystation.storage.leases import Leases
 with Leases(Path(sys.argv[1])).hold(sys.argv[2]) as may_read:
     print(may_read, flush=True)
     sys.stdin.read()
@@ -44,7 +44,7 @@ def steps_of(checkpointer: Checkpointer) -> list[int]:
 
 
 def lease_files(root: Path) -> list[Path]:
-    return [path for path in root.rglob("*") if marks.is_mark(path.name)]
+    return [path for path in root.rglob("*") if leases.is_mark(path.name)]
 
 
 def other_system() -> str:
@@ -137,7 +137,7 @@ def test_a_reader_of_another_machine_counts_while_it_shows_signs_of_life(
     monkeypatch.setattr(signs_of_life, "EXPIRES_S", expires_s)
     with keeper(tmp_path) as checkpointer:
         checkpointer.save(0, {"a": 0})
-        path = tmp_path / "0" / f"{marks.LEASE}{other_system()}"
+        path = tmp_path / "0" / f"{leases.LEASE}{other_system()}"
         path.write_text(json.dumps(owner_record()))
         os.utime(path, (time.time() - age_s,) * 2)
         checkpointer.save(1, {"a": 1})

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from waystation.layouts.native import commit, marks, names, signs_of_life
-from waystation.layouts.native.attempts import Attempt, new_attempt_id, owner_record, remove_tree
-from waystation.training.leases import Leases
+from waystation import storage
+from waystation.layouts.native import commit, names
+from waystation.storage import leases, signs_of_life
+from waystation.storage.attempts import Attempt, new_attempt_id, owner_record
+from waystation.storage.leases import Leases
 
 
 @pytest.fixture
@@ -86,14 +88,14 @@ def test_readers_and_collectors_never_both_go_on(root: Path) -> None:
 def test_a_collector_that_was_killed_condemns_nothing(root: Path) -> None:
     scope, _, rest = new_attempt_id().split("-", 2)
     dead = f"{scope}-{os.getpid()}-1-{rest.rpartition('-')[2]}"  # this process id, started at another time
-    (root / "3" / f"{marks.CONDEMNED}{dead}").write_text(json.dumps(owner_record()))
+    (root / "3" / f"{leases.CONDEMNED}{dead}").write_text(json.dumps(owner_record()))
     with Leases(root).hold("3") as may_read:
         assert may_read
     assert marks_in(root) == []
 
 
 def test_a_lease_that_is_being_written_counts(root: Path) -> None:
-    (root / "3" / f"{marks.LEASE}{new_attempt_id()}").touch()
+    (root / "3" / f"{leases.LEASE}{new_attempt_id()}").touch()
     assert Leases(root).is_held("3")
 
 
@@ -172,7 +174,7 @@ def test_readers_collectors_and_overwrites_at_once(root: Path) -> None:
         workers = [threads.submit(work) for work in (read, read, remove)]
         try:
             for _ in range(200):
-                remove_tree(os.fspath(_swap(root, "1")))
+                storage.remove_tree(os.fspath(_swap(root, "1")))
         finally:
             done.set()
         assert all(worker.result() for worker in workers)

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from waystation._errors import InvalidInput, NotFound, from_os_error
-from waystation._paths import scan_directory
+from waystation import storage
+from waystation._errors import InvalidInput, NotFound
 from waystation.checkpoint.paths import PathLike, is_native_checkpoint
-from waystation.layouts.native import names, orphans
-from waystation.layouts.native.attempts import (
+from waystation.layouts.native import orphans
+from waystation.storage.attempts import (
     Leftover,
     export_stages,
     leftovers,
@@ -66,7 +66,7 @@ def find_leftovers(directory: PathLike, *, older_than_s: float = DAY_S) -> list[
     """
     if not older_than_s >= 0:
         raise InvalidInput(f"an age cannot be {older_than_s} seconds")
-    parent = os.path.realpath(os.path.expanduser(os.fspath(directory)))
+    parent = storage.resolved(os.path.expanduser(os.fspath(directory)))
     found = [leftover for place in _places(parent) for leftover in _leftovers_in(place)]
     return [
         FoundLeftover(leftover, tree_bytes(leftover.path), _judge(leftover, older_than_s))
@@ -95,35 +95,24 @@ def remove_leftovers(
 
 def tree_bytes(path: str) -> int:
     """Bytes of the files at or below a path; what vanishes meanwhile counts as nothing."""
-    try:
-        if not os.path.isdir(path) or os.path.islink(path):
-            return os.lstat(path).st_size
-        with scan_directory(path) as entries:
-            return sum(
-                tree_bytes(entry.path)
-                if entry.is_dir(follow_symlinks=False)
-                else entry.stat(follow_symlinks=False).st_size
-                for entry in entries
-            )
-    except FileNotFoundError:
+    found = storage.status(path, follow_links=False)
+    if found is None:
         return 0
-    except OSError as error:
-        raise from_os_error(error, "look at", path) from error
+    if found.kind != "directory":
+        return found.nbytes
+    return sum(tree_bytes(os.path.join(path, entry.name)) for entry in storage.entries_or_none(path))
 
 
 def _places(parent: str) -> Iterator[str]:
     """The directory, and the checkpoints in it: a record that is being replaced stands inside of one."""
     try:
-        children = sorted(
-            entry.path for entry in scan_directory(parent) if entry.is_dir(follow_symlinks=False)
-        )
-    except FileNotFoundError as error:
+        found = storage.entries(parent)
+    except NotFound as error:
         raise NotFound(f"there is no directory '{parent}'", path=parent) from error
-    except OSError as error:
-        raise from_os_error(error, "list", parent) from error
+    children = [os.path.join(parent, entry.name) for entry in found if entry.kind == "directory"]
     yield parent
     for child in children:
-        if names.attempt_target(os.path.basename(child)) is None and is_native_checkpoint(child):
+        if storage.names.attempt_target(os.path.basename(child)) is None and is_native_checkpoint(child):
             yield child
 
 

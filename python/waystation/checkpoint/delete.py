@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 
+from waystation import storage
 from waystation._errors import (
     CheckpointableNotFound,
     CheckpointNotFound,
@@ -13,16 +14,15 @@ from waystation._errors import (
     WrongType,
 )
 from waystation._options.in_effect import current_options
-from waystation._paths import is_there
 from waystation.checkpoint import local_storage, opening
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.paths import PathLike, resolve
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.sessions import open_session
 from waystation.layouts.native import commit
-from waystation.layouts.native.attempts import new_attempt_id
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax import deletion
+from waystation.storage.attempts import new_attempt_id
 from waystation.transfers.handle import AsyncResponse
 
 _DELETED, _ABSENT = b"deleted", b"absent"
@@ -130,12 +130,13 @@ class _Deletion:
 
     def _look(self) -> bytes:
         """Finds out whether it is there; refuses what must not be deleted."""
-        if not is_there(self.target):
+        found = storage.status(self.target, follow_links=False)
+        if found is None:
             return _ABSENT
-        if os.path.islink(self.target):
+        if found.kind == "link":
             raise InvalidInput(
                 f"'{self.target}' is a symbolic link; delete the checkpoint by its own path, "
-                f"'{os.path.realpath(self.target)}'",
+                f"'{storage.resolved(self.target)}'",
                 path=self.target,
             )
         self._is_orbax = opening.recognise(self.target) == "orbax"

@@ -16,16 +16,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from waystation import _native
-from waystation._errors import from_os_error
+from waystation import _native, storage
+from waystation._errors import WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.paths import PathLike, check_destination, is_checkpoint, resolve
 from waystation.layouts.native import commit, names, orphans
 from waystation.layouts.native.assemble import assemble
-from waystation.layouts.native.attempts import Attempt, remove_dead, remove_tree
 from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint, open_checkpointable
 from waystation.layouts.native.records import CheckpointRecord
+from waystation.storage.attempts import Attempt, remove_dead
 
 # Its name has a character that that of a checkpointable cannot begin with.
 _PARTS = ".parts"
@@ -53,10 +53,10 @@ class Joining:
         self._attempt = Attempt(target, current_options().file.path_permission_mode)
         self.directory = os.path.join(self._attempt.path, _PARTS)
         try:
-            os.mkdir(self.directory)
-        except OSError as error:
+            storage.make_directory(self.directory)
+        except WaystationError:
             self.discard()
-            raise from_os_error(error, "create", self.directory) from error
+            raise
 
     def commit(self, count: int, owners: Sequence[int] | None = None) -> None:
         """Makes the parts that have been saved the checkpoint, or removes everything.
@@ -111,10 +111,7 @@ def write_whole(
         Conflict: Two parts have something at the same place, or are not of one state.
     """
     directory = os.path.join(attempt.path, STATE)
-    try:
-        os.mkdir(directory)
-    except OSError as error:
-        raise from_os_error(error, "create", directory) from error
+    storage.make_directory(directory)
     custom_metadata: Any = None
     for record, _ in parts:
         if custom_metadata is None:
@@ -126,7 +123,7 @@ def write_whole(
         entries = {STATE: (STATE, digest)}
         record = CheckpointRecord(1, entries, time.time_ns(), custom_metadata, begun_ns=begun_ns)
         _native.write_small_files([(os.path.join(attempt.path, names.RECORD), record.encode())], group=group)
-        remove_tree(os.path.join(attempt.path, _PARTS))
+        storage.remove_tree(os.path.join(attempt.path, _PARTS))
         attempt.seal()
         group.add([attempt.path])
         group.sync()

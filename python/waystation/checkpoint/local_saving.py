@@ -17,14 +17,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 
+from waystation import storage
 from waystation._errors import Conflict
 from waystation.checkpoint import local_storage
 from waystation.checkpoint.native_saving import FileLayout, Files
 from waystation.checkpoint.paths import check_destination
 from waystation.checkpoint.saving import Save, undone_on_error
-from waystation.layouts.native import commit, names, transactions
-from waystation.layouts.native.attempts import leftovers
+from waystation.layouts.native import commit, transactions
 from waystation.layouts.native.records import LocalPart, dump_json, load_json
+from waystation.storage.attempts import leftovers
 from waystation.transfers.handle import Progress
 
 _IN_DOUBT = (
@@ -81,7 +82,7 @@ class OwnStorage:
         beside = [
             leftover.attempt_id
             for leftover in leftovers(*os.path.split(save.target))
-            if names.transaction(leftover.attempt_id) == self._transaction
+            if storage.names.transaction(leftover.attempt_id) == self._transaction
         ]
         return dump_json([self._files.own_attempt.id, save.target, beside])
 

@@ -18,20 +18,21 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from waystation import storage
 from waystation._errors import CheckpointNotFound, Corrupt, InvalidInput
 from waystation.coordination import Session
 from waystation.coordination.round_errors import named
-from waystation.layouts.native import commit, names, transactions
-from waystation.layouts.native.attempts import (
+from waystation.layouts.native import commit, transactions
+from waystation.layouts.native.boxes import MissingBox, is_held
+from waystation.layouts.native.read import OpenCheckpointable
+from waystation.layouts.native.records import dump_json, load_json
+from waystation.storage.attempts import (
     Attempt,
     Leftover,
     is_of_this_process,
     leftovers,
     remove,
 )
-from waystation.layouts.native.boxes import MissingBox, is_held
-from waystation.layouts.native.read import OpenCheckpointable
-from waystation.layouts.native.records import dump_json, load_json
 
 # A prepared part of a process that cannot be seen from here is left alone for so long.
 _SILENT_S = 86_400.0
@@ -218,7 +219,7 @@ def _undecided(target: str) -> Iterator[Leftover]:
 def _is_given_up(leftover: Leftover) -> bool:
     """Whether it is of a save of this process that has failed, when it could not tell the outcome."""
     is_own = is_of_this_process(leftover.attempt_id)
-    return is_own and names.transaction(leftover.attempt_id) not in in_progress
+    return is_own and storage.names.transaction(leftover.attempt_id) not in in_progress
 
 
 def _verdicts(reports: Sequence[Report]) -> dict[str, bool]:
@@ -237,7 +238,7 @@ def _verdicts(reports: Sequence[Report]) -> dict[str, bool]:
 def _end(target: str, verdicts: dict[str, bool]) -> None:
     """Commits or removes the parts at this process's path."""
     for leftover in _undecided(target):
-        transaction = names.transaction(leftover.attempt_id) or ""
+        transaction = storage.names.transaction(leftover.attempt_id) or ""
         part = transactions.prepared_part(target, leftover.attempt_id)
         if part is None or transaction not in verdicts:
             continue

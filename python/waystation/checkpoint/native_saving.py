@@ -15,18 +15,18 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from waystation import _native
-from waystation._errors import InvalidInput, WaystationError, from_os_error
+from waystation import _native, storage
+from waystation._errors import InvalidInput, WaystationError
 from waystation._options import Options
 from waystation.checkpoint import prepare, state_parts
 from waystation.checkpoint.paths import check_destination, is_checkpoint
 from waystation.checkpoint.prepare import Described, Taken
 from waystation.checkpoint.saving import Layout, Ranges, Save, undone_on_error
 from waystation.layouts.native import commit, handler_files, names, orphans
-from waystation.layouts.native.attempts import Attempt, remove_dead
 from waystation.layouts.native.merge import Part
 from waystation.layouts.native.records import CheckpointRecord, LocalPart
 from waystation.layouts.native.write import Handled, Observer, Prepared, write_data, write_metadata
+from waystation.storage.attempts import Attempt, remove_dead
 from waystation.transfers.handle import Progress
 from waystation.tree import Structure
 
@@ -88,7 +88,7 @@ class FileLayout(Layout, Protocol):
 def check_no_file(checkpointables: Collection[str]) -> None:
     """Refuses the names of files that every attempt has."""
     for name in checkpointables:
-        if name in (names.RECORD, names.OWNER):
+        if name in (names.RECORD, storage.names.OWNER):
             raise InvalidInput(f"'{name}' cannot be the name of a checkpointable: the layout has such a file")
 
 
@@ -221,17 +221,13 @@ class Files:
         if overwrite:
             orphans.remove_dead(save.target)
         attempt = Attempt(save.target, save.options.file.path_permission_mode, transaction)
-        directory = attempt.path
         try:
             self._group = _native.SyncGroup(attempt.path)
             for own in (*self.layout.directories(), *save.handlers):
-                directory = os.path.join(attempt.path, own)
-                os.makedirs(directory, exist_ok=True)
-        except BaseException as error:
+                storage.make_directory(os.path.join(attempt.path, own), parents=True)
+        except BaseException:
             self.close()
             attempt.discard()
-            if isinstance(error, OSError) and not isinstance(error, WaystationError):
-                raise from_os_error(error, "create", directory) from error
             raise
         self.attempt = attempt
         return attempt

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._errors import InvalidInput, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import fill, prepare, snapshot, state_parts, wanted
@@ -130,7 +130,7 @@ def metadata(directory: str) -> Any:
 def _open(directory: str) -> OpenCheckpointable:
     path = os.path.join(directory, names.CHECKPOINTABLE_RECORD)
     try:
-        (record,) = _native.read_small_files([path], limit_bytes=_RECORD_LIMIT_BYTES)
+        record = storage.read_file(path, limit_bytes=_RECORD_LIMIT_BYTES)
     except WaystationError as error:
         raise InvalidInput(
             f"no state is in '{directory}': it has no {names.CHECKPOINTABLE_RECORD}", path=directory

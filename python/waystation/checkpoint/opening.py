@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 
-from waystation import _native
+from waystation import storage
 from waystation._errors import CheckpointableNotFound, NotState
 from waystation._options import CheckpointLayout, Options
 from waystation.checkpoint.handlers.choice import METRICS, STATE, STATE_HANDLER
@@ -15,7 +15,6 @@ from waystation.checkpoint.paths import PathLike, require_checkpoint, resolved_o
 from waystation.checkpoint.published import SafetensorsReader, refuse_other_than_model
 from waystation.checkpoint.replaced import Held, Replaced, read_what_is_there
 from waystation.checkpoint.stored import AUTO, LayoutReader, OpenCheckpoint, Stored
-from waystation.layouts import beneath
 from waystation.layouts.native import commit, names
 from waystation.layouts.native.read import MetadataFiles, decode_checkpointable, read_files
 from waystation.layouts.native.records import PYTREE, CheckpointRecord, join_strings, split_strings
@@ -31,11 +30,11 @@ class NativeReader:
     be loaded; `verify` reports it. One that lacks a file is damaged.
     """
 
-    def recognises(self, target: str, root: _native.Directory | None = None) -> bool:
+    def recognises(self, target: str, root: storage.Root | None = None) -> bool:
         """Whether the record of a checkpoint is there."""
-        return beneath.is_there(os.path.join(target, names.RECORD), root)
+        return storage.is_there(os.path.join(target, names.RECORD), root)
 
-    def read(self, root: _native.Directory, wanted: Sequence[str] | None, options: Options) -> bytes:
+    def read(self, root: storage.Root, wanted: Sequence[str] | None, options: Options) -> bytes:
         """Reads the record, and the metadata files of what is wanted."""
         target = root.path
         content = commit.read_record_file(target, root)
@@ -51,16 +50,16 @@ class NativeReader:
             parts += [name.encode(), read_files(os.path.join(target, directory), digest, root).pack()]
         return join_strings(parts)
 
-    def is_same(self, root: _native.Directory, data: bytes) -> bool:
+    def is_same(self, root: storage.Root, data: bytes) -> bool:
         """Whether the record in this directory is the one that was read."""
         head, *_ = split_strings(data)
         return commit.read_record_file(root.path, root) == head
 
-    def _is_current(self, root: _native.Directory, record: bytes) -> bool:
+    def _is_current(self, root: storage.Root, record: bytes) -> bool:
         """Whether the path still leads to this directory, and the directory still has this record."""
         return root.is_current() and commit.read_record_file(root.path, root) == record
 
-    def decode(self, root: _native.Directory, data: bytes, options: Options) -> OpenCheckpoint:
+    def decode(self, root: storage.Root, data: bytes, options: Options) -> OpenCheckpoint:
         """Makes sense of these."""
         head, present, *parts = split_strings(data)
         target = root.path
@@ -94,7 +93,7 @@ def _decode_record(content: bytes, target: str) -> CheckpointRecord:
 def recognise(
     target: str,
     layout: CheckpointLayout = CheckpointLayout.ORBAX,
-    root: _native.Directory | None = None,
+    root: storage.Root | None = None,
 ) -> str:
     """The layout of the checkpoint at a path, or in a directory: as `READERS` calls it, or `MODEL`.
 
@@ -113,7 +112,7 @@ def recognise(
         return MODEL
     if layout is CheckpointLayout.SAFETENSORS:
         refuse_other_than_model(target)
-    if found is None or names.attempt_target(os.path.basename(target)) is not None:
+    if found is None or storage.names.attempt_target(os.path.basename(target)) is not None:
         require_checkpoint(target)  # which tells best what is there instead
     return found or "native"
 
@@ -236,7 +235,7 @@ def _check_removed(
         )
 
 
-def _is_state(root: _native.Directory, record: CheckpointRecord, name: str) -> bool:
+def _is_state(root: storage.Root, record: CheckpointRecord, name: str) -> bool:
     if name == STATE:
         return True  # or an error says what it is
     directory, digest = record.checkpointables[name]
@@ -244,7 +243,7 @@ def _is_state(root: _native.Directory, record: CheckpointRecord, name: str) -> b
     return files.decode_record().kind == PYTREE
 
 
-def _stored(name: str, files: MetadataFiles, root: _native.Directory) -> Stored:
+def _stored(name: str, files: MetadataFiles, root: storage.Root) -> Stored:
     own = files.decode_record()
     if own.kind == PYTREE:
         return Stored(name, STATE_HANDLER, files.directory, decode_checkpointable(files, root))
@@ -259,6 +258,6 @@ def is_orbax_checkpoint(path: PathLike) -> bool:
     target = resolved_or_none(path)
     return (
         target is not None
-        and names.attempt_target(os.path.basename(target)) is None
+        and storage.names.attempt_target(os.path.basename(target)) is None
         and any(reader.recognises(target) for reader in READERS.values())
     )

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Sequence
 
-from waystation import _native
+from waystation import storage
 from waystation._errors import Corrupt
 from waystation._options import Options
 from waystation.checkpoint.handlers.choice import METRICS, STATE_HANDLER
@@ -29,11 +29,11 @@ _log = logging.getLogger("waystation")
 class OrbaxReader:
     """Reads Orbax's layouts, of version 0 and 1."""
 
-    def recognises(self, target: str, root: _native.Directory | None = None) -> bool:
+    def recognises(self, target: str, root: storage.Root | None = None) -> bool:
         """Whether what is there looks like a checkpoint of Orbax."""
         return orbax.is_checkpoint(target, root)
 
-    def read(self, root: _native.Directory, wanted: Sequence[str] | None, options: Options) -> bytes:
+    def read(self, root: storage.Root, wanted: Sequence[str] | None, options: Options) -> bytes:
         """Reads what a checkpoint says of itself, and the metadata of the trees that are wanted."""
         target = root.path
         found = orbax.open_checkpoint(target, root)
@@ -62,12 +62,12 @@ class OrbaxReader:
             parts += [os.fsencode(item.directory), files]
         return join_strings(parts)
 
-    def is_same(self, root: _native.Directory, data: bytes) -> bool:
+    def is_same(self, root: storage.Root, data: bytes) -> bool:
         """Whether the checkpoint in this directory says the same of itself as the one that was read."""
         _, identity, *_ = split_strings(data)
         return orbax.read_identity(root.path, root) == identity
 
-    def decode(self, root: _native.Directory, data: bytes, options: Options) -> OpenCheckpoint:
+    def decode(self, root: storage.Root, data: bytes, options: Options) -> OpenCheckpoint:
         """Makes sense of these."""
         encoded, _, record, file, *parts = split_strings(data)
         head = json.loads(encoded)
@@ -93,7 +93,7 @@ class OrbaxReader:
         )
 
 
-def _check_removed_checksums(root: _native.Directory, options: Options) -> None:
+def _check_removed_checksums(root: storage.Root, options: Options) -> None:
     """Warns where a checkpoint, or the one that it is a part of, has lost its file of checksums; refuses that
     where it is to be verified.
 

@@ -11,15 +11,14 @@ file; every file and directory is durable before the rename.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._collection import paused_collection
-from waystation._errors import InvalidInput, Unsupported, from_os_error
+from waystation._errors import InvalidInput, Unsupported
 from waystation._options import Options
 from waystation.checkpoint import cast, prepare, state_parts
 from waystation.checkpoint.handlers import registry as registries
@@ -32,7 +31,6 @@ from waystation.checkpoint.snapshot import divided_with_frames
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import commit, handler_files
-from waystation.layouts.native.attempts import Attempt
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.records import Digest, LocalPart
 from waystation.layouts.native.write import Observer
@@ -49,6 +47,7 @@ from waystation.layouts.orbax.checkpoint_metadata import PYTREE_HANDLER, Checkpo
 from waystation.layouts.orbax.frame_limits import FrameLimits
 from waystation.layouts.orbax.write_data import Prepared
 from waystation.layouts.orbax.write_parts import Part, check_complete
+from waystation.storage.attempts import Attempt
 
 
 @dataclass(slots=True)
@@ -192,8 +191,8 @@ class OrbaxLayout:
                 continue
             own = os.path.join(writing.path, name, names.ocdbt_process(save.writer.process))
             directory = os.path.join(own, "d")
-            _make_directory(own)
-            _make_directory(directory)
+            storage.make_directory(own)
+            storage.make_directory(directory)
             writing.group.add([directory, own])
 
     def complete(
@@ -227,7 +226,7 @@ class OrbaxLayout:
         }
         directories = {os.path.dirname(file) for file in files} - present
         for directory in sorted(directories):
-            _make_directory(directory)
+            storage.make_directory(directory)
         _native.write_small_files(list(files.items()), group=group)
         attempt.seal()
         named = [os.path.join(path, name) for name in (*self._planned, *save.handlers)]
@@ -305,12 +304,3 @@ def _listed(planned: Planned, parts: Sequence[Part], made: Mapping[str, bytes]) 
     data += [checksums.SummedFile.of(name, made[name]) for name in sorted(nodes)]
     whole = {name: Digest.of(content) for name, content in made.items() if name not in nodes}
     return checksums.Listed(True, whole, data)
-
-
-def _make_directory(path: str) -> None:
-    """Makes a directory in the attempt, unless it is there."""
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
-    except OSError as error:
-        raise from_os_error(error, "create", path) from error

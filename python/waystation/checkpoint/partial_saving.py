@@ -18,14 +18,13 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from waystation import _forks
+from waystation import _forks, storage
 from waystation._errors import Conflict, InvalidInput, NotFound, Unsupported
 from waystation._options import Options
 from waystation._options.in_effect import current_options
-from waystation._paths import scan_directory
 from waystation.checkpoint import sessions
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.joining import Part, open_part, write_whole
@@ -33,9 +32,10 @@ from waystation.checkpoint.native_saving import FileLayout, NativeLayout, Shared
 from waystation.checkpoint.paths import PathLike, check_destination, is_checkpoint, resolve
 from waystation.checkpoint.save import in_background
 from waystation.checkpoint.saving import Saving
-from waystation.layouts.native import commit, marks, names, write_lock
+from waystation.layouts.native import commit, names
 from waystation.layouts.native.assemble import join_structures
-from waystation.layouts.native.attempts import Attempt, remove_dead, remove_tree
+from waystation.storage import leases, write_lock
+from waystation.storage.attempts import Attempt, remove_dead
 from waystation.transfers.handle import AsyncResponse, Progress
 from waystation.tree import Structure
 
@@ -107,7 +107,7 @@ def _finalize(final: str, options: Options) -> bytes:
             except BaseException:
                 attempt.discard()
                 raise
-            remove_tree(names.partial(final))
+            storage.remove_tree(names.partial(final))
             return b""
     raise NotFound(
         f"no part has been saved for '{final}': call partial.save with this path first", path=final
@@ -221,28 +221,33 @@ def _remove_leftover(final: str) -> None:
     """Removes the parts of a whole whose process was killed right after the commit: they share files."""
     directory = os.path.join(final, STATE)
     with contextlib.suppress(OSError):
-        inodes = {entry.inode() for entry in scan_directory(directory)}
-        paths = [path for _, part in _open_parts(final) for path in part.paths()]
-        if inodes & {os.stat(path).st_ino for path in paths}:
-            remove_tree(names.partial(final))
+        own = [os.path.join(directory, name) for name in storage.list_names(directory)]
+        others = [path for _, part in _open_parts(final) for path in part.paths()]
+        if set(_inodes(own)) & set(_inodes(others)):
+            storage.remove_tree(names.partial(final))
+
+
+def _inodes(paths: Iterable[str]) -> Iterator[tuple[int, int]]:
+    for found in filter(None, map(storage.status, paths)):
+        yield found.identity.device, found.identity.inode
 
 
 def _check_parts(final: str) -> None:
     """Refuses parts that another library has saved, as Orbax gives their directory the same name."""
     directory = names.partial(final)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        others = [name for name in marks.without_marks(os.listdir(directory)) if not _is_part(name)]
-        if others:
-            raise Conflict(
-                f"'{directory}' holds parts that Waystation has not saved, such as '{others[0]}'; finalize "
-                "them with the library that has, or choose another path",
-                path=directory,
-            )
+    names_in = [entry.name for entry in storage.entries_or_none(directory)]
+    others = [name for name in leases.without_marks(names_in) if not _is_part(name)]
+    if others:
+        raise Conflict(
+            f"'{directory}' holds parts that Waystation has not saved, such as '{others[0]}'; finalize "
+            "them with the library that has, or choose another path",
+            path=directory,
+        )
 
 
 def _is_part(name: str) -> bool:
     """Whether a name is that of a part, or of an attempt at one."""
-    part = names.attempt_target(name) or name
+    part = storage.names.attempt_target(name) or name
     return len(part) == _DIGITS and part.isascii() and part.isdecimal()
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import stat
 from collections.abc import Callable, Iterator
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._errors import (
     CheckpointNotFound,
     Conflict,
@@ -20,23 +19,13 @@ from waystation._errors import (
     PermissionDenied,
     Unsupported,
     WrongType,
-    from_os_error,
-)
-from waystation._foreign import described, hub_advice
-from waystation._paths import (
-    absolute,
-    is_directory,
-    is_file,
-    is_there,
-    list_directory,
-    scan_directory,
-    status,
 )
 from waystation.layouts.native import names
-from waystation.layouts.native.attempts import leftovers
 from waystation.layouts.native.commit import has_record
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax import names as orbax_names
+from waystation.storage.attempts import leftovers
+from waystation.storage.foreign import described, hub_advice
 
 PathLike = str | os.PathLike[str]
 
@@ -47,10 +36,10 @@ def resolve(path: PathLike) -> str:
     Raises:
         InvalidInput: It is no path on a mounted file system, or names no directory; WrongType: no path.
     """
-    parent, name = os.path.split(absolute(path))
+    parent, name = os.path.split(storage.absolute(path))
     if not name:
         raise InvalidInput(f"'{path}' names no directory that could be a checkpoint", path=os.fspath(path))
-    return os.path.join(os.path.realpath(parent), name)
+    return os.path.join(storage.resolved(parent), name)
 
 
 def resolved_or_none(path: PathLike) -> str | None:
@@ -83,7 +72,7 @@ def is_checkpoint(path: PathLike) -> bool:
 
 def is_native_checkpoint(target: str) -> bool:
     """Whether a committed checkpoint of the native layout is at a path."""
-    return names.attempt_target(os.path.basename(target)) is None and is_file(
+    return storage.names.attempt_target(os.path.basename(target)) is None and storage.is_file(
         os.path.join(target, names.RECORD)
     )
 
@@ -92,11 +81,11 @@ def lost_record(target: str) -> bool:
     """Whether a directory has what a native checkpoint has, but for its record: it was copied in part, or
     somebody has removed that. One that a save has set aside is not meant."""
     name = os.path.basename(target)
-    if names.attempt_target(name) is not None or names.is_aside(name) or is_checkpoint(target):
+    if storage.names.attempt_target(name) is not None or names.is_aside(name) or is_checkpoint(target):
         return False
     try:
-        with scan_directory(target) as entries:
-            has_parts = any(is_file(names.checkpointable_record(entry.path)) for entry in entries)
+        inside = [os.path.join(target, name) for name in storage.list_names(target)]
+        has_parts = any(storage.is_file(names.checkpointable_record(path)) for path in inside)
     except OSError:
         return False
     return has_parts and not is_checkpoint(target)  # a save may have ended meanwhile
@@ -121,7 +110,7 @@ def check_destination(
         on_set_aside: If given, what is there and is no checkpoint is renamed, as it may be somebody's data;
             called with its new path.
     """
-    if names.attempt_target(os.path.basename(target)) is not None:
+    if storage.names.attempt_target(os.path.basename(target)) is not None:
         raise InvalidInput(f"'{target}' is the name of an unfinished attempt; choose another", path=target)
     _check_outside(target)
     if is_checkpoint(target):
@@ -144,7 +133,7 @@ def _check_outside(target: str) -> None:
     inside = target
     while (whole := os.path.dirname(inside)) != inside:
         name = os.path.basename(whole)
-        if names.attempt_target(name) is not None or orbax_names.TEMPORARY_INFIX in name:
+        if storage.names.attempt_target(name) is not None or orbax_names.TEMPORARY_INFIX in name:
             return  # what a handler of a save that is under way writes with another save
         if has_record(whole) or orbax.is_checkpointable(inside):
             raise Conflict(
@@ -158,25 +147,20 @@ def _check_outside(target: str) -> None:
 
 def _check_free(target: str) -> None:
     """Raises Conflict unless a path is free or that of an empty directory, whose place a rename can take."""
-    found = status(target, follow_symlinks=False)
+    found = storage.status(target, follow_links=False)
     if found is None:
         return
-    try:
-        if not stat.S_ISDIR(found.st_mode):
-            reason, advice = "not a checkpoint and no directory", "remove it"
-        elif lost_record(target):
-            reason = f"a checkpoint that has lost its {names.RECORD}"
-            advice = "copy that to it if there is another copy, remove it if there is none"
-        elif list_directory(target):
-            reason, advice = "not a checkpoint and not empty", "remove it, save to a path inside it"
-        elif os.path.ismount(target):
-            reason, advice = "a mount point", "save to a path inside it"
-        elif _is_working_directory(target):
-            reason, advice = "the working directory of this process", "save to a path inside it"
-        else:
-            return
-    except OSError as error:
-        raise from_os_error(error, "look at", target) from error
+    if found.kind != "directory":
+        reason, advice = "not a checkpoint and no directory", "remove it"
+    elif lost_record(target):
+        reason = f"a checkpoint that has lost its {names.RECORD}"
+        advice = "copy that to it if there is another copy, remove it if there is none"
+    elif storage.list_names(target):
+        reason, advice = "not a checkpoint and not empty", "remove it, save to a path inside it"
+    elif (use := storage.of(target).use_of(target)) is not None:
+        reason, advice = use, "save to a path inside it"
+    else:
+        return
     raise Conflict(
         f"'{target}' is {reason}, so no save replaces it; {advice}, or choose another path", path=target
     )
@@ -187,44 +171,31 @@ def _set_aside(target: str) -> str:
     for number in itertools.count():
         place = names.aside(target, number)
         try:
-            _native.rename_new(target, place)
+            storage.renames(target).new(target, place)
         except Conflict:
             continue
-        except Unsupported:
-            if is_there(place):
-                continue
-            try:
-                os.rename(target, place)
-            except OSError as error:
-                raise from_os_error(error, "rename", target) from error
         break
     _native.sync_paths([os.path.dirname(target)])
     return place
 
 
-def _is_working_directory(path: str) -> bool:
-    with contextlib.suppress(FileNotFoundError):  # it has been removed
-        return os.path.samefile(path, os.curdir)
-    return False
-
-
 def _check_writable(directory: str) -> None:
-    while not is_there(directory):
+    while not storage.is_there(directory):
         directory = os.path.dirname(directory)
-    if not is_directory(directory):
+    if not storage.is_directory(directory):
         raise NotDirectory(
             f"'{directory}' is not a directory, so no checkpoint can be under it", path=directory
         )
-    if not os.access(directory, os.W_OK | os.X_OK):
+    if not storage.of(directory).is_writable(directory):
         raise PermissionDenied(f"directory '{directory}' is not writable", path=directory)
 
 
 def require_checkpoint(target: str) -> None:
     """Raises what tells best why there is no checkpoint to read at `target`."""
-    present = is_there(target)
-    holds_names = is_directory(target)
-    committed = is_there(os.path.join(target, names.RECORD))
-    unfinished = names.attempt_target(os.path.basename(target))
+    present = storage.is_there(target)
+    holds_names = storage.is_directory(target)
+    committed = storage.is_there(os.path.join(target, names.RECORD))
+    unfinished = storage.names.attempt_target(os.path.basename(target))
     if unfinished is not None:
         raise InvalidLayoutError(
             f"'{target}' is an unfinished attempt at checkpoint '{unfinished}', not a checkpoint; "
@@ -309,7 +280,6 @@ def _checkpoints_in(directory: str) -> list[str]:
 def _names_in(directory: PathLike, is_meant: Callable[[str], bool]) -> list[str]:
     """The names of the directories in a directory that are meant; none if it cannot be looked at."""
     try:
-        with scan_directory(directory) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() and is_meant(entry.path))
+        return [name for name in storage.directories(directory) if is_meant(os.path.join(directory, name))]
     except (OSError, NotFound, PermissionDenied):
         return []

@@ -12,9 +12,9 @@ import json
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from waystation import storage
 from waystation._errors import Conflict, InvalidInput, InvalidLayoutError, Unsupported
 from waystation._options import CheckpointLayout, Options, PyTreeLoadingOptions
-from waystation._paths import is_there
 from waystation.checkpoint import wanted
 from waystation.checkpoint.handlers.choice import STATE, STATE_HANDLER
 from waystation.checkpoint.paths import require_checkpoint
@@ -136,7 +136,7 @@ def refuse_other_than_model(target: str) -> NoReturn:
         CheckpointNotFound: There is nothing.
         InvalidLayoutError: There is something else.
     """
-    if not is_there(target):
+    if not storage.is_there(target):
         require_checkpoint(target)
     raise InvalidLayoutError(
         f"checkpoint_layout is SAFETENSORS, and '{target}' is neither a .safetensors file nor a directory "

@@ -14,13 +14,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from waystation import _native
+from waystation import storage
 from waystation._errors import Cancelled, NotFound, Unavailable, WaystationError
 from waystation._options import CheckpointLayout, Options
-from waystation._paths import is_file
 from waystation.checkpoint.paths import require_checkpoint
 from waystation.coordination import Session
-from waystation.layouts import beneath
 from waystation.layouts.native import names
 
 T = TypeVar("T")
@@ -52,13 +50,13 @@ class Held:
 
     def __init__(self, target: str, options: Options) -> None:
         self.target = target
-        is_model = options.checkpoint_layout is not CheckpointLayout.ORBAX and is_file(target)
+        is_model = options.checkpoint_layout is not CheckpointLayout.ORBAX and storage.is_file(target)
         self.root_if_directory = None if is_model else _opened(target, options)
         self._record = os.path.join(target, names.RECORD)
         self._seen = self._identity()
 
     @property
-    def root(self) -> _native.Directory:
+    def root(self) -> storage.Root:
         """The directory of a checkpoint that is one."""
         assert self.root_if_directory is not None, "a published model of one file has no directory"
         return self.root_if_directory
@@ -82,21 +80,20 @@ class Held:
         if self.was_replaced():
             raise Replaced
 
-    def _identity(self) -> tuple[int, int] | None:
-        """What differs between two versions of a record in one directory; the time is part of it, since inode
-        numbers are used again."""
+    def _identity(self) -> storage.Identity | None:
+        """What differs between two versions of a record in one directory."""
         if self.root_if_directory is None:
             return None
-        status = beneath.status(self._record, self.root)
-        return None if status is None else (status.st_ino, status.st_ctime_ns)
+        status = storage.status(self._record, self.root)
+        return None if status is None else status.identity
 
 
-def _opened(target: str, options: Options) -> _native.Directory:
+def _opened(target: str, options: Options) -> storage.Root:
     for _ in range(MOST_ATTEMPTS):
         try:
-            return _native.Directory(target, follow_links_out=options.file.follow_links_out)
+            return storage.of(target).hold(target, follow_links_out=options.file.follow_links_out)
         except WaystationError as error:
-            if not beneath.is_absence(error):
+            if not storage.is_absence(error):
                 raise  # of a directory that could not be opened, nothing tells that it is no checkpoint
             failure = error
         try:

@@ -28,7 +28,7 @@ from waystation.checkpoint.orbax_saving import OrbaxLayout
 from waystation.checkpoint.paths import PathLike, require_native_checkpoint, resolve
 from waystation.checkpoint.saving import Destination, Saving
 from waystation.layouts.native import commit, orphans
-from waystation.layouts.native.attempts import Attempt
+from waystation.storage.attempts import Attempt
 from waystation.transfers.handle import AsyncResponse, Progress
 
 R = TypeVar("R", bound=AsyncResponse[Any], default=AsyncResponse[None])

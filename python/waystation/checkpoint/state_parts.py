@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from waystation import _native
+from waystation import _native, storage
 from waystation.layouts.native.records import Digest, dump_json, read_vouched
 
 _Decoded = TypeVar("_Decoded")
@@ -47,7 +47,7 @@ def collect(
         }
         parts = [decode(content) for content in read_vouched(vouched)]
         for part_path in paths:
-            os.unlink(part_path)
+            storage.remove_file(part_path)
         collected.append(parts)
     return collected
 

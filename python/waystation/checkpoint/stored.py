@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from waystation import _native
+from waystation import storage
 from waystation._errors import InvalidInput, WrongType
 from waystation._options import Options
 from waystation.layouts.native.records import Digest, LocalPart
@@ -54,7 +54,7 @@ class Stored:
     directory: str
     state: Opened | None
     files: dict[str, Digest] = field(default_factory=dict)
-    root: _native.Directory | None = None
+    root: storage.Root | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class OpenCheckpoint:
 class LayoutReader(Protocol):
     """Reads the checkpoints of one layout. Files are opened beneath the open directory of the checkpoint."""
 
-    def recognises(self, target: str, root: _native.Directory | None = None) -> bool:
+    def recognises(self, target: str, root: storage.Root | None = None) -> bool:
         """Whether a checkpoint of this layout is at the path, or in the directory."""
         ...
 
-    def read(self, root: _native.Directory, wanted: Sequence[str] | None, options: Options) -> bytes:
+    def read(self, root: storage.Root, wanted: Sequence[str] | None, options: Options) -> bytes:
         """Reads the metadata that a load needs, in one process.
 
         Args:
@@ -103,10 +103,10 @@ class LayoutReader(Protocol):
         """
         ...
 
-    def decode(self, root: _native.Directory, data: bytes, options: Options) -> OpenCheckpoint:
+    def decode(self, root: storage.Root, data: bytes, options: Options) -> OpenCheckpoint:
         """Makes sense of what `read` has read, in any process."""
         ...
 
-    def is_same(self, root: _native.Directory, data: bytes) -> bool:
+    def is_same(self, root: storage.Root, data: bytes) -> bool:
         """Whether `read` has read, in another process, the version of the checkpoint that is in `root`."""
         ...

@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import functools
 import os
-import stat
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._arguments import require_function
 from waystation._errors import Corrupt, NotFound, PermissionDenied, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.paths import PathLike, is_orbax_layout, require_native_checkpoint, resolve
 from waystation.checkpoint.replaced import Held, Replaced, read_what_is_there
-from waystation.layouts import beneath
 from waystation.layouts.native import handler_files, names, tables
 from waystation.layouts.native.handler_files import HandlerFiles
-from waystation.layouts.native.marks import without_marks
 from waystation.layouts.native.read import OpenCheckpointable, arrays_at, open_any, open_checkpoint
 from waystation.layouts.native.records import HANDLED, Digest, LocalPart
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax import names as orbax_names
 from waystation.layouts.orbax.checksums import Checksums, FileChecksums, is_removed
 from waystation.layouts.orbax.open import decode_tree_files, read_tree_files
+from waystation.storage.leases import without_marks
 
 _WINDOW_BYTES = 64 << 20
 
@@ -118,7 +116,7 @@ def _verify(held: Held, on_progress: Callable[[int, int], None]) -> Verification
     return found
 
 
-def _all_files(root: _native.Directory, found: Verification) -> list[_WholeFile | _BlockFile]:
+def _all_files(root: storage.Root, found: Verification) -> list[_WholeFile | _BlockFile]:
     """The files to be verified; adds what is wrong with the records."""
     if is_orbax_layout(root.path):
         checksums = _checksums_in(root, found)
@@ -132,7 +130,7 @@ class _WholeFile:
 
     path: str
     digest: Digest
-    root: _native.Directory
+    root: storage.Root
 
     @property
     def nbytes(self) -> int:
@@ -147,11 +145,11 @@ class _BlockFile:
     nbytes: int
     checksums: Callable[[], bytes | memoryview]
     arrays_at: Callable[[int, int], Sequence[str]]  # that have bytes in a range
-    root: _native.Directory
+    root: storage.Root
 
 
 def _files_of(
-    entry: OpenCheckpointable | HandlerFiles, root: _native.Directory
+    entry: OpenCheckpointable | HandlerFiles, root: storage.Root
 ) -> Iterator[_WholeFile | _BlockFile]:
     if isinstance(entry, HandlerFiles):
         yield from (_WholeFile(*pair, root) for pair in entry.paths())
@@ -166,7 +164,7 @@ def _files_of(
         )
 
 
-def _open_all(root: _native.Directory, found: Verification) -> Iterator[OpenCheckpointable | HandlerFiles]:
+def _open_all(root: storage.Root, found: Verification) -> Iterator[OpenCheckpointable | HandlerFiles]:
     target, known = root.path, {names.RECORD}
     try:
         record = open_checkpoint(target, root)
@@ -193,15 +191,15 @@ def _open_all(root: _native.Directory, found: Verification) -> Iterator[OpenChec
     found.strays += _others(target, known, root)
 
 
-def _others(directory: str, known: set[str], root: _native.Directory) -> list[str]:
-    present = without_marks([entry.name for entry in beneath.entries_or_none(directory, root)])
+def _others(directory: str, known: set[str], root: storage.Root) -> list[str]:
+    present = without_marks([entry.name for entry in storage.entries_or_none(directory, root)])
     return [os.path.join(directory, name) for name in present if name not in known]
 
 
 # ---- Orbax's layouts ---------------------------------------------------------------------------
 
 
-def _checksums_in(root: _native.Directory, found: Verification) -> Checksums | None:
+def _checksums_in(root: storage.Root, found: Verification) -> Checksums | None:
     """The record of the file of checksums; None where that is damaged or missing.
 
     Raises:
@@ -229,7 +227,7 @@ def _checksums_in(root: _native.Directory, found: Verification) -> Checksums | N
 
 
 def _files_of_orbax(
-    root: _native.Directory, checksums: Checksums, found: Verification
+    root: storage.Root, checksums: Checksums, found: Verification
 ) -> Iterator[_WholeFile | _BlockFile]:
     """The files that a checkpoint of Orbax's layouts has; what is missing or does not belong is reported."""
     target = root.path
@@ -245,7 +243,7 @@ def _files_of_orbax(
         yield _WholeFile(os.path.join(target, name), digest, root)
     for name in checksums.checkpointables:
         directory = os.path.join(target, name)
-        if not beneath.is_there(directory, root):
+        if not storage.is_there(directory, root):
             if name in named:
                 found.damages.append(Damage(directory, "is missing"))
             continue
@@ -269,7 +267,7 @@ def _files_of_orbax(
 
 
 def _arrays_in(
-    directory: str, own: FileChecksums, root: _native.Directory
+    directory: str, own: FileChecksums, root: storage.Root
 ) -> Callable[[str, int, int], Sequence[str]]:
     """Tells which arrays of a tree have bytes in a range of a file; of a damaged tree nothing is known."""
     options = current_options()
@@ -289,9 +287,9 @@ def _blocks_of(own: FileChecksums, path: str, nbytes: int) -> bytes:
     return blocks
 
 
-def _strays_below(directory: str, own: FileChecksums, root: _native.Directory) -> list[str]:
+def _strays_below(directory: str, own: FileChecksums, root: storage.Root) -> list[str]:
     known = {_joined(directory, file) for file in (*own.whole, *own.data)}
-    present = {os.path.join(directory, file) for file in beneath.files_below(directory, root)}
+    present = {os.path.join(directory, file) for file in storage.files_below(directory, root)}
     return sorted(present - known)
 
 
@@ -314,15 +312,15 @@ def _verify_whole(file: _WholeFile, found: Verification, on_file: Callable[[], N
 
 def _verify_blocks(file: _BlockFile, found: Verification, on_window: Callable[[], None]) -> None:
     try:
-        status = beneath.status(file.path, file.root)
+        status = storage.status(file.path, file.root)
         checksums = file.checksums()
     except WaystationError as error:
         found.add(error, str(error.context.get("path", file.path)))
         return
-    if status is None or not stat.S_ISREG(status.st_mode):
+    if status is None or status.kind != "file":
         found.damages.append(Damage(file.path, "is missing" if status is None else "is no regular file"))
         return
-    present = status.st_size
+    present = status.nbytes
     if present != file.nbytes:
         found.damages.append(Damage(file.path, f"has {present} bytes where {file.nbytes} were written"))
     found.files += 1
@@ -361,7 +359,7 @@ def _read(file: _BlockFile, begin: int, end: int, checksums: bytes | memoryview,
     words = np.array([0, begin, end - begin, 0, slab.address], np.int64)
     # What was appended has been told already.
     job = _native.start_read(
-        [(file.path, file.nbytes, checksums)], words, slab, root=file.root, may_be_longer=True
+        [(file.path, file.nbytes, checksums)], words, slab, root=file.root.engine, may_be_longer=True
     )
     job.wait()
     job.result()

@@ -7,7 +7,6 @@ is mapped must not change while its tensors live.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -17,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._errors import InvalidInput, TensorNotFound, WrongType
 from waystation._options.in_effect import current_options
-from waystation._paths import absolute
 from waystation.compat.errors import Directory, NoSuchDevice, NotPositive, translated
 from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import Codec, StoredArray
@@ -29,7 +27,7 @@ from waystation.layouts.native import memory
 from waystation.layouts.native.memory import as_array
 from waystation.layouts.opened import Request
 from waystation.safetensors.handle import Tensors
-from waystation.safetensors.headers import Header, Identity, read_header
+from waystation.safetensors.headers import Header, read_header
 from waystation.safetensors.load import load
 from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensors
 from waystation.safetensors.mapped import Mappings
@@ -239,8 +237,8 @@ class SafeSlice:
 def _path_of(filename: PathLike) -> str:
     if isinstance(filename, bytes):
         raise WrongType("a path is text or os.PathLike, not bytes; use os.fsdecode(path)")
-    path = absolute(filename)
-    if os.path.isdir(path):
+    path = storage.absolute(filename)
+    if storage.is_directory(path):
         raise Directory(f"'{path}' is a directory; give the name of a file", path=path)
     return path
 
@@ -413,4 +411,4 @@ def parsed_header(data: Buffer, file_bytes: int, path: str) -> Header:
         Corrupt: They are not those of a safetensors file of that length.
     """
     metadata, tensors, data_start = _native.parse_safetensors_header(data, file_bytes, path)
-    return Header(path, Identity(0, 0, file_bytes, 0, 0), metadata, tensors, data_start)
+    return Header(path, storage.Identity(0, 0, file_bytes, 0, 0), metadata, tensors, data_start)

@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _native
-from waystation._errors import InvalidInput, WaystationError, WrongType, from_os_error
+from waystation import _native, storage
+from waystation._errors import InvalidInput, WrongType
 from waystation._options.in_effect import current_options
-from waystation._paths import absolute
 from waystation.compat.errors import Directory, NoSuchDtype, NotPositive, translated
 from waystation.frameworks import dtypes
-from waystation.layouts.native import engine_job, names
-from waystation.layouts.native.attempts import new_attempt_id
+from waystation.layouts.native import engine_job
 from waystation.safetensors.description import PACKED
 from waystation.safetensors.sources import PathLike
+from waystation.storage.attempts import new_attempt_id
 
 _HEADER_ALIGN_BYTES = 8
 
@@ -115,7 +114,7 @@ def serialize_file(
         for spec in placed:
             words += [position, spec.data_len, 0, 1, -1, spec.data_ptr]
             position += spec.data_len
-        _write(absolute(filename), header, position, np.array(words, np.int64))
+        _write(storage.absolute(filename), header, position, np.array(words, np.int64))
 
 
 def _planned(
@@ -169,21 +168,17 @@ def _storage_dtype(name: str) -> str:
 
 def _write(path: str, header: bytes, nbytes: int, words: np.ndarray) -> None:
     """Writes a file beside its place, makes it durable and moves it there."""
-    if os.path.isdir(path):
+    if storage.is_directory(path):
         raise Directory(f"'{path}' is a directory; give the name of a file", path=path)
     directory, name = os.path.split(path)
-    staged = os.path.join(directory, names.attempt(name, new_attempt_id()))
+    staged = os.path.join(directory, storage.names.attempt(name, new_attempt_id()))
     options = current_options()
     try:
         engine_job.calibrate_once(directory, options, nbytes)
         files = [(staged, header, nbytes, words)]
         engine_job.run(files, None, options, (), lambda _: None, lambda: None, lambda: None, sync=True)
-        os.replace(staged, path)
+        storage.renames(path).over(staged, path, "write")
         _native.sync_paths([directory])
-    except WaystationError:
-        raise
-    except OSError as error:
-        raise from_os_error(error, "write", path) from error
     finally:
         with contextlib.suppress(OSError):
-            os.unlink(staged)
+            storage.remove_file(staged)

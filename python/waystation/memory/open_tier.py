@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from waystation import _forks, _native
+from waystation import _forks, _native, storage
 from waystation._errors import (
     Cancelled,
     CommittedStepsLost,
@@ -85,7 +85,7 @@ class OpenMemoryTier:
         place: Place,
         logger: Logger,
     ) -> None:
-        sequence = f"{_native.crc64(os.fsencode(os.path.realpath(place.root))):016x}"
+        sequence = f"{_native.crc64(os.fsencode(storage.resolved(place.root))):016x}"
         self._directory = directory
         self._beginning = Beginning(OwnAgent(directory, run, deadline_s), sequence)
         self._store: VersionStore | None = None  # once the program has begun with it

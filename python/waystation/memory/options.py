@@ -8,6 +8,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+from waystation import storage
 from waystation._errors import Conflict, InvalidInput, WrongType
 from waystation._options import Options
 from waystation.memory.agent import DIRECTORY_VARIABLE
@@ -82,12 +83,12 @@ class MemoryTier:
                 "'waystation agent run' and give its directory, MemoryTier(directory=…), or set "
                 f"{DIRECTORY_VARIABLE}"
             )
-        agent = os.path.realpath(directory)
+        agent = storage.resolved(directory)
         _check_unused(agent, place)
         tier = OpenMemoryTier(
             os.fspath(directory), self.run, self.save_decision_policy, self.deadline_s, place, logger
         )
-        _opened[agent] = os.path.realpath(place.root), weakref.ref(tier)
+        _opened[agent] = storage.resolved(place.root), weakref.ref(tier)
         try:
             tier.begin(options, start_from_nothing=self.start_from_nothing)
         except BaseException:
@@ -104,7 +105,7 @@ def _check_unused(agent: str, place: Place) -> None:
     """Refuses a second sequence of checkpoints: each would fence the other, and none would be kept."""
     root, opened = _opened.get(agent, ("", None))
     tier = None if opened is None else opened()
-    if tier is not None and not tier.is_closed and root != os.path.realpath(place.root):
+    if tier is not None and not tier.is_closed and root != storage.resolved(place.root):
         raise Conflict(
             f"the agent in '{agent}' keeps the checkpoints of '{root}' for this program already; save "
             "several states as checkpointables of one step (save_checkpointables), close the other "

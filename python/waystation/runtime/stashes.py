@@ -13,8 +13,8 @@ import tempfile
 from dataclasses import dataclass
 
 from waystation._errors import InvalidInput, from_os_error
-from waystation.layouts.native.attempts import is_dead, new_attempt_id
 from waystation.runtime.controller.suspensions import StashPlaces
+from waystation.storage.attempts import is_dead, new_attempt_id
 
 MEMORY = "/dev/shm"
 MEMORY_BYTES = 1 << 30

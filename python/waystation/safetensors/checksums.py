@@ -8,7 +8,6 @@ the blocks that they read against it. It protects against damage, not against th
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,22 +15,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._arguments import require_function
 from waystation._errors import (
     Corrupt,
     InvalidInput,
     NotFound,
     Unsupported,
-    WaystationError,
-    from_os_error,
 )
-from waystation._paths import is_file
-from waystation.layouts.native import names, write_lock
+from waystation.layouts.native import names
 from waystation.layouts.native.records import dump_json
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.safetensors.headers import Header, check_unchanged
 from waystation.safetensors.sources import Files, find
+from waystation.storage import write_lock
+from waystation.storage.attempts import new_attempt_id, remove_dead
 
 FILE_NAME = "checksums.waystation.json"
 
@@ -83,7 +81,7 @@ def read_checksums(directory: str) -> dict[str, FileChecksums]:
     """
     path = os.path.join(directory, FILE_NAME)
     try:
-        (content,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES)
+        content = storage.read_file(path, limit_bytes=_LIMIT_BYTES)
     except NotFound:
         return {}
     return {name: FileChecksums(*found) for name, found in _native.parse_checksums(content, path).items()}
@@ -99,17 +97,8 @@ def _write(directory: str, files: dict[str, FileChecksums]) -> str:
         },
     }
     path = os.path.join(directory, FILE_NAME)
-    temporary = f"{path}.tmp"
-    try:
-        with contextlib.suppress(FileNotFoundError):  # of a process that was killed
-            os.unlink(temporary)
-        _native.write_small_files([(temporary, _native.seal_json(dump_json(body)))])
-        os.replace(temporary, path)
-    except WaystationError:
-        raise
-    except OSError as error:
-        raise from_os_error(error, "write", path) from error
-    _native.sync_paths([directory])
+    remove_dead(directory, FILE_NAME)
+    storage.of(path).replace(path, _native.seal_json(dump_json(body)), new_attempt_id())
     return path
 
 
@@ -158,7 +147,7 @@ def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _to
 def is_in_checkpoint(directory: str) -> bool:
     """Whether a directory is a checkpoint, of ours or of Orbax, or a checkpointable of one."""
     return any(
-        is_file(os.path.join(each, names.RECORD)) or orbax.is_checkpoint(each)
+        storage.is_file(os.path.join(each, names.RECORD)) or orbax.is_checkpoint(each)
         for each in (directory, os.path.dirname(directory))
     )
 

@@ -12,7 +12,6 @@ so that `waystation gc` can remove what a dead one left.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import re
@@ -20,14 +19,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from waystation import _forks, _native
-from waystation._errors import Conflict, InvalidInput, Unsupported, from_os_error
-from waystation._paths import is_directory, is_there, list_directory
-from waystation.layouts.native import names, write_lock
-from waystation.layouts.native.attempts import new_attempt_id, remove_tree
+from waystation import _forks, _native, storage
+from waystation._errors import Conflict, InvalidInput, NotFound
 from waystation.safetensors import replacing
 from waystation.safetensors.checksums import forget_checksums, is_in_checkpoint
 from waystation.safetensors.index import encode_index
+from waystation.storage import write_lock
+from waystation.storage.attempts import new_attempt_id
 
 Format = Literal["safetensors", "npz"]
 
@@ -86,7 +84,7 @@ class Destination:
             raise InvalidInput(f"'{output}' does not end in .npz; NumPy would not find it", path=absolute)
         if self.format == "safetensors" and suffix == ".npz":
             raise InvalidInput(f"'{output}' ends in .npz, but safetensors is asked for", path=absolute)
-        if suffix == f".{self.format}" and not is_directory(absolute):
+        if suffix == f".{self.format}" and not storage.is_directory(absolute):
             self.directory, name = os.path.split(absolute)
             self.stem = os.path.splitext(name)[0]
         else:
@@ -95,7 +93,7 @@ class Destination:
         self._check()
 
     def _check(self) -> None:
-        if is_there(self.directory) and not is_directory(self.directory):
+        if storage.is_there(self.directory) and not storage.is_directory(self.directory):
             raise InvalidInput(f"'{self.directory}' is not a directory", path=self.directory)
         if is_in_checkpoint(self.directory):
             raise InvalidInput(
@@ -118,12 +116,9 @@ class Destination:
             index = re.escape(replacing.index_name(self.stem))
             pattern = re.compile(rf"{re.escape(self.stem)}{part}\.safetensors|{index}")
         try:
-            entries = sorted(list_directory(self.directory))
-        except FileNotFoundError:
+            found = [name for name in storage.list_names(self.directory) if pattern.fullmatch(name)]
+        except NotFound:
             return []
-        except OSError as error:
-            raise from_os_error(error, "list", self.directory) from error
-        found = [name for name in entries if pattern.fullmatch(name)]
         return sorted(found, key=lambda name: not name.endswith(".json"))
 
     def _earlier(self) -> replacing.Earlier | None:
@@ -173,30 +168,27 @@ class Destination:
     @contextlib.contextmanager
     def staged(self) -> Iterator[str]:
         """Makes the hidden directory; what is in it at the end is removed."""
-        exists = is_directory(self.directory)
+        exists = storage.is_directory(self.directory)
         parent = self.directory if exists else os.path.dirname(self.directory)
-        stage = os.path.join(parent, names.export_stage(self.stem, new_attempt_id()))
-        try:
-            os.makedirs(stage)
-        except OSError as error:
-            raise from_os_error(error, "create", stage) from error
+        stage = os.path.join(parent, storage.names.export_stage(self.stem, new_attempt_id()))
+        storage.make_directory(stage, parents=True)
         owner = _forks.Owner()
         try:
             yield stage
         finally:
             if owner.is_here:  # and not a child that was forked meanwhile
-                remove_tree(stage)
+                storage.remove_tree(stage)
 
     def publish(self, stage: str, files: Sequence[PlannedFile[Any]]) -> list[str]:
         """Gives durable files their names; returns their paths, that of the index last."""
-        if not is_directory(self.directory):
+        if not storage.is_directory(self.directory):
             try:
                 return self._publish_whole(stage, files)
             except Conflict:
-                if not self._overwrite or not is_directory(self.directory):
+                if not self._overwrite or not storage.is_directory(self.directory):
                     raise
-            with contextlib.suppress(FileNotFoundError):  # what it says depends on the names that files get
-                os.unlink(os.path.join(stage, replacing.index_name(self.stem)))
+            # What it says depends on the names that files get.
+            storage.remove_file(os.path.join(stage, replacing.index_name(self.stem)))
         with write_lock.held(self.directory):
             return self._publish_among_others(stage, files)
 
@@ -252,10 +244,7 @@ class Destination:
         if not self._overwrite:
             _rename_new(source, target)
             return
-        try:
-            os.replace(source, target)
-        except OSError as error:
-            raise from_os_error(error, "replace", target) from error
+        storage.renames(target).over(source, target)
 
 
 def _index_of(files: Sequence[PlannedFile[Any]], file_names: Sequence[str]) -> bytes:
@@ -271,18 +260,9 @@ def _index_of(files: Sequence[PlannedFile[Any]], file_names: Sequence[str]) -> b
 
 def _rename_new(source: str, target: str) -> None:
     try:
-        _native.rename_new(source, target)
+        storage.renames(target).new(source, target)
     except Conflict as error:
         raise Conflict(f"'{target}' appeared meanwhile; it was left alone", path=target) from error
-    except Unsupported:
-        if is_there(target):
-            raise Conflict(f"'{target}' appeared meanwhile; it was left alone", path=target) from None
-        try:
-            os.rename(source, target)
-        except OSError as error:
-            if error.errno == errno.ENOTEMPTY:
-                raise Conflict(f"'{target}' appeared meanwhile; it was left alone", path=target) from error
-            raise from_os_error(error, "rename to", target) from error
 
 
 def _alignment_rank(entry: Entry) -> tuple[int, int]:

@@ -8,17 +8,14 @@ shows.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._collection import paused_collection
-from waystation._errors import Conflict, Corrupt, WaystationError, from_os_error
-from waystation._foreign import described_bytes
+from waystation._errors import Conflict, Corrupt
+from waystation.storage.foreign import described_bytes
 
 LENGTH_BYTES = 8
 LIMIT_BYTES = 100_000_000  # of the text of a header, as in the reference implementation
@@ -29,30 +26,6 @@ Tensor = tuple[str, str, tuple[int, ...], int, int]
 # A small header comes with the first request; on a network file system each waits for an answer.
 _FIRST_BYTES = 64 << 10
 _THREADS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What tells whether a file is still the same, with the same content.
-
-    Attributes:
-        device: The device that it is on.
-        inode: Its number there.
-        nbytes: Its length.
-        modified_ns: When its content changed last.
-        changed_ns: When anything about it changed last; no program can set that.
-    """
-
-    device: int
-    inode: int
-    nbytes: int
-    modified_ns: int
-    changed_ns: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> Identity:
-        """That of a file by its status."""
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +41,7 @@ class Header:
     """
 
     path: str
-    identity: Identity
+    identity: storage.Identity
     metadata: dict[str, str] | None
     tensors: list[Tensor]
     data_start: int
@@ -79,25 +52,17 @@ class Header:
         Raises:
             Conflict: The file has become shorter.
         """
-        with _opened(self.path) as descriptor:
-            return _read_range(descriptor, self.path, begin, nbytes)
+        with storage.opened(self.path) as file:
+            return _read_range(file, begin, nbytes)
 
     def check_unchanged(self) -> None:
         """Raises Conflict if the file is not what it was when its header was read."""
-        try:
-            present = Identity.of(os.stat(self.path))
-        except FileNotFoundError as error:
-            raise Conflict("the file was removed while it was in use", path=self.path) from error
-        except OSError as error:
-            raise from_os_error(error, "examine", self.path) from error
-        if present == self.identity:
+        found = storage.status(self.path)
+        if found is None:
+            raise Conflict("the file was removed while it was in use", path=self.path)
+        if found.identity == self.identity:
             return
-        if (present.device, present.inode) != (self.identity.device, self.identity.inode):
-            how = "another file has taken its place"
-        elif present.nbytes != self.identity.nbytes:
-            how = f"it had {self.identity.nbytes} bytes, and has {present.nbytes}"
-        else:
-            how = "it was written to"
+        how = self.identity.change_to(found.identity)
         raise Conflict(
             f"the file changed while it was in use: {how}; what was read of it is not used. Open it again",
             path=self.path,
@@ -119,39 +84,21 @@ def read_headers(paths: Sequence[str]) -> list[Header]:
 
 def read_header(path: str) -> Header:
     """Reads the header of one file, see `read_headers`."""
-    with _opened(path) as descriptor:
-        return _read(descriptor, path)
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
-    try:
-        # Without O_NONBLOCK, opening a named pipe that somebody put there would wait for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError as error:
-        raise from_os_error(error, "open", path) from error
-    try:
-        yield descriptor
-    except OSError as error:
-        if isinstance(error, WaystationError):
-            raise
-        raise from_os_error(error, "read", path) from error
-    finally:
-        os.close(descriptor)
+    with storage.opened(path) as file:
+        return _read(file, path)
 
 
 @paused_collection()
-def _read(descriptor: int, path: str) -> Header:
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
+def _read(file: storage.OpenFile, path: str) -> Header:
+    if file.status.kind != "file":
         raise Corrupt("a regular file was expected here", path=path)
-    identity = Identity.of(status)
-    data = _read_range(descriptor, path, 0, min(_FIRST_BYTES, identity.nbytes))
+    identity = file.status.identity
+    data = _read_range(file, 0, min(_FIRST_BYTES, identity.nbytes))
     if len(data) >= LENGTH_BYTES:
         end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
         # What is too long for the file or the format is refused by the parser, from the length alone.
         if len(data) < end <= min(identity.nbytes, LENGTH_BYTES + LIMIT_BYTES):
-            data = _read_range(descriptor, path, 0, end)  # appended, it would be held twice
+            data = _read_range(file, 0, end)  # appended, it would be held twice
     try:
         metadata, tensors, data_start = _native.parse_safetensors_header(data, identity.nbytes, path)
     except Corrupt as error:
@@ -163,16 +110,11 @@ def _read(descriptor: int, path: str) -> Header:
     return Header(path, identity, metadata, tensors, data_start)
 
 
-def _read_range(descriptor: int, path: str, begin: int, nbytes: int) -> bytes:
-    parts: list[bytes] = []
-    position = begin
-    while position < begin + nbytes:
-        part = os.pread(descriptor, begin + nbytes - position, position)
-        if not part:
-            raise Conflict("the file became shorter while it was read; open it again", path=path)
-        parts.append(part)
-        position += len(part)
-    return b"".join(parts)
+def _read_range(file: storage.OpenFile, begin: int, nbytes: int) -> bytes:
+    content = file.read(begin, nbytes)
+    if len(content) < nbytes:
+        raise Conflict("the file became shorter while it was read; open it again", path=file.path)
+    return content
 
 
 def check_unchanged(headers: Iterable[Header]) -> None:

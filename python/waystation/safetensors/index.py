@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from waystation import _native
-from waystation._errors import Corrupt, from_os_error
-from waystation._paths import is_there
-from waystation.safetensors.headers import Header, Identity
+from waystation import _native, storage
+from waystation._errors import Corrupt
+from waystation.safetensors.headers import Header
 
 SUFFIX = ".safetensors.index.json"
 
@@ -36,7 +34,7 @@ class Index:
     """
 
     path: str
-    identity: Identity
+    identity: storage.Identity
     weight_map: dict[str, str]
 
     def files(self) -> list[str]:
@@ -47,13 +45,14 @@ class Index:
     def is_current(self) -> bool:
         """Whether it is still there, and the same: if not, others may have taken the place of its files."""
         try:
-            return Identity.of(os.stat(self.path)) == self.identity
+            found = storage.status(self.path)
         except OSError:
             return False
+        return found is not None and found.identity == self.identity
 
     def check_present(self) -> None:
         """Raises Corrupt if one of its files is missing."""
-        absent = [file for file in self.files() if not is_there(file)]
+        absent = [file for file in self.files() if not storage.is_there(file)]
         if absent:
             shown = ", ".join(repr(os.path.basename(file)) for file in absent[:_SHOWN])
             more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
@@ -104,14 +103,11 @@ def read_index(path: str) -> Index:
         NotFound: There is none.
         Corrupt: It is malformed, or names a file elsewhere.
     """
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise from_os_error(error, "read", path) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise Corrupt("a regular file was expected here", path=path)
-    (content,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES)
-    return Index(path, Identity.of(status), _native.parse_safetensors_index(content, path))
+    with storage.opened(path) as file:
+        if file.status.kind != "file":
+            raise Corrupt("a regular file was expected here", path=path)
+        content = storage.read_file(path, limit_bytes=_LIMIT_BYTES)
+    return Index(path, file.status.identity, _native.parse_safetensors_index(content, path))
 
 
 def is_text(value: str) -> bool:

@@ -7,15 +7,14 @@ off by default.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
-from builtins import open as open_file
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation._errors import from_os_error
+from waystation import storage
+from waystation._errors import WaystationError
 from waystation.frameworks import dtypes
 from waystation.grid import whole
 from waystation.layouts.opened import Request
@@ -57,13 +56,10 @@ class Mappings:
 
 def _map_file(header: Header) -> mmap.mmap:
     try:
-        with open_file(header.path, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError) as error:
+        with storage.opened(header.path) as file:
+            mapped = storage.mapped(file, writable=True)
+    except WaystationError:
         header.check_unchanged()
-        raise from_os_error(OSError(str(error)), "map", header.path) from error
+        raise
     header.check_unchanged()
-    with contextlib.suppress(OSError):  # advice: a kernel without huge pages knows none
-        # What is not cached is read in huge pages then, each of which one fault maps.
-        mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped

@@ -16,8 +16,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from waystation import _native
-from waystation._errors import WaystationError, from_os_error
+from waystation import _native, storage
+from waystation._errors import WaystationError
 from waystation.safetensors.headers import read_headers
 from waystation.safetensors.index import encode_index, read_index
 
@@ -157,20 +157,12 @@ class _Steps:
 
     def _remove(self, names: frozenset[str] | set[str]) -> None:
         for name in sorted(names):
-            try:
-                os.unlink(self._path(name))
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise from_os_error(error, "remove", self._path(name)) from error
+            storage.remove_file(self._path(name))
         if names:
             self._sync()
 
     def _replace(self, name: str) -> None:
-        try:
-            os.replace(os.path.join(self._stage, name), self._path(name))
-        except OSError as error:
-            raise from_os_error(error, "replace", self._path(name)) from error
+        storage.renames(self._stage).over(os.path.join(self._stage, name), self._path(name))
 
     def _path(self, name: str) -> str:
         return os.path.join(self._earlier.directory, name)

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._arguments import require_type
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation._options import checks
 from waystation._options.in_effect import current_options
-from waystation._paths import absolute
 from waystation.frameworks import registry
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import engine_job
@@ -93,7 +92,7 @@ def save(
     require_type("metadata", metadata, (Mapping, type(None)), "a mapping of strings, or None")
     text = {**_METADATA, **(metadata or {})}
     entries = _entries(state)
-    destination = Destination(absolute(path), "safetensors", overwrite=overwrite)
+    destination = Destination(storage.absolute(path), "safetensors", overwrite=overwrite)
     files = destination.plan(entries, max_file_bytes)
     headers = [
         _native.build_safetensors_header([entry.tensor() for entry in file.arrays], text, _HEADER_ALIGN_BYTES)

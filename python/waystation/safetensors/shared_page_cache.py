@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from waystation import _processes
+from waystation import _processes, storage
 from waystation._options import Options
-from waystation.safetensors.headers import Header, Identity
+from waystation.safetensors.headers import Header
 
 _MEMORY = Path("/proc/meminfo")
 _AVAILABLE = "MemAvailable:"
@@ -35,7 +35,7 @@ class View:
     """
 
     kernel: str
-    files: tuple[Identity, ...]
+    files: tuple[storage.Identity, ...]
     is_able: bool
     available_bytes: int
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
+from waystation import storage
 from waystation._errors import (
     Conflict,
     Corrupt,
@@ -19,12 +20,10 @@ from waystation._errors import (
     NotFound,
     WaystationError,
     WrongType,
-    from_os_error,
 )
-from waystation._foreign import described, hub_advice
-from waystation._paths import absolute, is_directory, is_file, is_there, list_directory
 from waystation.safetensors.headers import Header, read_headers
 from waystation.safetensors.index import SUFFIX, Index, read_index
+from waystation.storage.foreign import described, hub_advice
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Files: TypeAlias = PathLike | Sequence[PathLike]
@@ -76,9 +75,9 @@ def files_of_checkpoint(path: str) -> list[str]:
     Returns:
         The paths in the order of their names; none where no safetensors file is there.
     """
-    if is_directory(path):
-        return [os.path.join(path, name) for name in _names(path) if name.endswith(_EXTENSION)]
-    return [path] if path.endswith(_EXTENSION) and is_file(path) else []
+    if storage.is_directory(path):
+        return [os.path.join(path, name) for name in storage.list_names(path) if name.endswith(_EXTENSION)]
+    return [path] if path.endswith(_EXTENSION) and storage.is_file(path) else []
 
 
 def find_in_checkpoint(path: str) -> list[Header]:
@@ -88,8 +87,8 @@ def find_in_checkpoint(path: str) -> list[Header]:
         Corrupt: A file is damaged, or one of a numbered set or of an index is missing.
     """
     paths = files_of_checkpoint(path)
-    if is_directory(path):
-        names = _names(path)
+    if storage.is_directory(path):
+        names = storage.list_names(path)
         _check_numbers(path, [name for name in names if name.endswith(_EXTENSION)])
         for name in names:
             if name.endswith(SUFFIX):
@@ -111,7 +110,7 @@ def _read(paths: Sequence[str], index: Index | None) -> list[Header]:
 def _paths(files: Sequence[PathLike]) -> list[str]:
     if not isinstance(files, Iterable):
         raise WrongType(f"files must be a path or several paths, not {type(files).__name__}")
-    paths = [absolute(path) for path in files]
+    paths = [storage.absolute(path) for path in files]
     if not paths:
         raise InvalidInput("no files were given")
     return paths
@@ -119,10 +118,10 @@ def _paths(files: Sequence[PathLike]) -> list[str]:
 
 def _resolve(files: PathLike) -> tuple[list[str], Index | None]:
     """The files that a path means, and the index that names them."""
-    path = absolute(files)
-    if is_directory(path):
+    path = storage.absolute(files)
+    if storage.is_directory(path):
         return _in_directory(path)
-    advice = "" if is_there(path) else hub_advice(path)
+    advice = "" if storage.is_there(path) else hub_advice(path)
     if advice:
         raise NotFound(f"there is no file or directory '{path}'{advice}", path=path)
     if path.endswith(".json"):
@@ -133,7 +132,7 @@ def _resolve(files: PathLike) -> tuple[list[str], Index | None]:
 
 def _in_directory(directory: str) -> tuple[list[str], Index | None]:
     """What a directory holds, sought in the order in which tools of Hugging Face do."""
-    names = _names(directory)
+    names = storage.list_names(directory)
     if _WHOLE_FILE in names:
         return [os.path.join(directory, _WHOLE_FILE)], None
     indexes = [name for name in names if name.endswith(SUFFIX)]
@@ -158,13 +157,6 @@ def _in_directory(directory: str) -> tuple[list[str], Index | None]:
     )
 
 
-def _names(directory: str) -> list[str]:
-    try:
-        return sorted(list_directory(directory))
-    except OSError as error:
-        raise from_os_error(error, "list", directory) from error
-
-
 def _check_numbers(directory: str, names: Sequence[str]) -> None:
     """Refuses a set of files `stem-00001-of-00003.safetensors`, … of which some are missing."""
     sets: dict[tuple[str, str], set[int]] = {}
@@ -187,7 +179,9 @@ def _cached_revision(directory: str, names: Sequence[str]) -> str | None:
     """The directory of the revision that a model's directory in a cache of Hugging Face holds."""
     if "snapshots" not in names:
         return None
-    revisions = [name for name in _names(os.path.join(directory, "snapshots")) if _REVISION.fullmatch(name)]
+    revisions = [
+        name for name in storage.list_names(os.path.join(directory, "snapshots")) if _REVISION.fullmatch(name)
+    ]
     main = _main_revision(directory)
     if main in revisions:
         revisions = [main]
@@ -202,8 +196,11 @@ def _cached_revision(directory: str, names: Sequence[str]) -> str | None:
 
 def _main_revision(directory: str) -> str:
     try:
-        with open(os.path.join(directory, "refs", "main"), encoding="ascii", errors="replace") as file:
-            return file.read(64).strip()
+        return (
+            storage.read(os.path.join(directory, "refs", "main"), None, 0, 64)
+            .decode(errors="replace")
+            .strip()
+        )
     except OSError:
         return ""
 

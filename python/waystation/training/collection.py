@@ -20,10 +20,11 @@ from typing import Any
 
 from waystation import _forks
 from waystation._errors import Corrupt, InvalidInput, WaystationError
-from waystation.layouts.native import attempts, commit
+from waystation.layouts.native import commit
+from waystation.storage import attempts
+from waystation.storage.leases import Leases
 from waystation.training import step_records
 from waystation.training.catalogue import Catalogue, Info, described
-from waystation.training.leases import Leases
 from waystation.training.preservation_policies import PreservationContext, PreservationPolicy
 
 _log = logging.getLogger("waystation")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from waystation._options import Options
 from waystation.checkpoint import local_storage
 from waystation.coordination import Session
-from waystation.layouts.native import attempts
+from waystation.storage import attempts
 from waystation.training.catalogue import Listing, relocated
 from waystation.training.place import Place
 

@@ -9,13 +9,11 @@ import os
 import warnings
 from typing import Any
 
-from waystation._errors import from_os_error
+from waystation import storage
 from waystation._options import Options
-from waystation._paths import is_directory, list_directory
 from waystation.checkpoint.collect import find_leftovers, remove_leftovers
 from waystation.checkpoint.paths import lost_records_in
 from waystation.coordination import Session
-from waystation.layouts.native.attempts import remove_tree
 from waystation.layouts.orbax import names as orbax_names
 from waystation.training import root_metadata
 from waystation.training.errors import DamagedCheckpointWarning
@@ -36,7 +34,8 @@ def open_directory(
         if custom_metadata is not None:
             root_metadata.check(custom_metadata)
         if is_mine:
-            _make(place, options)
+            mode = options.file.path_permission_mode
+            storage.make_directory(place.root, parents=True, permission_mode=mode)
             if custom_metadata is not None:
                 root_metadata.write_once(place.root, custom_metadata)
             if clean_up:
@@ -86,19 +85,9 @@ def _tell_of_lost_records(place: Place) -> None:
         )
 
 
-def _make(place: Place, options: Options) -> None:
-    try:
-        existed = is_directory(place.root)
-        place.root.mkdir(parents=True, exist_ok=True)
-        if not existed and options.file.path_permission_mode is not None:
-            place.root.chmod(options.file.path_permission_mode)
-    except OSError as error:
-        raise from_os_error(error, "create", os.fspath(place.root)) from error
-
-
 def _clean_up(place: Place) -> None:
     """Removes what unended saves have left: ours if that is certain, Orbax's because it was asked for."""
     remove_leftovers(find_leftovers(place.root))
-    for name in list_directory(place.root):
+    for name in storage.list_names(place.root):
         if orbax_names.is_temporary(name):
-            remove_tree(os.path.join(place.root, name))
+            storage.remove_tree(os.path.join(place.root, name))

@@ -12,8 +12,8 @@ from waystation._options.in_effect import current_options, in_block
 from waystation.checkpoint.context import Context
 from waystation.checkpoint.sessions import open_session
 from waystation.coordination import Session
+from waystation.storage.leases import Leases
 from waystation.training.catalogue import Catalogue
-from waystation.training.leases import Leases
 from waystation.training.step_names import NameFormat
 
 

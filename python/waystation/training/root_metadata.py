@@ -6,20 +6,20 @@ appears whole: written aside, made durable, and then given its name, unless anot
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
-from waystation import _native
-from waystation._errors import Conflict, InvalidInput, Unsupported, WrongType, from_os_error
-from waystation._paths import is_there
-from waystation.layouts.native import names as native_names
-from waystation.layouts.native.attempts import new_attempt_id
+from waystation import _native, storage
+from waystation._errors import Conflict, InvalidInput, WrongType
 from waystation.layouts.native.records import callers_json, dump_json
 from waystation.layouts.orbax import names
 from waystation.layouts.orbax.json_files import parse_object
+from waystation.storage.attempts import new_attempt_id
 
 _LEGACY_NAME = "metadata"  # of the file, in what Orbax wrote long ago
+_LIMIT_BYTES = 256 << 20
 _KNOWN = ("internal_metadata", "custom_metadata")
 
 
@@ -40,22 +40,13 @@ def write_once(root: Path, custom_metadata: dict[str, Any]) -> None:
     """Writes the file, unless there is one."""
     directory = root / names.ROOT_METADATA_DIRECTORY
     path = directory / names.ROOT_METADATA
-    if is_there(path):
+    if storage.is_there(path):
         return
     body = {"internal_metadata": {}, "custom_metadata": custom_metadata}
-    aside = directory / native_names.attempt(path.name, new_attempt_id())
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _native.write_small_files([(os.fspath(aside), dump_json(body))])
-        try:
-            _native.rename_new(os.fspath(aside), os.fspath(path))
-        except Conflict:
-            aside.unlink()
-        except Unsupported:
-            os.replace(aside, path)
-    except OSError as error:
-        raise from_os_error(error, "write", os.fspath(path)) from error
-    _native.sync_paths([os.fspath(directory), os.fspath(root)])
+    storage.make_directory(directory, parents=True)
+    with contextlib.suppress(Conflict):  # another process was faster
+        storage.of(path).create(os.fspath(path), dump_json(body), new_attempt_id())
+    _native.sync_paths([os.fspath(root)])
 
 
 def read(root: Path) -> dict[str, Any]:
@@ -67,12 +58,9 @@ def read(root: Path) -> dict[str, Any]:
     directory = root / names.ROOT_METADATA_DIRECTORY
     for name in (names.ROOT_METADATA, _LEGACY_NAME):
         path = directory / name
-        try:
-            data = path.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+        if not storage.is_file(path):
             continue
-        except OSError as error:
-            raise from_os_error(error, "read", os.fspath(path)) from error
+        data = storage.read_file(path, limit_bytes=_LIMIT_BYTES)
         body = parse_object(data, os.fspath(path))
         # Orbax takes what it does not know for the caller's own, as it once wrote that.
         others = {key: value for key, value in body.items() if key not in _KNOWN}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from waystation import storage
 from waystation._arguments import require_type
-from waystation._errors import InvalidInput, WaystationError, from_os_error
-from waystation._paths import list_directory
+from waystation._errors import InvalidInput, WaystationError
 from waystation.training import step_records
 from waystation.training.errors import StepNotFoundError
 from waystation.training.step_metadata import CheckpointMetadata, as_step
@@ -214,9 +214,4 @@ def _described(step: int, path: Path) -> CheckpointMetadata[None]:
 
 
 def _listed(base_path: PathLike) -> list[str]:
-    try:
-        return sorted(list_directory(base_path))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise from_os_error(error, "list", os.fspath(base_path)) from error
+    return [entry.name for entry in storage.entries_or_none(base_path)]

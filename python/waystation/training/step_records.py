@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from waystation import _native
-from waystation._errors import Corrupt, NotFound, WaystationError, from_os_error
+from waystation import storage
+from waystation._errors import Corrupt, NotFound, WaystationError
 from waystation._options.in_effect import current_options
-from waystation._paths import is_file
 from waystation.checkpoint import opening
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.handlers.simple import with_floats
@@ -61,7 +60,10 @@ def read(path: Path) -> StepRecord:
     opened = opening.open_checkpoint(target, (), current_options())
     commit_ns = opened.committed_ns
     if commit_ns is None:
-        commit_ns = _modified_ns(target)
+        found = storage.status(target)
+        if found is None:
+            raise NotFound(f"checkpoint '{target}' has gone", path=target)
+        commit_ns = found.identity.modified_ns
     return StepRecord(opened.begun_ns, commit_ns, opened.custom_metadata, _metrics(path, opened.names))
 
 
@@ -73,12 +75,12 @@ def _metrics(path: Path, names: tuple[str, ...]) -> Any:
         stored = opening.open_checkpoint(os.fspath(path), (METRICS,), current_options()).stored[METRICS]
         file = Path(stored.directory) / METRICS
         digest = stored.files.get(METRICS)
-    elif not is_file(file):
+    elif not storage.is_file(file):
         return None
     elif (checksums := Checksums.read(os.fspath(path))) is not None:
         own = checksums.of(os.path.dirname(file))
         digest = None if own is None else own.whole.get(METRICS)
-    (content,) = _native.read_small_files([os.fspath(file)], limit_bytes=_METRICS_LIMIT_BYTES)
+    content = storage.read_file(os.fspath(file), limit_bytes=_METRICS_LIMIT_BYTES)
     if digest is not None:
         digest.check(content, os.fspath(file))
     return with_floats(parse_json(content, os.fspath(file), allow_nan=True))
@@ -92,7 +94,7 @@ def check(path: Path) -> None:
         NotFound, InvalidInput: There is none.
         Unsupported: It is of a newer format version.
     """
-    if not is_file(path / native_names.RECORD):
+    if not storage.is_file(path / native_names.RECORD):
         read(path)
         return
     record = commit.read_record(os.fspath(path))
@@ -113,10 +115,3 @@ def is_damage(error: WaystationError, path: Path) -> bool:
     # A file that the checkpoint vouches for is not there; the checkpoint itself would have another path.
     where = str(error.context.get("path", ""))
     return isinstance(error, NotFound) and where.startswith(os.path.join(path, ""))
-
-
-def _modified_ns(target: str) -> int:
-    try:
-        return os.stat(target).st_mtime_ns
-    except OSError as error:
-        raise from_os_error(error, "look at", target) from error

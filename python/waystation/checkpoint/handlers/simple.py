@@ -18,10 +18,9 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-from waystation import coordination
+from waystation import coordination, storage
 from waystation._errors import InvalidInput, NotFound
 from waystation._options.in_effect import current_options
-from waystation._paths import is_file
 from waystation.checkpoint.handlers.types import PathAwaitingCreation, StatefulCheckpointable
 from waystation.layouts.native.records import callers_json
 
@@ -53,7 +52,7 @@ class JsonHandler:
 
         async def read() -> Any:
             for name in names:
-                if is_file(directory / name):
+                if storage.is_file(directory / name):
                     return with_floats(json.loads((directory / name).read_text("utf-8")))
             raise NotFound(f"'{directory}' has no JSON file; looked for: {', '.join(dict.fromkeys(names))}")
 

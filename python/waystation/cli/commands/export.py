@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from waystation import storage
 from waystation.checkpoint.export import export
 from waystation.cli import formatting
 from waystation.cli.output import Output
@@ -83,7 +84,7 @@ def _format(name: str | None) -> Format | None:
 
 
 def _require_name(output: Path) -> None:
-    if output.suffix.lower() in _OTHER_FORMATS and not output.is_dir():
+    if output.suffix.lower() in _OTHER_FORMATS and not storage.is_directory(output):
         raise InvalidInput(
             f"'{output}' ends in {output.suffix}, which export does not write; name a directory for "
             "model.safetensors, or a file that ends in .safetensors or .npz"

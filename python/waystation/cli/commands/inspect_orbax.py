@@ -6,13 +6,13 @@ import json
 import math
 from typing import Any
 
+from waystation import storage
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.opening import open_held
 from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.checkpoint.stored import OpenCheckpoint, Stored
 from waystation.cli import formatting, state_tree
 from waystation.cli.output import Output
-from waystation.layouts import beneath
 from waystation.layouts.opened import Opened
 
 Files = dict[str, int]  # lengths in bytes, by paths from the directory of the checkpointable
@@ -26,7 +26,7 @@ def run(output: Output, target: str, checkpointable: str | None, depth: int | No
     def read(held: Held) -> tuple[OpenCheckpoint, dict[str, Files]]:
         opened = open_held(held, wanted, options)
         return opened, {
-            name: beneath.files_below(stored.directory, held.root) for name, stored in opened.stored.items()
+            name: storage.files_below(stored.directory, held.root) for name, stored in opened.stored.items()
         }
 
     opened, files = read_what_is_there(target, options, read)

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from waystation._paths import is_directory
+from waystation import storage
 from waystation.checkpoint.collect import FoundLeftover, find_leftovers, tree_bytes
 from waystation.checkpoint.paths import (
     is_checkpoint,
@@ -51,8 +51,8 @@ class _Entry:
 
 def run(output: Output, directory: Path) -> None:
     """Prints the list."""
-    parent = os.path.realpath(directory.expanduser())
-    if is_directory(parent) and os.path.basename(parent) and is_checkpoint(parent):
+    parent = storage.resolved(directory.expanduser())
+    if storage.is_directory(parent) and os.path.basename(parent) and is_checkpoint(parent):
         raise InvalidInput(f"'{parent}' is a checkpoint itself; 'waystation inspect {parent}' shows it")
     leftovers = find_leftovers(parent)
     entries = _entries(output, parent)
@@ -77,9 +77,8 @@ def orbax_checkpoints_in(parent: str) -> list[str]:
 
 
 def _directories(parent: str, is_wanted: Callable[[str], bool]) -> list[str]:
-    with os.scandir(parent) as entries:
-        paths = [entry.path for entry in entries if entry.is_dir() and is_wanted(entry.path)]
-    return sorted(paths, key=_natural)
+    inside = (os.path.join(parent, name) for name in storage.directories(parent))
+    return sorted(filter(is_wanted, inside), key=_natural)
 
 
 def _natural(path: str) -> list[tuple[int, int, str]]:

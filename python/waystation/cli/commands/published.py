@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from waystation import safetensors
+from waystation import safetensors, storage
 from waystation.checkpoint.paths import is_checkpoint
 from waystation.cli import formatting
 from waystation.cli.output import Output
@@ -18,11 +18,11 @@ FOUND_DAMAGE = 1
 def is_model(path: Path) -> bool:
     """Whether a path is that of a published model, and not of a checkpoint."""
     expanded = path.expanduser()
-    if expanded.is_file():
+    if storage.is_file(expanded):
         return True
-    if not expanded.is_dir() or is_checkpoint(expanded):
+    if not storage.is_directory(expanded) or is_checkpoint(expanded):
         return False
-    names = os.listdir(expanded)
+    names = storage.list_names(expanded)
     return "snapshots" in names or any(name.endswith((".safetensors", ".index.json")) for name in names)
 
 
@@ -72,4 +72,6 @@ def _show(output: Output, path: Path, damaged: list[safetensors.DamagedFile], re
 def _extent(path: Path) -> tuple[int, int]:
     """How many files a model has, and bytes."""
     with safetensors.open(path) as opened:
-        return len(opened.files), sum(os.stat(file).st_size for file in opened.files)
+        return len(opened.files), sum(
+            found.nbytes for file in opened.files if (found := storage.status(file))
+        )

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from waystation._paths import is_directory
+from waystation import storage
 from waystation.checkpoint.paths import lost_record
 from waystation.checkpoint.verify import Damage, Verification, verify
 from waystation.cli import formatting
@@ -46,8 +46,8 @@ def run(output: Output, path: Path, *, every: bool) -> None:
 
 def _targets(directory: Path) -> tuple[list[str], list[str]]:
     """The checkpoints in a directory, and those that cannot be verified: they have no checksums."""
-    parent = os.path.realpath(directory.expanduser())
-    if not is_directory(parent):
+    parent = storage.resolved(directory.expanduser())
+    if not storage.is_directory(parent):
         raise NotFound(f"there is no directory '{parent}'", path=parent)
     targets, others = checkpoints_in(parent), orbax_checkpoints_in(parent)
     if not targets and not others:

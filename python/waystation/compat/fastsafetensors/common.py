@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._errors import Corrupt, InvalidInput, from_os_error
-from waystation._paths import absolute
 from waystation.compat.fastsafetensors.st_types import DType, dtype_of
 from waystation.compat.opening import parsed_header
 from waystation.safetensors.headers import LENGTH_BYTES, LIMIT_BYTES, Header, read_header
@@ -168,7 +167,7 @@ class SafeTensorsMetadata:
             FileNotFoundError: There is none.
             Corrupt: It is no safetensors file, or damaged.
         """
-        header = read_header(absolute(filename))
+        header = read_header(storage.absolute(filename))
         return cls.__new__(cls)._take(header, framework, os.fspath(filename))
 
     @classmethod

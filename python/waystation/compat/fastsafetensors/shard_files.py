@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _forks
+from waystation import _forks, storage
 from waystation._errors import from_os_error
 from waystation._options.in_effect import current_options
 from waystation.compat.fastsafetensors.tensors import wrapped
-from waystation.layouts.native import engine_job, names
-from waystation.layouts.native.attempts import new_attempt_id
+from waystation.layouts.native import engine_job
+from waystation.storage.attempts import new_attempt_id
 
 
 class Staged:
@@ -40,21 +40,17 @@ class Staged:
         self.header = header
         self.nbytes = nbytes
         directory, name = os.path.split(self.path)
-        self.place = os.path.join(directory, names.attempt(name, new_attempt_id()))
+        self.place = os.path.join(directory, storage.names.attempt(name, new_attempt_id()))
 
     def publish(self) -> None:
         """Gives it its name; an earlier file of that name is gone then."""
-        try:
-            os.replace(self.place, self.path)
-        except OSError as error:
-            raise from_os_error(error, "write", self.path) from error
+        storage.renames(self.path).over(self.place, self.path, "write")
 
     def discard(self) -> None:
         """Removes it if it has no name yet; a child that was forked meanwhile leaves it to its parent."""
         if not self._owner.is_here:
             return
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.place)
+        storage.remove_file(self.place)
 
 
 def by_addresses(files: Sequence[Staged], tensors: Sequence[Sequence[Any]], *, fsync: bool) -> None:

@@ -8,21 +8,18 @@ own, which come after those of the parts before: so files stay sorted, and runs 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from waystation import _native, grid
-from waystation._errors import Conflict, from_os_error
+from waystation import _native, grid, storage
+from waystation._errors import Conflict
 from waystation.layouts.native import names, tables, tree_file
 from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.native.records import CheckpointableRecord, Digest, dump_json, load_json, read_vouched
 from waystation.layouts.opened import ArrayLeaf, Leaf, StoredTree
 from waystation.tree import Structure, union
-
-_COPIED_BYTES = 1 << 20  # at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,31 +124,17 @@ def _link_files(
     directory: str, parts: Sequence[OpenCheckpointable], first_processes: Sequence[int]
 ) -> tables.Table:
     """Gives the data files of all parts their names, durably; returns their entries."""
-    entries = []
+    entries, place = [], storage.of(directory)
     for part, first in zip(parts, first_processes, strict=False):
         own = np.array(part.tables.files[:])
         own["process"] += first
         entries.append(own)
         rows = zip(own["process"].tolist(), own["sequence"].tolist(), strict=True)
         for source, row in zip(part.paths(), rows, strict=True):
-            _link(source, os.path.join(directory, names.data_file(*row)))
+            place.copy(source, os.path.join(directory, names.data_file(*row)))
     files: tables.Table = np.concatenate(entries)
     files["first_block"] = tables.first_blocks(files["file_bytes"])
     return files
-
-
-def _link(source: str, target: str) -> None:
-    """Links a file, or copies it where that is not possible."""
-    try:
-        os.link(source, target)
-    except OSError:
-        try:
-            with open(source, "rb") as origin, open(target, "xb") as copy:
-                shutil.copyfileobj(origin, copy, _COPIED_BYTES)
-                copy.flush()
-                os.fsync(copy.fileno())
-        except OSError as error:
-            raise from_os_error(error, "copy to", target) from error
 
 
 def _join_indices(parts: Sequence[OpenCheckpointable], first_processes: Sequence[int]) -> bytes | None:

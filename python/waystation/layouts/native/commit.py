@@ -15,23 +15,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import logging
 import os
 from collections.abc import Iterable, Mapping
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._errors import (
     CheckpointableNotFound,
     Conflict,
     Corrupt,
+    NotDirectory,
+    NotFound,
+    PermissionDenied,
     Unsupported,
     WaystationError,
-    from_os_error,
 )
-from waystation._paths import is_there
-from waystation.layouts.native import marks, names, records, write_lock
-from waystation.layouts.native.attempts import Attempt, remove_tree
+from waystation.layouts.native import names, records
+from waystation.storage import leases, write_lock
+from waystation.storage.attempts import Attempt
 
 _log = logging.getLogger("waystation")
 
@@ -43,8 +44,8 @@ def publish_new(attempt: Attempt) -> None:
         Conflict: Something took the name meanwhile.
     """
     try:
-        _native.rename_new(attempt.path, attempt.target)
-    except (Conflict, Unsupported):
+        storage.renames(attempt.target).new(attempt.path, attempt.target)
+    except (Conflict, NotDirectory):
         _rename_directory(attempt.path, attempt.target)
     _native.sync_paths(attempt.directories_to_sync())
 
@@ -68,9 +69,9 @@ def swap(attempt: Attempt) -> None:
         Unsupported: The file system cannot do that.
     """
     with write_lock.held(attempt.target):
-        marks.carry(attempt.target, attempt.path)
-        _native.rename_exchange(attempt.path, attempt.target)
-        marks.carry(attempt.path, attempt.target)  # those that were put meanwhile
+        leases.carry(attempt.target, attempt.path)
+        storage.renames(attempt.target).exchange(attempt.path, attempt.target)
+        leases.carry(attempt.path, attempt.target)  # those that were put meanwhile
         _native.sync_paths(attempt.directories_to_sync())
 
 
@@ -123,7 +124,7 @@ def _move_in(
     places = [directory for directory, _ in moved.values()]
     try:
         for directory, place in zip(own, places, strict=True):
-            if not is_there(os.path.join(target, place)):
+            if not storage.is_there(os.path.join(target, place)):
                 _rename_directory(os.path.join(attempt.path, directory), os.path.join(target, place))
         _native.sync_paths([target])
         named = dataclasses.replace(record, checkpointables={**kept, **moved})
@@ -157,9 +158,9 @@ def _take_out(attempt: Attempt, directories: Iterable[tuple[str, str]]) -> None:
         named = {directory for directory, _ in record.checkpointables.values()}
         for directory, name in directories:
             source = os.path.join(attempt.target, directory)
-            if directory not in named and is_there(source):
-                os.rename(source, os.path.join(attempt.path, name))
-    except (OSError, WaystationError) as error:
+            if directory not in named and storage.is_there(source):
+                storage.renames(source).over(source, os.path.join(attempt.path, name), "remove", source)
+    except WaystationError as error:
         _log.warning("data that '%s' does not need any more could not be removed: %s", attempt.target, error)
 
 
@@ -173,8 +174,8 @@ def publish_part(attempt: Attempt, part: records.LocalPart) -> None:
     if part.replaces is None:
         publish_new(attempt)
     else:
-        with contextlib.suppress(FileNotFoundError):  # of a process that was killed while it replaced it
-            os.unlink(_temporary_record(attempt.target, attempt.id))
+        # Of a process that was killed while it replaced it.
+        storage.remove_file(os.path.join(attempt.target, storage.names.attempt(names.RECORD, attempt.id)))
         # What has begun to move in can only go on so: a swap would make what is left a checkpoint.
         publish = publish_over if _is_whole(attempt) else replace_in_place
         publish(attempt)
@@ -183,47 +184,29 @@ def publish_part(attempt: Attempt, part: records.LocalPart) -> None:
 def _is_whole(attempt: Attempt) -> bool:
     """Whether everything that its record names is in the attempt's directory."""
     named = read_record(attempt.path).checkpointables.values()
-    return all(is_there(os.path.join(attempt.path, directory)) for directory, _ in named)
+    return all(storage.is_there(os.path.join(attempt.path, directory)) for directory, _ in named)
 
 
 def remove_replaced(attempt: Attempt) -> None:
     """Removes what an overwrite replaced. The commit has succeeded, so the save does not fail by this."""
     try:
-        remove_tree(attempt.path)
+        storage.remove_tree(attempt.path)
     except WaystationError as error:
         _log.warning("what '%s' replaced could not be removed: %s", attempt.target, error)
 
 
 def replace_record(target: str, record: records.CheckpointRecord, attempt_id: str) -> None:
     """Publishes a new generation of a checkpoint's record, atomically and durably."""
-    final = os.path.join(target, names.RECORD)
-    temporary = _temporary_record(target, attempt_id)
-    _native.write_small_files([(temporary, record.encode())])
-    try:
-        os.replace(temporary, final)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise from_os_error(error, "replace", final) from error
-        raise
-    _native.sync_paths([target])
-
-
-def _temporary_record(target: str, attempt_id: str) -> str:
-    return os.path.join(target, names.attempt(names.RECORD, attempt_id))
+    storage.of(target).replace(os.path.join(target, names.RECORD), record.encode(), attempt_id)
 
 
 def withdraw(target: str, attempt_id: str) -> None:
     """Removes a checkpoint: it is gone in one act, whatever happens to the removal of its files."""
     parent, name = os.path.split(target)
-    grave = os.path.join(parent, names.attempt(name, attempt_id))
-    try:
-        os.rename(target, grave)
-    except OSError as error:
-        raise from_os_error(error, "delete", target) from error
+    grave = os.path.join(parent, storage.names.attempt(name, attempt_id))
+    storage.renames(target).over(target, grave, "delete", target)
     _native.sync_paths([parent])
-    remove_tree(grave)
+    storage.remove_tree(grave)
 
 
 def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
@@ -250,16 +233,14 @@ def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
         )
         replace_record(target, shrunk, attempt_id)
     parent, checkpoint = os.path.split(target)
-    grave = os.path.join(parent, names.attempt(checkpoint, attempt_id))
-    try:
-        os.rename(os.path.join(target, directory), grave)
-    except OSError as error:
-        raise from_os_error(error, "remove", os.path.join(target, directory)) from error
-    remove_tree(grave)
+    grave = os.path.join(parent, storage.names.attempt(checkpoint, attempt_id))
+    removed = os.path.join(target, directory)
+    storage.renames(target).over(removed, grave, "remove", removed)
+    storage.remove_tree(grave)
 
 
 def _is_in(target: str, directory: str) -> bool:
-    return is_there(os.path.join(target, directory))
+    return storage.is_there(os.path.join(target, directory))
 
 
 def locked(target: str) -> contextlib.AbstractContextManager[None]:
@@ -272,7 +253,7 @@ def locked(target: str) -> contextlib.AbstractContextManager[None]:
     return write_lock.held(target, if_replaced=False)
 
 
-def read_record(directory: str, root: _native.Directory | None = None) -> records.CheckpointRecord:
+def read_record(directory: str, root: storage.Root | None = None) -> records.CheckpointRecord:
     """The record of the checkpoint at `directory` (opened beneath `root`)."""
     return records.CheckpointRecord.decode(
         read_record_file(directory, root), os.path.join(directory, names.RECORD)
@@ -282,31 +263,25 @@ def read_record(directory: str, root: _native.Directory | None = None) -> record
 def has_record(directory: str) -> bool:
     """Whether a directory holds a record of Waystation: other programs name files `checkpoint.json`, too."""
     try:
-        with open(os.path.join(directory, names.RECORD), "rb") as file:
-            return file.read(len(records.SEALED_START)) == records.SEALED_START
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
+        with storage.opened(os.path.join(directory, names.RECORD)) as file:
+            is_sealed = file.status.kind == "file" and file.read(0, len(records.SEALED_START))
+    except (NotFound, NotDirectory, PermissionDenied):
         return False  # what this process may not read is nothing that it would replace
-    except OSError as error:
-        raise from_os_error(error, "look at", directory) from error
+    return is_sealed == records.SEALED_START
 
 
-def read_record_file(directory: str, root: _native.Directory | None = None) -> bytes:
+def read_record_file(directory: str, root: storage.Root | None = None) -> bytes:
     """The bytes of that record."""
     path = os.path.join(directory, names.RECORD)
-    (data,) = _native.read_small_files([path], limit_bytes=records.RECORD_LIMIT_BYTES, root=root)
-    return data
+    return storage.read_file(path, root, limit_bytes=records.RECORD_LIMIT_BYTES)
 
 
 def _rename_directory(source: str, target: str) -> None:
-    """rename(2) of a directory replaces an empty one in one act, but no file and none that holds anything."""
+    """A rename of a directory replaces an empty one in one act, but no file and none that holds anything."""
     try:
-        os.rename(source, target)
-    except (FileExistsError, NotADirectoryError) as error:
+        storage.renames(target).over(source, target, "rename to")
+    except (Conflict, NotDirectory) as error:
         raise _taken(target) from error
-    except OSError as error:
-        if error.errno == errno.ENOTEMPTY:
-            raise _taken(target) from error
-        raise from_os_error(error, "rename to", target) from error
 
 
 def _taken(target: str) -> Conflict:

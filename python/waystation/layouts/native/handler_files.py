@@ -9,15 +9,12 @@ mapping, so that its size does not matter to memory.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from waystation import _native
-from waystation._errors import Corrupt, NotFound, Unsupported, from_os_error
-from waystation.layouts import beneath
+from waystation import _native, storage
+from waystation._errors import Corrupt, NotFound, Unsupported
 from waystation.layouts.native import names
 from waystation.layouts.native.records import CheckpointableRecord, Digest
 
@@ -34,7 +31,7 @@ class HandlerFiles:
 
     directory: str
     record: CheckpointableRecord
-    root: _native.Directory | None = None
+    root: storage.Root | None = None
 
     def paths(self) -> list[tuple[str, Digest]]:
         """Where each file is, and what vouches for it."""
@@ -45,7 +42,7 @@ class HandlerFiles:
 
     def strays(self) -> list[str]:
         """Files in the directory that the record does not name."""
-        if not beneath.is_there(self.directory, self.root):
+        if not storage.is_there(self.directory, self.root):
             return []
         files = listed(self.directory, self.root)
         return [path for name, path in files.items() if name not in self.record.files]
@@ -54,7 +51,7 @@ class HandlerFiles:
 _ADVICE = "restore another checkpoint, or see 'waystation verify'"
 
 
-def listed(directory: str, root: _native.Directory | None = None) -> dict[str, str]:
+def listed(directory: str, root: storage.Root | None = None) -> dict[str, str]:
     """The files below a directory (beneath `root`): their paths from there, divided by slashes, to where they
     are. The record that vouches for them is none of them.
 
@@ -91,32 +88,29 @@ def sync_present(directory: str) -> None:
     _native.sync_paths([directory])
 
 
-def digests(directory: str, root: _native.Directory | None = None) -> dict[str, Digest]:
+def digests(directory: str, root: storage.Root | None = None) -> dict[str, Digest]:
     """What vouches for the files below a directory (beneath `root`)."""
     return {name: digest(path, root) for name, path in sorted(listed(directory, root).items())}
 
 
-def digest(path: str, root: _native.Directory | None = None) -> Digest:
+def digest(path: str, root: storage.Root | None = None) -> Digest:
     """The digest of a whole file."""
-    with beneath.opened(path, root) as descriptor:
-        return _digest(descriptor, path)
+    with storage.opened(path, root) as file:
+        return _digest(file)
 
 
-def _digest(descriptor: int, path: str) -> Digest:
-    try:
-        if os.fstat(descriptor).st_size == 0:
-            return Digest.of(b"")
-        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
-            return Digest(len(content), _native.crc64(content))
-    except OSError as error:
-        raise from_os_error(error, "read", path) from error
+def _digest(file: storage.OpenFile) -> Digest:
+    if file.status.nbytes == 0:
+        return Digest.of(b"")
+    with storage.mapped(file) as content:
+        return Digest(len(content), _native.crc64(content))
 
 
 def verify(
     directory: str,
     expected: Mapping[str, Digest],
     files: Iterable[str] | None = None,
-    root: _native.Directory | None = None,
+    root: storage.Root | None = None,
 ) -> None:
     """Compares files with what vouches for them.
 
@@ -133,24 +127,24 @@ def verify(
         check(os.path.join(directory, *name.split("/")), expected[name], root)
 
 
-def check(path: str, expected: Digest, root: _native.Directory | None = None) -> None:
+def check(path: str, expected: Digest, root: storage.Root | None = None) -> None:
     """Compares a file (opened beneath `root`) with what vouches for it.
 
     Raises:
         Corrupt: It is missing, or is not the one that was committed.
     """
-    status = beneath.status(path, root)
+    status = storage.status(path, root)
     if status is None:
         raise Corrupt(f"a committed file is missing: '{path}'; {_ADVICE}", path=path)
-    if not stat.S_ISREG(status.st_mode):
+    if status.kind != "file":
         raise Corrupt(f"'{path}' is no regular file, as was committed; {_ADVICE}", path=path)
-    with beneath.opened(path, root) as descriptor:
-        nbytes = os.fstat(descriptor).st_size
+    with storage.opened(path, root) as file:
+        nbytes = file.status.nbytes
         if nbytes != expected.nbytes:
             raise Corrupt(
                 f"'{path}' has {nbytes} bytes where {expected.nbytes} were written; {_ADVICE}", path=path
             )
-        found = _digest(descriptor, path)
+        found = _digest(file)
     if found != expected:
         raise Corrupt(
             f"'{path}' is not the file that was committed: its checksum differs; {_ADVICE}", path=path
@@ -158,21 +152,21 @@ def check(path: str, expected: Digest, root: _native.Directory | None = None) ->
 
 
 def _walked(
-    directory: str, root: _native.Directory | None = None, *, may_vanish: bool = False
+    directory: str, root: storage.Root | None = None, *, may_vanish: bool = False
 ) -> Iterator[tuple[str, bool]]:
     """Paths below a directory, each directory after what is in it; and whether each is a directory."""
     try:
-        entries = beneath.entries(directory, root)
+        entries = storage.entries(directory, root)
     except NotFound:
         if may_vanish:
             return
         raise
     for entry in entries:
         path = os.path.join(directory, entry.name)
-        if entry.is_dir(follow_symlinks=False):
+        if entry.kind == "directory":
             yield from _walked(path, root, may_vanish=may_vanish)
             yield path, True
-        elif entry.is_own_file():
+        elif entry.kind == "file":
             yield path, False
         else:
             raise Unsupported(

@@ -15,37 +15,33 @@ removed, it is a dead attempt.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from waystation import _native
-from waystation._errors import WaystationError, from_os_error
-from waystation._paths import list_directory
-from waystation.layouts.native import attempts, commit, names
-from waystation.layouts.native.attempts import Leftover
+from waystation import storage
+from waystation._errors import NotFound, WaystationError
+from waystation.layouts.native import commit, names
 from waystation.layouts.native.records import RECORD_LIMIT_BYTES, CheckpointableRecord
+from waystation.storage import attempts
+from waystation.storage.attempts import Leftover
 
 _log = logging.getLogger("waystation")
 
 
 def orphans(target: str) -> list[Leftover]:
     """The orphans inside of a checkpoint; none where there is no checkpoint that can be read."""
-    with _opened(target) as directory:
-        return [] if directory is None else _find(target, directory)
+    root = _held(target)
+    return [] if root is None else _find(root)
 
 
 def remove(target: str, wanted: Callable[[Leftover], bool]) -> list[str]:
     """Removes the orphans in a checkpoint that are `wanted`, judged anew; returns their paths."""
     removed = []
-    with _opened(target) as directory:
-        for orphan in [] if directory is None else _find(target, directory):
-            if wanted(orphan):
-                _remove(orphan, target, directory)
-                removed.append(orphan.path)
+    if (root := _held(target)) is not None:
+        for orphan in filter(wanted, _find(root)):
+            _remove(orphan, root)
+            removed.append(orphan.path)
     return removed
 
 
@@ -59,31 +55,28 @@ def remove_dead(target: str) -> list[str]:
     return removed
 
 
-@contextmanager
-def _opened(target: str) -> Iterator[int | None]:
-    """The directory of a checkpoint, or None."""
+def _held(target: str) -> storage.Root | None:
+    """The directory of a checkpoint, held open; None where there is none, or a link to one."""
+    found = storage.status(target, follow_links=False)
+    if found is None or found.kind != "directory":
+        return None
     try:
-        directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            raise from_os_error(error, "open", target) from error
-        yield None
-        return
-    try:
-        yield directory
-    finally:
-        os.close(directory)
+        return storage.of(target).hold(target)
+    except WaystationError as error:
+        if storage.is_absence(error):
+            return None
+        raise
 
 
-def _find(target: str, directory: int) -> list[Leftover]:
-    if not os.access(names.RECORD, os.F_OK, dir_fd=directory):
+def _find(root: storage.Root) -> list[Leftover]:
+    target = root.path
+    if not storage.is_there(os.path.join(target, names.RECORD), root):
         return []
-    here = f"/proc/self/fd/{directory}"
-    candidates = [name for name in sorted(list_directory(directory)) if _is_checkpointable(directory, name)]
+    candidates = [entry.name for entry in storage.entries(target, root) if _is_checkpointable(entry, root)]
     movers = {name: names.mover(name) for name in candidates}
     deaths = {name: _describe(target, name, mover) for name, mover in movers.items() if mover}
     try:
-        record = commit.read_record(here)
+        record = commit.read_record(target, root)
     except WaystationError:
         return []
     named = [name for name, _ in record.checkpointables.values()]
@@ -103,20 +96,21 @@ def _find(target: str, directory: int) -> list[Leftover]:
     return found
 
 
-def _is_checkpointable(directory: int, name: str) -> bool:
+def _is_checkpointable(entry: storage.Entry, root: storage.Root) -> bool:
     """Whether an entry is the directory of a checkpointable, as a save makes them."""
-    handled = f"{name}/{names.HANDLED_RECORD}"
-    is_handled = os.access(handled, os.F_OK, dir_fd=directory, follow_symlinks=False)
-    path = handled if is_handled else f"{name}/{names.CHECKPOINTABLE_RECORD}"
+    directory = os.path.join(root.path, entry.name)
     try:
-        if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+        if entry.kind != "directory":
             return False
-        if not stat.S_ISREG(os.stat(path, dir_fd=directory, follow_symlinks=False).st_mode):
+        path = os.path.join(directory, names.HANDLED_RECORD)
+        found = storage.status(path, root, follow_links=False)
+        if found is None:
+            path = os.path.join(directory, names.CHECKPOINTABLE_RECORD)
+            found = storage.status(path, root, follow_links=False)
+        if found is None or found.kind != "file":
             return False
-        whole = f"/proc/self/fd/{directory}/{path}"
-        (data,) = _native.read_small_files([whole], limit_bytes=RECORD_LIMIT_BYTES)
-        CheckpointableRecord.decode(data, whole)
-    except (OSError, WaystationError):
+        CheckpointableRecord.decode(storage.read_file(path, root, limit_bytes=RECORD_LIMIT_BYTES), path)
+    except WaystationError:
         return False
     return True
 
@@ -127,13 +121,11 @@ def _describe(target: str, name: str, attempt_id: str) -> Leftover:
     return attempts.describe(path, os.path.basename(target), "overwrite", attempt_id, signs=[target])
 
 
-def _remove(orphan: Leftover, target: str, directory: int | None) -> None:
-    parent, name = os.path.split(target)
-    grave = os.path.join(parent, names.attempt(name, attempts.new_attempt_id()))
+def _remove(orphan: Leftover, root: storage.Root) -> None:
+    parent, name = os.path.split(root.path)
+    grave = os.path.join(parent, storage.names.attempt(name, attempts.new_attempt_id()))
     try:
-        os.rename(os.path.basename(orphan.path), grave, src_dir_fd=directory)
-    except FileNotFoundError:
+        storage.renames(grave).over(orphan.path, grave, "remove", orphan.path, root=root)
+    except NotFound:
         return
-    except OSError as error:
-        raise from_os_error(error, "remove", orphan.path) from error
-    attempts.remove_tree(grave)
+    storage.remove_tree(grave)

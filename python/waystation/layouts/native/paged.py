@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._distinct import distinct
 from waystation._errors import Corrupt, NotFound
 
@@ -39,14 +39,14 @@ class PagedTable:
         path: str,
         kind: Literal["files", "chunks", "checksums"],
         file_bytes: int,
-        root: _native.Directory | None = None,
+        root: storage.Root | None = None,
     ) -> None:
         self.path = path
         self._root = root
         self._kind = kind
         self._file_bytes = file_bytes
         try:
-            self.counts = _native.table_counts(path, kind, file_bytes, root=root)
+            self.counts = _native.table_counts(path, kind, file_bytes, root=storage.engine_root(root))
         except NotFound as error:
             raise _missing(error) from error
         self.bytes_read = PAGE_BYTES
@@ -60,7 +60,11 @@ class PagedTable:
         wanted = [(section, begin, end) for begin, end in ranges]
         try:
             return _native.read_table_entries(
-                self.path, self._kind, self._file_bytes, wanted, root=self._root
+                self.path,
+                self._kind,
+                self._file_bytes,
+                wanted,
+                root=storage.engine_root(self._root),
             )
         except NotFound as error:
             raise _missing(error) from error

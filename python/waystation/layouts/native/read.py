@@ -8,7 +8,6 @@ mismatch comes back naming the arrays that the damaged block holds.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import os
@@ -18,23 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _native
-from waystation._errors import Corrupt, InvalidInput, NotFound, WaystationError, from_os_error
+from waystation import _native, storage
+from waystation._errors import Corrupt, InvalidInput, NotFound, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.storage import StorageMetadata
 from waystation.grid import Box
-from waystation.layouts import beneath
-from waystation.layouts.native import (
-    boxes,
-    commit,
-    memory,
-    names,
-    places,
-    read_job,
-    tables,
-    tree_file,
-)
+from waystation.layouts.native import boxes, commit, memory, names, places, read_job, tables, tree_file
 from waystation.layouts.native.handler_files import HandlerFiles
 from waystation.layouts.native.read_job import ReadFile
 from waystation.layouts.native.records import (
@@ -75,7 +64,7 @@ class OpenCheckpointable:
     record: CheckpointableRecord
     tree: StoredTree
     tables: tables.Tables
-    root: _native.Directory | None = None
+    root: storage.Root | None = None
     may_be_longer: bool = False
 
     @property
@@ -147,13 +136,13 @@ class OpenCheckpointable:
             statistics.bytes_needed += sum(sizes) if found is None else 0
 
 
-def open_checkpoint(target: str, root: _native.Directory | None = None) -> CheckpointRecord:
+def open_checkpoint(target: str, root: storage.Root | None = None) -> CheckpointRecord:
     """Reads the record of a checkpoint (beneath `root`)."""
     return commit.read_record(target, root)
 
 
 def open_checkpointable(
-    target: str, record: CheckpointRecord, name: str, root: _native.Directory | None = None
+    target: str, record: CheckpointRecord, name: str, root: storage.Root | None = None
 ) -> OpenCheckpointable:
     """Reads and verifies the metadata of one checkpointable, all of it (beneath `root`).
 
@@ -199,7 +188,7 @@ class MetadataFiles:
 def read_files(
     directory: str,
     digest: Digest,
-    root: _native.Directory | None = None,
+    root: storage.Root | None = None,
     *,
     paged_from_bytes: int | None = PAGED_FROM_BYTES,
     record_only: bool = False,
@@ -234,7 +223,7 @@ def read_files(
     return MetadataFiles(directory, data, contents[: len(LOADED_FILES)])
 
 
-def decode_checkpointable(files: MetadataFiles, root: _native.Directory | None = None) -> OpenCheckpointable:
+def decode_checkpointable(files: MetadataFiles, root: storage.Root | None = None) -> OpenCheckpointable:
     """Makes sense of verified metadata files; the others will be opened beneath `root`.
 
     Raises:
@@ -259,7 +248,7 @@ def decode_checkpointable(files: MetadataFiles, root: _native.Directory | None =
     return OpenCheckpointable(files.directory, record, tree, decoded, root)
 
 
-def _read_committed(digests: Mapping[str, Digest], root: _native.Directory | None) -> list[bytes]:
+def _read_committed(digests: Mapping[str, Digest], root: storage.Root | None) -> list[bytes]:
     """Files that a committed record names: their absence is damage."""
     try:
         return read_vouched(digests, root)
@@ -413,7 +402,7 @@ def arrays_at(opened: OpenCheckpointable, file: int, begin: int, end: int) -> li
 
 
 def open_any(
-    target: str, record: CheckpointRecord, name: str, root: _native.Directory | None = None
+    target: str, record: CheckpointRecord, name: str, root: storage.Root | None = None
 ) -> OpenCheckpointable | HandlerFiles:
     """Reads and verifies the metadata of one checkpointable, beneath `root`; looks at no file of a handler.
 
@@ -488,18 +477,12 @@ class Mappings:
         return mapped
 
 
-def _map_file(path: str, expected_bytes: int, root: _native.Directory | None) -> mmap.mmap:
+def _map_file(path: str, expected_bytes: int, root: storage.Root | None) -> mmap.mmap:
     try:
-        with beneath.opened(path, root) as descriptor:
-            present = os.fstat(descriptor).st_size
+        with storage.opened(path, root) as file:
+            present = file.status.nbytes
             if present != expected_bytes:
                 raise Corrupt(f"the file has {present} bytes where {expected_bytes} were written", path=path)
-            mapped = mmap.mmap(descriptor, expected_bytes, access=mmap.ACCESS_COPY)
+            return storage.mapped(file, writable=True)
     except NotFound as error:
         raise Corrupt("a committed file is missing", path=path) from error
-    except OSError as error:
-        raise from_os_error(error, "map", path) from error
-    with contextlib.suppress(OSError):  # advice: a kernel without huge pages knows none
-        # What is not cached is read in huge pages then, each of which one fault maps.
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-    return mapped

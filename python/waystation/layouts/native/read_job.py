@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._errors import Corrupt, NotFound
 from waystation._options import Options
 from waystation.layouts.opened import ReadStatistics, Region
@@ -31,7 +31,7 @@ def start(
     *,
     announce: bool = False,
     among: tuple[int, int] | None = None,
-    root: _native.Directory | None = None,
+    root: storage.Root | None = None,
     may_be_longer: bool = False,
 ) -> _native.Job:
     """Starts to read files as the options say.
@@ -63,7 +63,7 @@ def start(
         announce=announce,
         gpu_direct=engine.gpu_direct,
         among=among,
-        root=root,
+        root=storage.engine_root(root),
         may_be_longer=may_be_longer,
     )
 

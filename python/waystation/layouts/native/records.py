@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._errors import (
     CheckpointableNotFound,
     Corrupt,
@@ -26,7 +26,6 @@ from waystation._errors import (
     WaystationError,
     WrongType,
 )
-from waystation.layouts import beneath
 from waystation.layouts.native import names
 from waystation.tree import parse_json
 
@@ -79,7 +78,7 @@ class Digest:
         )
 
 
-def read_vouched(digests: Mapping[str, Digest], root: _native.Directory | None = None) -> list[bytes]:
+def read_vouched(digests: Mapping[str, Digest], root: storage.Root | None = None) -> list[bytes]:
     """Reads the files at these paths (beneath `root`), and verifies each. Lengths are compared first, so
     that a file that has grown costs neither memory nor time.
 
@@ -88,7 +87,7 @@ def read_vouched(digests: Mapping[str, Digest], root: _native.Directory | None =
         NotFound: A file is missing.
     """
     limits = [min(digest.nbytes, _VOUCHED_LIMIT_BYTES) for digest in digests.values()]
-    contents = _native.read_small_files(list(digests), limit_bytes=limits, root=root)
+    contents = storage.read_files(list(digests), root, limit_bytes=limits)
     for (path, digest), content in zip(digests.items(), contents, strict=True):
         digest.check(content, path)
     return contents
@@ -167,13 +166,13 @@ class CheckpointRecord:
             )
         return os.path.join(target, entry[0]), entry[1]
 
-    def present(self, target: str, root: _native.Directory | None = None) -> tuple[str, ...]:
+    def present(self, target: str, root: storage.Root | None = None) -> tuple[str, ...]:
         """The checkpointables of the checkpoint at `target` whose directories are there (beneath `root`), in
         order."""
         return tuple(
             name
             for name, (directory, _) in sorted(self.checkpointables.items())
-            if beneath.is_there(os.path.join(target, directory), root)
+            if storage.is_there(os.path.join(target, directory), root)
         )
 
     def encode(self) -> bytes:

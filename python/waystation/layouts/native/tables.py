@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from waystation import _native, grid
+from waystation import _native, grid, storage
 from waystation._errors import Corrupt
 from waystation.layouts.native.paged import PagedSection, PagedTable
 
@@ -189,7 +189,7 @@ def _check_together(tables: Tables, paths: tuple[str, str, str]) -> None:
 
 
 def open_paged(
-    paths: tuple[str, str, str], sizes: tuple[int, int, int], root: _native.Directory | None = None
+    paths: tuple[str, str, str], sizes: tuple[int, int, int], root: storage.Root | None = None
 ) -> Tables:
     """The three tables, of `sizes` bytes, to be read page by page (beneath `root`); only the array entries
     are read now.

@@ -29,10 +29,11 @@ import os
 import secrets
 from dataclasses import dataclass
 
-from waystation import _native
+from waystation import storage
 from waystation._errors import Corrupt, WaystationError
 from waystation.layouts.native import names
 from waystation.layouts.native.records import RECORD_LIMIT_BYTES, CheckpointRecord, Digest, LocalPart
+from waystation.storage import attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def look(directory: str) -> Found | None:
     """
     path = os.path.join(directory, names.RECORD)
     try:
-        (data,) = _native.read_small_files([path], limit_bytes=RECORD_LIMIT_BYTES)
+        data = storage.read_file(path, limit_bytes=RECORD_LIMIT_BYTES)
     except WaystationError as error:
         if int(error.context.get("errno", 0)) in (errno.ENOENT, errno.ENOTDIR):
             return None
@@ -75,10 +76,10 @@ def look(directory: str) -> Found | None:
 
 def prepared_part(target: str, attempt_id: str) -> LocalPart | None:
     """The part that an attempt holds prepared for the checkpoint at `target`, if it may yet be committed."""
-    transaction = names.transaction(attempt_id)
+    transaction = storage.names.transaction(attempt_id)
     if transaction is None:
         return None
-    prepared = look(names.attempt(target, attempt_id))
+    prepared = look(storage.names.attempt(target, attempt_id))
     if prepared is None or prepared.part is None or prepared.part.transaction != transaction:
         return None
     present = look(target)
@@ -92,3 +93,6 @@ def is_undecided(target: str, attempt_id: str) -> bool:
         return prepared_part(target, attempt_id) is not None
     except WaystationError:
         return True
+
+
+attempts.is_undecided = is_undecided

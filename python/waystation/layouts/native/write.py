@@ -14,13 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._errors import InvalidInput
 from waystation._options import Options
-from waystation._paths import is_there
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import engine_job, handler_files, merge, names, tree_file
-from waystation.layouts.native.attempts import Attempt
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.merge import Part
 from waystation.layouts.native.records import (
@@ -32,6 +30,7 @@ from waystation.layouts.native.records import (
 )
 from waystation.layouts.native.write_plan import WritePlan
 from waystation.layouts.opened import StoredTree
+from waystation.storage.attempts import Attempt
 
 SYNC_TOGETHER_BYTES = 8 << 20
 
@@ -152,7 +151,7 @@ def write_metadata(
         made = handler_files.digests(entry.directory(attempt.path))
         record = CheckpointableRecord(entry.process_count, {}, HANDLED, entry.handler, made).encode()
         place = os.path.join(attempt.path, entry.name, names.HANDLED_RECORD)
-        if is_there(place):
+        if storage.is_there(place):
             raise InvalidInput(
                 f"the handler of '{entry.name}' has written a file '{names.HANDLED_RECORD}', a name that is "
                 "reserved for what Waystation says of its files; have it give that file another name",

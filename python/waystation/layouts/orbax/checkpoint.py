@@ -12,13 +12,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from waystation import _native
+from waystation import storage
 from waystation._errors import (
     CheckpointableNotFound,
     DeletionInProgressError,
     InvalidLayoutError,
 )
-from waystation.layouts import beneath
 from waystation.layouts.orbax import deletion, names
 from waystation.layouts.orbax.checkpoint_metadata import CheckpointMetadata
 from waystation.layouts.orbax.checksums import Checksums, FileChecksums, is_removed
@@ -106,7 +105,7 @@ def _shown(items: Mapping[str, Item]) -> str:
     return ", ".join(sorted(items)) or "none"
 
 
-def is_checkpoint(path: str, root: _native.Directory | None = None) -> bool:
+def is_checkpoint(path: str, root: storage.Root | None = None) -> bool:
     """Whether a checkpoint of Orbax's is at a path (beneath `root`), by what is there; nothing of it is
     verified."""
     if names.is_temporary(os.path.basename(path)):
@@ -125,7 +124,7 @@ def is_checkpointable(path: str) -> bool:
     return _is_own(whole) or _has(whole, names.DELETION)
 
 
-def _is_own(directory: str, root: _native.Directory | None = None) -> bool:
+def _is_own(directory: str, root: storage.Root | None = None) -> bool:
     """Whether a directory is a checkpoint itself, not a checkpointable of one."""
     return _has(directory, names.CHECKPOINT_METADATA, root) or _has(directory, names.INDICATOR, root)
 
@@ -135,7 +134,7 @@ def had_checksums(path: str) -> bool:
     return _has(path, names.CHECKSUMS) or is_removed(path)
 
 
-def open_checkpoint(path: str, root: _native.Directory | None = None) -> OrbaxCheckpoint:
+def open_checkpoint(path: str, root: storage.Root | None = None) -> OrbaxCheckpoint:
     """Looks at a checkpoint (beneath `root`).
 
     Raises:
@@ -163,13 +162,13 @@ def open_checkpoint(path: str, root: _native.Directory | None = None) -> OrbaxCh
     return OrbaxCheckpoint(path, items, metadata, deleting, checksums)
 
 
-def read_identity(path: str, root: _native.Directory) -> bytes:
+def read_identity(path: str, root: storage.Root) -> bytes:
     """What tells one version of a checkpoint from another: what it says of itself, which has the times of its
     save; nothing where it says nothing."""
     return _read(os.path.join(path, names.CHECKPOINT_METADATA), root) or b""
 
 
-def _is_tree(directory: str, name: str, checksums: Checksums | None, root: _native.Directory | None) -> bool:
+def _is_tree(directory: str, name: str, checksums: Checksums | None, root: storage.Root | None) -> bool:
     """Whether a checkpointable is a tree: what the save has said of it, or else its files. A handler may give
     any name to a file of its own."""
     if checksums is not None and name in checksums.checkpointables:
@@ -177,9 +176,7 @@ def _is_tree(directory: str, name: str, checksums: Checksums | None, root: _nati
     return _has(directory, names.TREE_METADATA, root)
 
 
-def _read_metadata(
-    path: str, checksums: Checksums | None, root: _native.Directory | None
-) -> CheckpointMetadata:
+def _read_metadata(path: str, checksums: Checksums | None, root: storage.Root | None) -> CheckpointMetadata:
     file = os.path.join(path, names.CHECKPOINT_METADATA)
     content = _read(file, root)
     if checksums is not None:
@@ -190,21 +187,20 @@ def _read_metadata(
     return CheckpointMetadata.decode(content, file)
 
 
-def _read(path: str, root: _native.Directory | None) -> bytes | None:
-    if not beneath.is_there(path, root):
+def _read(path: str, root: storage.Root | None) -> bytes | None:
+    if not storage.is_there(path, root):
         return None
-    (content,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES, root=root)
-    return content
+    return storage.read_file(path, root, limit_bytes=_LIMIT_BYTES)
 
 
-def _has(directory: str, name: str, root: _native.Directory | None = None) -> bool:
-    return beneath.is_there(os.path.join(directory, name), root)
+def _has(directory: str, name: str, root: storage.Root | None = None) -> bool:
+    return storage.is_there(os.path.join(directory, name), root)
 
 
-def _below(path: str, root: _native.Directory | None = None) -> Sequence[str]:
+def _below(path: str, root: storage.Root | None = None) -> Sequence[str]:
     """The directories below a path that could be checkpointables."""
     return [
-        os.path.join(path, entry.name)
-        for entry in beneath.entries_or_none(path, root)
-        if entry.is_dir() and not names.is_temporary(entry.name) and not entry.name.startswith(".")
+        os.path.join(path, name)
+        for name in storage.directories(path, root)
+        if not names.is_temporary(name) and not name.startswith(".")
     ]

@@ -27,9 +27,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from waystation import _native
-from waystation._errors import Corrupt, NotFound, Unsupported, from_os_error
-from waystation.layouts import beneath
+from waystation import _native, storage
+from waystation._errors import Corrupt, NotFound, Unsupported
 from waystation.layouts.native.records import Digest
 from waystation.layouts.orbax import names
 from waystation.layouts.orbax.json_files import parse_object, reading, require
@@ -40,6 +39,7 @@ _SUM_BYTES = 8
 _GAP_BYTES = 64 << 10  # reading so many bytes that nobody needs takes no longer than asking twice
 _CALL_BYTES = 16 << 20
 _RECORD_LIMIT_BYTES = 256 << 20
+_RECORD_PART_BYTES = 256 << 10  # read at a time
 _HANDLERS = "item_handlers"
 _ADVICE = "restore another checkpoint, or see 'waystation verify'"
 INDICATOR = f"The checksums of all files of this checkpoint are in {names.CHECKSUMS}\n".encode()
@@ -136,13 +136,13 @@ def _hexadecimal(checksum: int) -> str:
 # ---- reading -----------------------------------------------------------------------------------
 
 
-def is_removed(checkpoint: str, root: _native.Directory | None = None) -> bool:
+def is_removed(checkpoint: str, root: storage.Root | None = None) -> bool:
     """Whether a checkpoint lacks the file although it was saved with one."""
     indicator = os.path.join(checkpoint, names.INDICATOR)
-    if beneath.is_there(os.path.join(checkpoint, names.CHECKSUMS), root):
+    if storage.is_there(os.path.join(checkpoint, names.CHECKSUMS), root):
         return False
-    return beneath.is_there(indicator, root) and (
-        names.CHECKSUMS.encode() in beneath.read(indicator, root, 0, len(INDICATOR))
+    return storage.is_there(indicator, root) and (
+        names.CHECKSUMS.encode() in storage.read(indicator, root, 0, len(INDICATOR))
     )
 
 
@@ -174,11 +174,11 @@ class Checksums:
     _metadata: Digest
     _handlers: Any
     _sections: dict[str, _Section]
-    _root: _native.Directory | None
-    _root_of_files: _native.Directory | None
+    _root: storage.Root | None
+    _root_of_files: storage.Root | None
 
     @classmethod
-    def read(cls, checkpoint: str, root: _native.Directory | None = None) -> Checksums | None:
+    def read(cls, checkpoint: str, root: storage.Root | None = None) -> Checksums | None:
         """The record in a checkpoint; None if it has none.
 
         Args:
@@ -192,14 +192,11 @@ class Checksums:
         """
         path = os.path.join(checkpoint, names.CHECKSUMS)
         try:
-            own = _root_of(path, root)
-            with beneath.opened(path, own) as descriptor, open(descriptor, "rb", closefd=False) as file:
-                record = file.readline(_RECORD_LIMIT_BYTES)
-                file_bytes = os.fstat(descriptor).st_size
+            with storage.opened(path, _root_of(path, root)) as file:
+                record = _first_line(file)
+                file_bytes = file.status.nbytes
         except NotFound:
             return None
-        except OSError as error:
-            raise from_os_error(error, "read", path) from error
         found = cls.decode(record, path, root)
         if file_bytes != found.file_bytes:
             raise Corrupt(
@@ -208,7 +205,7 @@ class Checksums:
         return found
 
     @classmethod
-    def decode(cls, record: bytes, path: str, root: _native.Directory | None = None) -> Checksums:
+    def decode(cls, record: bytes, path: str, root: storage.Root | None = None) -> Checksums:
         """Makes sense of a record.
 
         Raises:
@@ -268,7 +265,7 @@ class Checksums:
     def _is_replaced(self, directory: str) -> bool:
         """Whether a tree is a checkpoint of its own, which somebody has saved in the place of ours since."""
         own = os.path.join(directory, names.CHECKPOINT_METADATA)
-        return beneath.is_there(own, self._root_of_files)
+        return storage.is_there(own, self._root_of_files)
 
     def of(self, directory: str) -> FileChecksums | None:
         """What vouches for the files of the checkpointable in a directory; None for one that was not saved
@@ -321,8 +318,8 @@ class FileChecksums:
     directory: str
     whole: dict[str, Digest]
     _data: dict[str, _Blocks]
-    _root: _native.Directory | None
-    _root_of_files: _native.Directory | None
+    _root: storage.Root | None
+    _root_of_files: storage.Root | None
     _known: dict[str, bytes] = field(default_factory=dict)
 
     @property
@@ -419,13 +416,25 @@ def _grouped(begins: Sequence[tuple[int, str]], entries: Mapping[str, _Blocks]) 
         yield group
 
 
-def _root_of(path: str, root: _native.Directory | None) -> _native.Directory | None:
+def _root_of(path: str, root: storage.Root | None) -> storage.Root | None:
     """The directory that is held open, where the file of checksums is in it."""
     return root if root is not None and os.path.dirname(path) == root.path else None
 
 
-def _read_range(path: str, root: _native.Directory | None, begin: int, nbytes: int) -> bytes:
-    content = beneath.read(path, root, begin, nbytes)
+def _first_line(file: storage.OpenFile) -> bytes:
+    """The first line of a file; of one that is longer than a record can be, so much of it."""
+    parts = []
+    for offset in range(0, _RECORD_LIMIT_BYTES, _RECORD_PART_BYTES):
+        part = file.read(offset, _RECORD_PART_BYTES)
+        line, newline, _ = part.partition(b"\n")
+        parts.append(line + newline)
+        if newline or len(part) < _RECORD_PART_BYTES:
+            break
+    return b"".join(parts)
+
+
+def _read_range(path: str, root: storage.Root | None, begin: int, nbytes: int) -> bytes:
+    content = storage.read(path, root, begin, nbytes)
     if len(content) != nbytes:
         raise Corrupt(f"'{path}' is truncated; {_ADVICE}", path=path)
     return content

@@ -19,21 +19,18 @@ not fit to its checkpoint is not acted upon.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 from dataclasses import dataclass
 from typing import Any
 
-from waystation import _native
-from waystation._errors import Corrupt, DeletionRecoveryError, from_os_error
-from waystation.layouts import beneath
+from waystation import _native, storage
+from waystation._errors import Corrupt, DeletionRecoveryError, NotFound
 from waystation.layouts.native import commit
-from waystation.layouts.native import names as native_names
-from waystation.layouts.native.attempts import remove_dead, remove_tree
 from waystation.layouts.orbax import names
 from waystation.layouts.orbax.json_files import dump, parse_object, reading, require, text
+from waystation.storage.attempts import remove_dead
 
 _LIMIT_BYTES = 256 << 20
 _HANDLERS = "item_handlers"
@@ -85,7 +82,7 @@ class DeletionRecord:
             return found
 
 
-def read_record(path: str, root: _native.Directory | None = None) -> DeletionRecord | None:
+def read_record(path: str, root: storage.Root | None = None) -> DeletionRecord | None:
     """The record in a checkpoint (beneath `root`); None where there is none.
 
     Raises:
@@ -126,11 +123,11 @@ def delete(path: str, name: str, attempt_id: str) -> None:
             record = _begin(path, name, attempt_id)
         grave = _move_out(path, name, attempt_id)
         if record is not None:
-            _replace(os.path.join(path, names.CHECKPOINT_METADATA), dump(record.updated_metadata), attempt_id)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(path, names.DELETION))
+            metadata = os.path.join(path, names.CHECKPOINT_METADATA)
+            storage.of(path).replace(metadata, dump(record.updated_metadata), attempt_id)
+            storage.remove_file(os.path.join(path, names.DELETION))
             _native.sync_paths([path])
-    remove_tree(grave)
+    storage.remove_tree(grave)
     remove_dead(*os.path.split(path))  # of one that was killed before it could
 
 
@@ -162,37 +159,21 @@ def _begin(path: str, name: str, attempt_id: str) -> DeletionRecord | None:
         return None
     operation_id = os.urandom(_ID_CHARACTERS // 2).hex()
     record = DeletionRecord(operation_id, name, present, _without(present, name))
-    _replace(os.path.join(path, names.DELETION), record.encode(), attempt_id)
+    storage.of(path).replace(os.path.join(path, names.DELETION), record.encode(), attempt_id)
     return record
 
 
 def _move_out(path: str, name: str, attempt_id: str) -> str:
     """Moves the directory of a checkpointable out of the checkpoint; returns to where."""
     parent, checkpoint = os.path.split(path)
-    grave = os.path.join(parent, native_names.attempt(checkpoint, attempt_id))
+    grave = os.path.join(parent, storage.names.attempt(checkpoint, attempt_id))
     source = os.path.join(path, name)
     try:
-        os.rename(source, grave)
-    except FileNotFoundError:
+        storage.renames(path).over(source, grave, "remove", source)
+    except NotFound:
         return grave  # whoever began has done it
-    except OSError as error:
-        raise from_os_error(error, "remove", source) from error
     _native.sync_paths([path, parent])
     return grave
-
-
-def _replace(path: str, content: bytes, attempt_id: str) -> None:
-    """Puts a file in the place of what is there, in one act, durably."""
-    directory, name = os.path.split(path)
-    temporary = os.path.join(directory, native_names.attempt(name, attempt_id))
-    _native.write_small_files([(temporary, content)])
-    try:
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise from_os_error(error, "replace", path) from error
-    _native.sync_paths([directory])
 
 
 def _without(metadata: dict[str, Any], name: str) -> dict[str, Any]:
@@ -207,18 +188,17 @@ def _same(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def _metadata(path: str, root: _native.Directory | None = None) -> dict[str, Any]:
+def _metadata(path: str, root: storage.Root | None = None) -> dict[str, Any]:
     """What a checkpoint says of itself, as it stands in the file; nothing if there is none."""
     file = os.path.join(path, names.CHECKPOINT_METADATA)
     content = _read(file, root)
     return parse_object(content, file) if content else {}
 
 
-def _read(path: str, root: _native.Directory | None = None) -> bytes | None:
-    if not beneath.is_there(path, root):
+def _read(path: str, root: storage.Root | None = None) -> bytes | None:
+    if not storage.is_there(path, root):
         return None
-    (content,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES, root=root)
-    return content
+    return storage.read_file(path, root, limit_bytes=_LIMIT_BYTES)
 
 
 def _unusable(path: str, problem: str) -> DeletionRecoveryError:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._options import Options
 from waystation.layouts.native import read_job
 from waystation.layouts.opened import ReadStatistics
@@ -36,7 +36,7 @@ class Engine:
         on_job: Callable[[Any], None],
         statistics: ReadStatistics,
         checksums: FileChecksums | None,
-        root: _native.Directory | None = None,
+        root: storage.Root | None = None,
     ) -> None:
         self.options = options
         self._checksums = checksums

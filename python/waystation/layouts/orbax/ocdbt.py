@@ -16,9 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._errors import Corrupt, NotFound, Unsupported
-from waystation.layouts import beneath
 from waystation.layouts.orbax.checksums import FileChecksums
 from waystation.layouts.orbax.json_files import reading, require
 from waystation.layouts.orbax.names import MANIFEST
@@ -85,7 +84,7 @@ class OcdbtValues:
         self,
         directory: str,
         checksums: FileChecksums | None = None,
-        root: _native.Directory | None = None,
+        root: storage.Root | None = None,
     ) -> None:
         self._directory = directory
         self._checksums = checksums
@@ -94,7 +93,7 @@ class OcdbtValues:
         self._files: dict[str, int] = {}
         path = os.path.join(directory, MANIFEST)
         try:
-            (data,) = _native.read_small_files([path], limit_bytes=_LIMIT_BYTES, root=root)
+            data = storage.read_file(path, root, limit_bytes=_LIMIT_BYTES)
         except NotFound as error:
             raise Corrupt(f"a file of the checkpoint is missing: {error.message}", **error.context) from error
         if checksums is not None:
@@ -179,10 +178,10 @@ class OcdbtValues:
             raise Corrupt(f"'{self._directory}' is damaged: a part of it is in no file", path=self._directory)
         path = os.path.join(self._directory, extent.file.path)
         if path not in self._files:
-            status = beneath.status(path, self._held)
+            status = storage.status(path, self._held)
             if status is None:
                 raise Corrupt(f"a file of the checkpoint is missing: '{path}'", path=path)
-            self._files[path] = status.st_size
+            self._files[path] = status.nbytes
         file_bytes = self._files[path]
         if extent.offset + extent.nbytes > file_bytes:
             raise Corrupt(
@@ -198,7 +197,7 @@ class OcdbtValues:
             raise Corrupt(f"'{path}' is said to hold a node of {extent.nbytes} bytes", path=path)
         if self._checksums is not None:
             return self._checksums.read(path, extent.offset, extent.nbytes, file_bytes)
-        return beneath.read(path, self._held, extent.offset, extent.nbytes)
+        return storage.read(path, self._held, extent.offset, extent.nbytes)
 
 
 # ---- decoding ----------------------------------------------------------------------------------

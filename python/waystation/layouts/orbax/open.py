@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from waystation import _native
+from waystation import storage
 from waystation._collection import paused_collection
 from waystation._errors import Corrupt, NotFound, Unsupported
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
-from waystation.layouts import beneath
 from waystation.layouts.native.records import join_strings, split_strings
 from waystation.layouts.opened import ArrayLeaf, Leaf
 from waystation.layouts.orbax import array_metadatas, names, rich_types, shardings_file, strings_file, zarr
@@ -84,7 +83,7 @@ def read_tree_files(
     directory: str,
     options: Options,
     checksums: FileChecksums | None,
-    root: _native.Directory | None = None,
+    root: storage.Root | None = None,
 ) -> TreeFiles:
     """Reads all metadata of a tree (beneath `root`).
 
@@ -133,15 +132,15 @@ def _names_below(directory: str, checksums: FileChecksums) -> set[str]:
     return {name.removeprefix(begin) for name in checksums.whole if name.startswith(begin)}
 
 
-def _listed(directory: str, root: _native.Directory | None) -> set[str]:
-    return {entry.name for entry in beneath.entries(directory, root)}
+def _listed(directory: str, root: storage.Root | None) -> set[str]:
+    return {entry.name for entry in storage.entries(directory, root)}
 
 
 def _read_files(
-    paths: Sequence[str], checksums: FileChecksums | None, root: _native.Directory | None
+    paths: Sequence[str], checksums: FileChecksums | None, root: storage.Root | None
 ) -> list[bytes]:
     try:
-        contents = _native.read_small_files(list(paths), limit_bytes=_LIMIT_BYTES, root=root)
+        contents = storage.read_files(paths, root, limit_bytes=_LIMIT_BYTES)
     except NotFound as error:
         raise Corrupt(f"a file of the checkpoint is missing: {error.message}", **error.context) from error
     if checksums is not None:
@@ -155,7 +154,7 @@ def _read_array_metadata(
     keys: Sequence[str],
     metadata: TreeMetadata,
     checksums: FileChecksums | None,
-    root: _native.Directory | None,
+    root: storage.Root | None,
     *,
     is_ocdbt: bool,
 ) -> list[bytes]:
@@ -184,7 +183,7 @@ def _read_array_metadata(
 
 
 def _values(
-    directory: str, checksums: FileChecksums | None, root: _native.Directory | None, *, is_ocdbt: bool
+    directory: str, checksums: FileChecksums | None, root: storage.Root | None, *, is_ocdbt: bool
 ) -> Values | None:
     """Where the values of keys are; None of a database that only TensorStore can read."""
     if not is_ocdbt:
@@ -272,7 +271,7 @@ def decode_tree_files(
     files: TreeFiles,
     options: Options,
     checksums: FileChecksums | None,
-    root: _native.Directory | None = None,
+    root: storage.Root | None = None,
 ) -> OpenOrbax:
     """Makes sense of the metadata of a tree; the other files will be opened beneath `root`.
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import _native
+from waystation import storage
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, WaystationError
 from waystation._options import Options
@@ -79,7 +79,7 @@ class OpenOrbax:
         absent_is_damage: bool,
         values: Values | None,
         checksums: FileChecksums | None,
-        root: _native.Directory | None = None,
+        root: storage.Root | None = None,
     ) -> None:
         self.directory = directory
         self._root = root

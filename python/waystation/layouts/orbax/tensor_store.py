@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from waystation import _native
+from waystation import storage
 from waystation._errors import Cancelled, Corrupt, Unsupported
 from waystation._extras import install_command
 from waystation.grid import Box, slices_of_box
-from waystation.layouts import beneath
 
 # As Orbax has them: files read at a time, and bytes of OCDBT's nodes that are kept.
 _FILES_AT_ONCE = 128
@@ -95,7 +94,7 @@ class TensorStore:
         is_ocdbt: bool,
         version: int,
         absent_is_damage: bool,
-        root: _native.Directory | None = None,
+        root: storage.Root | None = None,
     ) -> None:
         self._library = _imported(directory)
         self._directory = directory
@@ -191,11 +190,10 @@ class TensorStore:
         reason = _first_line(error).replace(self._place, self._directory)
         return Corrupt(f"'{self._directory}' cannot be read: {reason}", path=self._directory, array=name)
 
-    def _hold(self, root: _native.Directory) -> str:
+    def _hold(self, root: storage.Root) -> str:
         """A path that leads to the directory as long as this holds it open, whatever has its own path."""
-        beneath.check_links(self._directory, root)
-        with beneath.opened(self._directory, root, os.O_PATH | os.O_DIRECTORY) as descriptor:
-            self._held = os.dup(descriptor)
+        storage.check_links(self._directory, root)
+        self._held = root.engine.open(self._directory, flags=os.O_PATH | os.O_DIRECTORY)
         weakref.finalize(self, os.close, self._held)
         held = f"/proc/self/fd/{self._held}"
         return held if os.path.isdir(held) else self._directory

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from waystation import _native
-from waystation.layouts import beneath
+from waystation import storage
 from waystation.layouts.native.read_job import ReadFile
 from waystation.layouts.orbax.checksums import FileChecksums
 
@@ -87,7 +86,7 @@ class Values(Protocol):
 class FileValues:
     """Every key is a file in the directory of the checkpointable."""
 
-    def __init__(self, directory: str, root: _native.Directory | None = None) -> None:
+    def __init__(self, directory: str, root: storage.Root | None = None) -> None:
         self._directory = directory
         self._root = root
 
@@ -100,6 +99,6 @@ class FileValues:
         return os.path.join(self._directory, key)
 
 
-def _look_at(path: str, root: _native.Directory | None) -> Value | None:
-    status = beneath.status(path, root)
-    return None if status is None else Value(path, 0, status.st_size, status.st_size)
+def _look_at(path: str, root: storage.Root | None) -> Value | None:
+    status = storage.status(path, root)
+    return None if status is None else Value(path, 0, status.nbytes, status.nbytes)

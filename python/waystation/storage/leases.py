@@ -1,16 +1,18 @@
 """Leases: who reads a checkpoint at present, so that nobody removes it meanwhile.
 
-A reader puts a mark into the checkpoint's directory, a collector one that condemns the checkpoint
-(`layouts/native/marks`). Each puts its own first and then looks for the other's. So of a reader and a
-collector that come at the same time at least one sees the other, and gives way: a reader takes another
-checkpoint, a collector leaves this one to the next collection. A listing of steps meets nothing of this.
+A reader puts a mark into the checkpoint's directory, a collector one that condemns the checkpoint. Each puts
+its own first and then looks for the other's. So of a reader and a collector that come at the same time at
+least one sees the other, and gives way: a reader takes another checkpoint, a collector leaves this one to the
+next collection. A listing of steps meets nothing of this. Marks are no part of a checkpoint, and of any
+layout: files of Orbax's checkpoints stand in directories, of which no mark is one.
 
 A mark is put through a descriptor of the directory, and again where another directory has taken the place of
-that meanwhile. A checkpoint that is overwritten later brings its marks along (`layouts/native/marks`). In the
-moment between the swap and that, a look at the new directory misses a mark; so a collector leaves what
-somebody overwrites to the next collection.
+that meanwhile. An overwrite that swaps directories brings the marks of the old one along, as further links to
+the same files: what the process that made a mark writes into it is seen in both directories. In the moment
+between the swap and that, a look at the new directory misses a mark; so a collector leaves what somebody
+overwrites to the next collection.
 
-Each mark has the identity of its process in its name, as attempts have (`layouts/native/attempts`). The mark
+Each mark has the identity of its process in its name, as attempts have (`attempts`). The mark
 of a process that provably no longer runs counts for nothing, and is removed. Of a process on another machine
 that cannot be proved: its mark counts until it has shown no sign of life for `EXPIRES_S`; a reader shows one
 each `HEARTBEAT_S`, from a thread that runs while it holds something. A process that takes its mark away says
@@ -28,28 +30,55 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from waystation import _forks
 from waystation._errors import PermissionDenied, from_os_error
-from waystation.layouts.native.attempts import (
+from waystation.storage import names
+from waystation.storage.attempts import (
     is_dead,
     is_of_this_system,
     leftovers,
     new_attempt_id,
     owner_record,
 )
-from waystation.layouts.native.marks import CONDEMNED, LEASE
-from waystation.layouts.native.signs_of_life import HEARTBEAT, has_run_out
+from waystation.storage.signs_of_life import HEARTBEAT, has_run_out
 
 # How often a mark is put, or looked for, again because the checkpoint was replaced meanwhile.
 _MAX_TRIES = 1000
+
+LEASE, CONDEMNED = ".waystation-lease.", ".waystation-condemned."
 
 _OVER = b'{"is_over": true}'
 _MARK_LIMIT_BYTES = 64 << 10
 
 _log = logging.getLogger("waystation")
+
+
+def is_mark(name: str) -> bool:
+    """Whether an entry of a checkpoint's directory is a mark, or the lock of a process that replaces it."""
+    return _is_carried(name) or name.startswith(names.WRITER)
+
+
+def _is_carried(name: str) -> bool:
+    return name.startswith((LEASE, CONDEMNED))
+
+
+def without_marks(entries: Iterable[str]) -> list[str]:
+    """The entries of a checkpoint's directory, in order, that are no marks."""
+    return sorted(name for name in entries if not is_mark(name))
+
+
+def carry(source: str, target: str) -> None:
+    """Has the marks of a checkpoint's directory stand in another one as well.
+
+    Where the file system has no further links to a file, they stay behind: no save fails by that.
+    """
+    with contextlib.suppress(OSError):
+        for name in filter(_is_carried, os.listdir(source)):
+            with contextlib.suppress(OSError):
+                os.link(os.path.join(source, name), os.path.join(target, name), follow_symlinks=False)
 
 
 class Leases:

@@ -13,7 +13,6 @@ attempt's name and is as dead as its owner); killed while leftovers are removed 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import json
@@ -23,15 +22,14 @@ import secrets
 import stat
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from waystation import _forks, _processes
-from waystation._errors import NotDirectory, WaystationError, from_os_error
-from waystation._paths import is_directory, is_there, list_directory
-from waystation.layouts.native import names, signs_of_life, transactions
+from waystation import _forks, _processes, storage
+from waystation._errors import NotDirectory, NotFound, WaystationError, from_os_error
+from waystation.storage import names, signs_of_life
 
 _log = logging.getLogger("waystation")
 
@@ -40,8 +38,10 @@ LeftoverKind = Literal["save", "overwrite", "export"]
 # Of this process: tells its records from those of a copy of its machine.
 _TOKEN = secrets.token_hex(8)
 
-# How often a directory is emptied that others put something into at the same time.
-_REMOVAL_TRIES = 100
+# Whether an attempt in a transaction holds a part that only all its processes can end: asked with the path of
+# the checkpoint and the id of the attempt. The layout whose transactions these are answers
+# (`layouts/native/transactions`); until it is imported, every such attempt counts as one that does.
+is_undecided: Callable[[str, str], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Attempt:
         if not self._owner.is_here:
             return
         self._end_renewal()
-        remove_tree(self.path)
+        storage.remove_tree(self.path)
         for directory in self.created_parents:
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
@@ -195,11 +195,9 @@ def export_stages(parent: str) -> list[Leftover]:
 
 def _listed(parent: str, infix: str) -> list[str]:
     try:
-        return sorted(name for name in list_directory(parent) if infix in name)
-    except FileNotFoundError:
+        return [name for name in storage.list_names(parent) if infix in name]
+    except NotFound:
         return []
-    except OSError as error:
-        raise from_os_error(error, "list", parent) from error
 
 
 def remove_dead(parent: str, target_name: str) -> list[str]:
@@ -234,40 +232,7 @@ def remove(leftover: Leftover) -> None:
         return
     except OSError as error:
         raise from_os_error(error, "remove", leftover.path) from error
-    remove_tree(grave)
-
-
-def remove_tree(path: str) -> None:
-    """Removes a directory tree, its owner record last; what is gone already is no error.
-
-    Symbolic links are removed, never followed. Where others put something into a directory at the same time,
-    as readers do that take a lease, that is removed as well.
-    """
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENAMETOOLONG):  # of a longer name there is nothing either
-            return
-        raise from_os_error(error, "remove", path) from error
-    try:
-        if not stat.S_ISDIR(mode):
-            os.unlink(path)
-            return
-        for tries_left in reversed(range(_REMOVAL_TRIES)):
-            children = sorted(list_directory(path), key=lambda name: (name == names.OWNER, name))
-            for child in children:
-                remove_tree(os.path.join(path, child))
-            try:
-                os.rmdir(path)
-            except OSError as error:
-                if error.errno != errno.ENOTEMPTY or not tries_left:
-                    raise
-            else:
-                return
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise from_os_error(error, "remove", path) from error
+    storage.remove_tree(grave)
 
 
 def describe(
@@ -287,7 +252,8 @@ def describe(
     # An orphan is inside of the checkpoint, an attempt stands beside it.
     place = os.path.dirname(path)
     checkpoint = place if kind == "overwrite" else os.path.join(place, target)
-    undecided = transactions.is_undecided(checkpoint, attempt_id)
+    is_part = names.transaction(attempt_id) is not None
+    undecided = is_part and (is_undecided is None or is_undecided(checkpoint, attempt_id))
     age_s = max(0.0, time.time() - newest)
     return Leftover(path, target, kind, attempt_id, dead, age_s, owner, undecided)
 
@@ -325,7 +291,7 @@ def is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
 def _sign(path: str) -> str:
     """What an owner renews of something that it has made."""
     record = os.path.join(path, names.OWNER)
-    return record if is_there(record) else path
+    return record if storage.is_there(record) else path
 
 
 def new_attempt_id(transaction: str | None = None) -> str:
@@ -389,7 +355,7 @@ def _mode_of_empty(target: str) -> int | None:
     """The permissions of an empty directory, which the checkpoint in its place keeps: it may be private."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         mode = os.lstat(target).st_mode
-        if stat.S_ISDIR(mode) and not list_directory(target):
+        if stat.S_ISDIR(mode) and not storage.list_names(target):
             return stat.S_IMODE(mode)
     return None
 
@@ -398,10 +364,10 @@ def _make_parents(parent: str, permission_mode: int | None) -> list[str]:
     """Creates the missing parents; returns those that it created, innermost first."""
     missing = []
     directory = parent
-    while not is_there(directory):
+    while not storage.is_there(directory):
         missing.append(directory)
         directory = os.path.dirname(directory)
-    if not is_directory(directory):
+    if not storage.is_directory(directory):
         raise NotDirectory(f"'{directory}' is not a directory, so no checkpoint can be under it", path=parent)
     created: list[str] = []
     try:

@@ -33,7 +33,7 @@ from typing import Any
 
 from waystation import _forks
 from waystation._errors import Conflict, from_os_error
-from waystation.layouts.native import attempts, names, signs_of_life
+from waystation.storage import attempts, names, signs_of_life
 
 _log = logging.getLogger("waystation")
 

@@ -1,0 +1,268 @@
+"""Storage: where checkpoints are, and the only part of the package that asks the system about their files.
+
+`Storage` is the protocol, `of` the storage of a path; the local file system is the first implementation. The
+functions here serve call sites that do not care which it is. They take whole paths, which messages name, and
+`root`, the directory held open that the path is in; without one they go by the path. Attempts, leases and
+the lock of writers have modules of their own. The data of arrays do not pass here: the engine moves them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from waystation import _native
+from waystation._errors import InvalidInput, Unsupported, UnusablePath, WaystationError, WrongType
+from waystation.storage import names
+from waystation.storage.base import Entry, Identity, OpenFile, Reader, Renames, Root, Status, Storage
+from waystation.storage.local import LocalStorage, is_absence, mapped
+
+__all__ = [
+    "Entry",
+    "Identity",
+    "OpenFile",
+    "Reader",
+    "Renames",
+    "Root",
+    "Status",
+    "Storage",
+    "absolute",
+    "check_links",
+    "directories",
+    "engine_root",
+    "entries",
+    "entries_or_none",
+    "files_below",
+    "is_absence",
+    "is_directory",
+    "is_file",
+    "is_there",
+    "list_names",
+    "make_directory",
+    "mapped",
+    "names",
+    "of",
+    "opened",
+    "read",
+    "read_file",
+    "read_files",
+    "reader",
+    "remove_file",
+    "remove_tree",
+    "renames",
+    "resolved",
+    "status",
+]
+
+PathLike = str | os.PathLike[str]
+
+_LOCAL: Storage = LocalStorage()
+
+
+def absolute(path: object) -> str:
+    """The absolute form of a path on a mounted file system; symbolic links stay as they are.
+
+    Raises:
+        WrongType: It is no string and no `os.PathLike`.
+        InvalidInput: It is a URL; UnusablePath: it is empty or bytes, holds a NUL, or is not UTF-8.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise WrongType(f"a path must be a string or os.PathLike, not {type(path).__name__}")
+    text: object = os.fspath(path)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise UnusablePath(f"{text!r} is not a usable path")
+    if "://" in text:
+        raise InvalidInput(
+            f"'{text}' is a URL; this version knows paths of mounted file systems only", path=text
+        )
+    whole = os.path.abspath(os.path.expanduser(text))
+    try:
+        whole.encode()
+    except UnicodeEncodeError as error:
+        raise UnusablePath(
+            f"{whole!r} is not a usable path: it is not UTF-8; rename what has such a name, or give another "
+            "path"
+        ) from error
+    return whole
+
+
+def of(path: PathLike) -> Storage:
+    """The storage that a path is in. There is one so far; the scheme of a URL will choose another."""
+    return _LOCAL
+
+
+def resolved(path: PathLike) -> str:
+    """The path without symbolic links."""
+    return of(path).resolved(os.fspath(path))
+
+
+def reader(path: PathLike, root: Root | None = None) -> Reader:
+    """What reads a path: the directory held open that it is in, or else its storage."""
+    return of(path) if root is None else root
+
+
+def renames(path: PathLike) -> Renames:
+    """Renames in the storage of a path, by which attempts become checkpoints.
+
+    Raises:
+        Unsupported: It has none.
+    """
+    found = of(path).renames
+    if found is None:
+        raise Unsupported(
+            f"'{path}' is in a storage without renames; save to a file system", path=os.fspath(path)
+        )
+    return found
+
+
+def engine_root(root: Root | None) -> _native.Directory | None:
+    """A directory held open, as functions of the engine take it."""
+    return None if root is None else root.engine
+
+
+# ---- looking -----------------------------------------------------------------------------------
+
+
+def status(path: PathLike, root: Root | None = None, *, follow_links: bool = True) -> Status | None:
+    """What is at a path; None where nothing is.
+
+    Raises:
+        PermissionDenied, Unavailable: It cannot be told. (UnusablePath: links go in a circle.)
+        Unsupported: A symbolic link leads out of `root`.
+    """
+    return reader(path, root).status(os.fspath(path), follow_links=follow_links)
+
+
+def is_there(path: PathLike, root: Root | None = None) -> bool:
+    """Whether anything is at a path, be it a link to nothing; raises as `status` does."""
+    return status(path, root, follow_links=False) is not None
+
+
+def is_file(path: PathLike, root: Root | None = None) -> bool:
+    """Whether a file is at a path, or a link to one; raises as `status` does."""
+    found = status(path, root)
+    return found is not None and found.kind == "file"
+
+
+def is_directory(path: PathLike, root: Root | None = None) -> bool:
+    """Whether a directory is at a path, or a link to one; raises as `status` does."""
+    found = status(path, root)
+    return found is not None and found.kind == "directory"
+
+
+def entries(path: PathLike, root: Root | None = None) -> list[Entry]:
+    """What is in a directory, by name.
+
+    Raises:
+        NotFound: It is not there.
+    """
+    return list(reader(path, root).entries(os.fspath(path)))
+
+
+def entries_or_none(path: PathLike, root: Root | None = None) -> list[Entry]:
+    """What is in a directory, none where it is not there."""
+    try:
+        return entries(path, root)
+    except WaystationError as error:
+        if not is_absence(error):
+            raise
+        return []
+
+
+def list_names(path: PathLike) -> list[str]:
+    """The names in a directory, in order; raises as `entries` does."""
+    return [entry.name for entry in entries(path)]
+
+
+def directories(path: PathLike, root: Root | None = None) -> list[str]:
+    """The names of the directories in a directory, and of links to such, none where it is not there."""
+    found = []
+    for entry in entries_or_none(path, root):
+        is_meant = entry.kind == "directory"
+        if entry.kind == "link":
+            try:
+                is_meant = is_directory(os.path.join(path, entry.name), root)
+            except Unsupported:  # it leads out of the root, as whoever opens it is told
+                is_meant = True
+        if is_meant:
+            found.append(entry.name)
+    return found
+
+
+def check_links(path: str, root: Root) -> None:
+    """Refuses symbolic links below a directory that lead out of `root`, for readers that follow them all.
+
+    Raises:
+        Unsupported: There is one.
+    """
+    for entry in entries(path, root):
+        below = os.path.join(path, entry.name)
+        if entry.kind == "link":
+            status(below, root)
+        elif entry.kind == "directory":
+            check_links(below, root)
+
+
+def files_below(path: str, root: Root | None = None) -> dict[str, int]:
+    """The files below a directory with their lengths in bytes, by their paths from there."""
+    found = {}
+    for entry in entries(path, root):
+        below = os.path.join(path, entry.name)
+        if entry.kind == "directory":
+            for name, nbytes in files_below(below, root).items():
+                found[os.path.join(entry.name, name)] = nbytes
+        elif (seen := status(below, root)) is not None:
+            found[entry.name] = seen.nbytes
+    return found
+
+
+def opened(path: PathLike, root: Root | None = None) -> AbstractContextManager[OpenFile]:
+    """Opens a file to read from it, as long as the block lasts. Never waits for a named pipe.
+
+    Raises:
+        NotFound: Nothing is there.
+        Unsupported: A symbolic link leads out of `root`.
+    """
+    return reader(path, root).opened(os.fspath(path))
+
+
+def read(path: PathLike, root: Root | None, offset: int, nbytes: int) -> bytes:
+    """A range of a file; shorter only where the file ends."""
+    with opened(path, root) as file:
+        return file.read(offset, nbytes)
+
+
+def read_files(
+    paths: Sequence[str], root: Root | None = None, *, limit_bytes: int | Sequence[int]
+) -> list[bytes]:
+    """All of several files, read side by side; the limit is of all, or each has its own.
+
+    Raises:
+        NotFound: One is not there.
+        Corrupt: One is larger than the limit.
+    """
+    return reader(paths[0], root).read_files(paths, limit_bytes=limit_bytes) if paths else []
+
+
+def read_file(path: PathLike, root: Root | None = None, *, limit_bytes: int) -> bytes:
+    """All of a file; raises as `read_files` does."""
+    return read_files([os.fspath(path)], root, limit_bytes=limit_bytes)[0]
+
+
+def remove_file(path: PathLike) -> None:
+    """Removes a file; one that is gone already is no error."""
+    of(path).remove_file(os.fspath(path))
+
+
+def remove_tree(path: PathLike) -> None:
+    """Removes a directory with all that is below it, or a file; what is gone already is no error."""
+    of(path).remove_tree(os.fspath(path))
+
+
+def make_directory(path: PathLike, *, parents: bool = False, permission_mode: int | None = None) -> None:
+    """Makes a directory, unless it is there, and those above it, if `parents`.
+
+    The mode is that of the directory, if this makes it.
+    """
+    of(path).make_directory(os.fspath(path), parents=parents, permission_mode=permission_mode)

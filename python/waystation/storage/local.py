@@ -1,0 +1,383 @@
+"""The local file system, and whatever else is mounted as one.
+
+Files are read by their paths, or beneath a directory that is held open: an overwrite gives the path of a
+checkpoint to another directory, and what is opened beneath the directory that was opened first is of one
+checkpoint. Small files are created and replaced by rename. Failure sequence of a replacement: killed before
+the rename, the file is as it was, and the new content stands beside it under the name of an attempt; killed
+after it, the new file is there. What a call has made durable survives a loss of power.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from waystation import _native
+from waystation._errors import Conflict, NotFound, Unsupported, WaystationError, from_os_error
+from waystation.storage import names
+from waystation.storage.base import Entry, Identity, Kind, OpenFile, Root, Status
+
+T = TypeVar("T")
+
+_READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+_COPIED_BYTES = 1 << 20  # at a time
+# How often a directory is emptied that others put something into at the same time.
+_REMOVAL_TRIES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """See `base.OpenFile`."""
+
+    path: str
+    status: Status
+    descriptor: int
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """See `base.OpenFile`."""
+        parts = []
+        while nbytes:  # the system may return less than there is
+            try:
+                part = os.pread(self.descriptor, nbytes, offset)
+            except OSError as error:
+                raise from_os_error(error, "read", self.path) from error
+            if not part:
+                break
+            parts.append(part)
+            offset, nbytes = offset + len(part), nbytes - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class LocalReader:
+    """What reads by paths, or beneath a directory that is held open.
+
+    Args:
+        directory: That directory.
+    """
+
+    def __init__(self, directory: _native.Directory | None) -> None:
+        self._directory = directory
+
+    def entries(self, path: str) -> list[Entry]:
+        """See `base.Reader`."""
+        with self._open(path, os.O_DIRECTORY) as descriptor:
+            try:
+                # The descriptor has to stay open until then: by it the system looks names up.
+                with os.scandir(descriptor) as found:
+                    listed = [_entry(entry) for entry in found]
+            except OSError as error:
+                raise from_os_error(error, "list", path) from error
+        return sorted(listed, key=lambda entry: entry.name)
+
+    @contextlib.contextmanager
+    def opened(self, path: str) -> Iterator[LocalFile]:
+        """See `base.Reader`."""
+        with self._open(path) as descriptor:
+            try:
+                status = _status(os.fstat(descriptor))
+            except OSError as error:
+                raise from_os_error(error, "look at", path) from error
+            yield LocalFile(path, status, descriptor)
+
+    def read_files(self, paths: Sequence[str], *, limit_bytes: int | Sequence[int]) -> list[bytes]:
+        """See `base.Reader`."""
+        return _native.read_small_files(paths, limit_bytes=limit_bytes, root=self._directory)
+
+    @contextlib.contextmanager
+    def _open(self, path: str, flags: int = 0) -> Iterator[int]:
+        if self._directory is not None:
+            descriptor = self._directory.open(path, flags=flags)
+        else:
+            try:
+                # Without O_NONBLOCK, opening a named pipe that somebody put there would wait for ever.
+                descriptor = os.open(path, _READING | flags)
+            except OSError as error:
+                raise from_os_error(error, "open", path) from error
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+class LocalRoot(LocalReader):
+    """See `base.Root`."""
+
+    def __init__(self, directory: _native.Directory) -> None:
+        super().__init__(directory)
+        self.engine = directory
+        self.path = directory.path
+
+    def is_current(self) -> bool:
+        """See `base.Root`."""
+        return self.engine.is_current()
+
+    def status(self, path: str, *, follow_links: bool = True) -> Status | None:
+        """See `base.Reader`."""
+        try:
+            with self._open(path, os.O_PATH | (0 if follow_links else os.O_NOFOLLOW)) as descriptor:
+                return _status(os.fstat(descriptor))
+        except WaystationError as error:  # some of which are errors of the system, too
+            if not is_absence(error):
+                raise
+            return None
+        except OSError as error:
+            raise from_os_error(error, "look at", path) from error
+
+
+class LocalStorage(LocalReader):
+    """See `base.Storage`; it is also what it can do besides."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    @property
+    def renames(self) -> LocalStorage:
+        """Every mounted file system has them."""
+        return self
+
+    def hold(self, path: str, *, follow_links_out: bool = False) -> LocalRoot:
+        """See `base.Storage`."""
+        return LocalRoot(_native.Directory(path, follow_links_out=follow_links_out))
+
+    def resolved(self, path: str) -> str:
+        """See `base.Storage`."""
+        return os.path.realpath(path)
+
+    def is_writable(self, directory: str) -> bool:
+        """See `base.Storage`."""
+        return os.access(directory, os.W_OK | os.X_OK)
+
+    def use_of(self, directory: str) -> str | None:
+        """See `base.Storage`."""
+        try:
+            if os.path.ismount(directory):
+                return "a mount point"
+            with contextlib.suppress(FileNotFoundError):  # this process is in one that has been removed
+                if os.path.samefile(directory, os.curdir):
+                    return "the working directory of this process"
+        except OSError as error:
+            raise from_os_error(error, "look at", directory) from error
+        return None
+
+    # ---- looking -------------------------------------------------------------------------------
+
+    def status(self, path: str, *, follow_links: bool = True) -> Status | None:
+        """See `base.Reader`.
+
+        `os.path.exists` and the like take any error for absence: also that of a file system that does not
+        answer, or of a directory that must not be looked into.
+        """
+        try:
+            return _status(os.stat(path, follow_symlinks=follow_links))
+        except OSError as error:
+            # Of a name that is too long no file system has anything.
+            if error.errno in (*_ABSENT, errno.ENAMETOOLONG):
+                return None
+            raise from_os_error(error, "look at", path) from error
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    def create(self, path: str, content: bytes, attempt_id: str) -> None:
+        """See `base.Storage`."""
+        with self._aside(path, content, attempt_id) as aside:
+            self.new(aside, path)
+
+    def replace(self, path: str, content: bytes, attempt_id: str) -> None:
+        """See `base.Storage`."""
+        with self._aside(path, content, attempt_id) as aside:
+            self.over(aside, path)
+
+    @contextlib.contextmanager
+    def _aside(self, path: str, content: bytes, attempt_id: str) -> Iterator[str]:
+        """A durable file beside the one at a path, which is to get its name within the block."""
+        directory, name = os.path.split(path)
+        aside = os.path.join(directory, names.attempt(name, attempt_id))
+        _native.write_small_files([(aside, content)])
+        try:
+            yield aside
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
+            raise
+        _native.sync_paths([directory])
+
+    def make_directory(self, path: str, *, parents: bool = False, permission_mode: int | None = None) -> None:
+        """See `base.Storage`."""
+        if parents and (found := self.status(path)) is not None and found.kind == "directory":
+            return
+        try:
+            if parents:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                if os.path.isdir(path):
+                    return
+                raise
+            if permission_mode is not None:
+                os.chmod(path, permission_mode)
+        except OSError as error:
+            raise from_os_error(error, "create", path) from error
+
+    def copy(self, source: str, target: str) -> None:
+        """See `base.Storage`."""
+        try:
+            os.link(source, target)
+        except OSError:
+            try:
+                with open(source, "rb") as origin, open(target, "xb") as copied:
+                    shutil.copyfileobj(origin, copied, _COPIED_BYTES)
+                    copied.flush()
+                    os.fsync(copied.fileno())
+            except OSError as error:
+                raise from_os_error(error, "copy to", target) from error
+
+    def remove_file(self, path: str) -> None:
+        """See `base.Storage`."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise from_os_error(error, "remove", path) from error
+
+    def remove_tree(self, path: str) -> None:
+        """See `base.Storage`.
+
+        Symbolic links are removed, never followed. Where others put something into a directory at the same
+        time, as readers do that take a lease, that is removed as well. The owner record of an attempt goes
+        last.
+        """
+        try:
+            mode = os.lstat(path).st_mode
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENAMETOOLONG):  # of a longer name there is nothing either
+                return
+            raise from_os_error(error, "remove", path) from error
+        try:
+            if not stat.S_ISDIR(mode):
+                os.unlink(path)
+                return
+            for tries_left in reversed(range(_REMOVAL_TRIES)):
+                children = sorted(_uninterrupted(lambda: os.listdir(path)), key=_owner_last)
+                for child in children:
+                    self.remove_tree(os.path.join(path, child))
+                try:
+                    os.rmdir(path)
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY or not tries_left:
+                        raise
+                else:
+                    return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if isinstance(error, WaystationError):  # of what is below
+                raise
+            raise from_os_error(error, "remove", path) from error
+
+    # ---- renames -------------------------------------------------------------------------------
+
+    def new(self, source: str, target: str) -> None:
+        """See `base.Renames`. A file system that cannot tell is asked first, and renames then."""
+        try:
+            _native.rename_new(source, target)
+        except Unsupported:
+            if self.status(target, follow_links=False) is not None:
+                raise Conflict(f"could not rename to '{target}': it exists", path=target) from None
+            self.over(source, target, "rename to")
+
+    def exchange(self, first: str, second: str) -> None:
+        """See `base.Renames`."""
+        _native.rename_exchange(first, second)
+
+    def over(
+        self,
+        source: str,
+        target: str,
+        action: str = "replace",
+        path: str | None = None,
+        *,
+        root: Root | None = None,
+    ) -> None:
+        """See `base.Renames`. rename(2) of a directory replaces an empty one in one act, but no file and none
+        that holds anything."""
+        try:
+            if root is None:
+                os.rename(source, target)
+            else:
+                os.rename(os.path.relpath(source, root.path), target, src_dir_fd=root.engine.fileno())
+        except OSError as error:
+            raise from_os_error(error, action, path or target) from error
+
+
+def is_absence(error: WaystationError) -> bool:
+    """Whether nothing is at a path, or a file has the place of one of its directories."""
+    return isinstance(error, NotFound) or error.context.get("errno") in (errno.ENOTDIR, str(errno.ENOTDIR))
+
+
+def mapped(file: OpenFile, *, writable: bool = False) -> mmap.mmap:
+    """A mapping of a whole file. A write to a writable one changes a copy of the page, and never the file.
+
+    Raises:
+        Unsupported: It is not of this system.
+    """
+    if file.descriptor is None:
+        raise Unsupported("files of this storage cannot be mapped; load without mapping", path=file.path)
+    access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
+    try:
+        content = mmap.mmap(file.descriptor, file.status.nbytes, access=access)
+    except (OSError, ValueError) as error:
+        failure = error if isinstance(error, OSError) else OSError(str(error))
+        raise from_os_error(failure, "map", file.path) from error
+    with contextlib.suppress(OSError):  # advice: a kernel without huge pages knows none
+        # What is not cached is read in huge pages then, each of which one fault maps.
+        content.madvise(mmap.MADV_HUGEPAGE)
+    return content
+
+
+def _status(found: os.stat_result) -> Status:
+    mode = found.st_mode
+    kind: Kind = (
+        "file"
+        if stat.S_ISREG(mode)
+        else "directory"
+        if stat.S_ISDIR(mode)
+        else "link"
+        if stat.S_ISLNK(mode)
+        else "other"
+    )
+    identity = Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return Status(kind, identity)
+
+
+def _entry(entry: os.DirEntry[str]) -> Entry:
+    kind: Kind = "other"
+    if entry.is_symlink():
+        kind = "link"
+    elif entry.is_dir(follow_symlinks=False):
+        kind = "directory"
+    elif entry.is_file(follow_symlinks=False):
+        kind = "file"
+    return Entry(entry.name, kind)
+
+
+def _owner_last(name: str) -> tuple[bool, str]:
+    return name == names.OWNER, name
+
+
+def _uninterrupted(call: Callable[[], T]) -> T:
+    # Python tries calls again that a signal has interrupted, but for those that open directories.
+    while True:
+        try:
+            return call()
+        except InterruptedError:
+            continue

@@ -1,0 +1,160 @@
+"""What every storage does, whatever it is: the conformance suite. A new backend is one more of `STORAGES`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from waystation import storage
+from waystation.errors import Conflict, Corrupt, NotFound
+from waystation.storage.attempts import new_attempt_id
+from waystation.storage.base import Storage
+
+# Each makes a storage, and the path of an empty directory in it.
+STORAGES: dict[str, Callable[[Path], tuple[Storage, str]]] = {
+    "local": lambda place: (storage.of(place), os.fspath(place)),
+}
+
+
+@pytest.fixture(params=STORAGES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Storage, str]:
+    """A storage, and an empty directory in it."""
+    return STORAGES[request.param](tmp_path)
+
+
+def read(found: Storage, path: str) -> bytes:
+    (content,) = found.read_files([path], limit_bytes=100)
+    return content
+
+
+def test_what_is_created_is_read(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    path = f"{directory}/a/b"
+    found.make_directory(f"{directory}/a", parents=True)
+    found.create(path, b"content", new_attempt_id())
+    assert read(found, path) == b"content"
+    with found.opened(path) as file:
+        assert (file.read(3, 2), file.read(5, 100), file.read(7, 1)) == (b"te", b"nt", b"")
+        assert (file.status.kind, file.status.nbytes) == ("file", 7)
+    status = found.status(path)
+    assert status == file.status
+
+
+def test_one_of_two_creators_wins(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    found.create(f"{directory}/a", b"first", new_attempt_id())
+    with pytest.raises(Conflict):
+        found.create(f"{directory}/a", b"second", new_attempt_id())
+    assert read(found, f"{directory}/a") == b"first"
+    assert [entry.name for entry in found.entries(directory)] == ["a"], "nothing is left of the second"
+
+
+def test_a_replacement_is_whole_and_another_version(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    identities = set()
+    for content in (b"one", b"two", b"three"):
+        found.replace(f"{directory}/a", content, new_attempt_id())
+        assert read(found, f"{directory}/a") == content
+        status = found.status(f"{directory}/a")
+        assert status is not None
+        identities.add(status.identity)
+    assert len(identities) == 3
+    assert [entry.name for entry in found.entries(directory)] == ["a"]
+
+
+def test_a_listing_says_what_there_is(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    for name in ("c", "a"):
+        found.make_directory(f"{directory}/{name}")
+        found.create(f"{directory}/{name}/file", b"", new_attempt_id())
+    found.create(f"{directory}/b", b"", new_attempt_id())
+    kinds = [(entry.name, entry.kind) for entry in found.entries(directory)]
+    assert kinds == [("a", "directory"), ("b", "file"), ("c", "directory")]
+    with pytest.raises(NotFound):
+        list(found.entries(f"{directory}/nothing"))
+
+
+def test_absence_is_told_and_raised(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    assert found.status(f"{directory}/nothing") is None
+    with pytest.raises(NotFound), found.opened(f"{directory}/nothing"):
+        pass
+    with pytest.raises(NotFound):
+        found.read_files([f"{directory}/nothing"], limit_bytes=1)
+    found.remove_file(f"{directory}/nothing")
+    found.remove_tree(f"{directory}/nothing")
+
+
+def test_a_file_is_not_larger_than_its_limit(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    found.create(f"{directory}/a", b"123", new_attempt_id())
+    found.create(f"{directory}/b", b"1234", new_attempt_id())
+    paths = [f"{directory}/a", f"{directory}/b"]
+    assert found.read_files(paths, limit_bytes=[3, 4]) == [b"123", b"1234"]
+    with pytest.raises(Corrupt):
+        found.read_files(paths, limit_bytes=3)
+
+
+def test_what_is_removed_is_gone_with_all_below(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    found.make_directory(f"{directory}/a/b", parents=True)
+    for name in ("a/b/c", "a/d", "e"):
+        found.create(f"{directory}/{name}", b"", new_attempt_id())
+    found.remove_tree(f"{directory}/a")
+    found.remove_file(f"{directory}/e")
+    assert list(found.entries(directory)) == []
+
+
+def test_a_copy_outlives_its_source(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    found.create(f"{directory}/a", b"content", new_attempt_id())
+    found.copy(f"{directory}/a", f"{directory}/b")
+    found.remove_file(f"{directory}/a")
+    assert read(found, f"{directory}/b") == b"content"
+
+
+def test_a_root_keeps_its_version(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    renames = found.renames
+    if renames is None:
+        pytest.skip("directories have no versions where nothing is renamed")
+    for name in ("old", "new"):
+        found.make_directory(f"{directory}/{name}")
+        found.create(f"{directory}/{name}/file", name.encode(), new_attempt_id())
+    root = found.hold(f"{directory}/old")
+    renames.over(f"{directory}/old", f"{directory}/aside")
+    renames.over(f"{directory}/new", f"{directory}/old")
+    assert not root.is_current()
+    path = f"{directory}/old/file"
+    assert root.read_files([path], limit_bytes=10) == [b"old"]
+    with root.opened(path) as file:
+        assert file.read(0, 10) == b"old"
+    assert [entry.name for entry in root.entries(root.path)] == ["file"]
+    status = root.status(path)
+    assert status == file.status
+    assert root.status(f"{directory}/old/nothing") is None
+    renames.over(path, f"{directory}/out", root=root)
+    assert read(found, f"{directory}/out") == b"old"
+    assert read(found, path) == b"new"
+
+
+def test_renames_take_no_place_that_is_taken(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    renames = found.renames
+    if renames is None:
+        pytest.skip("nothing is renamed here")
+    found.create(f"{directory}/a", b"a", new_attempt_id())
+    found.create(f"{directory}/b", b"b", new_attempt_id())
+    with pytest.raises(Conflict):
+        renames.new(f"{directory}/a", f"{directory}/b")
+    assert read(found, f"{directory}/b") == b"b"
+    renames.new(f"{directory}/a", f"{directory}/c")
+    assert read(found, f"{directory}/c") == b"a"
+    found.make_directory(f"{directory}/full")
+    found.create(f"{directory}/full/file", b"", new_attempt_id())
+    found.make_directory(f"{directory}/d")
+    with pytest.raises(Conflict):
+        renames.over(f"{directory}/d", f"{directory}/full")
