@@ -1,6 +1,8 @@
 """Lists on a host: what goes wrong in one call is left in its results, and the list goes on to its end."""
 
+import queue
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from waystation.errors import InvalidInput
+from waystation.errors import InvalidInput, WaystationError
 from waystation.runtime.devices import DeviceId
 from waystation.runtime.errors import ComputationFailed
 from waystation.runtime.execution import HostExecution, LocalExchange, Run
@@ -106,3 +108,25 @@ def test_what_a_host_function_returns_is_rounded_to_what_the_program_says() -> N
     made = execution.buffers.get(11)
     assert made.dtype == np.float32
     np.testing.assert_array_equal(made, (VALUES.astype(np.float64) / 3).astype(np.float32))
+
+
+def test_who_waits_for_a_block_hears_that_its_run_was_abandoned() -> None:
+    exchange, block = LocalExchange(), jax.device_put(np.ones(2))
+    raised: queue.SimpleQueue[WaystationError] = queue.SimpleQueue()
+
+    def receive() -> None:
+        try:
+            exchange.receive(1, 0)
+        except WaystationError as error:
+            raised.put(error)
+
+    waiting = threading.Thread(target=receive)
+    waiting.start()
+    exchange.send(1, 1, HOST, block)  # of the same run, and nobody fetches it
+    exchange.send(2, 0, HOST, block)
+    exchange.abandon(1, InvalidInput("it has failed elsewhere"), has_ended=False)
+    assert raised.get(timeout=60.0).message == "it has failed elsewhere"
+    waiting.join()
+    exchange.abandon(1, InvalidInput("it has failed elsewhere"), has_ended=True)
+    np.testing.assert_array_equal(exchange.receive(2, 0), np.ones(2))
+    assert not exchange._blocks

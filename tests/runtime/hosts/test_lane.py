@@ -298,3 +298,42 @@ def test_what_happens_to_say_how_far_it_is_is_no_transfer(devices: Devices) -> N
     devices.ends["second"].set()
     assert second.result(WAIT_S) == "result of second"
     lane.close()
+
+
+class Over(Ending):
+    """What has ended already, or ends when the test says so."""
+
+    def __init__(self, end: threading.Event) -> None:
+        self.end = end
+
+    def __call__(self) -> str:
+        assert self.end.wait(WAIT_S)
+        return threading.current_thread().name
+
+    def is_ready(self) -> bool:
+        return self.end.is_set()
+
+
+def test_a_message_that_is_over_is_ended_by_who_brings_it_if_none_before_it_goes_on() -> None:
+    ends = [threading.Event() for _ in range(4)]
+    told: list[int] = []
+    lane: Lane[int] = Lane(
+        lambda number, note: Over(ends[number]), is_quick=lambda number: True, ends_at_once=True
+    )
+    here = threading.current_thread().name
+
+    def bring(number: int) -> Future[Any]:
+        future = lane.submit(number, number)
+        future.add_done_callback(lambda _: told.append(number))
+        return future
+
+    for number in (0, 2, 3):
+        ends[number].set()
+    first, second, third = bring(0), bring(1), bring(2)
+    assert first.result(0) == here
+    assert not third.done()
+    ends[1].set()
+    for each in (second, third):
+        assert each.result(WAIT_S) == "waystation: results"
+    lane.close()
+    assert told == [0, 1, 2]

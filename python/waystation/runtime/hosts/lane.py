@@ -163,6 +163,7 @@ class Lane(Generic[T]):
         self._progress_s = clock()
         self._line: deque[_Entry[T]] = deque()  # whose turn has come
         self._is_beginning = False  # whether a thread is at that; it takes all of the line
+        self._is_ending = False  # whether the thread for results is about to tell of one
         self._handed_over: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._running: queue.SimpleQueue[tuple[_Entry[T], Finish] | None] = queue.SimpleQueue()
         self._threads = [
@@ -262,7 +263,7 @@ class Lane(Generic[T]):
                 finish = _raising(error)
             if isinstance(finish, TransferEnding):
                 self._begin_transfer(entry, finish)
-            elif self._ends_at_once and len(self._doing) == 1 and is_over(finish):
+            elif self._ends_at_once and self._is_alone() and is_over(finish):
                 self._end(entry, finish)
                 self._on_pause()
             else:
@@ -292,15 +293,22 @@ class Lane(Generic[T]):
 
     def _end_all(self) -> None:
         while (running := self._next_running()) is not None:
+            self._is_ending = True
             self._end(*running)
+            self._is_ending = False
 
     def _end(self, entry: _Entry[T], finish: Finish) -> None:
-        entry.ended(*_outcome(finish))
+        result, failed = _outcome(finish)
         with self._lock:
             self._ended += 1
             self._doing.popleft()
             self._progress_s = self._clock()
             self._has_room.notify()
+        entry.ended(result, failed)
+
+    def _is_alone(self) -> bool:
+        """Whether all messages before the one that has begun last have been told of."""
+        return len(self._doing) == 1 and not self._is_ending
 
     def _next_running(self) -> tuple[_Entry[T], Finish] | None:
         """What has to be ended next; if that is to be waited for, others are told first."""

@@ -172,10 +172,12 @@ class IslandScheduler:
 
     def _candidates(self) -> list[Candidate]:
         """The clients of the highest priority whose next run could be dispatched."""
+        heads = self._queues.heads()
+        if not heads:
+            return []
         able: dict[str, int] = {}
         lent = None  # the highest priority of those that wait for the next ticket
         parked = {key.client for key in self._parked}
-        heads = self._queues.heads()
         for client, head in heads.items():
             run = head.run
             if run.ticket not in (None, self._next_ticket):
