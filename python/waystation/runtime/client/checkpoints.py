@@ -113,7 +113,7 @@ def begin_save(
     handles: dict[int, int] = {}
     for number, array in arrays.items():
         try:
-            handles[number] = array.usable("saved").handle
+            handles[number] = array.usable("saved", client).handle
         except WaystationError as error:  # which the array keeps
             raise copy.copy(error).where(array=_key_path(apart.structure, number)) from None
     manner = SaveManner(overwrite, custom_metadata, options)
@@ -147,6 +147,11 @@ def begin_load(client: Client, path: str, abstract_state: Any) -> Callable[[floa
     wanted: dict[int, tuple[int, Value]] = {}
     with client.lock:
         for number, array in apart.arrays.items():
+            if array.owner is not client:
+                raise InvalidInput(
+                    "an array that tells how to load one is of another client",
+                    array=_key_path(apart.structure, number),
+                )
             made[number], handle = client.array_like(array)
             wanted[number] = handle, value_like(array, handle)
         asked = {number: _asked(leaf) for number, leaf in apart.values.items()}

@@ -90,7 +90,7 @@ class Client:
         self._closed = True
 
     def __repr__(self) -> str:
-        return f"Client({self.backend!r})"
+        return f"<client {self.backend.client!r}>"
 
     def __enter__(self) -> Client:
         return self
@@ -134,6 +134,12 @@ class Client:
             on: The slice.
             sharding: A `PartitionSpec` or `NamedSharding`; by default each device has the whole.
         """
+        if not isinstance(on, Slice):
+            raise WrongType(f"an array is put on a slice (add_slice), not on {on!r:.60}")
+        if on.client is not self:
+            raise InvalidInput(
+                f"{self!r} cannot put an array on {on}, which is of another client, {on.client!r}"
+            )
         how = Sharding(default_axes(on)) if sharding is None else layout(sharding, on, "the sharding")
         return self.put_laid(array, how, on)
 
@@ -146,7 +152,7 @@ class Client:
         """
         if not isinstance(array, Array):
             raise WrongType(f"only arrays on slices can be shared, not {type(array).__name__}; put it on one")
-        self.backend.share(array.usable("shared").handle, name)
+        self.backend.share(array.usable("shared", self).handle, name)
 
     def named(self, name: str) -> Array:
         """A published array.
@@ -308,6 +314,7 @@ class Client:
         with self.lock:
             trace = TRACE.get()
             if trace is not None:
+                trace.require(self, callee.label)
                 return trace.call(callee, on, operands)
             batch = self._batch
             made = batch.call(callee, on, operands)

@@ -171,7 +171,7 @@ class ProgramFunction:
             leaf = leaves[argument.leaf]
             if not isinstance(leaf, Array):
                 leaf = client.put_laid(host_array(leaf), argument.how, argument.on)
-            references.append(leaf.usable("used"))
+            references.append(leaf.usable("used", client))
         made = client.run(traced.installed, traced.slices, references, len(traced.kinds))
         for at, label in traced.donated.items():
             if isinstance(leaves[at], Array):

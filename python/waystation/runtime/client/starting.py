@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Mapping
 
@@ -16,6 +17,7 @@ from waystation.runtime.client.local import LocalCluster
 from waystation.runtime.client.pmap import accept_virtual_devices
 from waystation.runtime.resources.requests import as_count
 
+_numbers = itertools.count(1)
 _FLAG = "xla_force_host_platform_device_count"
 
 
@@ -40,7 +42,9 @@ def start_local(islands: Mapping[str, int] | None, devices: int | None) -> Clien
             jax.config.update("jax_num_cpu_devices", max(needed, jax.config.jax_num_cpu_devices))
     if islands is None and devices is None:
         wanted = {"local": len(jax.devices())}
-    return current(Client(Backend(LocalCluster(wanted).connect())))
+    number = next(_numbers)
+    name = "local" if number == 1 else f"local-{number}"  # the clients of one process can be told apart
+    return current(Client(Backend(LocalCluster(wanted).connect(name))))
 
 
 def current(client: Client) -> Client:

@@ -186,13 +186,22 @@ class Array:
         """Whether it has been made, or will never be; sends what has been recorded, and does not wait."""
         return self._owner.is_done(self.usable("waited for"))
 
-    def usable(self, use: str) -> Reference:
+    def usable(self, use: str, by: Owner | None = None) -> Reference:
         """What the hosts know it by, once what makes it has been sent.
+
+        Args:
+            use: What is to be done with it, for messages.
+            by: The client that does it, which must be its own.
 
         Raises:
             TracedValueRead: A program is being traced.
-            InvalidInput: It was donated.
+            InvalidInput: It was donated, or is of another client.
         """
+        if by is not None and by is not self._owner:
+            raise InvalidInput(
+                f"this array is of another client, {self._owner!r}, and cannot be {use} by {by!r}; share it "
+                "under a name (`share`, `named`), or read it here and put it on a slice of this client"
+            )
         if self.recording is not None and self.recording.traces:
             raise TracedValueRead(
                 f"a value of program '{self.recording.name}' cannot be {use} while the program is traced: it "

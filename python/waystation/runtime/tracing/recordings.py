@@ -147,7 +147,7 @@ class Batch:
         array = operand if isinstance(operand, Array) else self._put(np.asarray(operand), how, on)
         number = array.number
         if array.recording is not self:
-            reference = array.usable("used")
+            reference = array.usable("used", self._owner)
             known = self._numbers.get(reference.handle)
             if known is not None:
                 number = known
@@ -238,6 +238,21 @@ class Trace:
         self._kept: list[Any] = []  # arrays of NumPy that are constants, so that their identities stay theirs
         self._put_already: dict[tuple[int, Sharding, int], Array] = {}
 
+    def require(self, owner: Owner, label: str) -> None:
+        """Refuses a call of a function of another client.
+
+        Raises:
+            InvalidInput: It is one.
+        """
+        if owner is not self._owner:
+            raise InvalidInput(
+                f"program '{self.name}' is traced for {self._owner!r}, and calls '{label}' of {owner!r}; a "
+                "program is of one client: that of the arrays that it is given, or else the newest. Give it "
+                "an array of the client that you mean (`put`), or close the newer one",
+                program=self.name,
+                computation=label,
+            )
+
     def argument(self, leaf: int, array: Array) -> Array:
         """What stands for an array that the caller gives."""
         number = self._argument(f"argument {leaf}", leaf, None, array.kind, array.slice)
@@ -300,7 +315,7 @@ class Trace:
                 self._kept.append(operand)
                 self._put_already[place] = self._put(np.asarray(operand), how, on)
             array = self._put_already[place]
-        reference = array.usable("used")
+        reference = array.usable("used", self._owner)
         if reference.handle not in self._constants:
             label = f"constant {len(self._constants)}"
             number = self._argument(label, None, reference, array.kind, array.slice)
