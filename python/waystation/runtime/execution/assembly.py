@@ -18,10 +18,20 @@ import numpy as np
 from waystation.frameworks.dtypes import numpy_dtype
 from waystation.grid import Box, Shape, relative_to, slices_of_box
 from waystation.runtime.execution.buffers import assembled
-from waystation.runtime.ir import Value
+from waystation.runtime.ir import Sharding, Value
 
 Block = np.ndarray[Any, np.dtype[Any]]
 Piece = jax.Array | Callable[[], Block]
+
+
+def named_sharding(sharding: Sharding, devices: tuple[jax.Device, ...]) -> jax.sharding.NamedSharding:
+    """A sharding over devices of JAX, equal to that of what functions are compiled for."""
+    sizes = tuple(size for _, size in sharding.axes)
+    names = tuple(name for name, _ in sharding.axes)
+    parts = [part[0] if len(part) == 1 else (part or None) for part in sharding.spec]
+    auto = (jax.sharding.AxisType.Auto,) * len(names)
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(sizes), names, auto)
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
 
 
 class Lying:
@@ -35,12 +45,7 @@ class Lying:
 
     def __init__(self, value: Value, devices: tuple[jax.Device, ...], local: dict[int, int]) -> None:
         self.value = value
-        sizes = tuple(size for _, size in value.sharding.axes)
-        names = tuple(name for name, _ in value.sharding.axes)
-        parts = [part[0] if len(part) == 1 else (part or None) for part in value.sharding.spec]
-        auto = (jax.sharding.AxisType.Auto,) * len(names)
-        mesh = jax.sharding.Mesh(np.array(devices).reshape(sizes), names, auto)
-        self.sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
+        self.sharding = named_sharding(value.sharding, devices)
         self.dtype = numpy_dtype(value.dtype)
         self.shard_shape = value.sharding.shard_shape(value.shape)
         self.devices = {index: devices[place] for index, place in local.items()}

@@ -24,7 +24,7 @@ from waystation.runtime.devices import DeviceId
 from waystation.runtime.endings import Ending, TransferEnding
 from waystation.runtime.execution import Buffers, Exchange, HostExecution
 from waystation.runtime.execution import Run as ListRun
-from waystation.runtime.execution.assembly import own_copy
+from waystation.runtime.execution.assembly import named_sharding, own_copy
 from waystation.runtime.hosts.checkpoints import Checkpoints, Loaded, may_broadcast
 from waystation.runtime.hosts.lane import Lane, Report, as_exception, is_over
 from waystation.runtime.ir import Exec, Sharding
@@ -386,11 +386,7 @@ class HostWork:
         return self._devices[int(device.host.rpartition("/")[2]) * self._per_host + device.index]
 
     def _sharding(self, placement: Placement, sharding: Sharding) -> jax.sharding.NamedSharding:
-        sizes = tuple(size for _, size in sharding.axes)
-        placed = np.array([self._device(device) for device in placement.devices]).reshape(sizes)
-        mesh = jax.sharding.Mesh(placed, tuple(name for name, _ in sharding.axes))
-        parts = [part[0] if len(part) == 1 else (part or None) for part in sharding.spec]
-        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
+        return named_sharding(sharding, tuple(map(self._device, placement.devices)))
 
 
 class WorkLane:
