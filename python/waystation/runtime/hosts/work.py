@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from waystation._errors import Fenced, Internal, WaystationError
+from waystation.grid import Shape
 from waystation.runtime.devices import DeviceId
 from waystation.runtime.endings import Ending, TransferEnding
 from waystation.runtime.execution import Buffers, Exchange, HostExecution
@@ -75,6 +76,27 @@ class _Begun(Ending):
     def is_ready(self) -> bool:
         """See `Ending`."""
         return all(map(is_over, self._finishes))
+
+
+class _Fetching(Ending):
+    """Waits for shards of an array.
+
+    Args:
+        shape: The shape of the array.
+        shards: Where each begins, and its elements.
+    """
+
+    def __init__(self, shape: Shape, shards: list[tuple[Shape, jax.Array]]) -> None:
+        self._shape = shape
+        self._shards = shards
+
+    def __call__(self) -> Fetched:
+        return Fetched(self._shape, tuple((offset, np.asarray(block)) for offset, block in self._shards))
+
+    def is_ready(self) -> bool:
+        """See `Ending`."""
+        # JAX has it for all arrays, but not in their common type.
+        return all(block.is_ready() for _, block in self._shards)  # type: ignore[attr-defined]
 
 
 class _BegunTransfer(TransferEnding):
@@ -299,11 +321,7 @@ class HostWork:
             for shard in array.addressable_shards
             if shard.replica_id == 0
         ]
-
-        def finish() -> Fetched:
-            return Fetched(array.shape, tuple((offset, np.asarray(block)) for offset, block in shards))
-
-        return finish
+        return _Fetching(array.shape, shards)
 
     def _save(self, save: Save, moves: list[Callable[[], tuple[int, int]]]) -> Finish:
         arrays = {leaf: self.buffers.get(handle) for leaf, handle in save.arrays}
