@@ -13,6 +13,7 @@ they have called, since JAX aborts a program that ends while threads run its cod
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import functools
 import itertools
@@ -200,9 +201,12 @@ class LocalCluster:
             action = self._todo.get()
             if action is None:
                 is_closing = True
-            else:
+                continue
+            try:
                 action()
                 self._carry_out()
+            except Exception:  # a defect: others go on
+                _log.exception("the controller of this process has failed at something")
 
     def _add_island(self, name: str, devices: Sequence[jax.Device], limits: MemoryLimits) -> None:
         require_island_name(name)
@@ -225,7 +229,8 @@ class LocalCluster:
     def _carry_out(self) -> None:
         """Carries out what the controller has decided."""
         for path in self._controller.suspensions.take_removed():
-            self._preparing.submit(self._stashes.remove, path)
+            with contextlib.suppress(RuntimeError):  # the program ends, and then all of them go
+                self._preparing.submit(self._stashes.remove, path)
         orders = self._controller.orders
         effects, orders.effects = orders.effects, []
         for effect in effects:
