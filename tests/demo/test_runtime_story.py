@@ -18,9 +18,7 @@ pytestmark = [
 ]
 
 # So little is not enough to learn from, nor to measure shares by.
-PLAN = Plan(
-    steps=20, save_every=4, kill_at=10, width=32, layers=1, size=256, learned=2.0, share_tolerance=1.0
-)
+PLAN = Plan(steps=10, save_every=3, kill_at=5, width=32, layers=1, size=256, learned=2.0, share_tolerance=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +33,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str,
 def test_training_goes_on_from_its_last_save(told: tuple[Path, str, dict[str, Any]]) -> None:
     _, printed, report = told
     (resumed,) = report["resumed_from"]
-    assert resumed >= 8
+    assert resumed >= 3
     assert f"training went on after step {resumed}" in printed
     assert "equal the undisturbed run's, bit for bit" in printed
     assert len(report["losses"]) == PLAN.steps

@@ -1,10 +1,11 @@
-"""A program of a cluster that forks: `python -m tests.runtime.cluster.forking`."""
+"""A program of a cluster that forks: `python -m tests.runtime.cluster.forking ADDRESS`."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.runtime.cluster.driving import visiting
 
 from waystation import runtime
 from waystation.errors import InvalidInput
@@ -79,8 +81,10 @@ def fork(*arguments: Any) -> None:
 def main() -> None:
     """Calls in a thread, and forks meanwhile."""
     warnings.simplefilter("ignore")  # of forks beside threads
-    with runtime.connect(hosts=1) as cluster, cluster.start_client() as client:
-        on = client.make_virtual_device_set().add_slice(devices=1)
+    with visiting(sys.argv[1], "forking") as cluster, cluster.start_client() as client:
+        cluster.add_island("forking")
+        clients = cluster.status().clients
+        on = client.make_virtual_device_set().add_slice(devices=1, island="forking")
         function = client.jit(lambda x: x + 1, on)
         x = client.put(np.zeros(4, np.float32), on)
         y = function(x)
@@ -108,7 +112,7 @@ def main() -> None:
             thread.join(BOUND_S)
         assert not failures, failures
         assert function(y).numpy().tolist() == [2] * 4
-        assert cluster.status().clients == 1
+        assert cluster.status().clients == clients
 
 
 if __name__ == "__main__":

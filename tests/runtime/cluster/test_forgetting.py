@@ -1,4 +1,7 @@
-"""A program that goes on for long and calls what it never calls again: manager and hosts stay as they are."""
+"""A program that goes on for long and calls what it never calls again: manager and hosts stay as they are.
+
+`make test` keeps fewer programs than clients do and calls 600 more, `make test-long` 1,500.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.cluster.driving import visiting, wait_until
+from tests.support.long import amount
 
 from waystation.errors import NotFound
-from waystation.runtime.client.client import KEPT_PROGRAMS, Client
+from waystation.runtime.client import client as client_module
+from waystation.runtime.client.client import Client
 from waystation.runtime.cluster import Cluster
 
 CALLS = 20
@@ -39,8 +44,13 @@ def different_programs(client: Client, functions: list[Any], start: int, count: 
         made.block_until_ready()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
-def test_thousands_of_programs_take_no_more_than_the_last_ones(address: str) -> None:
+def test_thousands_of_programs_take_no_more_than_the_last_ones(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = amount(64, client_module.KEPT_PROGRAMS)
+    monkeypatch.setattr(client_module, "KEPT_PROGRAMS", kept)
     with visiting(address) as cluster:
         cluster.add_island("forgetting", hosts=2)
         with cluster.start_client() as client:
@@ -49,7 +59,7 @@ def test_thousands_of_programs_take_no_more_than_the_last_ones(address: str) -> 
             x = client.put(np.zeros(4, np.float32), on)
             processes = [manager_of(cluster)]
             processes += [host.process_id for host in cluster.island("forgetting").status().hosts]
-            first, more = 2 * KEPT_PROGRAMS, 1500
+            first, more = 2 * kept, amount(600, 1500)
             different_programs(client, functions, 0, first, x)
             before = list(map(resident_bytes, processes))
             different_programs(client, functions, first, more, x)
@@ -61,7 +71,7 @@ def test_thousands_of_programs_take_no_more_than_the_last_ones(address: str) -> 
                 hosts = cluster.island("forgetting").status().hosts
                 return [status.programs, *(host.programs for host in hosts)]
 
-            wait_until(lambda: max(sizes()) <= KEPT_PROGRAMS + SLACK)
+            wait_until(lambda: max(sizes()) <= kept + SLACK)
             # Programs that were forgotten long ago are known again, and do what they did.
             different_programs(client, functions, 0, 3, x)
             assert functions[0](functions[1](x)).numpy().tolist() == [0] * 4

@@ -8,9 +8,9 @@ import sys
 from tests.runtime.cluster import forking
 
 
-def test_children_of_a_program_are_refused_and_its_own_calls_go_on() -> None:
+def test_children_of_a_program_are_refused_and_its_own_calls_go_on(address: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", forking.__name__],
+        [sys.executable, "-m", forking.__name__, address],
         check=False,
         capture_output=True,
         text=True,
