@@ -28,22 +28,25 @@ CLUSTER = "tests/runtime/cluster"
 FIRST = (
     CLUSTER,
     "tests/demo/test_runtime_story.py",
-    "tests/demo/test_story.py",
+    "tests/memory/test_memory_hosts.py",
+    "tests/memory/test_damaged_slots.py",
+    "tests/torture",
+    "tests/docs/test_code_blocks.py",
+    "tests/demo",
     "tests/surface/test_values.py",
     "tests/orbax/test_rules.py",
-    "tests/demo/test_memory_story.py",
+    "tests/coordination/test_out_of_step.py",
+    "tests/checkpoint/test_kill_walk.py",
+    "tests/distributed/test_local_storage_deaths.py",
+    "tests/gpu/test_simulated",
+    "tests/benchmarks/test_memory.py",
     "tests/memory/test_kill_schedules.py",
-    "tests/checkpoint/test_replaced.py",
-    "tests/orbax/test_published_models.py",
-    "tests/frameworks/test_casts.py",
-    "tests/torture",
     "tests/distributed",
     "tests/memory",
-    "tests/checkpoint/test_kill_walk.py",
+    "tests/benchmarks",
     "tests/orbax",
-    "tests/cli/test_launch",
-    "tests/gpu",
     "tests/checkpoint",
+    "tests/cli/test_launch",
 )
 
 # Tests and the programs that they start, wherever that is, import what lies beside these tests, also in an
@@ -62,6 +65,10 @@ atexit.register(shutil.rmtree, os.environ["WAYSTATION_CACHE_DIR"], ignore_errors
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES_FLAG}=8".strip()
+
+# XLA compiles in half the time what is only small. OpenBLAS has no threads that spin beside other tests.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # By itself Ray gives hosts of the runtime a niceness of 15: beside other tests they would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")
