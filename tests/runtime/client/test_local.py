@@ -242,6 +242,7 @@ class Noted:
             return [[block for _, block in shards]]
 
         given, made = on.put(np.zeros(8)), next(HANDLES)
+        on.backend.wait([given], WAIT_S)  # so that only the run has a place in the order
         on.backend.run(self.program(on, wait), [on.number], [given], [made], cost_seconds=1.0)
         assert self.is_at_gate.wait(WAIT_S)
 
