@@ -78,5 +78,5 @@ def test_a_crate_without_a_text_has_the_license_of_one_that_carries_it(crates: l
     carried = {crate["license"] for crate in crates if any(bundled_licenses.license_texts(crate))}
     assert [crate["name"] for crate in crates if crate["license"] not in carried] == []
     names = {crate["name"] for crate in crates}
-    assert {"pyo3", "tonic", "zstd-sys"} <= names  # of the extension, of the agent, with sources in C
+    assert {"pyo3", "tokio", "zstd-sys"} <= names  # of the extension, of the agent, with sources in C
     assert not names & {"proptest", "cc", "loom"}  # of tests and of builds

@@ -128,16 +128,16 @@ fn receive(directory: &Path, nbytes: u64) {
     let store = open(directory, nbytes);
     let intake = Arc::new(Intake::new(Arc::clone(&store)).unwrap());
     let order = order();
-    let name = Name::new("receiver").unwrap();
-    let deliver = move |_: &Name, _: Vec<u8>| {
-        for header in store.inventory() {
+    let committing = Arc::clone(&store);
+    let deliver = move |_: &Name, _: &[u8]| {
+        for header in committing.inventory() {
             if let State::Sealed(tenant, _) = &header.state {
-                store.commit(tenant.key.version)?;
+                committing.commit(tenant.key.version)?;
             }
         }
         Ok(())
     };
-    let control = ControlService::new(name, Arc::clone(&intake), Arc::clone(&order.pacer), Box::new(deliver));
+    let control = ControlService::new(store, Box::new(deliver));
     let services = Services { bulk: BulkService::new(intake, order), control };
     let server = Server::start(any_port(), credentials("receiver"), Limits::default(), services).unwrap();
     serve_until_closed(server.address());
@@ -245,7 +245,7 @@ fn measure(parent: &Path, nbytes: u64, rounds: usize) {
                 runtime.block_on(replicate(&store, &key, &route)).unwrap();
             });
             // Nothing is compared here: what was acknowledged has the digest of what was sent.
-            runtime.block_on(calls.deliver(b"commit".to_vec())).unwrap();
+            runtime.block_on(calls.deliver(b"commit")).unwrap();
         }
     }
     drop((receiver, sink, store));

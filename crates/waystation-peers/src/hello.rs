@@ -10,7 +10,7 @@ use waystation_format::slot::Id;
 use waystation_format::{Error, Kind, Result};
 
 /// The version that is spoken here. What agents tell each other inside has changed with it: a release speaks one.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Length of a hello.
 pub(crate) const HELLO_BYTES: usize = 576;
 /// Length of a challenge.
@@ -264,7 +264,7 @@ mod tests {
 
     fn hello() -> Hello {
         Hello {
-            versions: (1, 3),
+            versions: (1, 4),
             purpose: Purpose::Bulk,
             run: Id([7; 16]),
             nonce: [9; NONCE_BYTES],

@@ -8,17 +8,13 @@ use std::io::{self, BufReader, Read};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-use rustix::net::sockopt;
 use waystation_format::Result;
 use waystation_peers::{Connection, FrameReader, FrameWriter, Opener, Proven, Sealer, lost};
 
 use crate::message::{Frame, FrameKind};
 
-/// How long the other side may take no bytes, or its kernel be silent.
+/// How long the other side may take no bytes.
 const SILENCE: Duration = Duration::from_secs(30);
-/// When the kernel begins to ask whether the other side is there, and how often it does.
-const PROBE: Duration = Duration::from_secs(5);
-const PROBES: u32 = 3;
 /// Frames are read through a buffer; what is longer goes past it.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -40,11 +36,6 @@ pub fn split(connection: Connection) -> Result<(Incoming, Outgoing, End, Option<
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
         stream.set_write_timeout(Some(SILENCE))?;
-        sockopt::set_socket_keepalive(&stream, true)?;
-        sockopt::set_tcp_keepidle(&stream, PROBE)?;
-        sockopt::set_tcp_keepintvl(&stream, PROBE)?;
-        sockopt::set_tcp_keepcnt(&stream, PROBES)?;
-        sockopt::set_tcp_user_timeout(&stream, SILENCE.as_millis() as u32)?;
         Ok([stream.try_clone()?, stream.try_clone()?, stream])
     };
     let [incoming, outgoing, end] = set_up().map_err(|error| lost(&error))?;

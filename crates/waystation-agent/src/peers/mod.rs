@@ -8,9 +8,7 @@ pub mod bulk;
 mod control;
 mod server;
 
-pub use control::{
-    ControlClient, ControlService, Deliver, Incoming, Inventory, MESSAGE_LIMIT_BYTES, Slot, Stats, Status,
-};
+pub use control::{ControlClient, ControlService, Deliver, MESSAGE_LIMIT_BYTES};
 pub use server::{Server, Services, serve};
 pub use waystation_peers::{
     BULK_BYTES, Carrier, Connection, Credentials, Frame, FrameReader, FrameWriter, Identity, Kinds,

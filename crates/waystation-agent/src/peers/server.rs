@@ -110,7 +110,6 @@ pub async fn serve(mut listener: Listener, services: Services, stop: impl Future
             _ = ticks.tick() => None,
             connection = listener.accept() => Some(connection),
         };
-        services.control.note_turned_away(listener.turned_away().1);
         let Some(connection) = connection else {
             services.bulk.intake().expire(KEEP_INCOMING);
             while calls.try_join_next().is_some() {}

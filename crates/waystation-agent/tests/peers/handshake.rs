@@ -19,7 +19,7 @@ async fn connect(peer: &Peer, credentials: &Credentials) -> Result<Connection> {
 
 /// A hello as `docs/protocol-peers.md` has it.
 fn hello(client: &str, server: &str) -> Vec<u8> {
-    let mut hello = b"WSTMPEER\x02\0\x02\0\x01\0\0\0".to_vec();
+    let mut hello = b"WSTMPEER\x03\0\x03\0\x01\0\0\0".to_vec();
     hello.extend(RUN.0);
     hello.extend([0x11; 32]);
     for (name, end) in [(client, 320), (server, 576)] {
@@ -80,8 +80,8 @@ async fn strangers_are_refused_and_told_why() {
 async fn another_version_is_told_from_nonsense() {
     let (mut listener, peer) = listen("b", limits()).await;
     let mut newer = hello("a", "b");
-    newer[8] = 3;
-    newer[10] = 4;
+    newer[8] = 4;
+    newer[10] = 5;
     let mut garbled = hello("a", "b");
     garbled[13] = 1;
     for (bytes, status) in [(newer, 1), (garbled, 6), (vec![b'x'; 576], 6)] {
@@ -108,7 +108,7 @@ async fn false_server(answer: Answer) -> SocketAddr {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut heard = vec![0; 576];
         stream.read_exact(&mut heard).await.unwrap();
-        let mut challenge = b"WSTMPEER\x02\0".to_vec();
+        let mut challenge = b"WSTMPEER\x03\0".to_vec();
         challenge.resize(48, 0);
         stream.write_all(&challenge).await.unwrap();
         let mut proof = [0; 32];
@@ -292,7 +292,7 @@ async fn the_wire_is_as_specified() {
         stream.write_all(&hello).await.unwrap();
         let mut challenge = [0; 48];
         stream.read_exact(&mut challenge).await.unwrap();
-        assert_eq!(&challenge[..16], b"WSTMPEER\x02\0\0\0\0\0\0\0");
+        assert_eq!(&challenge[..16], b"WSTMPEER\x03\0\0\0\0\0\0\0");
         let transcript = Sha256::digest([&b"waystation peers 1"[..], &hello, &challenge].concat());
         let proof = |side: &[u8]| sign(derive(None, b"proof"), &[side, &transcript]);
         stream.write_all(&proof(b"client")).await.unwrap();

@@ -224,11 +224,8 @@ async fn digest_at(
     key: Key,
 ) -> Result<(Arc<Place>, Option<u64>)> {
     let client = ControlClient::new(place.peer().await?, credentials, ASK_WITHIN);
-    let found = client.inventory().await?.slots.into_iter().find(|slot| {
-        (slot.shard.as_str(), slot.epoch, slot.step) == (&*key.shard, key.version.epoch, key.version.step)
-            && ["sealed", "committed"].contains(&slot.state.as_str())
-    });
-    Ok((place, found.and_then(|slot| slot.digest)))
+    let found = client.find(&key).await?;
+    Ok((place, found))
 }
 
 fn named(shard: &str) -> Result<Shard> {

@@ -193,7 +193,7 @@ impl Outbox {
             Some((_, known)) => known,
             None => ControlClient::new(self.place.peer().await?, credentials.clone(), WITHIN),
         };
-        let sent = called.deliver(message).await;
+        let sent = called.deliver(&message).await;
         *client = Some((address, called));
         sent
     }

@@ -169,7 +169,7 @@ impl Cluster {
             store,
             begin: Instant::now(),
         });
-        let server = shared.serve(options, intake, order, pacer)?;
+        let server = shared.serve(options, intake, order)?;
         shared.run(server.runtime(), hosts_file);
         Ok(Self { shared, _server: server })
     }
@@ -258,20 +258,13 @@ fn controller_number() -> u32 {
 }
 
 impl Shared {
-    fn serve(
-        self: &Arc<Self>,
-        options: &Options,
-        intake: Arc<Intake>,
-        order: Order,
-        pacer: Arc<Pacer>,
-    ) -> Result<Server> {
-        let host = self.ways.credentials.identity.name.clone();
+    fn serve(self: &Arc<Self>, options: &Options, intake: Arc<Intake>, order: Order) -> Result<Server> {
         let told = Arc::clone(self);
-        let deliver = Box::new(move |from: &Name, message: Vec<u8>| told.deliver(from, &message));
+        let deliver = Box::new(move |from: &Name, message: &[u8]| told.deliver(from, message));
         let admission = Arc::new(Door(Arc::clone(self)));
         let services = Services {
-            bulk: BulkService::admitting(Arc::clone(&intake), order, admission),
-            control: ControlService::new(host, intake, pacer, deliver),
+            control: ControlService::new(Arc::clone(intake.store()), deliver),
+            bulk: BulkService::admitting(intake, order, admission),
         };
         Server::start(options.address()?, self.ways.credentials.clone(), Limits::default(), services)
     }

@@ -20,6 +20,7 @@ mod wire;
 
 pub use consumer::Fetched;
 pub use intake::Intake;
+pub(super) use message::{Fetch, decode_exactly, encode_longs};
 pub use pacing::{LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES, Pacer, Pause, chunk_bytes};
 pub use send::Order;
 pub use service::{Admission, BulkService};
