@@ -64,7 +64,7 @@ class Membership:
         hosts_path: The file that lists the hosts.
         secret_path: The file with the secret that their agents share.
         copies: How many copies of each shard they keep.
-        tls: The certificates of this host; None if connections are not encrypted.
+        tls: The certificates of this host; None if the secret is all that it proves.
     """
 
     host: str

@@ -107,7 +107,7 @@ class _Hosts:
         list_path: The file that lists them.
         secret_path: The file with the secret of their agents; None if there are no agents.
         are_emulated: Whether this machine emulates all of them.
-        tls: The certificates of their agents; None if their connections are not encrypted.
+        tls: The certificates of their agents; None if the secret is all that they prove.
     """
 
     listed: Sequence[ListedHost]

@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use waystation_agent::peers::bulk::{BulkService, Intake, Order, Pacer, Route, replicate};
 use waystation_agent::peers::{
-    ControlService, Credentials, Identity, Limits, Name, Peer, Secret, Server, Services,
+    ControlClient, ControlService, Credentials, Encryption, Identity, Limits, Name, Peer, Secret, Server,
+    Services, Tls,
 };
 use waystation_agent::process;
 use waystation_agent::store::{Config, Store, slot_bytes};
@@ -40,7 +41,8 @@ fn main() {
     let nbytes = (number(1).unwrap_or(1024) as u64) << 20;
     match env::var(ROLE).ok().as_deref() {
         None => measure(&parent, nbytes, number(2).unwrap_or(5)),
-        Some("receiver") => receive(&parent, nbytes),
+        Some("plain") => receive(&parent, nbytes, Encryption::BetweenMachines),
+        Some("encrypted") => receive(&parent, nbytes, Encryption::Always),
         Some("sink") => sink(nbytes),
         Some(other) => unreachable!("{other}"),
     }
@@ -113,10 +115,10 @@ fn open(directory: &Path, nbytes: u64) -> Arc<Store> {
     Arc::new(Store::open(&config).unwrap().0)
 }
 
-fn credentials(name: &str) -> Credentials {
+fn credentials(name: &str, encryption: Encryption) -> Credentials {
     let secret = Secret::new(*b"no secret at all").unwrap();
     let identity = Identity { name: Name::new(name).unwrap(), run: RUN };
-    Credentials { identity, secret: Arc::new(secret), tls: None }
+    Credentials { identity, tls: Arc::new(Tls::of_secret(&secret).unwrap()), encryption }
 }
 
 fn order() -> Order {
@@ -124,7 +126,7 @@ fn order() -> Order {
 }
 
 /// An agent that takes versions; they are committed by the next that is offered.
-fn receive(directory: &Path, nbytes: u64) {
+fn receive(directory: &Path, nbytes: u64, encryption: Encryption) {
     let store = open(directory, nbytes);
     let intake = Arc::new(Intake::new(Arc::clone(&store)).unwrap());
     let order = order();
@@ -139,7 +141,8 @@ fn receive(directory: &Path, nbytes: u64) {
     };
     let control = ControlService::new(store, Box::new(deliver));
     let services = Services { bulk: BulkService::new(intake, order), control };
-    let server = Server::start(any_port(), credentials("receiver"), Limits::default(), services).unwrap();
+    let server =
+        Server::start(any_port(), credentials("receiver", encryption), Limits::default(), services).unwrap();
     serve_until_closed(server.address());
 }
 
@@ -204,11 +207,13 @@ fn send_plainly(path: &Path, sink: &Other, nbytes: u64) {
 }
 
 fn measure(parent: &Path, nbytes: u64, rounds: usize) {
-    let directories = ["sender", "receiver"].map(|name| parent.join(format!("waystation-peer-speed-{name}")));
+    let directories =
+        ["sender", "plain", "encrypted"].map(|name| parent.join(format!("waystation-peer-speed-{name}")));
     for directory in &directories {
         DirBuilder::new().mode(0o700).create(directory).unwrap();
     }
-    let receiver = Other::start("receiver", &directories[1], nbytes);
+    let receivers = ["plain", "encrypted"];
+    let receivers = [0, 1].map(|way| Other::start(receivers[way], &directories[1 + way], nbytes));
     let sink = Other::start("sink", &directories[1], nbytes);
     let store = open(&directories[0], nbytes);
     let source = AlignedBlock::map(nbytes as usize).unwrap();
@@ -218,37 +223,41 @@ fn measure(parent: &Path, nbytes: u64, rounds: usize) {
         unsafe { source.address().as_ptr().add(offset).cast::<u64>().write(value) };
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let peer = Peer { name: Name::new("receiver").unwrap(), address: receiver.address };
-    let calls = waystation_agent::peers::ControlClient::new(
-        peer.clone(),
-        credentials("sender"),
-        Duration::from_secs(60),
-    );
-    let mut series = ["sendfile and recv, nothing verified", "one connection", "two connections"]
-        .map(|name| (name, Series::default()));
+    let ways = [Encryption::BetweenMachines, Encryption::Always].map(|way| credentials("sender", way));
+    let mut series = [
+        "sendfile and recv, nothing verified",
+        "one connection, plain",
+        "one connection, encrypted",
+        "two connections, plain",
+        "two connections, encrypted",
+    ]
+    .map(|name| (name, Series::default()));
     let mut step = 0;
     for _ in 0..rounds {
         let plain = directories[0].join("slot-00000");
         timed(&mut series[0].1, &sink, || send_plainly(&plain, &sink, nbytes));
-        for (streams, (_, series)) in series.iter_mut().enumerate().skip(1) {
+        for (number, (_, series)) in series.iter_mut().skip(1).enumerate() {
             step += 1;
             let key = save(&store, &source, nbytes, step);
+            let receiver = &receivers[number % 2];
+            let peer = Peer { name: Name::new("receiver").unwrap(), address: receiver.address };
             let route = Route {
                 peer: peer.clone(),
-                credentials: credentials("sender"),
+                credentials: ways[number % 2].clone(),
                 order: order(),
-                streams,
+                streams: 1 + number / 2,
                 attempts: 1,
                 connect_within: Duration::from_secs(10),
             };
-            timed(series, &receiver, || {
+            timed(series, receiver, || {
                 runtime.block_on(replicate(&store, &key, &route)).unwrap();
             });
             // Nothing is compared here: what was acknowledged has the digest of what was sent.
+            let calls = ControlClient::new(peer, ways[number % 2].clone(), Duration::from_secs(60));
             runtime.block_on(calls.deliver(b"commit")).unwrap();
         }
     }
-    drop((receiver, sink, store));
+    drop((receivers, sink, store));
     directories.iter().for_each(|directory| fs::remove_dir_all(directory).unwrap());
     report(&mut series, nbytes);
 }

@@ -1,8 +1,7 @@
-//! The first two messages of a connection, which nobody has vouched for yet.
+//! The first two messages inside TLS: who has connected and wants what, and whether the server goes on with it.
 //!
-//! Invariants: their lengths are fixed, so nothing is allocated or waited for that a stranger asks for; a
-//! message has one form (unused bytes are zero). The magic and the place of the versions stay as they are in
-//! all versions. `docs/protocol-peers.md` specifies every byte.
+//! Invariants: their lengths are fixed, so no more is waited for; a message has one form (unused bytes are zero). The
+//! magic and the place of the versions stay as they are in all versions. `docs/protocol-peers.md` specifies every byte.
 
 use std::fmt;
 
@@ -10,13 +9,13 @@ use waystation_format::slot::Id;
 use waystation_format::{Error, Kind, Result};
 
 /// The version that is spoken here. What agents tell each other inside has changed with it: a release speaks one.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Length of a hello.
 pub(crate) const HELLO_BYTES: usize = 576;
-/// Length of a challenge.
-pub(crate) const CHALLENGE_BYTES: usize = 48;
-/// Length of a random number.
-pub(crate) const NONCE_BYTES: usize = 32;
+/// Length of an answer.
+pub(crate) const ANSWER_BYTES: usize = 48;
+/// Length of what shows that a side belongs to the job, where its certificate does not.
+pub(crate) const MEMBERSHIP_BYTES: usize = 32;
 
 const MAGIC: &[u8; 8] = b"WSTMPEER";
 const NAME_FIELD_BYTES: usize = 256;
@@ -85,8 +84,10 @@ pub(crate) struct Hello {
     pub purpose: Purpose,
     /// The run that it belongs to.
     pub run: Id,
-    /// A random number, of this connection alone.
-    pub nonce: [u8; NONCE_BYTES],
+    /// Whether nothing is encrypted from the answer on.
+    pub is_plain: bool,
+    /// See `Tls::membership`.
+    pub membership: [u8; MEMBERSHIP_BYTES],
     /// Who it is.
     pub client: Name,
     /// Whom it wants to speak to.
@@ -101,8 +102,9 @@ impl Hello {
         bytes[8..10].copy_from_slice(&self.versions.0.to_le_bytes());
         bytes[10..12].copy_from_slice(&self.versions.1.to_le_bytes());
         bytes[12] = self.purpose as u8;
+        bytes[13] = self.is_plain.into();
         bytes[16..32].copy_from_slice(&self.run.0);
-        bytes[32..64].copy_from_slice(&self.nonce);
+        bytes[32..64].copy_from_slice(&self.membership);
         bytes[64..320].copy_from_slice(&self.client.encode());
         bytes[320..].copy_from_slice(&self.server.encode());
         bytes
@@ -123,14 +125,15 @@ impl Hello {
             3 => Purpose::Blocks,
             _ => return Err(malformed("a connection is asked for to an unknown purpose")),
         };
-        if bytes[13..16] != [0; 3] {
+        if bytes[13] > 1 || bytes[14..16] != [0; 2] {
             return Err(malformed("bytes are set that mean nothing"));
         }
-        let (mut run, mut nonce) = ([0; 16], [0; NONCE_BYTES]);
+        let (mut run, mut membership) = ([0; 16], [0; MEMBERSHIP_BYTES]);
         run.copy_from_slice(&bytes[16..32]);
-        nonce.copy_from_slice(&bytes[32..64]);
+        membership.copy_from_slice(&bytes[32..64]);
         let (client, server) = (Name::decode(&bytes[64..320])?, Name::decode(&bytes[320..])?);
-        Ok(Self { versions, purpose, run: Id(run), nonce, client, server })
+        let is_plain = bytes[13] == 1;
+        Ok(Self { versions, purpose, run: Id(run), is_plain, membership, client, server })
     }
 }
 
@@ -151,7 +154,7 @@ pub(crate) enum Refusal {
     Malformed = 6,
     /// The client's certificate is of another host than it says it is.
     Name = 7,
-    /// The client does not speak TLS.
+    /// One side would encrypt what follows and the other would not.
     Plain = 8,
 }
 
@@ -188,9 +191,10 @@ impl Refusal {
             Refusal::Name => {
                 (Kind::InvalidInput, "the certificate of this side is of another host, says the agent")
             }
-            Refusal::Plain => {
-                (Kind::InvalidInput, "the agent there speaks TLS only; give this one certificates too")
-            }
+            Refusal::Plain => (
+                Kind::InvalidInput,
+                "the agent was reached by a loopback address at one end alone; connect to it directly",
+            ),
         };
         Error::new(kind, message)
     }
@@ -198,28 +202,26 @@ impl Refusal {
 
 /// What a server answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Challenge {
-    /// The version that is spoken from here on.
-    pub version: u16,
+pub(crate) struct Answer {
     /// Whether the server goes on.
     pub refusal: Option<Refusal>,
-    /// A random number, of this connection alone.
-    pub nonce: [u8; NONCE_BYTES],
+    /// See `Tls::membership`.
+    pub membership: [u8; MEMBERSHIP_BYTES],
 }
 
-impl Challenge {
+impl Answer {
     /// Its bytes.
-    pub fn encode(&self) -> [u8; CHALLENGE_BYTES] {
-        let mut bytes = [0; CHALLENGE_BYTES];
+    pub fn encode(&self) -> [u8; ANSWER_BYTES] {
+        let mut bytes = [0; ANSWER_BYTES];
         bytes[..8].copy_from_slice(MAGIC);
-        bytes[8..10].copy_from_slice(&self.version.to_le_bytes());
+        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
         bytes[10] = self.refusal.map_or(0, |refusal| refusal as u8);
-        bytes[16..].copy_from_slice(&self.nonce);
+        bytes[16..].copy_from_slice(&self.membership);
         bytes
     }
 
     /// Reads it.
-    pub fn decode(bytes: &[u8; CHALLENGE_BYTES]) -> Result<Self> {
+    pub fn decode(bytes: &[u8; ANSWER_BYTES]) -> Result<Self> {
         if &bytes[..8] != MAGIC {
             return Err(malformed("this is no agent of Waystation"));
         }
@@ -231,15 +233,10 @@ impl Challenge {
         if bytes[11..16] != [0; 5] {
             return Err(malformed("bytes are set that mean nothing"));
         }
-        let mut nonce = [0; NONCE_BYTES];
-        nonce.copy_from_slice(&bytes[16..]);
-        Ok(Self { version, refusal, nonce })
+        let mut membership = [0; MEMBERSHIP_BYTES];
+        membership.copy_from_slice(&bytes[16..]);
+        Ok(Self { refusal, membership })
     }
-}
-
-/// What a server answers that does not go on with a client.
-pub(crate) fn refusal(why: Refusal) -> [u8; CHALLENGE_BYTES] {
-    Challenge { version: VERSION, refusal: Some(why), nonce: [0; NONCE_BYTES] }.encode()
 }
 
 fn number(bytes: &[u8]) -> u16 {
@@ -264,10 +261,11 @@ mod tests {
 
     fn hello() -> Hello {
         Hello {
-            versions: (1, 4),
+            versions: (1, 5),
             purpose: Purpose::Bulk,
             run: Id([7; 16]),
-            nonce: [9; NONCE_BYTES],
+            is_plain: true,
+            membership: [9; MEMBERSHIP_BYTES],
             client: Name::new("host-1").unwrap(),
             server: Name::new("Rechner zwölf").unwrap(),
         }
@@ -309,10 +307,10 @@ mod tests {
         }
 
         #[test]
-        fn whatever_challenge_is_accepted_has_one_form(position in 0..CHALLENGE_BYTES, value in any::<u8>()) {
-            let mut bytes = Challenge { version: VERSION, refusal: None, nonce: [5; NONCE_BYTES] }.encode();
+        fn whatever_answer_is_accepted_has_one_form(position in 0..ANSWER_BYTES, value in any::<u8>()) {
+            let mut bytes = Answer { refusal: None, membership: [5; MEMBERSHIP_BYTES] }.encode();
             bytes[position] = value;
-            if let Ok(read) = Challenge::decode(&bytes) {
+            if let Some(read) = Answer::decode(&bytes).ok().filter(|_| bytes[8..10] == VERSION.to_le_bytes()) {
                 prop_assert_eq!(read.encode(), bytes);
             }
         }

@@ -1,186 +1,72 @@
-//! What the secret is used for: proofs, and keys of one connection.
+//! What the secret is used for: keys that one side shows and the other expects, each for one use.
 //!
-//! Invariants: the secret itself signs nothing; every use has a key of its own (proofs, each direction of a
-//! connection), and what a client signs never equals what a server does, so that nothing can be reflected;
-//! signatures are compared in constant time.
+//! Invariants: the secret itself is never shown, signs nothing and encrypts nothing; keys of different uses tell nothing of
+//! each other. Whoever has the secret can make all of them, whoever has one key has that one only.
 
-use hkdf::Hkdf;
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+use ring::hkdf::{HKDF_SHA256, Salt};
+use rustls::crypto::ring::sign::any_eddsa_type;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls::sign::CertifiedKey;
 use waystation_format::{Error, Kind, Result};
 use zeroize::Zeroizing;
 
 use super::secret::Secret;
 
-/// A whole signature.
-pub(crate) const PROOF_BYTES: usize = 32;
-/// A signature of what is sent in a connection that is proven.
-pub const TAG_BYTES: usize = 16;
-/// The digest of all that was said before the proofs.
-pub(crate) type Transcript = [u8; 32];
+/// Length of what a key is made from.
+pub const SEED_BYTES: usize = 32;
+const SALT: &[u8] = b"waystation peers 2";
+/// What stands before the seed in an Ed25519 key in PKCS #8 (RFC 8410, section 7).
+const PKCS8: [u8; 16] = *b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20";
 
-const SALT: &[u8] = b"waystation peers 1";
+/// What a key is made from.
+pub type Seed = Zeroizing<[u8; SEED_BYTES]>;
 
-/// Which end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    /// Who has connected.
-    Client,
-    /// Who listens.
-    Server,
+/// A use of the secret, of which nobody learns what it is by knowing another use.
+pub fn derive(secret: &Secret, purpose: &[&[u8]]) -> Result<Seed> {
+    let mut seed = Zeroizing::new([0; SEED_BYTES]);
+    let root = Salt::new(HKDF_SHA256, SALT).extract(secret.bytes());
+    let filled = root.expand(purpose, HKDF_SHA256).and_then(|found| found.fill(&mut *seed));
+    filled.map_err(|_| Error::new(Kind::Internal, "a key cannot be derived from the secret"))?;
+    Ok(seed)
 }
 
-impl Side {
-    fn name(self) -> &'static [u8] {
-        match self {
-            Side::Client => b"client",
-            Side::Server => b"server",
-        }
+/// An Ed25519 key, as TLS shows it: raw, without a certificate around it.
+#[derive(Clone, Debug)]
+pub(crate) struct RawKey(pub Arc<CertifiedKey>);
+
+impl RawKey {
+    /// The key of a seed.
+    pub fn new(seed: &Seed) -> Result<Self> {
+        let unusable = || Error::new(Kind::Internal, "a key cannot be made from its seed");
+        let pkcs8 = Zeroizing::new([&PKCS8[..], &**seed].concat());
+        let signing = any_eddsa_type(&PrivatePkcs8KeyDer::from(&pkcs8[..])).map_err(|_| unusable())?;
+        let public = signing.public_key().ok_or_else(unusable)?.to_vec();
+        Ok(Self(Arc::new(CertifiedKey::new(vec![CertificateDer::from(public)], signing))))
     }
 
-    /// The other end.
-    pub fn other(self) -> Self {
-        match self {
-            Side::Client => Side::Server,
-            Side::Server => Side::Client,
-        }
+    /// What others see of it: a subject's public key info.
+    pub fn public(&self) -> &[u8] {
+        self.0.cert.first().map_or(&[], |public| public)
     }
-}
-
-/// One key, ready to sign.
-#[derive(Clone)]
-pub struct Signer(Hmac<Sha256>);
-
-impl Signer {
-    fn new(key: &[u8]) -> Result<Self> {
-        Hmac::new_from_slice(key).map(Self).map_err(|_| unusable())
-    }
-
-    /// The signature of parts, one after another; their lengths must follow from what they say.
-    pub fn sign(&self, parts: &[&[u8]]) -> [u8; PROOF_BYTES] {
-        self.of(parts).finalize().into_bytes().into()
-    }
-
-    /// The beginning of a signature.
-    pub fn tag(&self, parts: &[&[u8]]) -> [u8; TAG_BYTES] {
-        let mut tag = [0; TAG_BYTES];
-        tag.copy_from_slice(&self.sign(parts)[..TAG_BYTES]);
-        tag
-    }
-
-    /// Whether a signature, or so much of its beginning as a tag has, is that of the parts.
-    pub fn verify(&self, parts: &[&[u8]], signature: &[u8]) -> bool {
-        signature.len() >= TAG_BYTES && self.of(parts).verify_truncated_left(signature).is_ok()
-    }
-
-    fn of(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
-        let mut state = self.0.clone();
-        parts.iter().for_each(|part| state.update(part));
-        state
-    }
-}
-
-/// The digest of messages whose lengths are fixed.
-pub(crate) fn transcript(messages: &[&[u8]]) -> Transcript {
-    let mut digest = Sha256::new();
-    digest.update(SALT);
-    messages.iter().for_each(|message| digest.update(message));
-    digest.finalize().into()
-}
-
-/// What proves that one side knows the secret, of one handshake.
-pub(crate) struct Proofs<'a> {
-    signer: Signer,
-    transcript: &'a Transcript,
-}
-
-impl<'a> Proofs<'a> {
-    /// The proofs of a handshake.
-    pub fn new(secret: &Secret, transcript: &'a Transcript) -> Result<Self> {
-        Ok(Self { signer: Signer::new(&*derive(secret, &[b"proof"])?)?, transcript })
-    }
-
-    /// What one side sends.
-    pub fn of(&self, side: Side) -> [u8; PROOF_BYTES] {
-        self.signer.sign(&[side.name(), self.transcript])
-    }
-
-    /// Whether that is what one side sends who knows the secret.
-    pub fn verify(&self, side: Side, proof: &[u8; PROOF_BYTES]) -> bool {
-        self.signer.verify(&[side.name(), self.transcript], proof)
-    }
-}
-
-/// The keys of one connection, as one of its sides uses them.
-#[derive(Clone)]
-pub struct Keys {
-    /// Signs what this side sends.
-    pub own: Signer,
-    /// Verifies what the other side has sent.
-    pub other: Signer,
-}
-
-impl Keys {
-    /// The keys of the connection that a handshake has led to.
-    pub(crate) fn new(secret: &Secret, transcript: &Transcript, side: Side) -> Result<Self> {
-        let signer =
-            |side: Side| Signer::new(&*derive(secret, &[b"session ", side.name(), b" ", transcript])?);
-        Ok(Self { own: signer(side)?, other: signer(side.other())? })
-    }
-}
-
-impl std::fmt::Debug for Keys {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Keys(…)")
-    }
-}
-
-fn derive(secret: &Secret, purpose: &[&[u8]]) -> Result<Zeroizing<[u8; 32]>> {
-    let mut key = Zeroizing::new([0; 32]);
-    let root = Hkdf::<Sha256>::new(Some(SALT), secret.bytes());
-    root.expand_multi_info(purpose, &mut *key).map_err(|_| unusable())?;
-    Ok(key)
-}
-
-fn unusable() -> Error {
-    Error::new(Kind::Internal, "a key cannot be derived from the secret")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn secret(byte: u8) -> Secret {
-        Secret::new([byte; 32]).unwrap()
-    }
-
     #[test]
-    fn signatures_are_those_of_other_implementations() {
-        // RFC 4231, test case 2.
-        let signed = Signer::new(b"Jefe").unwrap().sign(&[b"what do ya want ", b"for nothing?"]);
-        assert_eq!(signed[..8], [0x5b, 0xdc, 0xc1, 0x46, 0xbf, 0x60, 0x75, 0x4e]);
-        assert_eq!(signed[24..], [0x9d, 0xec, 0x58, 0xb9, 0x64, 0xec, 0x38, 0x43]);
-    }
-
-    #[test]
-    fn a_proof_is_of_one_side_one_secret_and_one_handshake() {
-        let (first, second) = (transcript(&[b"one"]), transcript(&[b"other"]));
-        let (own, foreign) = (secret(1), secret(2));
-        let proof = Proofs::new(&own, &first).unwrap().of(Side::Client);
-        assert!(Proofs::new(&own, &first).unwrap().verify(Side::Client, &proof));
-        assert!(!Proofs::new(&own, &first).unwrap().verify(Side::Server, &proof));
-        assert!(!Proofs::new(&own, &second).unwrap().verify(Side::Client, &proof));
-        assert!(!Proofs::new(&foreign, &first).unwrap().verify(Side::Client, &proof));
-    }
-
-    #[test]
-    fn each_direction_has_a_key_which_both_sides_know() {
-        let transcript = transcript(&[b"one"]);
-        let client = Keys::new(&secret(1), &transcript, Side::Client).unwrap();
-        let server = Keys::new(&secret(1), &transcript, Side::Server).unwrap();
-        let tag = client.own.tag(&[b"words"]);
-        assert!(server.other.verify(&[b"wor", b"ds"], &tag));
-        assert!(!client.other.verify(&[b"words"], &tag) && !server.own.verify(&[b"words"], &tag));
-        assert!(!server.other.verify(&[b"words"], &tag[..TAG_BYTES - 1]) && !server.other.verify(&[], &[]));
+    fn each_use_has_a_key_of_its_own_which_the_secret_decides() {
+        let public = |byte: u8, purpose: &[u8]| {
+            let secret = Secret::new([byte; 32]).unwrap();
+            RawKey::new(&derive(&secret, &[purpose]).unwrap()).unwrap().public().to_vec()
+        };
+        assert_eq!(public(1, b"agents"), public(1, b"agents"));
+        assert_ne!(public(1, b"agents"), public(2, b"agents"));
+        assert_ne!(public(1, b"agents"), public(1, b"controller"));
+        // RFC 8410, section 4: the form of an Ed25519 public key.
+        assert!(public(1, b"agents").starts_with(b"\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00"));
+        assert_eq!(public(1, b"agents").len(), 44);
     }
 }

@@ -14,10 +14,8 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use waystation_format::{Error, Kind, Result};
 
-use super::carrier::Carrier;
-use super::connection::{Connection, Credentials, configure};
-use super::gate::{Gate, Limits, Unproven};
-use super::handshake::as_server;
+use super::connection::{Connection, Credentials, accept};
+use super::gate::{Gate, Limits};
 
 /// How long to wait when the system cannot accept (it has no more descriptors, say).
 const PAUSE: Duration = Duration::from_millis(50);
@@ -108,7 +106,7 @@ impl Listener {
         };
         let (credentials, within) = (self.credentials.clone(), self.limits.handshake);
         self.handshakes.spawn(async move {
-            let admitted = timeout(within, admit(stream, place, credentials)).await;
+            let admitted = timeout(within, accept(stream, credentials, || place.admit())).await;
             let admitted = admitted.unwrap_or_else(|_| {
                 let message = format!("a client did not prove itself within {} s", within.as_secs_f64());
                 Err(Error::new(Kind::Unavailable, message))
@@ -116,12 +114,4 @@ impl Listener {
             admitted.map_err(|error| error.with("address", address.to_string()))
         });
     }
-}
-
-async fn admit(stream: TcpStream, place: Unproven, credentials: Credentials) -> Result<Connection> {
-    configure(&stream)?;
-    let Credentials { identity, secret, tls } = credentials;
-    let mut carrier = Carrier::accept(stream, tls.as_deref()).await?;
-    let (keys, hello, place) = as_server(&mut carrier, &secret, &identity, || place.admit()).await?;
-    Ok(Connection::new(carrier, keys, hello.client, hello.purpose, Some(place)))
 }

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use tokio::runtime::Builder;
 use waystation_format::{Error, Kind, Result};
-use waystation_peers::{Connection, Credentials, Peer, Purpose};
+use waystation_peers::{Connection, Credentials, End, Peer, Purpose};
 
 mod answers;
 
 use self::answers::Answers;
-use crate::connection::{End, Outgoing, split};
+use crate::connection::{Outgoing, split};
 use crate::fetch::{Fetch, again};
 use crate::held::Lease;
 use crate::key::Scope;

@@ -1,47 +1,30 @@
 //! One connection, as the threads of either side see it: frames one way, frames the other.
 //!
 //! Nobody is waited for in silence for ever: where a host is gone without a word, the kernel's own signs of
-//! life end the connection, and whoever takes no bytes for [`SILENCE`] is given up. A process that is stopped
+//! life end the connection, and whoever takes no bytes for half a minute is given up. A process that is stopped
 //! keeps its connections; those who wait for it have deadlines.
 
-use std::io::{self, BufReader, Read};
-use std::net::{Shutdown, TcpStream};
-use std::time::Duration;
+use std::io::{BufReader, Read};
 
 use waystation_format::Result;
-use waystation_peers::{Connection, FrameReader, FrameWriter, Opener, Proven, Sealer, lost};
+use waystation_peers::{Connection, End, FrameReader, FrameWriter, Proven, lost};
 
 use crate::message::{Frame, FrameKind};
 
-/// How long the other side may take no bytes.
-const SILENCE: Duration = Duration::from_secs(30);
 /// Frames are read through a buffer; what is longer goes past it.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// The frames that come in.
-pub struct Incoming(FrameReader<BufReader<TcpStream>>);
+pub struct Incoming(FrameReader<BufReader<waystation_peers::Incoming>>);
 
 /// The frames that go out.
-pub struct Outgoing(FrameWriter<TcpStream>);
-
-/// The right to end a connection from anywhere.
-#[derive(Debug)]
-pub struct End(TcpStream);
+pub struct Outgoing(FrameWriter<waystation_peers::Outgoing>);
 
 /// Both directions of a connection of which nothing was read or written yet.
 pub fn split(connection: Connection) -> Result<(Incoming, Outgoing, End, Option<Proven>)> {
-    let (carrier, keys, _, place) = connection.into_parts();
-    let stream = carrier.into_plain()?;
-    let set_up = || -> io::Result<[TcpStream; 3]> {
-        let stream = stream.into_std()?;
-        stream.set_nonblocking(false)?;
-        stream.set_write_timeout(Some(SILENCE))?;
-        Ok([stream.try_clone()?, stream.try_clone()?, stream])
-    };
-    let [incoming, outgoing, end] = set_up().map_err(|error| lost(&error))?;
+    let (incoming, outgoing, end, place) = connection.split(None)?;
     let source = BufReader::with_capacity(BUFFER_BYTES, incoming);
-    let incoming = Incoming(FrameReader::new(Opener::new(keys.other), source));
-    Ok((incoming, Outgoing(FrameWriter::new(Sealer::new(keys.own), outgoing)), End(end), place))
+    Ok((Incoming(FrameReader::new(source)), Outgoing(FrameWriter::new(outgoing)), end, place))
 }
 
 impl Incoming {
@@ -72,17 +55,5 @@ impl Outgoing {
         let frame =
             Frame { kind: FrameKind::Block, transfer: number, offset, message: sums, bulk_bytes: bulk.len() };
         self.0.write_with(&frame, bulk)
-    }
-}
-
-impl End {
-    /// Another such right.
-    pub fn share(&self) -> Result<Self> {
-        self.0.try_clone().map(End).map_err(|error| lost(&error))
-    }
-
-    /// Ends it; whoever reads or writes gets an error.
-    pub fn now(&self) {
-        drop(self.0.shutdown(Shutdown::Both)); // it may have ended by itself
     }
 }

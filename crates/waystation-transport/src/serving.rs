@@ -11,8 +11,9 @@ use std::thread;
 
 use waystation_format::checksum::{BLOCK_BYTES, crc64};
 use waystation_format::{Error, Kind, Result};
+use waystation_peers::End;
 
-use crate::connection::{End, Incoming, Outgoing};
+use crate::connection::{Incoming, Outgoing};
 use crate::held::{Held, Mark};
 use crate::key::Key;
 use crate::memory;

@@ -14,10 +14,12 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use waystation_format::slot::Id;
 use waystation_format::{Error, Kind, Result};
-use waystation_peers::{Connection, Credentials, Identity, Limits, Listener, Name, Peer, Purpose, Secret};
+use waystation_peers::{
+    Connection, Credentials, Encryption, End, Identity, Limits, Listener, Name, Peer, Purpose, Secret, Tls,
+};
 
 use crate::asking::Asking;
-use crate::connection::{End, split};
+use crate::connection::split;
 use crate::fetch::{Fetch, Target, again};
 use crate::held::{Block, Lease, Ledger};
 use crate::key::{Key, Scope};
@@ -71,7 +73,8 @@ impl Transport {
             return Err(Error::new(Kind::InvalidInput, message).with("address", listen_at.to_string()));
         }
         let identity = Identity { name: Name::new(name)?, run: RUN };
-        let credentials = Credentials { identity, secret: Arc::new(Secret::new(secret)?), tls: None };
+        let tls = Arc::new(Tls::of_secret(&Secret::new(secret)?)?);
+        let credentials = Credentials { identity, tls, encryption: Encryption::default() };
         let ledger = Arc::new(Ledger::default());
         let shared = Arc::new(Shared {
             credentials,
@@ -312,9 +315,8 @@ fn accept(shared: &Arc<Shared>, connection: Connection) {
         return;
     }
     let Ok((incoming, outgoing, end, place)) = split(connection) else { return };
-    let Ok(kept) = end.share() else { return };
     let id = shared.next_consumer.fetch_add(1, Ordering::Relaxed);
-    lock(&shared.consumers).insert(id, kept);
+    lock(&shared.consumers).insert(id, end.clone());
     let own = Arc::clone(shared);
     let serve = move || {
         let outbox = Arc::new(Outbox::new(id));

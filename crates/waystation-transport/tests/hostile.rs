@@ -2,7 +2,7 @@
 //! written to where it does not belong.
 #![allow(clippy::unwrap_used)]
 
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -11,8 +11,8 @@ use tokio::runtime::Runtime;
 use waystation_format::checksum::crc64;
 use waystation_format::slot::Id;
 use waystation_peers::{
-    Connection, Credentials, FrameReader, FrameWriter, Identity, Limits, Listener, Name, Opener, Peer,
-    Purpose, Sealer, Secret,
+    Connection, Credentials, Encryption, End, FrameReader, FrameWriter, Identity, Incoming, Limits, Listener,
+    Name, Outgoing, Peer, Purpose, Secret, Tls,
 };
 use waystation_transport::message::{
     Ask, Frame, FrameKind, Home, Place, decode_asks, encode_asks, encode_words,
@@ -30,7 +30,8 @@ fn any_port() -> SocketAddr {
 
 fn credentials(name: &str) -> Credentials {
     let identity = Identity { name: Name::new(name).unwrap(), run: Id([0; 16]) };
-    Credentials { identity, secret: Arc::new(Secret::new(SECRET).unwrap()), tls: None }
+    let tls = Arc::new(Tls::of_secret(&Secret::new(SECRET).unwrap()).unwrap());
+    Credentials { identity, tls, encryption: Encryption::default() }
 }
 
 fn transport() -> Transport {
@@ -39,23 +40,17 @@ fn transport() -> Transport {
 
 /// A connection as the hostile side has it.
 struct Wire {
-    reader: FrameReader<TcpStream>,
-    writer: FrameWriter<TcpStream>,
+    reader: FrameReader<Incoming>,
+    writer: FrameWriter<Outgoing>,
+    end: End,
     _runtime: Arc<Runtime>,
 }
 
 impl Wire {
     fn new(connection: Connection, runtime: &Arc<Runtime>) -> Self {
-        let (carrier, keys, _, _) = connection.into_parts();
-        let stream = carrier.into_plain().unwrap().into_std().unwrap();
-        stream.set_nonblocking(false).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        let reader = FrameReader::new(Opener::new(keys.other), stream.try_clone().unwrap());
-        Self {
-            reader,
-            writer: FrameWriter::new(Sealer::new(keys.own), stream),
-            _runtime: Arc::clone(runtime),
-        }
+        let (incoming, outgoing, end, _) = connection.split(Some(LONG)).unwrap();
+        let (reader, writer) = (FrameReader::new(incoming), FrameWriter::new(outgoing));
+        Self { reader, writer, end, _runtime: Arc::clone(runtime) }
     }
 
     fn send(&mut self, kind: FrameKind, number: u64, message: Vec<u8>) {
@@ -161,7 +156,7 @@ fn who_breaks_the_rules_is_not_believed() {
 fn a_connection_that_is_cut_within_a_block_fails_who_waits() {
     let (outcome, _) = fetched(|wire, ask| {
         wire.send_bulk(FrameKind::Block, ask.number, 0, sums(&[1; 1000]), &[1; 1000]);
-        drop(wire.writer.target.shutdown(std::net::Shutdown::Both));
+        wire.end.now();
     });
     // It is asked for again; nobody listens there any more, or the handshake is not answered.
     assert_eq!(outcome.unwrap_err().kind(), Kind::Unavailable);

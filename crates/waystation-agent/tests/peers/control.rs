@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::bulk::{BLOCKS, assert_sealed, begin, key, open, order, route, seal};
-use crate::peers::{Fate, LONG, RUN, Way, any_port, credentials, credentials_of, limits, proxy};
+use crate::peers::{
+    Fate, LONG, RUN, Way, any_port, credentials, credentials_of, handshake_bytes, limits, proxy,
+};
 use crate::support::memory_directory;
 use tempfile::TempDir;
 use waystation_agent::peers::bulk::{BulkService, Intake, replicate};
@@ -154,7 +156,8 @@ async fn strangers_call_nothing() {
 #[tokio::test]
 async fn what_is_changed_on_the_way_is_never_delivered() {
     let host = start(any_port());
-    for position in [608, 612, 700, 5000] {
+    let (handshake, _) = handshake_bytes(&credentials("near"), credentials("far")).await;
+    for position in [1, 5, 700, 20_000].map(|at| handshake + at) {
         let harm =
             move |_, way, at| if (way, at) == (Way::ToServer, position) { Fate::Flip } else { Fate::Pass };
         let (address, _sent) = proxy(host.server.address(), harm).await;

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use waystation_agent::Result;
-use waystation_agent::peers::Tls;
+use waystation_agent::peers::{Secret, Tls};
+
+const SECRET: [u8; 32] = [0x5e; 32];
 
 /// Who signs certificates.
 pub struct Authority {
@@ -73,7 +75,12 @@ impl Files {
     }
 
     pub fn read(&self) -> Result<Tls> {
-        Tls::from_files(&self.certificate, &self.key, &self.authorities)
+        self.read_with(&SECRET)
+    }
+
+    /// The same, for a job of another secret.
+    pub fn read_with(&self, secret: &[u8]) -> Result<Tls> {
+        Tls::from_files(&self.certificate, &self.key, &self.authorities, &Secret::new(secret).unwrap())
     }
 
     pub fn tls(&self) -> Arc<Tls> {

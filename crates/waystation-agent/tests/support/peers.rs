@@ -3,11 +3,14 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use waystation_agent::peers::{Connection, Credentials, Identity, Limits, Listener, Name, Peer, Secret};
+use waystation_agent::peers::{
+    Connection, Credentials, Encryption, Identity, Limits, Listener, Name, Peer, Purpose, Secret, Tls,
+};
 use waystation_format::slot::Id;
 
 pub const RUN: Id = Id([1; 16]);
@@ -26,7 +29,30 @@ pub fn credentials(name: &str) -> Credentials {
 
 pub fn credentials_of(name: &str, run: Id, secret: &[u8]) -> Credentials {
     let identity = Identity { name: Name::new(name).unwrap(), run };
-    Credentials { identity, secret: Arc::new(Secret::new(secret).unwrap()), tls: None }
+    let tls = Arc::new(Tls::of_secret(&Secret::new(secret).unwrap()).unwrap());
+    Credentials { identity, tls, encryption: Encryption::Always }
+}
+
+/// Credentials by which nothing is encrypted here, since all addresses are loopback.
+pub fn plain(credentials: Credentials) -> Credentials {
+    Credentials { encryption: Encryption::BetweenMachines, ..credentials }
+}
+
+/// How many bytes a client and a server have sent when a connection between them is open, if its credentials are these.
+pub async fn handshake_bytes(client: &Credentials, server: Credentials) -> (usize, usize) {
+    let (mut listener, peer) = listen_as(server, limits()).await;
+    let counts = [Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0))];
+    let counting = counts.clone();
+    let count = move |_, way, at| {
+        counting[usize::from(way == Way::ToClient)].fetch_max(at + 1, Ordering::Relaxed);
+        Fate::Pass
+    };
+    let (address, _sent) = proxy(peer.address, count).await;
+    let through = Peer { address, ..peer };
+    let connected = Connection::connect(&through, client, Purpose::Control, LONG);
+    let (server, client) = gets_in(&mut listener, connected).await;
+    drop((client.unwrap(), server));
+    counts.map(|count| count.load(Ordering::Relaxed)).into()
 }
 
 /// Generous but for a test of them.

@@ -51,7 +51,7 @@ use self::watch::Recoveries;
 pub use self::watch::{Recovery, Watched};
 use crate::daemon::log;
 use crate::peers::bulk::{self, BulkService, Intake, Order, Pacer};
-use crate::peers::{ControlService, Credentials, Identity, Limits, Name, Secret, Server, Services};
+use crate::peers::{ControlService, Credentials, Encryption, Identity, Limits, Name, Server, Services};
 use crate::process;
 use crate::protocol::controller::Settings;
 use crate::protocol::election::Patience;
@@ -138,7 +138,7 @@ impl Cluster {
         store.share();
         let record = store.record();
         let identity = Identity { name: Name::new(&*options.host)?, run: record.run };
-        let secret = Arc::new(Secret::from_file(&options.secret_file)?);
+        let credentials = Credentials { identity, tls: options.tls()?, encryption: Encryption::default() };
         let pacer = Pacer::new();
         let mut chunk_bytes = CHUNK_BYTES;
         if let Some((bytes_per_s, share)) = options.link {
@@ -146,8 +146,7 @@ impl Cluster {
             chunk_bytes = bulk::chunk_bytes(CHUNK_TIME, Duration::ZERO, bytes_per_s);
         }
         let order = Order { chunk_bytes, pacer: Arc::clone(&pacer), stall: STALL };
-        let ways =
-            Ways { credentials: Credentials { identity, secret, tls: options.tls()? }, order: order.clone() };
+        let ways = Ways { credentials, order: order.clone() };
         let intake = Arc::new(Intake::new(Arc::clone(&store))?);
         let places = hosts.names.iter().zip(&hosts.addresses);
         let shared = Arc::new(Shared {

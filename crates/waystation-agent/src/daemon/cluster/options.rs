@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use waystation_format::{Error, Kind, Result};
 
-use crate::peers::{Name, Tls};
+use crate::peers::{Name, Secret, Tls};
 
 /// How an agent takes part.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub struct Options {
     pub hosts: PathBuf,
     /// The file of the secret that they share.
     pub secret_file: PathBuf,
-    /// The certificates that they show each other; without, nothing is encrypted.
+    /// The certificates by which they prove which host each is; without, whoever knows the secret is believed.
     pub tls: Option<TlsFiles>,
     /// How many copies of each shard are kept, the owner's included.
     pub copies: u32,
@@ -44,13 +44,16 @@ pub struct TlsFiles {
 }
 
 impl Options {
-    /// The certificates, if there are any. InvalidInput if others would not take this host for what it is called.
-    pub fn tls(&self) -> Result<Option<Arc<Tls>>> {
-        let Some(TlsFiles { certificate, key, authorities }) = &self.tls else { return Ok(None) };
-        let tls = Tls::from_files(certificate, key, authorities)?;
+    /// What this host shows to others. InvalidInput if they would not take it for what it is called.
+    pub fn tls(&self) -> Result<Arc<Tls>> {
+        let secret = Secret::from_file(&self.secret_file)?;
+        let Some(TlsFiles { certificate, key, authorities }) = &self.tls else {
+            return Tls::of_secret(&secret).map(Arc::new);
+        };
+        let tls = Tls::from_files(certificate, key, authorities, &secret)?;
         let checked = tls.check(&Name::new(&*self.host)?);
         checked.map_err(|error| error.with("path", certificate.display().to_string()))?;
-        Ok(Some(Arc::new(tls)))
+        Ok(Arc::new(tls))
     }
 
     /// The address to listen on.

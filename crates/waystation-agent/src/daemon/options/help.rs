@@ -31,9 +31,9 @@ are required together. All agents have the same --run-id, --hosts and --copies:
   --hosts FILE              all hosts: a JSON list of objects of name, address (host and port) and domain. Hosts that
                             may fail together have the same domain; by default each host is its own. The agent reads
                             the file again when it changes, so a host can be replaced at another address
-  --secret-file FILE        secret that only the agents know, at least 16 bytes; readable only by this user
-  --tls-certificate FILE    certificate of this host, named as in --host, for servers and clients (PEM); all traffic
-                            between the agents is then encrypted
+  --secret-file FILE        secret that only the agents know, at least 16 random bytes; readable only by this user
+  --tls-certificate FILE    certificate of this host, named as in --host, for servers and clients (PEM); proves that
+                            this is that host
   --tls-key FILE            private key of the certificate; readable only by this user
   --tls-authorities FILE    authorities that sign the certificates of all hosts
   --copies N                number of copies of each shard; by default 2

@@ -5,9 +5,8 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,9 +14,9 @@ use std::time::{Duration, Instant};
 use waystation_format::{Error, Kind, Result};
 
 use super::frame::{Frame, FrameKind};
-use super::wire::Wire;
 use crate::peers::{
-    Connection, FrameReader, FrameWriter, Name, Opener, Proven, Sealer, decode_failure, encode_failure, lost,
+    Connection, End, FrameReader, FrameWriter, Incoming, Name, Outgoing, Proven, decode_failure,
+    encode_failure, lost,
 };
 
 /// How long the other side may be silent.
@@ -33,8 +32,9 @@ const BUFFER_BYTES: usize = 4096;
 
 /// A connection for bytes of slots.
 pub struct Channel {
-    reader: FrameReader<BufReader<Wire>>,
-    writer: FrameWriter<Wire>,
+    reader: FrameReader<BufReader<Incoming>>,
+    writer: FrameWriter<Outgoing>,
+    end: End,
     peer: Name,
     /// The digest of the key of the version that it carries.
     transfer: u64,
@@ -46,21 +46,12 @@ pub struct Channel {
 impl Channel {
     /// The channel of a connection of which nothing was read or written yet.
     pub fn new(connection: Connection) -> Result<Self> {
-        let (carrier, keys, peer, place) = connection.into_parts();
-        let set_up = || -> io::Result<Wire> {
-            let wire = Wire::new(carrier)?;
-            wire.socket().set_read_timeout(Some(SILENCE))?;
-            wire.socket().set_write_timeout(Some(SILENCE))?;
-            Ok(wire)
-        };
-        let outgoing = set_up().map_err(|error| lost(&error))?;
-        let incoming = outgoing.clone();
+        let peer = connection.peer().clone();
+        let (incoming, outgoing, end, place) = connection.split(Some(SILENCE))?;
         Ok(Self {
-            reader: FrameReader::new(
-                Opener::new(keys.other),
-                BufReader::with_capacity(BUFFER_BYTES, incoming),
-            ),
-            writer: FrameWriter::new(Sealer::new(keys.own), outgoing),
+            reader: FrameReader::new(BufReader::with_capacity(BUFFER_BYTES, incoming)),
+            writer: FrameWriter::new(outgoing),
+            end,
             peer,
             transfer: 0,
             last_sent: Instant::now(),
@@ -81,7 +72,7 @@ impl Channel {
 
     /// What ends the connection when the thread that serves it waits.
     pub fn end(&self) -> End {
-        End(Arc::clone(self.writer.target.socket()))
+        self.end.clone()
     }
 
     /// Has the system spread what is sent over time.
@@ -140,10 +131,9 @@ impl Channel {
     /// Tells the other side why this one does not go on, and takes what that is about to send, so that it
     /// comes to hear it.
     pub fn tell_failure(&mut self, error: &Error) {
-        let socket = Arc::clone(self.writer.target.socket());
-        let can_hear = socket.set_read_timeout(Some(LAST_WORDS)).is_ok()
+        let can_hear = self.writer.target.socket().set_read_timeout(Some(LAST_WORDS)).is_ok()
             && self.send(FrameKind::Failed, encode_failure(error)).is_ok()
-            && socket.shutdown(Shutdown::Write).is_ok();
+            && self.writer.target.socket().shutdown(Shutdown::Write).is_ok();
         let (mut buffer, end) = (vec![0; LAST_BYTES], Instant::now() + LAST_WORDS);
         while can_hear && Instant::now() < end {
             match self.reader.source.read(&mut buffer) {
@@ -186,8 +176,8 @@ impl Channel {
     }
 
     /// Whether the other side has said something, or gone away, without waiting for it.
-    pub fn has_incoming(&self) -> bool {
-        !self.reader.source.buffer().is_empty() || self.writer.target.has_incoming()
+    pub fn has_incoming(&mut self) -> bool {
+        !self.reader.source.buffer().is_empty() || self.reader.source.get_mut().has_bytes()
     }
 
     /// Does something that takes long, and meanwhile shows that this side is still there.
@@ -210,18 +200,7 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         // Somebody may still have the right to end it, which would keep it open.
-        self.end().now();
-    }
-}
-
-/// The right to end a connection from another thread.
-#[derive(Debug)]
-pub struct End(Arc<TcpStream>);
-
-impl End {
-    /// Ends it; whoever reads or writes gets an error.
-    pub fn now(&self) {
-        drop(self.0.shutdown(Shutdown::Both)); // it may have ended by itself
+        self.end.now();
     }
 }
 

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use waystation_format::slot::{Key, State, Sums, Tenant, Writer, digest};
 use waystation_format::{Error, Kind, Result};
 
-use super::channel::End;
 use super::message::Offer;
 use super::receive::Sink;
 use super::traffic::Traffic;
+use crate::peers::End;
 use crate::process;
 use crate::store::{Grant, Store};
 use crate::writer::{Receipt, SlotWriter};

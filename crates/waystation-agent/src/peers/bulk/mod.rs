@@ -1,6 +1,6 @@
 //! Bytes of slots between agents: a version of a shard goes from a slot of one to a slot of the other.
 //!
-//! `frame` and `message` are what goes over the wire; `channel` is one connection, over a `wire`; `send` and `receive` are the
+//! `frame` and `message` are what goes over the wire; `channel` is one connection; `send` and `receive` are the
 //! two ends of a transfer, whichever side has asked for it; `intake` and `consumer` are where a version goes
 //! to; `service` answers those who connect, `transfer` is for those who do; `pacing` says how fast, `traffic` how
 //! much it was.
@@ -16,7 +16,6 @@ mod send;
 mod service;
 mod traffic;
 mod transfer;
-mod wire;
 
 pub use consumer::Fetched;
 pub use intake::Intake;

@@ -8,14 +8,14 @@ use std::thread::{self, JoinHandle};
 use waystation_format::slot::{Id, Key, Sums};
 use waystation_format::{Error, Kind, Result};
 
-use super::channel::{Channel, End, unexpected};
+use super::channel::{Channel, unexpected};
 use super::frame::{Frame, FrameKind};
 use super::intake::{Incoming, Intake, Opened};
 use super::message::{Fetch, Offer, decode_exactly, encode_longs, encode_sums, transfer_of};
 use super::receive::{Sink, receive};
 use super::send::{Order, Work};
-use crate::peers::Connection;
 use crate::peers::Name;
+use crate::peers::{Connection, End};
 use crate::writer::Receipt;
 
 /// Who decides which versions are taken of those that other agents offer.

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use waystation_format::slot::{Key, Sums};
 use waystation_format::{Error, Kind, Result};
 
-use super::channel::{Channel, End, unexpected};
+use super::channel::{Channel, unexpected};
 use super::consumer::{Consumer, Fetched};
 use super::frame::FrameKind;
 use super::intake::Intake;
@@ -23,7 +23,7 @@ use super::send::{Order, Work};
 use super::service::take_offer;
 use super::traffic::Traffic;
 use crate::peers::Purpose;
-use crate::peers::{Connection, Credentials, Peer};
+use crate::peers::{Connection, Credentials, End, Peer};
 use crate::store::Store;
 
 /// What the first attempt after a failure waits; each further one twice as long.
