@@ -5,7 +5,8 @@ for it, and a slow consumer holds up only itself. A request may come before the 
 producer until then, so whoever asks early waits no longer than if the bytes were pushed. Hosts of one machine
 read each other's memory by the kernel (`process_vm_readv`), in one copy instead of two,
 where the system lets them; `benchmarks.transport` measures both. Hosts prove to each other that they know the
-cluster's secret before anything else is said. Between machines everything is encrypted, and blocks are checksummed.
+cluster's secret before anything else is said. Between machines everything is encrypted, and blocks are
+checksummed.
 
 The threads are the engine's (`waystation-transport`). One thread of Python lets go of arrays once the engine
 needs them no more.
