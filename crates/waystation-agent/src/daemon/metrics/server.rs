@@ -4,13 +4,16 @@
 //! to be had. Invariants: so many connections at a time, each for so long and with a request of so many
 //! bytes; whoever is one too many waits in the system's queue; nothing listens once this has been dropped.
 
-use std::io;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use http::{Method, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime;
 use tokio::sync::{Semaphore, oneshot};
@@ -24,7 +27,7 @@ const MOST_CONNECTIONS: usize = 8;
 /// How long each may take.
 const CONNECTION_TIME: Duration = Duration::from_secs(3);
 /// How many bytes the head of a request may have.
-const HEAD_BYTES: u64 = 16 << 10;
+const HEAD_BYTES: usize = 16 << 10;
 /// How long to wait when the system cannot accept.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Where the numbers are.
@@ -101,60 +104,29 @@ async fn serve(listener: &TcpListener, render: &Arc<Render>) {
 }
 
 /// Answers one request; a connection that ends early is its client's loss.
-async fn converse(mut stream: TcpStream, render: Arc<Render>) -> io::Result<()> {
-    let (mut head, mut request) = (Vec::new(), (&mut stream).take(HEAD_BYTES));
-    while !head.windows(4).any(|four| four == b"\r\n\r\n") {
-        if request.read_buf(&mut head).await? == 0 {
-            return Ok(()); // it has ended, or is longer than any needs to be
-        }
-    }
-    stream.write_all(answer(&head, &*render).as_bytes()).await?;
-    stream.shutdown().await
+async fn converse(stream: TcpStream, render: Arc<Render>) {
+    let answer = service_fn(move |request: Request<Incoming>| {
+        let answered = answer(&request, &*render);
+        async move { Ok::<_, Infallible>(answered) }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .keep_alive(false)
+        .max_buf_size(HEAD_BYTES)
+        .timer(TokioTimer::new())
+        .header_read_timeout(CONNECTION_TIME)
+        .serve_connection(TokioIo::new(stream), answer)
+        .await;
+    drop(served);
 }
 
-/// The answer to the head of a request, in HTTP/1.1. Each connection carries one.
-fn answer(head: &[u8], render: &Render) -> String {
-    let line =
-        String::from_utf8_lossy(head.split(|&byte| byte == b'\r').next().unwrap_or_default()).into_owned();
-    let (status, of, body) = match *line.split(' ').collect::<Vec<_>>() {
-        ["GET" | "HEAD", PATH, "HTTP/1.0" | "HTTP/1.1"] => ("200 OK", CONTENT_TYPE, render()),
-        [_, PATH, "HTTP/1.0" | "HTTP/1.1"] => {
-            ("405 Method Not Allowed", "text/plain", "only GET is answered\n".to_owned())
-        }
-        [_, _, "HTTP/1.0" | "HTTP/1.1"] => {
-            ("404 Not Found", "text/plain", format!("the metrics are at {PATH}\n"))
-        }
-        _ => ("400 Bad Request", "text/plain", "this is no request of HTTP/1.1\n".to_owned()),
+fn answer(request: &Request<Incoming>, render: &Render) -> Response<String> {
+    let (status, of, body) = match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, PATH) => (StatusCode::OK, CONTENT_TYPE, render()),
+        (_, PATH) => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET is answered\n".to_owned()),
+        _ => (StatusCode::NOT_FOUND, "text/plain", format!("the metrics are at {PATH}\n")),
     };
-    let length = body.len();
-    let body = if line.starts_with("HEAD ") { "" } else { &body };
-    format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {of}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_are_answered_or_refused() {
-        let answered = |head: &[u8]| answer(head, &|| "epoch 7\n".to_owned());
-        let whole = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
-                     Content-Length: 8\r\nConnection: close\r\n\r\n";
-        assert_eq!(answered(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"), format!("{whole}epoch 7\n"));
-        assert_eq!(answered(b"HEAD /metrics HTTP/1.0\r\n\r\n"), whole);
-        let refused: [(&[u8], &str); 7] = [
-            (b"POST /metrics HTTP/1.1\r\n\r\n", "405"),
-            (b"GET / HTTP/1.1\r\n\r\n", "404"),
-            (b"GET /metrics?a HTTP/1.1\r\n\r\n", "404"),
-            (b"GET /metrics HTTP/2.0\r\n\r\n", "400"),
-            (b"GET  /metrics HTTP/1.1\r\n\r\n", "400"),
-            (b"\xff\xfe\r\n\r\n", "400"),
-            (b"\r\n\r\n", "400"),
-        ];
-        for (head, status) in refused {
-            assert_eq!(answered(head)[9..12], *status, "{}", String::from_utf8_lossy(head));
-        }
-    }
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(of));
+    response
 }
