@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use waystation_agent::peers::bulk::{
@@ -22,6 +22,7 @@ use crate::support::{memory_directory, read};
 /// Blocks of a version here; the last one is not whole.
 pub const BLOCKS: u64 = 40;
 pub const DATA_BYTES: u64 = BLOCKS * BLOCK_BYTES as u64 - 100_000;
+const HANG: Duration = Duration::from_secs(120); // far beyond what anything here takes
 
 /// An agent that listens.
 pub struct Agent {
@@ -171,7 +172,9 @@ pub async fn agent_with(credentials: Credentials, directory: TempDir, order: Ord
 
 /// Waits until something is so.
 pub async fn until(mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + HANG;
     while !is_so() {
+        assert!(Instant::now() < end, "in vain for {HANG:?}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
