@@ -53,6 +53,7 @@ def parts(processes: str) -> list[Part]:
     return [
         Part("the agents' protocol simulated", (*agent, "--test", "simulation", "--", "--nocapture")),
         Part("every order of the agents' protocol", (*agent, "--test", "model", "--", "--nocapture")),
+        Part("every order of threads at a slot", (*agent, "--lib", "--features=loom", "slots::hold")),
         Part("random geometries of reads", (*RELEASE_TEST, "-p", "waystation-io", "--lib", "geometr")),
         Part(
             "waystation-format and waystation-io with the address sanitizer",

@@ -81,8 +81,9 @@ impl<W: Word> Hold<W> {
     }
 }
 
-#[cfg(test)]
-mod tests {
+/// Every order of what threads do, and of what they see of each other; of `make test-long`.
+#[cfg(all(test, feature = "loom"))]
+mod models {
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicU64 as ModelledWord;
@@ -174,6 +175,13 @@ mod tests {
             assert!(matches!(slot.read(), Some(2 | 3)));
         });
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
 
     #[test]
     fn a_lid_keeps_readers_out_and_a_reader_keeps_the_lid_off() {
@@ -185,5 +193,40 @@ mod tests {
         hold.release();
         hold.release();
         assert!(hold.close() && !hold.acquire());
+    }
+
+    /// Both halves are written while nobody reads, so whoever reads finds them equal.
+    #[test]
+    fn threads_read_no_halves_of_two_writes() {
+        const WRITES: u64 = 1000;
+        let hold: Hold = Hold::closed();
+        let halves = [AtomicU64::new(0), AtomicU64::new(0)];
+        let read = || {
+            let mut seen = 0;
+            while seen < WRITES {
+                if hold.acquire() {
+                    let [first, second] = halves.each_ref().map(|half| half.load(Ordering::Relaxed));
+                    hold.release();
+                    assert!(first == second && first >= seen);
+                    seen = first;
+                }
+                thread::yield_now();
+            }
+        };
+        hold.open();
+        thread::scope(|scope| {
+            scope.spawn(read);
+            scope.spawn(read);
+            let mut written = 0;
+            while written < WRITES {
+                if hold.close() {
+                    written += 1;
+                    halves.iter().for_each(|half| half.store(written, Ordering::Relaxed));
+                    hold.open();
+                }
+                thread::yield_now();
+            }
+        });
+        assert_eq!(hold.readers(), 0);
     }
 }
