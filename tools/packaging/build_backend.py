@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # `data` in [tool.maturin] names this folder.
 SCRIPTS = ROOT / "target" / "package.data" / "scripts"
 AGENT = "waystation-agent"
+EXTENSION = "waystation-python"
 
 Settings = Mapping[str, Any] | None
 
@@ -83,7 +84,9 @@ def _prepare(config_settings: Settings) -> None:
 def _build_agent(arguments: list[str], strip: bool) -> None:
     """Builds the agent into the folder that maturin takes scripts from."""
     known, locking = _cargo_options(arguments)
-    command = ["cargo", "rustc", "--package", AGENT, "--bin", AGENT, "--profile", known.profile, *locking]
+    # Beside the extension's package its crates have the features that they have for that and for tests.
+    verb = ["rustc"] if strip else ["build", "--package", EXTENSION]
+    command = ["cargo", *verb, "--package", AGENT, "--bin", AGENT, "--profile", known.profile, *locking]
     if known.target is not None:
         command += ["--target", known.target]
     command += ["--message-format", "json-render-diagnostics"]
