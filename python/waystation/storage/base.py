@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from waystation import _native
 
 Kind = Literal["file", "directory", "link", "other"]
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """What tells whether a file is still the same, with the same content.
 
     Attributes:
@@ -45,8 +43,7 @@ class Identity:
         return "it was written to"
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """What is at a path.
 
     Attributes:
@@ -63,8 +60,7 @@ class Status:
         return self.identity.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A name in a directory, and what it stood for when the directory was listed.
 
     Attributes:
