@@ -96,6 +96,41 @@ def test_what_another_puts_there_meanwhile_stays(
     assert os.listdir(tmp_path) == ["checkpoint"]
 
 
+class Faster:
+    """A checkpointable that gives a whole checkpoint the path of the destination while it is saved."""
+
+    def __init__(self, checkpoint: Path, path: Path) -> None:
+        self._checkpoint, self._path = checkpoint, path
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        async def write() -> None:
+            await directory.await_creation()
+            self._checkpoint.rename(self._path)
+
+        return write()
+
+    async def load(self, directory: Path) -> Awaitable[None]:
+        raise AssertionError("nothing loads it")
+
+
+@layouts
+@overwriting
+def test_a_checkpoint_that_came_meanwhile_is_replaced_if_asked_for(
+    tmp_path: Path, use_ocdbt: bool | None, overwrite: bool
+) -> None:
+    path = tmp_path / "checkpoint"
+    waystation.save(tmp_path / "other", [1])
+    state = {"state": STATE, "other": Faster(tmp_path / "other", path)}
+    with layout(use_ocdbt):
+        if overwrite:
+            waystation.save_checkpointables(path, state, overwrite=True)
+        else:
+            with pytest.raises(errors.Conflict, match="overwrite=True replaces a checkpoint"):
+                waystation.save_checkpointables(path, state)
+    assert waystation.load(path) == (STATE if overwrite else [1])
+    assert os.listdir(tmp_path) == ["checkpoint"]
+
+
 @overwriting
 def test_what_is_no_empty_directory_is_refused_with_advice(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "full").mkdir()

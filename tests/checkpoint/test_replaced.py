@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 from tests.support import overwriting, plain_renames
 from tests.support.long import amount
+from typer.testing import CliRunner
 
 import waystation as ws
-from waystation import safetensors
+from waystation import _native, safetensors
 from waystation.checkpoint.compare import compare
 from waystation.checkpoint.export import export
+from waystation.checkpoint.paths import check_destination
+from waystation.cli.application import application
 from waystation.errors import CheckpointNotFound, Corrupt
 from waystation.layouts.native.records import CheckpointRecord
+from waystation.storage.local import LocalRoot, LocalStorage
 
 _SAVES = amount(6, 100)
 
@@ -33,6 +37,59 @@ def _save(path: Path, layout: str) -> None:
 def _check(state: State) -> None:
     number = state["number"]
     assert all((array == number).all() for array in [state["large"], *state["small"]])
+
+
+def _swap_after_look(monkeypatch: pytest.MonkeyPatch, path: Path, other: Path) -> None:
+    """Has `other` swapped in as soon as somebody has seen that no native checkpoint is at `path`."""
+    swaps = iter([lambda: _native.rename_exchange(str(path), str(other))])
+    for reader in (LocalRoot, LocalStorage):
+
+        def status(
+            self: Any, looked_at: str, original: Callable[..., Any] = reader.status, **options: Any
+        ) -> Any:
+            found = original(self, looked_at, **options)
+            if found is None and looked_at == str(path / "checkpoint.json"):
+                next(swaps, lambda: None)()
+            return found
+
+        monkeypatch.setattr(reader, "status", status)
+
+
+@pytest.mark.parametrize("call", ["is_checkpoint", "load", "metadata", "save", "verify", "inspect"])
+def test_no_call_takes_a_checkpoint_for_none_while_its_layout_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "checkpoint"
+    with overwriting.context_of("ocdbt"):
+        ws.save(path, {"number": 0})
+    ws.save(tmp_path / "other", {"number": 0})
+    _swap_after_look(monkeypatch, path, tmp_path / "other")
+    if call == "is_checkpoint":
+        assert ws.is_checkpoint(path)
+    elif call == "verify":
+        assert not ws.checkpoint.verify(path).damages
+    elif call == "save":
+        ws.save(path, {"number": 1}, overwrite=True)
+    elif call == "inspect":
+        assert CliRunner().invoke(application, ["inspect", str(path)]).exit_code == 0
+    else:
+        getattr(ws, call)(path)
+    assert (path / "checkpoint.json").exists(), "it was swapped in"
+
+
+@pytest.mark.parametrize("layout", ["native", "ocdbt"])
+def test_a_checkpoint_that_takes_the_place_of_other_data_is_not_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    path, other = tmp_path / "1", tmp_path / "other"
+    path.mkdir()
+    (path / "notes").write_text("notes")
+    _save(other, layout)
+    _swap_after_look(monkeypatch, path, other)
+    aside: list[str] = []
+    check_destination(str(path), overwrite=True, on_set_aside=aside.append)
+    assert not aside
+    _check(ws.load(path))
 
 
 def _unverified(path: Path) -> None:

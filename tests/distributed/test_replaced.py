@@ -13,7 +13,7 @@ from tests.support import overwriting
 from tests.support.programs import running
 
 import waystation
-from waystation.checkpoint.replaced import MOST_ATTEMPTS
+from waystation.checkpoint.paths import MOST_ATTEMPTS
 
 
 @pytest.mark.parametrize(

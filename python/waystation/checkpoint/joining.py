@@ -20,8 +20,9 @@ from waystation import _native, storage
 from waystation._errors import WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.handlers.choice import STATE
-from waystation.checkpoint.paths import PathLike, check_destination, is_checkpoint, resolve
-from waystation.layouts.native import commit, names, orphans
+from waystation.checkpoint.native_saving import publish, replace
+from waystation.checkpoint.paths import PathLike, check_destination, resolve
+from waystation.layouts.native import names, orphans
 from waystation.layouts.native.assemble import assemble
 from waystation.layouts.native.read import OpenCheckpointable, open_checkpoint, open_checkpointable
 from waystation.layouts.native.records import CheckpointRecord
@@ -74,11 +75,7 @@ class Joining:
         try:
             parts = [open_part(part_path(self.directory, number)) for number in range(count)]
             write_whole(self._attempt, parts, owners, begun_ns=self._begun_ns)
-            if self._overwrite and is_checkpoint(self._attempt.target):
-                commit.publish_over(self._attempt)
-                commit.remove_replaced(self._attempt)
-            else:
-                commit.publish_new(self._attempt)
+            publish(self._attempt, replace if self._overwrite else None)
         except BaseException:
             self.discard()
             raise

@@ -30,8 +30,8 @@ from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.metadata import CheckpointMetadata
 from waystation.checkpoint.opening import require_state
-from waystation.checkpoint.paths import naming_checkpoint
-from waystation.checkpoint.replaced import MOST_ATTEMPTS, Held, Replaced, Rounds, always_replaced
+from waystation.checkpoint.paths import MOST_ATTEMPTS, always_replaced, naming_checkpoint
+from waystation.checkpoint.replaced import Held, Replaced, Rounds
 from waystation.checkpoint.sessions import are_all, open_session
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.frameworks.participation import participation

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from waystation import _native, storage
-from waystation._errors import InvalidInput, WaystationError
+from waystation._errors import Conflict, InvalidInput, WaystationError
 from waystation._options import Options
 from waystation.checkpoint import prepare, state_parts
-from waystation.checkpoint.paths import check_destination, is_checkpoint
+from waystation.checkpoint.paths import MOST_ATTEMPTS, always_replaced, check_destination, is_checkpoint
 from waystation.checkpoint.prepare import Described, Taken
 from waystation.checkpoint.saving import Layout, Ranges, Save, undone_on_error
 from waystation.layouts.native import commit, handler_files, names, orphans
@@ -184,8 +184,7 @@ class NativeLayout(CutStates):
 
     def replace(self, attempt: Attempt) -> None:
         """See `FileLayout`."""
-        commit.publish_over(attempt)
-        commit.remove_replaced(attempt)
+        replace(attempt)
 
     def release(self) -> None:
         """See `Layout`."""
@@ -309,10 +308,28 @@ class NewPlace:
 
     def publish(self, attempt: Attempt, layout: FileLayout) -> None:
         """Commits."""
-        if self.replaces and is_checkpoint(self.target):
-            layout.replace(attempt)
-        else:
+        publish(attempt, layout.replace if self.replaces else None)
+
+
+def replace(attempt: Attempt) -> None:
+    """Commits an attempt of the native layout in place of a checkpoint, and removes that."""
+    commit.publish_over(attempt)
+    commit.remove_replaced(attempt)
+
+
+def publish(attempt: Attempt, replace: Callable[[Attempt], None] | None) -> None:
+    """Commits an attempt, with `replace` in place of a checkpoint that is there."""
+    for _ in range(MOST_ATTEMPTS):
+        if replace is not None and is_checkpoint(attempt.target):
+            replace(attempt)
+            return
+        try:
             commit.publish_new(attempt)
+            return
+        except Conflict:
+            if replace is None or not is_checkpoint(attempt.target):
+                raise
+    raise always_replaced(attempt.target)
 
 
 class SharedStorage:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from waystation import _native, storage
 from waystation._errors import (
@@ -17,17 +18,23 @@ from waystation._errors import (
     NotDirectory,
     NotFound,
     PermissionDenied,
+    Unavailable,
     Unsupported,
+    WaystationError,
     WrongType,
 )
 from waystation.layouts.native import names
 from waystation.layouts.native.commit import has_record
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax import names as orbax_names
+from waystation.storage import write_lock
 from waystation.storage.attempts import leftovers
 from waystation.storage.foreign import described, hub_advice
 
 PathLike = str | os.PathLike[str]
+Layout = Literal["native", "orbax"]
+
+MOST_ATTEMPTS = 50  # at what is replaced meanwhile
 
 
 def resolve(path: PathLike) -> str:
@@ -65,9 +72,55 @@ def is_checkpoint(path: PathLike) -> bool:
     """Whether a committed checkpoint is at `path`, of ours or of Orbax (its record or metadata are there; its
     data is not verified)."""
     target = resolved_or_none(path)
-    if target is None:
-        return False
-    return is_native_checkpoint(target) or is_orbax_layout(target)
+    return target is not None and layout_at(target) is not None
+
+
+def layout_at(target: str) -> Layout | None:
+    """The layout of the checkpoint at a path; None if there is none.
+
+    Raises:
+        Unavailable: What is there was replaced during every look.
+    """
+    return _look_at(target)[1]
+
+
+def _look_at(target: str) -> tuple[storage.Root | None, Layout | None]:
+    """The directory at a path, held open, None if there is none, and the layout of the checkpoint that it is.
+
+    An overwrite may swap a checkpoint of another layout in at any time. All questions are asked of one
+    directory, therefore, and one that has lost its place says nothing of what is there.
+    """
+    for _ in range(MOST_ATTEMPTS):
+        if not storage.is_directory(target):
+            return None, None
+        try:
+            root = storage.of(target).hold(target, follow_links_out=True)
+            layout = layout_in(root)
+        except WaystationError as error:
+            if not storage.is_absence(error):
+                raise
+            continue
+        if layout is not None or root.is_current():
+            return root, layout
+    raise always_replaced(target)
+
+
+def layout_in(root: storage.Root) -> Layout | None:
+    """The layout of the checkpoint that a directory held open is; None if it is none."""
+    path = root.path
+    is_attempt = storage.names.attempt_target(os.path.basename(path)) is not None
+    if not is_attempt and storage.is_file(os.path.join(path, names.RECORD), root):
+        return "native"
+    return "orbax" if orbax.is_checkpoint(path, root) else None
+
+
+def always_replaced(target: str) -> Unavailable:
+    """The error of a checkpoint that was replaced during every attempt to read it."""
+    return Unavailable(
+        f"checkpoint '{target}' was replaced during each of {MOST_ATTEMPTS} attempts to read it; save to it "
+        "less often, or save each step to a path of its own",
+        path=target,
+    )
 
 
 def is_native_checkpoint(target: str) -> bool:
@@ -80,20 +133,20 @@ def is_native_checkpoint(target: str) -> bool:
 def lost_record(target: str) -> bool:
     """Whether a directory has what a native checkpoint has, but for its record: it was copied in part, or
     somebody has removed that. One that a save has set aside is not meant."""
-    name = os.path.basename(target)
-    if storage.names.attempt_target(name) is not None or names.is_aside(name) or is_checkpoint(target):
+    root, layout = _look_at(target)
+    return root is not None and layout is None and _has_lost_record(root)
+
+
+def _has_lost_record(root: storage.Root) -> bool:
+    """Whether a directory that is no checkpoint has the parts of one."""
+    name = os.path.basename(root.path)
+    if storage.names.attempt_target(name) is not None or names.is_aside(name):
         return False
     try:
-        inside = [os.path.join(target, name) for name in storage.list_names(target)]
-        has_parts = any(storage.is_file(names.checkpointable_record(path)) for path in inside)
+        parts = [os.path.join(root.path, entry.name) for entry in storage.entries(root.path, root)]
+        return any(storage.is_file(names.checkpointable_record(part), root) for part in parts)
     except OSError:
         return False
-    return has_parts and not is_checkpoint(target)  # a save may have ended meanwhile
-
-
-def is_orbax_layout(target: str) -> bool:
-    """Whether a checkpoint of one of Orbax's layouts is at a path."""
-    return not is_native_checkpoint(target) and orbax.is_checkpoint(target)
 
 
 def check_destination(
@@ -113,18 +166,22 @@ def check_destination(
     if storage.names.attempt_target(os.path.basename(target)) is not None:
         raise InvalidInput(f"'{target}' is the name of an unfinished attempt; choose another", path=target)
     _check_outside(target)
-    if is_checkpoint(target):
-        if not overwrite:
-            raise Conflict(
-                f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
-            )
-    else:
+    root, layout = _look_at(target)
+    if layout is None:
         try:
-            _check_free(target)
+            _check_free(target, root)
         except Conflict:
             if on_set_aside is None:
                 raise
-            on_set_aside(_set_aside(target))
+            place = _set_aside(target, root)
+            if place is None:  # another process was faster
+                check_destination(target, overwrite=overwrite, on_set_aside=on_set_aside)
+                return
+            on_set_aside(place)
+    elif not overwrite:
+        raise Conflict(
+            f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
+        )
     _check_writable(os.path.dirname(target))
 
 
@@ -145,17 +202,20 @@ def _check_outside(target: str) -> None:
         inside = whole
 
 
-def _check_free(target: str) -> None:
-    """Raises Conflict unless a path is free or that of an empty directory, whose place a rename can take."""
+def _check_free(target: str, root: storage.Root | None) -> None:
+    """Raises Conflict unless a path is free or that of an empty directory, whose place a rename can take.
+
+    `root` is the directory that was there, and was no checkpoint.
+    """
     found = storage.status(target, follow_links=False)
-    if found is None:
-        return
-    if found.kind != "directory":
+    if found is None or (root is None and found.kind == "directory"):
+        return  # what has come meanwhile the commit meets
+    if root is None or found.kind != "directory":
         reason, advice = "not a checkpoint and no directory", "remove it"
-    elif lost_record(target):
+    elif _has_lost_record(root):
         reason = f"a checkpoint that has lost its {names.RECORD}"
         advice = "copy that to it if there is another copy, remove it if there is none"
-    elif storage.list_names(target):
+    elif storage.entries(target, root):
         reason, advice = "not a checkpoint and not empty", "remove it, save to a path inside it"
     elif (use := storage.of(target).use_of(target)) is not None:
         reason, advice = use, "save to a path inside it"
@@ -166,15 +226,25 @@ def _check_free(target: str) -> None:
     )
 
 
-def _set_aside(target: str) -> str:
-    """Renames what is at a path; returns where it is now."""
-    for number in itertools.count():
-        place = names.aside(target, number)
-        try:
-            storage.renames(target).new(target, place)
-        except Conflict:
-            continue
-        break
+def _set_aside(target: str, root: storage.Root | None) -> str | None:
+    """Renames what is at a path; returns where it is now, None if it is not what was seen there any more."""
+    with contextlib.ExitStack() as stack:
+        if root is not None:
+            try:
+                stack.enter_context(write_lock.held(target))
+            except (NotFound, NotDirectory):
+                return None
+            if not root.is_current():
+                return None
+        for number in itertools.count():
+            place = names.aside(target, number)
+            try:
+                storage.renames(target).new(target, place)
+            except Conflict:
+                continue
+            except NotFound:
+                return None
+            break
     _native.sync_paths([os.path.dirname(target)])
     return place
 
@@ -191,10 +261,7 @@ def _check_writable(directory: str) -> None:
 
 
 def require_checkpoint(target: str) -> None:
-    """Raises what tells best why there is no checkpoint to read at `target`."""
-    present = storage.is_there(target)
-    holds_names = storage.is_directory(target)
-    committed = storage.is_there(os.path.join(target, names.RECORD))
+    """Raises what tells best why there is no checkpoint to read at `target`, of any layout."""
     unfinished = storage.names.attempt_target(os.path.basename(target))
     if unfinished is not None:
         raise InvalidLayoutError(
@@ -202,8 +269,10 @@ def require_checkpoint(target: str) -> None:
             "'waystation gc' removes it",
             path=target,
         )
-    if committed:
+    if layout_at(target) is not None or storage.is_there(os.path.join(target, names.RECORD)):
         return
+    present = storage.is_there(target)
+    holds_names = storage.is_directory(target)
     if orbax_names.is_temporary(os.path.basename(target)):
         raise InvalidLayoutError(f"'{target}' is an unfinished checkpoint of Orbax", path=target)
     whole = os.path.dirname(target)
@@ -243,13 +312,15 @@ def require_native_checkpoint(target: str) -> None:
         Unsupported: There is one of Orbax's.
         NotFound, InvalidInput: There is none.
     """
-    if is_orbax_layout(target):
+    layout = layout_at(target)
+    if layout == "orbax":
         raise Unsupported(
             f"'{target}' is a checkpoint in Orbax's layout, and this works on Waystation's own only; load it "
             "and save it again in that (array.saving.use_ocdbt = None)",
             path=target,
         )
-    require_checkpoint(target)
+    if layout is None:
+        require_checkpoint(target)
 
 
 def _beside(target: str) -> str:

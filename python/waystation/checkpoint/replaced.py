@@ -15,15 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from waystation import storage
-from waystation._errors import Cancelled, NotFound, Unavailable, WaystationError
+from waystation._errors import Cancelled, NotFound, WaystationError
 from waystation._options import CheckpointLayout, Options
-from waystation.checkpoint.paths import require_checkpoint
+from waystation.checkpoint.paths import MOST_ATTEMPTS, always_replaced, require_checkpoint
 from waystation.coordination import Session
 from waystation.layouts.native import names
 
 T = TypeVar("T")
-
-MOST_ATTEMPTS = 50
 
 _WORKED, _REPLACED = b"w", b"r"
 
@@ -123,15 +121,6 @@ def read_what_is_there(target: str, options: Options, read: Callable[[Held], T])
                 raise
             failure = error
     raise always_replaced(target) from failure
-
-
-def always_replaced(target: str) -> Unavailable:
-    """The error of a checkpoint that was replaced during every attempt to read it."""
-    return Unavailable(
-        f"checkpoint '{target}' was replaced during each of {MOST_ATTEMPTS} attempts to read it; save to it "
-        "less often, or save each step to a path of its own",
-        path=target,
-    )
 
 
 class Rounds:

@@ -19,7 +19,7 @@ from waystation import _native, storage
 from waystation._arguments import require_function
 from waystation._errors import Corrupt, NotFound, PermissionDenied, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
-from waystation.checkpoint.paths import PathLike, is_orbax_layout, require_native_checkpoint, resolve
+from waystation.checkpoint.paths import Layout, PathLike, layout_in, require_checkpoint, resolve
 from waystation.checkpoint.replaced import Held, Replaced, read_what_is_there
 from waystation.layouts.native import handler_files, names, tables
 from waystation.layouts.native.handler_files import HandlerFiles
@@ -93,14 +93,16 @@ def verify(
     """
     require_function("on_progress", on_progress)
     target = resolve(path)
-    if not is_orbax_layout(target):
-        require_native_checkpoint(target)
+    require_checkpoint(target)
     return read_what_is_there(target, current_options(), lambda held: _verify(held, on_progress))
 
 
 def _verify(held: Held, on_progress: Callable[[int, int], None]) -> Verification:
     found = Verification(held.root.path)
-    files = _all_files(held.root, found)
+    layout = layout_in(held.root)
+    if layout is None:
+        held.require_current()
+    files = _all_files(held.root, layout, found)
     total = sum(file.nbytes for file in files)
 
     def on_read() -> None:
@@ -116,9 +118,11 @@ def _verify(held: Held, on_progress: Callable[[int, int], None]) -> Verification
     return found
 
 
-def _all_files(root: storage.Root, found: Verification) -> list[_WholeFile | _BlockFile]:
+def _all_files(
+    root: storage.Root, layout: Layout | None, found: Verification
+) -> list[_WholeFile | _BlockFile]:
     """The files to be verified; adds what is wrong with the records."""
-    if is_orbax_layout(root.path):
+    if layout == "orbax":
         checksums = _checksums_in(root, found)
         return [] if checksums is None else list(_files_of_orbax(root, checksums, found))
     return [file for entry in _open_all(root, found) for file in _files_of(entry, root)]

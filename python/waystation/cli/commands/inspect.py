@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from waystation._options.in_effect import current_options
-from waystation.checkpoint.paths import is_orbax_layout, require_checkpoint, resolve
+from waystation.checkpoint.paths import layout_in, require_checkpoint, resolve
 from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.cli import formatting, state_tree
 from waystation.cli.commands import inspect_orbax
@@ -23,17 +23,20 @@ Opened = OpenCheckpointable | HandlerFiles
 def run(output: Output, path: Path, checkpointable: str | None, depth: int | None) -> None:
     """Prints what a checkpoint holds."""
     target = resolve(path)
-    if is_orbax_layout(target):
-        inspect_orbax.run(output, target, checkpointable, depth)
-        return
     require_checkpoint(target)
 
-    def read(held: Held) -> tuple[CheckpointRecord, dict[str, Opened]]:
+    def read(held: Held) -> tuple[CheckpointRecord, dict[str, Opened]] | None:
+        if layout_in(held.root) == "orbax":
+            return None
         record = open_checkpoint(target, held.root)
         chosen = record.present(target, held.root) if checkpointable is None else [checkpointable]
         return record, {name: open_any(target, record, name, held.root) for name in chosen}
 
-    record, opened = read_what_is_there(target, current_options(), read)
+    found = read_what_is_there(target, current_options(), read)
+    if found is None:
+        inspect_orbax.run(output, target, checkpointable, depth)
+        return
+    record, opened = found
     if output.as_json:
         output.document(_document(target, record, opened))
     else:

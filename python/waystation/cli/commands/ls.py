@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from waystation import storage
 from waystation.checkpoint.collect import FoundLeftover, find_leftovers, tree_bytes
 from waystation.checkpoint.paths import (
     is_checkpoint,
-    is_native_checkpoint,
-    is_orbax_layout,
+    layout_at,
     lost_record,
     require_checkpoint,
 )
@@ -55,8 +54,8 @@ def run(output: Output, directory: Path) -> None:
     if storage.is_directory(parent) and os.path.basename(parent) and is_checkpoint(parent):
         raise InvalidInput(f"'{parent}' is a checkpoint itself; 'waystation inspect {parent}' shows it")
     leftovers = find_leftovers(parent)
-    entries = _entries(output, parent)
-    others = orbax_checkpoints_in(parent)
+    own, others = checkpoints_in(parent)
+    entries = _entries(output, own)
     if output.as_json:
         output.document(_document(parent, entries, others, leftovers))
     else:
@@ -65,20 +64,17 @@ def run(output: Output, directory: Path) -> None:
         raise typer.Exit(FOUND_DAMAGE)
 
 
-def checkpoints_in(parent: str) -> list[str]:
-    """Paths of the checkpoints in a directory, also of those that have lost their record; those that end in
-    numbers in the order of these."""
-    return _directories(parent, lambda path: is_native_checkpoint(path) or lost_record(path))
-
-
-def orbax_checkpoints_in(parent: str) -> list[str]:
-    """The same of those in Orbax's layouts."""
-    return _directories(parent, is_orbax_layout)
-
-
-def _directories(parent: str, is_wanted: Callable[[str], bool]) -> list[str]:
-    inside = (os.path.join(parent, name) for name in storage.directories(parent))
-    return sorted(filter(is_wanted, inside), key=_natural)
+def checkpoints_in(parent: str) -> tuple[list[str], list[str]]:
+    """Paths of the checkpoints in a directory, also of those that have lost their record, and of those in
+    Orbax's layouts; those that end in numbers in the order of these."""
+    own, others = [], []
+    for path in sorted((os.path.join(parent, name) for name in storage.directories(parent)), key=_natural):
+        layout = layout_at(path)
+        if layout == "orbax":
+            others.append(path)
+        elif layout == "native" or lost_record(path):
+            own.append(path)
+    return own, others
 
 
 def _natural(path: str) -> list[tuple[int, int, str]]:
@@ -87,8 +83,7 @@ def _natural(path: str) -> list[tuple[int, int, str]]:
     return [(0, int(part[:400]), part) if part.isdecimal() else (1, 0, part) for part in parts]
 
 
-def _entries(output: Output, parent: str) -> list[_Entry]:
-    paths = checkpoints_in(parent)
+def _entries(output: Output, paths: list[str]) -> list[_Entry]:
     entries = []
     with output.progress("reading records") as on_progress:
         for number, path in enumerate(paths):

@@ -12,7 +12,7 @@ from waystation import storage
 from waystation.checkpoint.paths import lost_record
 from waystation.checkpoint.verify import Damage, Verification, verify
 from waystation.cli import formatting
-from waystation.cli.commands.ls import checkpoints_in, orbax_checkpoints_in
+from waystation.cli.commands.ls import checkpoints_in
 from waystation.cli.output import Output
 from waystation.errors import NotFound
 from waystation.layouts.native import names
@@ -49,7 +49,7 @@ def _targets(directory: Path) -> tuple[list[str], list[str]]:
     parent = storage.resolved(directory.expanduser())
     if not storage.is_directory(parent):
         raise NotFound(f"there is no directory '{parent}'", path=parent)
-    targets, others = checkpoints_in(parent), orbax_checkpoints_in(parent)
+    targets, others = checkpoints_in(parent)
     if not targets and not others:
         raise NotFound(f"there are no checkpoints in '{parent}'", path=parent)
     summed = [other for other in others if had_checksums(other)]

@@ -287,6 +287,7 @@ def _rename_directory(source: str, target: str) -> None:
 def _taken(target: str) -> Conflict:
     return Conflict(
         f"what came to be at '{target}' while the checkpoint was written stands in the way, and was left "
-        "alone; remove it, or save to another path",
+        "alone; save to another path, or look at what is there: overwrite=True replaces a checkpoint, and "
+        "anything else has to be removed first",
         path=target,
     )
