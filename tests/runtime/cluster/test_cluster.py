@@ -117,7 +117,7 @@ def check_refusals(cluster: Cluster, on: Slice) -> None:
         backend.grant(SliceRequest.of(5, island="left", shared=True))
     with pytest.raises(Conflict, match="there is an island 'left' already"):
         cluster.add_island("left")
-    with pytest.raises(InvalidInput, match="programs cannot call '_controller' of the cluster's manager"):
+    with pytest.raises(InvalidInput, match="programs cannot call '_controller' of their controller"):
         cluster._connection.ask("_controller")
     check_that_a_program_cannot_be_a_host(cluster)
     put_and_step(on)  # it is none the worse for that
