@@ -20,6 +20,7 @@ from tests.support import lossy_mount
 import waystation
 from waystation import errors
 from waystation.safetensors import load, save, verify_files, write_checksums
+from waystation.safetensors.destination import Destination
 from waystation.storage import names, signs_of_life, write_lock
 
 BOUND_S = 120
@@ -310,3 +311,24 @@ def test_sums_of_two_processes_are_both_kept(tmp_path: Path) -> None:
     assert [process.wait(BOUND_S) for process in summing] == [0, 0]
     for name in ("a", "b"):
         assert verify_files(tmp_path / f"{name}.safetensors") == []
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["over a model", "new"])
+def test_a_save_removes_what_killed_ones_have_left(tmp_path: Path, is_there: bool) -> None:
+    path = tmp_path / "models" / "model"
+    path.parent.mkdir()
+    if is_there:
+        save({"a": np.zeros(3)}, path)
+    parent = path if is_there else path.parent
+    code = (
+        "import os, signal, sys; from waystation.safetensors.destination import Destination\n"
+        "with Destination(sys.argv[1], None, overwrite=True).staged():\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    assert subprocess.run(command, check=False, timeout=300).returncode == -signal.SIGKILL
+    assert list(parent.glob(".model.waystation-export-*"))
+    with Destination(str(path), None, overwrite=True).staged() as running:
+        save({"a": np.ones(3)}, path, overwrite=True)
+        assert [str(left) for left in parent.glob(".model.waystation-export-*")] == [running]
+    assert not list(parent.glob(".*"))

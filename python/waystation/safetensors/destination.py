@@ -25,7 +25,7 @@ from waystation.safetensors import replacing
 from waystation.safetensors.checksums import forget_checksums, is_in_checkpoint
 from waystation.safetensors.index import encode_index
 from waystation.storage import write_lock
-from waystation.storage.attempts import new_attempt_id
+from waystation.storage.attempts import new_attempt_id, remove_dead_exports
 
 Format = Literal["safetensors", "npz"]
 
@@ -167,9 +167,11 @@ class Destination:
 
     @contextlib.contextmanager
     def staged(self) -> Iterator[str]:
-        """Makes the hidden directory; what is in it at the end is removed."""
+        """Makes the hidden directory; what is in it at the end is removed, and so is what dead processes have
+        left of exports of this name."""
         exists = storage.is_directory(self.directory)
         parent = self.directory if exists else os.path.dirname(self.directory)
+        remove_dead_exports(parent, self.stem)
         stage = os.path.join(parent, storage.names.export_stage(self.stem, new_attempt_id()))
         storage.make_directory(stage, parents=True)
         owner = _forks.Owner()

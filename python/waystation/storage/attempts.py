@@ -205,8 +205,17 @@ def remove_dead(parent: str, target_name: str) -> list[str]:
 
     Parts of a transaction whose outcome has to be asked for stay.
     """
+    return _remove_dead(leftovers(parent, target_name))
+
+
+def remove_dead_exports(parent: str, stem: str) -> None:
+    """Removes what provably dead processes have left of exports to files of one name."""
+    _remove_dead([stage for stage in export_stages(parent) if stage.target == stem])
+
+
+def _remove_dead(found: Sequence[Leftover]) -> list[str]:
     removed = []
-    for leftover in leftovers(parent, target_name):
+    for leftover in found:
         if leftover.is_over:
             try:
                 remove(leftover)
