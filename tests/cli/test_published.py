@@ -1,5 +1,6 @@
 """`waystation sum`, and `waystation verify` of published models."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,27 @@ def test_damage(model: Path, run, damage) -> None:
     outcome = run("verify", model, "--json")
     (found,) = outcome.document["models"]
     assert (outcome.code, found["intact"], found["damages"][0]["tensors"]) == (1, False, ["w3"])
+
+
+@pytest.mark.parametrize("given", ["the model", "the file"])
+@pytest.mark.parametrize("lost", ["cut off", "removed"])
+def test_files_that_are_cut_off_or_removed(model: Path, run, given: str, lost: str) -> None:
+    run("sum", model)
+    second = model / "model-00002-of-00002.safetensors"
+    if lost == "removed":
+        second.unlink()
+    else:
+        os.truncate(second, second.stat().st_size - 1)
+    path = model if given == "the model" else second
+    outcome = run("verify", path)
+    assert (outcome.code, outcome.err) == (1, "")
+    assert "1 damaged file" in outcome.out
+    outcome = run("verify", path, "--json")
+    (found,) = outcome.document["models"]
+    (damage,) = found["damages"]
+    assert (outcome.code, found["intact"], Path(damage["path"]).name) == (1, False, second.name)
+    assert damage["tensors"] == (["w2", "w3"] if lost == "removed" else ["w3"])
+    assert damage["problem"] == "is missing" if lost == "removed" else "were summed" in damage["problem"]
 
 
 def test_what_was_never_summed(model: Path, run) -> None:

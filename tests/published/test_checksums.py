@@ -83,8 +83,9 @@ def test_damage_is_named(model: Path) -> None:
     assert damage.tensors == ("w2",)
     assert damage.problem.startswith("1 of 9 blocks differ")
     os.truncate(model / "model-00002-of-00002.safetensors", 1)
-    with pytest.raises(errors.Corrupt, match="too short"):
-        verify_files(model)
+    damages = {os.path.basename(damage.path): damage.problem for damage in verify_files(model)}
+    assert sorted(damages) == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert damages["model-00002-of-00002.safetensors"].startswith("1 bytes are there")
 
 
 def test_a_file_of_another_length(model: Path) -> None:
@@ -95,6 +96,60 @@ def test_a_file_of_another_length(model: Path) -> None:
     (damage,) = verify_files(model)
     assert (damage.path, damage.tensors) == (str(path), ())
     assert "bytes are there" in damage.problem
+
+
+@pytest.mark.parametrize("by", ["numbers", "index", "names"])
+@pytest.mark.parametrize("damage", ["cut off", "removed"])
+def test_a_file_that_is_cut_off_or_missing_is_damage(tmp_path: Path, by: str, damage: str) -> None:
+    path = tmp_path / "model"
+    arrays = {f"w{number}": np.full((512, 512), number, np.float32) for number in range(4)}
+    waystation.safetensors.save(arrays, path, max_file_bytes=2 * MIB)
+    if by != "index":
+        (path / "model.safetensors.index.json").unlink()
+    if by == "names":
+        for number, file in enumerate(sorted(path.iterdir())):
+            file.rename(path / f"{'ab'[number]}.safetensors")
+    write_checksums(path)
+    file = sorted(path.glob("*.safetensors"))[1]
+    if damage == "removed":
+        file.unlink()
+    else:
+        os.truncate(file, file.stat().st_size - 8)
+    (found,) = verify_files(path)
+    assert found.path == str(file)
+    if damage == "removed":
+        assert found.problem == "is missing"
+        assert found.tensors == (("w2", "w3") if by == "index" else ())
+    else:
+        assert "were summed" in found.problem
+        assert found.tensors == ("w3",)
+    assert [each.path for each in verify_files(file)] == [str(file)]
+
+
+def test_a_model_of_one_file_that_is_missing(tmp_path: Path) -> None:
+    waystation.safetensors.save({"a": np.ones(3)}, tmp_path / "model")
+    write_checksums(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    (found,) = verify_files(tmp_path / "model")
+    assert found.problem == "is missing"
+
+
+def test_an_index_that_is_damaged_beside_whole_files(model: Path) -> None:
+    write_checksums(model)
+    index = model / "model.safetensors.index.json"
+    index.write_text("{")
+    assert [each.path for each in verify_files(model)] == [str(index)]
+
+
+def test_files_that_an_overwrite_removes_are_not_missed(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    arrays = {"a": np.ones(100), "b": np.ones(100)}
+    waystation.safetensors.save(arrays, path, max_file_bytes=900)
+    write_checksums(path)
+    waystation.safetensors.save(arrays, path, overwrite=True)
+    (path / "model.safetensors").rename(path / "other.safetensors")
+    write_checksums(path)
+    assert verify_files(path) == []
 
 
 def test_files_without_checksums(model: Path) -> None:

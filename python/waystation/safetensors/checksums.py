@@ -22,12 +22,14 @@ from waystation._errors import (
     InvalidInput,
     NotFound,
     Unsupported,
+    WaystationError,
 )
 from waystation.layouts.native import names
 from waystation.layouts.native.records import dump_json
 from waystation.layouts.orbax import checkpoint as orbax
-from waystation.safetensors.headers import Header, check_unchanged
-from waystation.safetensors.sources import Files, find
+from waystation.safetensors.headers import LENGTH_BYTES, LIMIT_BYTES, Header, check_unchanged
+from waystation.safetensors.index import SUFFIX, read_index
+from waystation.safetensors.sources import WHOLE_FILE, Files, find
 from waystation.storage import write_lock
 from waystation.storage.attempts import new_attempt_id, remove_dead
 
@@ -174,33 +176,129 @@ def verify_files(files: Files, *, on_progress: OnProgress = lambda _done, _total
         on_progress: Called with the bytes that have been read, and those to read.
 
     Returns:
-        The files that are damaged.
+        The files that are damaged; a file that was summed and is missing is one of them.
 
     Raises:
         InvalidInput: There are no checksums of a file.
-        NotFound, Corrupt, Conflict: As `write_checksums` does.
+        NotFound, Conflict: As `write_checksums` does.
+        Corrupt: The checksums, or files of which there are none, are damaged.
     """
+    return verify_model(files, on_progress=on_progress)[0]
+
+
+def verify_model(files: Files, *, on_progress: OnProgress) -> tuple[list[DamagedFile], int, int]:
+    """What `verify_files` returns, and how many files and bytes were read."""
     require_function("on_progress", on_progress)
-    headers = find(files)
-    expected = require_checksums(headers, checksums_of(headers))
-    damaged = []
+    known = _Known()
+    damaged: list[DamagedFile] = []
+    failure: Corrupt | NotFound | None = None
+    try:
+        headers = find(files)
+    except (Corrupt, NotFound) as error:
+        failure, headers = error, []
+    present = {header.path for header in headers}
+    for path in _summed_paths(files, known, is_listed=failure is None):
+        if not storage.is_there(path):
+            damaged.append(DamagedFile(path, "is missing", _tensors_by_index(path)))
+        elif path not in present:
+            headers.append(_header_as_summed(path, known.of(path)))
+    if failure is not None and not headers and not damaged:
+        raise failure
+    expected = require_checksums(headers, [known.of(header.path) for header in headers])
     for header, wanted, found in zip(headers, expected, _sum(headers, on_progress), strict=True):
         damage = _compare(header, wanted, found)
         if damage is not None:
             damaged.append(damage)
-    return damaged
+    if failure is not None and not damaged:  # the files are as they were summed: it is the index
+        if not isinstance(failure, Corrupt):
+            raise failure
+        damaged.append(DamagedFile(str(failure.context.get("path", files)), failure.message, ()))
+    return damaged, len(headers), sum(header.identity.nbytes for header in headers)
+
+
+class _Known:
+    """What the files of checksums in all directories say, each read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, FileChecksums]] = {}
+
+    def in_directory(self, directory: str) -> dict[str, FileChecksums]:
+        """By names of files."""
+        if directory not in self._known:
+            self._known[directory] = read_checksums(directory)
+        return self._known[directory]
+
+    def of(self, path: str) -> FileChecksums | None:
+        """Of one file; None if it has none."""
+        directory, name = os.path.split(path)
+        return self.in_directory(directory).get(name)
+
+
+def _summed_paths(files: Files, known: _Known, *, is_listed: bool) -> list[str]:
+    """The files that were summed and are meant, whether or not they are there.
+
+    Args:
+        files: What the user gave.
+        known: The checksums.
+        is_listed: Whether the files that are there are known already. Others are then meant only where
+            nothing but the listing of a directory says which they are.
+    """
+    summed = []
+    for path in map(storage.absolute, [files] if isinstance(files, str | os.PathLike) else files):
+        is_directory = storage.is_directory(path)
+        if not is_directory and not path.endswith(".json"):
+            summed += [path] if known.of(path) is not None else []
+            continue
+        directory = path if is_directory else os.path.dirname(path)
+        indexes = _indexes(directory) if is_directory else [path]
+        if not (is_listed and (indexes or storage.is_there(os.path.join(directory, WHOLE_FILE)))):
+            names_in = set(known.in_directory(directory))
+            if is_directory and not is_listed and WHOLE_FILE in names_in:
+                names_in = {WHOLE_FILE}
+            elif len(indexes) == 1 and (named := _named_by(indexes)) is not None:
+                names_in.intersection_update(named.values())
+            summed += [os.path.join(directory, name) for name in sorted(names_in)]
+    return summed
+
+
+def _indexes(directory: str) -> list[str]:
+    names_in = [entry.name for entry in storage.entries_or_none(directory)]
+    return [os.path.join(directory, name) for name in names_in if name.endswith(SUFFIX)]
+
+
+def _named_by(indexes: Sequence[str]) -> dict[str, str] | None:
+    """The file of each tensor, by indexes; None where one cannot be read."""
+    try:
+        return {tensor: name for path in indexes for tensor, name in read_index(path).weight_map.items()}
+    except (Corrupt, NotFound):
+        return None
+
+
+def _tensors_by_index(path: str) -> tuple[str, ...]:
+    """The tensors of a file that is missing, as far as an index tells."""
+    directory, name = os.path.split(path)
+    named = _named_by(_indexes(directory)) or {}
+    return tuple(tensor for tensor, file in named.items() if file == name)
+
+
+def _header_as_summed(path: str, wanted: FileChecksums | None) -> Header:
+    """The header of a file that may be damaged or cut off: as far as can be told, that of the summed file."""
+    with storage.opened(path) as file:
+        if file.status.kind != "file":
+            raise Corrupt("a regular file was expected here", path=path)
+        content = file.read(0, min(file.status.nbytes, LENGTH_BYTES + LIMIT_BYTES))
+        try:
+            nbytes = file.status.nbytes if wanted is None else wanted.nbytes
+            metadata, tensors, start = _native.parse_safetensors_header(content, nbytes, path)
+        except WaystationError:
+            return Header(path, file.status.identity, None, [], 0)
+        return Header(path, file.status.identity, metadata, tensors, start)
 
 
 def checksums_of(headers: Sequence[Header]) -> list[FileChecksums | None]:
     """The checksums of files, None for those that have none."""
-    known: dict[str, dict[str, FileChecksums]] = {}
-    found = []
-    for header in headers:
-        directory, name = os.path.split(header.path)
-        if directory not in known:
-            known[directory] = read_checksums(directory)
-        found.append(known[directory].get(name))
-    return found
+    known = _Known()
+    return [known.of(header.path) for header in headers]
 
 
 def require_checksums(
@@ -241,7 +339,8 @@ def blocks_of(header: Header, checksums: FileChecksums | None) -> bytes | None:
 def _compare(header: Header, wanted: FileChecksums, found: FileChecksums) -> DamagedFile | None:
     if wanted.nbytes != found.nbytes:
         problem = f"{found.nbytes} bytes are there, {wanted.nbytes} were summed"
-        return DamagedFile(header.path, problem, ())
+        cut_off = tuple(name for name, _, _, _, end in header.tensors if end > found.nbytes)
+        return DamagedFile(header.path, problem, cut_off)
     before, now = (np.frombuffer(one.blocks, "<u8") for one in (wanted, found))
     blocks = np.flatnonzero(before != now)
     if not len(blocks):

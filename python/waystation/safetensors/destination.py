@@ -216,6 +216,7 @@ class Destination:
         if earlier is not None:
             _native.sync_paths([stage])
             replacing.replace(earlier, stage, file_names, index)
+            forget_checksums(self.directory, sorted(earlier.names - set(self._present())))
             return self._published(file_names)
         self._write_index(stage, file_names, index)
         _native.sync_paths([stage])

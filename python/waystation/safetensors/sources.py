@@ -29,7 +29,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 Files: TypeAlias = PathLike | Sequence[PathLike]
 
 _EXTENSION = ".safetensors"
-_WHOLE_FILE = "model.safetensors"
+WHOLE_FILE = "model.safetensors"
 _INDEX_FILE = f"model{SUFFIX}"
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors", re.DOTALL)
 _ATTEMPTS = 5  # while a model is being replaced
@@ -133,8 +133,8 @@ def _resolve(files: PathLike) -> tuple[list[str], Index | None]:
 def _in_directory(directory: str) -> tuple[list[str], Index | None]:
     """What a directory holds, sought in the order in which tools of Hugging Face do."""
     names = storage.list_names(directory)
-    if _WHOLE_FILE in names:
-        return [os.path.join(directory, _WHOLE_FILE)], None
+    if WHOLE_FILE in names:
+        return [os.path.join(directory, WHOLE_FILE)], None
     indexes = [name for name in names if name.endswith(SUFFIX)]
     if _INDEX_FILE in indexes or len(indexes) == 1:
         index = read_index(os.path.join(directory, _INDEX_FILE if _INDEX_FILE in indexes else indexes[0]))

@@ -11,6 +11,8 @@ from waystation import safetensors, storage
 from waystation.checkpoint.paths import is_checkpoint
 from waystation.cli import formatting
 from waystation.cli.output import Output
+from waystation.errors import NotDirectory
+from waystation.safetensors.checksums import FILE_NAME, read_checksums, verify_model
 
 FOUND_DAMAGE = 1
 
@@ -18,12 +20,22 @@ FOUND_DAMAGE = 1
 def is_model(path: Path) -> bool:
     """Whether a path is that of a published model, and not of a checkpoint."""
     expanded = path.expanduser()
-    if storage.is_file(expanded):
+    parent, name = os.path.split(expanded)
+    if storage.is_file(expanded) or (not storage.is_there(expanded) and _is_summed(parent, name)):
         return True
     if not storage.is_directory(expanded) or is_checkpoint(expanded):
         return False
     names = storage.list_names(expanded)
-    return "snapshots" in names or any(name.endswith((".safetensors", ".index.json")) for name in names)
+    endings = (".safetensors", ".index.json", FILE_NAME)
+    return "snapshots" in names or any(name.endswith(endings) for name in names)
+
+
+def _is_summed(directory: str, name: str) -> bool:
+    """Whether there are checksums of a file."""
+    try:
+        return name in read_checksums(directory)
+    except NotDirectory:
+        return False
 
 
 def run_sum(output: Output, path: Path) -> None:
@@ -41,8 +53,7 @@ def run_sum(output: Output, path: Path) -> None:
 def run_verify(output: Output, path: Path) -> None:
     """Verifies, prints what was found, and exits with 1 if a file is damaged."""
     with output.progress(f"verifying {path.name}") as on_progress:
-        damaged = safetensors.verify_files(path, on_progress=on_progress)
-    files, nbytes = _extent(path)
+        damaged, files, nbytes = verify_model(path, on_progress=on_progress)
     if output.as_json:
         damages = [
             {"path": damage.path, "problem": damage.problem, "tensors": list(damage.tensors)}
