@@ -505,3 +505,13 @@ def test_a_wrong_flatten_function_is_told_of() -> None:
         waystation.save("never", {"a": Wrong()})
     with pytest.raises(errors.WrongType, match="a node must be a class, not 5"):
         waystation.register_node(5, flatten=lambda _: ([], None), unflatten=lambda *_: None)  # type: ignore[arg-type]
+
+
+def test_the_newest_checkpoints_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    for step in range(12):
+        waystation.save(tmp_path / f"step_{step}", {"a": step})
+    newest = "step_7, step_8, step_9, step_10, step_11 and 7 more"
+    with pytest.raises(errors.NotFound, match=rf"\(checkpoints there: {newest}\)"):
+        waystation.load(tmp_path / "step_100")
+    with pytest.raises(errors.InvalidInput, match=f"a directory of them: {newest}; give"):
+        waystation.load(tmp_path)

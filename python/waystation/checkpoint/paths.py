@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -284,8 +285,8 @@ def require_checkpoint(target: str) -> None:
     inside = _checkpoints_in(target) if holds_names else []
     if inside:
         raise InvalidLayoutError(
-            f"'{target}' is not a checkpoint, but a directory of them: {', '.join(inside[-5:])}; give the "
-            "path of one",
+            f"'{target}' is not a checkpoint, but a directory of them: {_last_of(inside)}; give the path "
+            "of one",
             path=target,
         )
     foreign = described(target)
@@ -335,7 +336,7 @@ def _beside(target: str) -> str:
     if attempts:
         told.append(f"{attempts} unfinished attempt(s) at it stand beside it: the save did not end")
     if near:
-        told.append(f"checkpoints there: {', '.join(near[-5:])}")
+        told.append(f"checkpoints there: {_last_of(near)}")
     return f" ({'; '.join(told)})" if told else ""
 
 
@@ -349,8 +350,20 @@ def _checkpoints_in(directory: str) -> list[str]:
 
 
 def _names_in(directory: PathLike, is_meant: Callable[[str], bool]) -> list[str]:
-    """The names of the directories in a directory that are meant; none if it cannot be looked at."""
+    """The names of the directories in a directory that are meant, in order; none if it cannot be looked at."""
     try:
-        return [name for name in storage.directories(directory) if is_meant(os.path.join(directory, name))]
+        found = [name for name in storage.directories(directory) if is_meant(os.path.join(directory, name))]
     except (OSError, NotFound, PermissionDenied):
         return []
+    return sorted(found, key=natural_order)
+
+
+def natural_order(name: str) -> list[tuple[int, int, str]]:
+    """Sorts digits as numbers: `step_9` before `step_10`."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part[:400]), part) if part.isdecimal() else (1, 0, part) for part in parts]
+
+
+def _last_of(found: list[str], limit: int = 5) -> str:
+    more = len(found) - limit
+    return ", ".join(found[-limit:]) + (f" and {more} more" if more > 0 else "")

@@ -17,6 +17,7 @@ from waystation.checkpoint.paths import (
     is_checkpoint,
     layout_at,
     lost_record,
+    natural_order,
     require_checkpoint,
 )
 from waystation.cli import formatting
@@ -68,19 +69,14 @@ def checkpoints_in(parent: str) -> tuple[list[str], list[str]]:
     """Paths of the checkpoints in a directory, also of those that have lost their record, and of those in
     Orbax's layouts; those that end in numbers in the order of these."""
     own, others = [], []
-    for path in sorted((os.path.join(parent, name) for name in storage.directories(parent)), key=_natural):
+    for name in sorted(storage.directories(parent), key=natural_order):
+        path = os.path.join(parent, name)
         layout = layout_at(path)
         if layout == "orbax":
             others.append(path)
         elif layout == "native" or lost_record(path):
             own.append(path)
     return own, others
-
-
-def _natural(path: str) -> list[tuple[int, int, str]]:
-    """Sorts digits as numbers: `step_9` before `step_10`."""
-    parts = re.split(r"(\d+)", os.path.basename(path))
-    return [(0, int(part[:400]), part) if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def _entries(output: Output, paths: list[str]) -> list[_Entry]:
