@@ -515,3 +515,52 @@ def test_the_newest_checkpoints_are_named_and_the_others_counted(tmp_path: Path)
         waystation.load(tmp_path / "step_100")
     with pytest.raises(errors.InvalidInput, match=f"a directory of them: {newest}; give"):
         waystation.load(tmp_path)
+
+
+@pytest.mark.parametrize("wanted", [0, int, float, bool, complex, str])
+def test_a_key_is_no_scalar(tmp_path: Path, wanted: Any) -> None:
+    waystation.save(tmp_path / "keys", {"model": {"key": jax.random.key(0)}})
+    with pytest.raises(errors.StructureMismatch, match=r"a PRNG key .*\n.*typed PRNG keys"):
+        waystation.load(tmp_path / "keys", {"model": {"key": wanted}})
+    with pytest.raises(errors.StructureMismatch) as caught:
+        waystation.load(tmp_path / "keys", {"model": {"key": jax.random.key(0), "more": 1}})
+    assert "['key']" not in str(caught.value)
+
+
+def test_a_tensor_of_zeros_without_memory(tmp_path: Path) -> None:
+    state = {"model": {"zeros": torch._efficientzerotensor(2)}}
+    with pytest.raises(errors.UnsupportedLeaf, match="zeros_like") as caught:
+        waystation.save(tmp_path / "zeros", state)
+    assert caught.value.context["array"] == "['model']['zeros']"
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+    code = """
+import os, sys
+import waystation
+from waystation import checkpoint, partial, safetensors, training
+os.rmdir(os.getcwd())
+for call in (
+    lambda: waystation.load("x"),
+    lambda: waystation.save("x", {"a": 1}),
+    lambda: waystation.delete("x"),
+    lambda: waystation.is_checkpoint("x"),
+    lambda: waystation.metadata("x"),
+    lambda: checkpoint.verify("x"),
+    lambda: partial.save("x", {"a": 1}),
+    lambda: training.Checkpointer("x"),
+    lambda: safetensors.load("x", framework="numpy"),
+    lambda: safetensors.save({}, "x"),
+):
+    try:
+        call()
+    except waystation.errors.NotFound as error:
+        assert "working directory" in str(error) and error.context["path"] == "x", error
+    else:
+        raise AssertionError("nothing was raised")
+waystation.save(sys.argv[1], {"a": 1})
+assert waystation.load(sys.argv[1]) == {"a": 1}
+"""
+    (tmp_path / "gone").mkdir()
+    command = [sys.executable, "-c", code, str(tmp_path / "saved")]
+    subprocess.run(command, cwd=tmp_path / "gone", check=True, timeout=300)

@@ -350,7 +350,7 @@ def _checkpoints_in(directory: str) -> list[str]:
 
 
 def _names_in(directory: PathLike, is_meant: Callable[[str], bool]) -> list[str]:
-    """The names of the directories in a directory that are meant, in order; none if it cannot be looked at."""
+    """The names of the directories in a directory that are meant, sorted; none if it cannot be looked at."""
     try:
         found = [name for name in storage.directories(directory) if is_meant(os.path.join(directory, name))]
     except (OSError, NotFound, PermissionDenied):

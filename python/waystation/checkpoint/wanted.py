@@ -200,7 +200,7 @@ def _mismatch(
         tree.comparable(tree.structure),
         tree.comparable(decided.structure),
         lambda number: _stored_text(tree, tree.leaves[number]),
-        lambda number: None if number in taken else _wanted_text(abstracts[number]),
+        lambda number: None if number in taken else _wanted_text(abstracts[number], names_keys=True),
         tolerance=decided.tolerance,
     )
     return StructureMismatch(f"the checkpoint and the abstract state differ:\n{difference}{advice}")
@@ -209,7 +209,7 @@ def _mismatch(
 def _key_advice(tree: StoredTree, decided: Decided) -> str:
     """How to load PRNG keys as those, if only one side has them where shapes differ."""
     for number, (leaf, abstract) in enumerate(zip(decided.stored, decided.abstracts or (), strict=True)):
-        if type(leaf) is not ArrayLeaf or _wanted_text(abstract) in (None, _stored_text(tree, leaf)):
+        if type(leaf) is not ArrayLeaf or not _differs(tree, leaf, abstract):
             continue
         is_stored = dtypes.is_key(tree.arrays[leaf.array].dtype)
         is_wanted = dtypes.is_key(str(getattr(abstract, "dtype", "")))
@@ -268,24 +268,33 @@ def _check_kinds(decided: Decided) -> None:
 
 def _shapes_differ(tree: StoredTree, decided: Decided, taken: Container[int]) -> bool:
     return any(
-        wanted is not None and wanted != _stored_text(tree, leaf) and number not in taken
+        number not in taken and _differs(tree, leaf, abstract)
         for number, (leaf, abstract) in enumerate(zip(decided.stored, decided.abstracts or (), strict=True))
-        for wanted in (_wanted_text(abstract),)
     )
 
 
-def _stored_text(tree: StoredTree, leaf: Leaf) -> str | None:
+def _differs(tree: StoredTree, leaf: Leaf, abstract: Any) -> bool:
+    """Whether a leaf is of another shape or kind. A key is no scalar; dtypes of arrays are another matter."""
+    wanted = _wanted_text(abstract)
+    return wanted is not None and wanted != _stored_text(tree, leaf, names_keys=is_scalar(abstract))
+
+
+def _stored_text(tree: StoredTree, leaf: Leaf, *, names_keys: bool = True) -> str | None:
     if type(leaf) is ArrayLeaf:
         array = tree.arrays[leaf.array]
+        if names_keys and dtypes.is_key(array.dtype):
+            return _keys_text(tuple(array.shape))
         return _LONG_SCALARS.get(array.framework) or _shape_text(tuple(array.shape))
     if type(leaf) in _NUMBERS:
         return _shape_text(())
     return type(leaf).__name__
 
 
-def _wanted_text(abstract: Any) -> str | None:
+def _wanted_text(abstract: Any, *, names_keys: bool = False) -> str | None:
     if not is_scalar(abstract):
         shape = _shape_of(abstract)
+        if shape is not None and names_keys and dtypes.is_key(str(getattr(abstract, "dtype", ""))):
+            return _keys_text(shape)
         return None if shape is None else _shape_text(shape)
     wanted = scalar_type(abstract)
     return _shape_text(()) if wanted in _NUMBERS else wanted.__name__
@@ -293,6 +302,10 @@ def _wanted_text(abstract: Any) -> str | None:
 
 def _shape_text(shape: tuple[int, ...]) -> str:
     return f"shape {shape}" if shape else "a number (shape ())"
+
+
+def _keys_text(shape: tuple[int, ...]) -> str:
+    return f"PRNG keys of shape {shape}" if shape else "a PRNG key (shape ())"
 
 
 def _shape_of(abstract: Any) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from waystation import _native
-from waystation._errors import InvalidInput, Unsupported
+from waystation._errors import InvalidInput, Unsupported, UnsupportedLeaf
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import Block
 
@@ -107,6 +107,8 @@ def check_readable(leaf: torch.Tensor) -> None:
             f"a {cls.__module__}.{cls.__qualname__} wraps other tensors; save the tensors that it holds, or "
             "convert it to a plain one first"
         )
+    if leaf._is_zerotensor():
+        raise UnsupportedLeaf("a tensor of zeros without memory cannot be saved; save torch.zeros_like(leaf)")
     if leaf.is_nested:
         raise Unsupported("nested tensors cannot be saved; save the tensors of leaf.unbind() as a list")
     if leaf.layout is not torch.strided:

@@ -77,7 +77,7 @@ class Destination:
     """
 
     def __init__(self, output: str, file_format: Format | None, *, overwrite: bool) -> None:
-        absolute = os.path.abspath(os.path.expanduser(output))
+        absolute = storage.absolute(output)
         suffix = os.path.splitext(absolute)[1]
         self.format: Format = file_format or ("npz" if suffix == ".npz" else "safetensors")
         if self.format == "npz" and suffix != ".npz":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from waystation import _native
-from waystation._errors import InvalidInput, Unsupported, UnusablePath, WaystationError, WrongType
+from waystation._errors import InvalidInput, NotFound, Unsupported, UnusablePath, WaystationError, WrongType
 from waystation.storage import names
 from waystation.storage.base import Entry, Identity, OpenFile, Reader, Renames, Root, Status, Storage
 from waystation.storage.local import LocalStorage, is_absence, mapped
@@ -65,6 +65,7 @@ def absolute(path: object) -> str:
 
     Raises:
         WrongType: It is no string and no `os.PathLike`.
+        NotFound: It is relative, and the working directory was removed.
         InvalidInput: It is a URL; UnusablePath: it is empty or bytes, holds a NUL, or is not UTF-8.
     """
     if not isinstance(path, str | os.PathLike):
@@ -76,7 +77,14 @@ def absolute(path: object) -> str:
         raise InvalidInput(
             f"'{text}' is a URL; this version knows paths of mounted file systems only", path=text
         )
-    whole = os.path.abspath(os.path.expanduser(text))
+    try:
+        whole = os.path.abspath(os.path.expanduser(text))
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"the working directory of this process was removed, so '{text}' leads nowhere; give an absolute "
+            "path, or change to another directory first",
+            path=text,
+        ) from error
     try:
         whole.encode()
     except UnicodeEncodeError as error:
