@@ -13,7 +13,7 @@ import waystation
 from waystation.cli.reporting import reporting
 from waystation.errors import Unavailable
 
-from .conftest import Outcome, normalised
+from .conftest import SCRIPT, Outcome, normalised
 
 TOPICS = {
     "Checkpoints": ["inspect", "ls", "sum", "verify", "diff", "export", "gc"],
@@ -168,3 +168,27 @@ def test_a_shell_completes_commands_and_directories(tmp_path: Path) -> None:
 
     assert complete("waystation ins") == ["inspect"]
     assert complete("waystation inspect st") == ["step_1"]
+
+
+def test_a_wrong_call_is_a_document_too(run) -> None:
+    for wrong in (["ls", "--bogus", "--json"], ["inspect", "--json"], ["absent", "--json"]):
+        outcome = run(*wrong)
+        assert outcome.code == 2
+        assert outcome.document["error"]["kind"] == "InvalidInput"
+        assert outcome.err
+    assert run("inspect").out == ""
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
+def test_a_closed_pipe_is_no_damage(tmp_path: Path, as_json: list[str]) -> None:
+    waystation.save(tmp_path / "checkpoint", {"a": 1})
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [SCRIPT, "inspect", tmp_path / "checkpoint", *as_json],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, b"")

@@ -1,8 +1,9 @@
 """Declares every command: its arguments, options and help. Nothing is done here.
 
 Exit codes are the same everywhere: 0 all is well; 1 the command worked and what it looked for is not well (a
-difference, damage); 2 it could not do its work, or was called wrongly; 130 it was interrupted. Modules of
-commands are imported when they run, and help is plain text, so that help and completion stay quick.
+difference, damage); 2 it could not do its work, or was called wrongly; 130 it was interrupted;
+141 whoever read its output closed the pipe. Modules of commands are imported when they run, and help is plain
+text, so that help and completion stay quick.
 """
 
 from __future__ import annotations

@@ -7,10 +7,15 @@ that help needs.
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from waystation.cli.output import Output
+
+_USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of the click that typer has
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where in Waystation an error arose.")]
@@ -26,6 +31,18 @@ _NO_TOPIC = "Commands"
 
 class GroupByTopic(TyperGroup):
     """A group of commands whose help says of each command what it does."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a command; that it was called wrongly is a document as well, if documents are wanted."""
+        given = [*ctx._protected_args, *ctx.args]
+        as_json = ctx.parent is None and "--json" in itertools.takewhile(lambda part: part != "--", given)
+        try:
+            return super().invoke(ctx)
+        except _USAGE_ERROR as error:
+            if as_json:
+                told = {"kind": "InvalidInput", "message": error.format_message()}
+                Output(as_json=True).document({"error": {**told, "context": {}, "hint": None}})
+            raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes a section for each topic, in the order in which topics and commands were declared."""

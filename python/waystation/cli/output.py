@@ -137,7 +137,12 @@ def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     # Into a file or pipe nothing is wrapped or cut: a line stays a line.
     width = None if stream.isatty() else _UNLIMITED_COLUMNS
-    return Console(stderr=stderr, width=width, soft_wrap=width is not None, legacy_windows=False)
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:  # by default it ends the process with the code for damage
+            raise  # noqa: PLE0704 - called where the error is handled
+
+    return _Console(stderr=stderr, width=width, soft_wrap=width is not None, legacy_windows=False)
 
 
 def _strict(value: Any) -> Any:

@@ -6,6 +6,8 @@ document, also on failure (`{"error": …}`); no traceback is shown unless it is
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from waystation.cli.output import Output
 
 FAILED = 2
 INTERRUPTED = 130
+PIPE_CLOSED = 141  # as of a program that SIGPIPE ends
 
 # What to try next, by kind, where the message of the error itself does not say.
 _HINTS = {
@@ -34,14 +37,19 @@ def reporting(as_json: bool, show_traceback: bool) -> Iterator[Output]:
 
     output = Output(as_json=as_json)
     try:
-        yield output
+        try:
+            yield output
+        finally:
+            sys.stdout.flush()
     except typer.Exit:
         raise
     except KeyboardInterrupt:
         output.note("interrupted")
         raise typer.Exit(INTERRUPTED) from None
-    except BrokenPipeError:
-        raise  # whoever read the output has gone; click ends quietly
+    except BrokenPipeError:  # whoever read the output has gone, and needs no message
+        with contextlib.suppress(OSError, ValueError):  # what is left must not fail as the process ends
+            sys.stdout.close()
+        raise typer.Exit(PIPE_CLOSED) from None
     except WaystationError as error:
         _report(output, error.kind, error.message, _shown_context(error), show_traceback)
         raise typer.Exit(FAILED) from None
