@@ -491,7 +491,7 @@ def test_an_int_that_no_array_holds_is_asked_for_as_int(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_too_long_for_an_attempt_is_unusable(tmp_path: Path) -> None:
-    with pytest.raises(errors.UnusablePath, match="File name too long"):
+    with pytest.raises(errors.UnusablePath, match=r"is too long: .* choose a name"):
         waystation.save(tmp_path / ("x" * 250), {"a": 1})
     assert not os.listdir(tmp_path)
 
@@ -564,3 +564,12 @@ assert waystation.load(sys.argv[1]) == {"a": 1}
     (tmp_path / "gone").mkdir()
     command = [sys.executable, "-c", code, str(tmp_path / "saved")]
     subprocess.run(command, cwd=tmp_path / "gone", check=True, timeout=300)
+
+
+def test_a_name_that_is_too_long_tells_how_long_it_may_be(tmp_path: Path) -> None:
+    with pytest.raises(errors.UnusablePath, match=r"up to \d+ bytes") as caught:
+        waystation.save(tmp_path / ("x" * 240), {"a": 1})
+    most = int(re.findall(r"up to (\d+) bytes", str(caught.value))[0])
+    waystation.save(tmp_path / ("x" * most), {"a": 1})
+    with pytest.raises(errors.UnusablePath):
+        waystation.save(tmp_path / ("y" * (most + 1)), {"a": 1})

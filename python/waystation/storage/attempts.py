@@ -13,6 +13,7 @@ attempt's name and is as dead as its owner); killed while leftovers are removed 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from waystation import _forks, _processes, storage
-from waystation._errors import NotDirectory, NotFound, WaystationError, from_os_error
+from waystation._errors import NotDirectory, NotFound, UnusablePath, WaystationError, from_os_error
 from waystation.storage import names, signs_of_life
 
 _log = logging.getLogger("waystation")
@@ -111,6 +112,13 @@ class Attempt:
             self._create(permission_mode)
         except OSError as error:
             self.discard()
+            if error.errno == errno.ENAMETOOLONG and len(os.fsencode(os.path.basename(self.path))) > 255:
+                added = len(os.path.basename(self.path)) - len(name)
+                raise UnusablePath(
+                    f"the name of '{target}' is too long: {added} bytes are added while it is written; "
+                    f"choose a name of up to {255 - added} bytes",
+                    path=target,
+                ) from error
             raise from_os_error(error, "create the directory of an attempt", self.path) from error
         except BaseException:  # also Ctrl-C: this process lives on, so no later save would remove it
             self.discard()
