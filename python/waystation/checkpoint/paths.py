@@ -167,23 +167,37 @@ def check_destination(
     if storage.names.attempt_target(os.path.basename(target)) is not None:
         raise InvalidInput(f"'{target}' is the name of an unfinished attempt; choose another", path=target)
     _check_outside(target)
-    root, layout = _look_at(target)
-    if layout is None:
-        try:
-            _check_free(target, root)
-        except Conflict:
-            if on_set_aside is None:
-                raise
-            place = _set_aside(target, root)
-            if place is None:  # another process was faster
-                check_destination(target, overwrite=overwrite, on_set_aside=on_set_aside)
-                return
-            on_set_aside(place)
-    elif not overwrite:
-        raise Conflict(
-            f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
-        )
+    for _ in range(MOST_ATTEMPTS):
+        if _has_room(target, overwrite, on_set_aside):
+            break
+    else:
+        raise always_replaced(target)
     _check_writable(os.path.dirname(target))
+
+
+def _has_room(target: str, overwrite: bool, on_set_aside: Callable[[str], None] | None) -> bool:
+    """Whether a save can go ahead, as far as what is there says; False if that has changed meanwhile.
+
+    Raises:
+        Conflict: It must not.
+    """
+    root, layout = _look_at(target)
+    if layout is not None:
+        if not overwrite:
+            raise Conflict(
+                f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
+            )
+        return True
+    try:
+        _check_free(target, root)
+    except Conflict:
+        if on_set_aside is None:
+            raise
+        place = _set_aside(target, root)
+        if place is None:
+            return False
+        on_set_aside(place)
+    return True
 
 
 def _check_outside(target: str) -> None:
