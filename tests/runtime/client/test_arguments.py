@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from waystation import runtime
 from waystation.errors import InvalidInput, Unsupported, WrongType
@@ -98,3 +99,36 @@ def test_a_name_of_an_island_leaves_room_for_the_names_of_its_hosts() -> None:
     for wrong in ("", "left/right", "left\n"):
         with pytest.raises(InvalidInput, match="no name of an island"):
             IslandRequest(wrong, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"devices_per_host": "two"}, "devices_per_host of island 'left' must be an integer, not 'two'"),
+        ({"hosts": 1.5}, "hosts of island 'left' must be an integer"),
+        ({"deadline_s": "60"}, "deadline_s of island 'left' must be a number"),
+        ({"computation_limit_s": True}, "computation_limit_s of island 'left' must be a number"),
+        ({"device_memory_bytes": "8GiB"}, "device_memory_bytes of island 'left' must be an integer"),
+    ],
+)
+def test_islands_of_no_size_are_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(WrongType, match=text):
+        IslandRequest(**{"name": "left", "hosts": 1, "devices_per_host": 1} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("in_shardings", "text"),
+    [
+        (5, "a sharding of an argument has to be a PartitionSpec or a NamedSharding, not int"),
+        ((P("x"), P("x")), "'double' was given 1 arguments and has in_shardings for 2"),
+        ((), "'double' was given 1 arguments and has in_shardings for 0"),
+        ([{"a": P("x")}], "in_shardings is not like the tree"),
+    ],
+)
+def test_shardings_of_other_arguments_are_refused(
+    client: runtime.Client, in_shardings: Any, text: str
+) -> None:
+    on = client.make_virtual_device_set().add_slice(devices=2)
+    double = client.jit(lambda x: 2 * x, on, in_shardings=in_shardings, name="double")
+    with pytest.raises(InvalidInput, match=text):
+        double(np.ones(2))

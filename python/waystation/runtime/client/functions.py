@@ -136,7 +136,7 @@ class PlacedFunction:
         if found is None:
             dynamic = [at for at in range(len(args)) if at not in self._static]
             avals = [jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak) for kind in kinds]
-            given = self._given(dynamic, tree, avals)
+            given = self._given(len(args), dynamic, tree, avals)
             operands = tuple(operand_layouts(given, [kind.kind for kind in kinds], self.slice))
             # However arguments came, those that are to lie alike need the same code.
             alike = (tree, tuple(map(str, avals)), static, static_named, len(args), operands)
@@ -191,15 +191,15 @@ class PlacedFunction:
         is_single = tree_of_results.num_nodes == tree_of_results.num_leaves == 1
         return _Made(callee, tree_of_results, is_single)
 
-    def _given(self, dynamic: list[int], tree: Any, avals: list[Any]) -> list[Any]:
+    def _given(self, count: int, dynamic: list[int], tree: Any, avals: list[Any]) -> list[Any]:
         """What was said of each leaf of the arguments; arguments by name lie as they come."""
         given = self._in_shardings
         if isinstance(given, list | tuple):
-            given = [given[at] for at in dynamic if at < len(given)]
-            if len(given) != len(dynamic):
+            if not max(dynamic, default=-1) < len(given) <= count:
                 raise InvalidInput(
-                    f"'{self.name}' has {len(dynamic)} arguments and in_shardings for {len(given)}"
+                    f"'{self.name}' was given {count} arguments and has in_shardings for {len(given)}"
                 )
+            given = [given[at] for at in dynamic]
         else:
             given = [given] * len(dynamic)
         return flattened((given, None), tree, avals, "in_shardings")

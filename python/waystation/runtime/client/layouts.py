@@ -35,18 +35,18 @@ def flattened(given: Any, tree: Any, leaves: Sequence[Any], what: str) -> list[A
     """
     values = jax.tree.unflatten(tree, leaves)
 
-    def spread(one: Any, branch: Any) -> list[Any]:
-        return [one] * len(jax.tree.leaves(branch))
+    def spread(one: Any, branch: Any) -> _Spread:
+        return _Spread([one] * len(jax.tree.leaves(branch)))
 
     try:
         branches = jax.tree.map(spread, given, values, is_leaf=is_sharding)
     except ValueError as error:
         raise InvalidInput(f"{what} is not like the tree that it is for: {error}") from error
-    return [each for branch in jax.tree.leaves(branches, is_leaf=_is_list) for each in branch]
+    return [each for branch in jax.tree.leaves(branches) for each in branch]
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_sharding, value))
+class _Spread(list[Any]):
+    """What was said of a branch, once for each leaf of it; to JAX a leaf, as it is of a class of its own."""
 
 
 def default_axes(on: Slice) -> Axes:

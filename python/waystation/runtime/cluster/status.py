@@ -6,7 +6,8 @@ import enum
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from waystation._errors import InvalidInput
+from waystation._errors import InvalidInput, WrongType
+from waystation.runtime.resources.requests import as_count
 
 # Pairs of a name and a value, in order.
 Labels: TypeAlias = tuple[tuple[str, str], ...]
@@ -81,6 +82,22 @@ class IslandRequest:
 
     def __post_init__(self) -> None:
         require_island_name(self.name)
+        for what, count in (
+            ("hosts", self.hosts),
+            ("devices_per_host", self.devices_per_host),
+            ("max_restarts", self.max_restarts),
+            ("spill_bytes", self.spill_bytes),
+            ("device_memory_bytes", self.device_memory_bytes or 0),
+        ):
+            as_count(f"{what} of island '{self.name}'", count)
+        for what, seconds in (
+            ("deadline_s", self.deadline_s),
+            ("computation_limit_s", self.computation_limit_s or 0),
+        ):
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+                raise WrongType(
+                    f"{what} of island '{self.name}' must be a number of seconds, not {seconds!r:.60}"
+                )
         if self.hosts < 1 or self.devices_per_host < 1:
             raise InvalidInput(
                 f"island '{self.name}' needs at least one host with one device, "
