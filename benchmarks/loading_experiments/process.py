@@ -31,7 +31,7 @@ SPARE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the processes of a program are asked to do; the last two are each process's own.
+    """What the processes of a program are asked to do; the last three are each process's own.
 
     Attributes:
         loader: See `loaders.LOADERS`.
@@ -44,7 +44,8 @@ class Request:
         cold: Whether the page cache is dropped before; else the files are read into it.
         verify_all: Whether every tensor is to be checked, or one.
         process: Which of them this is.
-        coordinator: The address by which they find each other.
+        coordinator: The address by which those of JAX find each other.
+        store: The file by which those of torch do, since a port may be taken meanwhile.
     """
 
     loader: str
@@ -58,6 +59,7 @@ class Request:
     verify_all: bool = False
     process: int = 0
     coordinator: str = ""
+    store: Path = Path()
 
     @property
     def held_bytes(self) -> int:
@@ -120,7 +122,7 @@ def _connect(framework: str, request: Request) -> None:
 
     torch.distributed.init_process_group(
         "gloo",
-        init_method=f"tcp://{request.coordinator}",
+        init_method=f"file://{request.store}",
         rank=request.process,
         world_size=request.processes,
     )

@@ -80,7 +80,7 @@ def run(request: Request, directory: Path, timeout_s: float, beside: Beside = al
     try:
         address = f"127.0.0.1:{free_ports(1)[0]}"
         for index in range(request.processes):
-            asked = replace(request, process=index, coordinator=address)
+            asked = replace(request, process=index, coordinator=address, store=directory / "store")
             processes.append(_start(asked, directory / f"log-{index}"))
         _expect(processes, "ready", until_s)
         measure.settle_disks(quick=request.model.quick)

@@ -27,7 +27,7 @@ def test_processes_of_one_kernel_with_the_same_files_share() -> None:
     "other",
     [
         replace(VIEW, kernel="of another machine"),
-        replace(VIEW, files=(replace(FILE, device=7),)),
+        replace(VIEW, files=(FILE._replace(device=7),)),
         replace(VIEW, files=(FILE, FILE)),
         replace(VIEW, is_able=False),
         replace(VIEW, available_bytes=999),
