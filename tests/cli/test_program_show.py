@@ -86,6 +86,7 @@ odd, odder = Odd(), Odder()
         ("without_jax:f", "cannot be imported: no jax; pip install 'flatbuffers>=24.3'"),
         (":f", "module '' cannot be imported"),
         ("text", "'text' is no text of a program: "),
+        ("notes.md", "'notes.md' is no program: "),
     ],
 )
 def test_what_is_wrong_with_the_code_of_others_is_said(
@@ -96,6 +97,7 @@ def test_what_is_wrong_with_the_code_of_others_is_said(
     (tmp_path / "unreadable.py").write_text("f = = 3")
     (tmp_path / "without_jax.py").write_text("raise ModuleNotFoundError('no jax', name='jax.numpy')")
     (tmp_path / "text").write_bytes(b"program \xff")
+    (tmp_path / "notes.md").write_text("# Notes\n")
     monkeypatch.chdir(tmp_path)
     try:
         outcome = run("program", "show", source)
@@ -104,6 +106,7 @@ def test_what_is_wrong_with_the_code_of_others_is_said(
     assert (outcome.code, outcome.out) == (2, "")
     assert message in outcome.err
     assert "report" not in outcome.err
+    assert "verify" not in outcome.err
 
 
 def test_a_picture_is_drawn(tmp_path: Path, script) -> None:

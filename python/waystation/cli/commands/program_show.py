@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from waystation.cli.output import Output
-from waystation.errors import InvalidInput, NotFound, Unavailable, Unsupported, WaystationError
+from waystation.errors import Corrupt, InvalidInput, NotFound, Unavailable, Unsupported, WaystationError
 from waystation.runtime.ir import (
     Arg,
     Compute,
@@ -137,7 +137,13 @@ def _read(path: Path) -> Program:
         except UnicodeDecodeError as error:
             raise InvalidInput(f"'{path}' is no text of a program: {error}") from error
         return parse(text)
-    found = decode(data)
+    try:
+        found = decode(data)
+    except Corrupt as error:
+        raise InvalidInput(
+            f"'{path}' is no program: {error.message}; give a text that `program show` has printed, or what "
+            "`runtime.ir.encode` has made"
+        ) from error
     if not isinstance(found, Program):
         raise Unsupported(f"'{path}' holds a {type(found).__name__}, which is not a program in the high form")
     return found
