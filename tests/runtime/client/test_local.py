@@ -30,7 +30,7 @@ from tests.runtime.cluster.test_programs import (
 
 import waystation
 from waystation import runtime
-from waystation.errors import Conflict, InvalidInput, NotFound, Unsupported
+from waystation.errors import Conflict, InvalidInput, NotFound, Unsupported, WaystationError
 from waystation.runtime.client.backend import Backend
 from waystation.runtime.client.client import Client
 from waystation.runtime.client.local import LocalCluster
@@ -305,6 +305,24 @@ def test_a_client_that_is_interrupted_goes_on(noted: Noted) -> None:
     interrupting.join()
     noted.gate.set()
     np.testing.assert_array_equal(on.backend.get(made, WAIT_S), np.zeros(8))
+
+
+def test_nobody_waits_for_a_host_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = LocalCluster({"left": 1, "right": 1})
+    backend = Backend(cluster.connect())
+    left, right = Slice(backend, "left", 1), Slice(backend, "right", 1)
+    given = [left.put(np.ones(8)), right.put(np.ones(8))]
+    backend.wait(given, WAIT_S)
+
+    def fail(message: Any) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(cluster._hosts["left"], "begin", fail)
+    for made in (left.step(given[0]), left.put(np.ones(8)), given[0]):
+        with pytest.raises(WaystationError, match=r"has failed: ValueError: a defect|no devices"):
+            backend.get(made, WAIT_S)
+    np.testing.assert_array_equal(backend.get(right.step(given[1]), WAIT_S), np.full(8, 9))
+    backend.close()  # it waits for what runs
 
 
 FORKING = """

@@ -33,6 +33,7 @@ from waystation.runtime.controller import (
     Abandon,
     Begin,
     Controller,
+    Effect,
     ForgetLists,
     MemoryLimits,
     Prepare,
@@ -115,6 +116,7 @@ class LocalCluster:
         self._exchange = LocalExchange()
         self._hosts: dict[str, LocalHost] = {}
         self._clients: set[str] = set()
+        self._lost: set[str] = set()  # islands
         self.function_numbers = itertools.count()
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = threading.RLock()
@@ -232,26 +234,42 @@ class LocalCluster:
             with contextlib.suppress(RuntimeError):  # the program ends, and then all of them go
                 self._preparing.submit(self._stashes.remove, path)
         orders = self._controller.orders
-        effects, orders.effects = orders.effects, []
-        for effect in effects:
-            host = self._hosts[effect.island]
-            match effect:
-                case Begin():
-                    host.begin(effect.messages[host.lane.name])
-                case Release():
-                    host.work.buffers.free(effect.handles)
-                case Abandon():
-                    self._exchange.abandon(effect.work, effect.error, has_ended=effect.has_ended)
-                case ForgetLists():
-                    for listed in effect.lists.values():
-                        host.work.forget((listed,), tuple(host.work.calls(listed)))
-                case Prepare():
-                    self._prepare(host, effect)
-                case Stall():
-                    give_up = functools.partial(orders.give_up, effect.island, effect.work)
-                    timer = threading.Timer(DEADLINE_S, self._todo.put, (give_up,))
-                    timer.daemon = True
-                    timer.start()
+        while orders.effects:
+            effects, orders.effects = orders.effects, []
+            for effect in effects:
+                try:
+                    self._carry_out_one(effect)
+                except Exception as error:
+                    self._lose(effect.island, error)
+
+    def _carry_out_one(self, effect: Effect) -> None:
+        host = self._hosts[effect.island]
+        match effect:
+            case Begin():
+                host.begin(effect.messages[host.lane.name])
+            case Release():
+                host.work.buffers.free(effect.handles)
+            case Abandon():
+                self._exchange.abandon(effect.work, effect.error, has_ended=effect.has_ended)
+            case ForgetLists():
+                for listed in effect.lists.values():
+                    host.work.forget((listed,), tuple(host.work.calls(listed)))
+            case Prepare():
+                self._prepare(host, effect)
+            case Stall():
+                give_up = functools.partial(self._controller.orders.give_up, effect.island, effect.work)
+                timer = threading.Timer(DEADLINE_S, self._todo.put, (give_up,))
+                timer.daemon = True
+                timer.start()
+
+    def _lose(self, island: str, error: Exception) -> None:
+        """A host has failed at what the controller has decided, which is a defect: nobody may wait for it."""
+        _log.error("the host of island '%s' has failed", island, exc_info=error)
+        if island in self._lost:
+            return
+        self._lost.add(island)
+        failed = Internal(f"island '{island}' of this process has failed: {type(error).__name__}: {error}")
+        self._controller.lose(island, failed.message, lambda _: failed, lambda _: failed)
 
     def _prepare(self, host: LocalHost, effect: Prepare) -> None:
         functions, host_functions = self._controller.programs.code_of(effect)
