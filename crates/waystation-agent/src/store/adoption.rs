@@ -63,7 +63,7 @@ pub(super) fn adopt(directory: Directory, config: &Config) -> Result<(Store, Ado
     let record = match record_file.record::<StoreRecord>() {
         Ok(Newest { record, .. }) => record,
         Err(error) if error.kind() == Kind::Corrupt => {
-            let rebuilt = rebuilt(&directory, config)?.ok_or(error)?;
+            let rebuilt = rebuilt(&directory, config)?.ok_or_else(|| unreadable(&directory, &error))?;
             record_file.write_record(&rebuilt)?;
             let record = StoreRecord { sequence: 1, ..rebuilt };
             record_file.write_record(&record)?;
@@ -86,6 +86,17 @@ pub(super) fn adopt(directory: Directory, config: &Config) -> Result<(Store, Ado
     let store = Store::new(directory, (record_file, record), slots, config);
     store.remember_left(left);
     Ok((store, Adoption { is_new: false, slots: found }))
+}
+
+/// The error of a store of which neither the record nor the slots can be used.
+fn unreadable(directory: &Directory, error: &Error) -> Error {
+    let message = format!(
+        "the record of the store cannot be read ({}), and its slots do not say what it was. Start the agent with the run \
+         and the sizes that the store was made with. If that fails too, remove the directory: the agent then begins with \
+         an empty store, and gets from other hosts what they have copies of",
+        error.message()
+    );
+    Error::new(Kind::Corrupt, message).with("path", directory.path().display().to_string())
 }
 
 /// The record of a store that is damaged in both copies, as the headers of its slots and the options of this agent say;

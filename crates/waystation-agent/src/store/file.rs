@@ -156,7 +156,7 @@ impl SlotFile {
     /// Fills `bytes` with what is there from `offset` on. Corrupt if the file ends before.
     pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<()> {
         self.file.read_exact_at(bytes, offset).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => self.corrupt("a slot has been cut off"),
+            io::ErrorKind::UnexpectedEof => self.corrupt("the file has been cut off"),
             _ => Error::from_io(error, "read a slot", &self.path),
         })
     }
@@ -167,7 +167,7 @@ impl SlotFile {
         view.look(range, look).ok_or_else(|| {
             // The next look is at what is there then.
             self.lock_view().take_if(|known| Arc::ptr_eq(known, &view));
-            self.corrupt("a slot has been cut off")
+            self.corrupt("the file has been cut off")
         })
     }
 
@@ -179,7 +179,7 @@ impl SlotFile {
         }
         let there = self.nbytes()?;
         if there < nbytes {
-            return Err(self.corrupt("a slot has been cut off"));
+            return Err(self.corrupt("the file has been cut off"));
         }
         let view = View::new(&self.file, there);
         let view = view.map_err(|error| Error::from_io(error, "map a slot", &self.path))?;
@@ -199,7 +199,7 @@ impl SlotFile {
     /// Memory for what a header claims, which the file must be long enough for.
     fn buffer(&self, nbytes: u64) -> Result<Vec<u8>> {
         if nbytes > self.nbytes()? {
-            return Err(self.corrupt("a slot has been cut off"));
+            return Err(self.corrupt("the file has been cut off"));
         }
         Ok(vec![0; nbytes as usize])
     }

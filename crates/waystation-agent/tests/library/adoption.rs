@@ -266,6 +266,14 @@ fn a_record_in_one_copy_holds_and_without_any_the_slots_say_what_it_was() {
         flip(&slot_path(directory.path(), slot), page + 20);
     }
     assert!(refused(&config(directory.path())));
+    // Nor where all files were cut off.
+    let slots = (0..4).map(|slot| slot_path(directory.path(), slot));
+    for path in slots.chain([record]) {
+        OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
+    }
+    let refused = Store::open(&config(directory.path())).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Corrupt);
+    assert!(refused.message().contains("remove the directory: the agent then begins with an empty store"));
 }
 
 #[test]
