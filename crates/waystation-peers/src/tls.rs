@@ -241,7 +241,7 @@ impl ServerCertVerifier for OneKey {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("only TLS 1.3 is spoken".to_owned()))
+        Err(older_tls())
     }
 
     fn verify_tls13_signature(
@@ -282,7 +282,7 @@ impl ClientCertVerifier for OneKey {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("only TLS 1.3 is spoken".to_owned()))
+        Err(older_tls())
     }
 
     fn verify_tls13_signature(
@@ -301,6 +301,11 @@ impl ClientCertVerifier for OneKey {
     fn requires_raw_public_keys(&self) -> bool {
         true
     }
+}
+
+/// No configuration here speaks anything older than TLS 1.3, so nobody is asked to verify it.
+fn older_tls() -> rustls::Error {
+    rustls::Error::General("only TLS 1.3 is spoken".to_owned())
 }
 
 /// As what a certificate names a host. InvalidInput if none can.
