@@ -100,7 +100,7 @@ def test_files_that_make_room_for_others_are_synced_by_their_writers(tmp_path: P
     context = waystation.Context()
     context.array.saving.use_ocdbt = False
     with lossy_mount.mounted(tmp_path / "disk", "c.0", told="sync") as disk, context:
-        # A quarter of the descriptors may wait for the sync; this process has some open already.
+        # A quarter of the descriptors that are left may wait for the sync: 200 files make room several times.
         limit = len(os.listdir("/proc/self/fd")) + 120
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         try:

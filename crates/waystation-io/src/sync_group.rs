@@ -68,6 +68,8 @@ pub struct SyncGroup {
     is_memory: bool,
     most_open_files: usize,
     unsynced: Mutex<Unsynced>,
+    /// Held by whoever syncs files that are too many: only so many more may come to be open meanwhile.
+    making_room: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +101,7 @@ impl SyncGroup {
             is_memory: filesystem.is_memory(),
             most_open_files: most_open_files(),
             unsynced: Mutex::default(),
+            making_room: Mutex::default(),
         })
     }
 
@@ -106,7 +109,8 @@ impl SyncGroup {
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a file that was written since. Too many open ones are synced, or left to the file system, at once.
+    /// Takes a file that was written since. Too many open ones are synced, or left to the file system, at once,
+    /// and whoever brings as many again meanwhile waits for that.
     pub fn add(&self, path: &Path, file: File) -> Result<()> {
         let metadata = file.metadata().map_err(|error| Error::from_io(error, "examine the file", path))?;
         let written = (path.to_owned(), file);
@@ -117,6 +121,12 @@ impl SyncGroup {
         unsynced.open.push(written);
         unsynced.open_bytes += metadata.len();
         unsynced.file_count += 1;
+        if unsynced.open.len() < self.most_open_files {
+            return Ok(());
+        }
+        drop(unsynced);
+        let _making_room = self.making_room.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unsynced = self.lock();
         if unsynced.open.len() < self.most_open_files {
             return Ok(());
         }
