@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use crate::bulk::{self, *};
 use crate::peers::{Fate, Way, credentials, handshake_bytes, plain, proxy};
 use crate::support;
-use waystation_agent::Kind;
-use waystation_agent::peers::Peer;
-use waystation_agent::peers::bulk::{Pacer, Route, fetch, replicate};
+use waystation_agent::peers::bulk::{Admission, Pacer, Route, fetch, replicate};
+use waystation_agent::peers::{Name, Peer};
 use waystation_agent::writer::SlotWriter;
+use waystation_agent::{Kind, Result};
 use waystation_format::checksum::BLOCK_BYTES;
+use waystation_format::slot::{Key, Sums};
 
 /// Where the first byte of the first block is in what a client sends after the handshake: offer, header, checksums.
 const FIRST_BLOCK_AT: usize = (32 + 33) + (32 + 3 * 8);
@@ -40,6 +41,37 @@ async fn a_version_goes_from_slot_to_slot() {
         assert_eq!(replicate(&near.store, &key, &through).await.unwrap(), sums);
         assert!(sent.recv().await.unwrap().len() < 2000);
     }
+}
+
+/// Takes every version, but some time after it is sealed.
+#[derive(Debug)]
+struct SlowToKeep;
+
+impl Admission for SlowToKeep {
+    fn expect(&self, _: &Name, _: &Key) -> Result<()> {
+        Ok(())
+    }
+
+    fn keep(&self, _: &Name, _: &Key, _: Sums) -> Result<()> {
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_leaves_late_does_not_end_the_one_that_finishes() {
+    let near = agent("near").await;
+    let far =
+        agent_admitting(credentials("far"), support::memory_directory(), order(), Arc::new(SlowToKeep)).await;
+    let is_other = |connection: usize| if connection > 0 { Fate::Late } else { Fate::Pass };
+    let (address, _) = proxy(far.peer.address, move |connection, _, _| is_other(connection)).await;
+    let key = key("a", 1);
+    let sums = seal(&near.store, &key);
+    let peer = Peer { address, ..far.peer.clone() };
+    let route = Route { streams: 3, attempts: 1, ..route(&peer) };
+    assert_eq!(replicate(&near.store, &key, &route).await.unwrap(), sums);
+    until(|| far.intake.progress().is_empty()).await;
+    assert_sealed(&far.store, &key);
 }
 
 #[tokio::test]

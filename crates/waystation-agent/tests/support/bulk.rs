@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use waystation_agent::peers::bulk::{
-    BulkService, Intake, LEAST_CHUNK_BYTES, Order, Pacer, Route, fetch_past_store,
+    Admission, BulkService, Intake, LEAST_CHUNK_BYTES, Order, Pacer, Route, fetch_past_store,
 };
 use waystation_agent::peers::{Credentials, Peer};
 use waystation_agent::process;
@@ -160,6 +160,29 @@ pub async fn agent_with(credentials: Credentials, directory: TempDir, order: Ord
     let store = open(directory.path());
     let intake = Arc::new(Intake::new(Arc::clone(&store)).unwrap());
     let service = BulkService::new(Arc::clone(&intake), order);
+    agent_serving(credentials, directory, store, service).await
+}
+
+/// An agent that takes what somebody admits.
+pub async fn agent_admitting(
+    credentials: Credentials,
+    directory: TempDir,
+    order: Order,
+    admission: Arc<dyn Admission>,
+) -> Agent {
+    let store = open(directory.path());
+    let intake = Arc::new(Intake::new(Arc::clone(&store)).unwrap());
+    let service = BulkService::admitting(intake, order, admission);
+    agent_serving(credentials, directory, store, service).await
+}
+
+async fn agent_serving(
+    credentials: Credentials,
+    directory: TempDir,
+    store: Arc<Store>,
+    service: Arc<BulkService>,
+) -> Agent {
+    let intake = Arc::clone(service.intake());
     let (mut listener, peer) = listen_as(credentials, limits()).await;
     let serving = Arc::clone(&service);
     let accepting = tokio::spawn(async move {

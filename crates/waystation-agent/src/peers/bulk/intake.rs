@@ -230,14 +230,22 @@ impl Incoming {
         Attached { incoming: Arc::clone(self), number }
     }
 
-    /// Ends its connections and frees its slot. If that cannot be freed now, it may be tried again.
+    /// Ends its connections and frees its slot. If that cannot be freed now, it may be tried again. What is sealed,
+    /// or about to be, keeps its connections: one of them has yet to tell the sender.
     fn give_up(&self) -> Result<()> {
+        let sealed = |stage: &Stage| match stage {
+            Stage::Sealed => Some(Ok(())),
+            Stage::Sealing => Some(Err(self.ended(stage))),
+            Stage::Filling(_) | Stage::GivenUp => None,
+        };
+        if let Some(outcome) = sealed(&self.stage()) {
+            return outcome;
+        }
+        // Before the lock for writing, which waits for whoever receives a block.
         self.connections().ends.values().for_each(End::now);
         let mut stage = self.stage_mut();
-        match *stage {
-            Stage::Sealed => return Ok(()),
-            Stage::Sealing => return Err(Error::new(Kind::Unavailable, "the version is about to be sealed")),
-            Stage::Filling(_) | Stage::GivenUp => {}
+        if let Some(outcome) = sealed(&stage) {
+            return outcome;
         }
         *stage = Stage::GivenUp; // first, since nobody is given a slot that this process maps for writing
         match self.store.abort(self.grant.slot, self.grant.ticket) {
