@@ -7,13 +7,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{CWD, OFlags, RenameFlags};
+use rustix::fs::{CWD, Mode, OFlags, RawDir, RenameFlags};
 use waystation_format::{Error, Kind, Result};
 
 use crate::directory::{Directory, open_to_read};
@@ -34,8 +35,22 @@ pub(crate) type Written = (PathBuf, File);
 pub(crate) fn most_open_files() -> usize {
     let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     // Without /proc nobody knows; half of them are then taken to be in use.
-    let open = fs::read_dir("/proc/self/fd").map_or(allowed / 2, |entries| entries.count() as u64);
-    (allowed.saturating_sub(open) / 4).clamp(1, MOST_OPEN_FILES) as usize
+    let left = allowed.saturating_sub(open_descriptors().unwrap_or(allowed / 2));
+    (left / 4).clamp(1, MOST_OPEN_FILES) as usize
+}
+
+/// How many descriptors the process has open. The standard library's iterator would panic where a close fails.
+fn open_descriptors() -> Option<u64> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open("/proc/self/fd", flags, Mode::empty()).ok()?;
+    let mut buffer = [MaybeUninit::uninit(); 8192];
+    let mut entries = RawDir::new(&directory, &mut buffer);
+    let mut count = 0;
+    while let Some(entry) = entries.next() {
+        entry.ok()?;
+        count += 1;
+    }
+    Some(count)
 }
 
 /// Creates each file and writes it.
