@@ -44,6 +44,17 @@ def test_an_intersection_holds_exactly_the_common_elements(example):
     assert common is None or grid.volume(common) == expected.sum()
 
 
+@given(shape_and_boxes(1))
+def test_a_span_is_where_the_elements_of_a_box_lie_one_after_another(example):
+    shape, (box,) = example
+    places = np.flatnonzero(mask(shape, box))
+    span = grid.contiguous_span(shape, box)
+    if len(places) and places[-1] - places[0] + 1 == len(places):
+        assert span == (places[0], len(places))
+    elif len(places):
+        assert span is None
+
+
 @given(shape_and_boxes(2))
 def test_containing_is_to_have_every_element(example):
     shape, (first, second) = example

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests.published import models
 
 import waystation.safetensors
-from waystation import errors
+from waystation import _native, errors
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +107,35 @@ def test_what_was_closed(every_dtype: Path) -> None:
         tensors.tensor("I8")
     assert models.bits(kept) == models.bits(models.every_dtype()["I8"])
     tensors.close()
+
+
+def test_small_reads_of_many_threads_start_no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {f"t{number}": np.arange(number, number + 500) for number in range(200)}
+    path = models.write_file(tmp_path / "model.safetensors", state)
+    tensors = waystation.safetensors.open(path)
+    monkeypatch.delattr(_native, "start_read")
+    before = len(os.listdir("/proc/self/fd"))
+    with ThreadPoolExecutor(8) as readers:
+        for name, found in zip(state, readers.map(tensors.tensor, state), strict=True):
+            assert (found == state[name]).all()
+            assert found.flags.writeable
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    tensors.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_small_reads_are_verified_where_there_are_checksums(tmp_path: Path) -> None:
+    path = models.write_file(tmp_path / "model.safetensors", {"w": np.arange(500)})
+    waystation.safetensors.write_checksums(path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(errors.Corrupt):
+        waystation.safetensors.open(path).tensor("w")
+    context = waystation.Context()
+    context.array.loading.verify = False
+    with context:
+        assert waystation.safetensors.open(path).tensor("w")[0] == 0
 
 
 def test_files_without_tensors_and_tensors_without_elements(tmp_path: Path) -> None:

@@ -35,6 +35,23 @@ def contiguous_strides(shape: Sequence[int], item_bytes: int) -> Shape:
     return tuple(reversed(strides))
 
 
+def contiguous_span(shape: Shape, box: Box) -> tuple[int, int] | None:
+    """Where the elements of a box begin in an array in C order, and how many there are.
+
+    None where they do not lie one after another.
+    """
+    offset, extents = box
+    first, step = 0, 1
+    is_cut = False  # an axis further in is not taken whole
+    for begin, extent, length in zip(reversed(offset), reversed(extents), reversed(shape), strict=True):
+        if is_cut and extent > 1:
+            return None
+        is_cut = is_cut or extent != length
+        first += begin * step
+        step *= length
+    return first, math.prod(extents)
+
+
 def intersect(first: Box, second: Box) -> Box | None:
     """The elements that both boxes hold; None if there are none."""
     offset = tuple(map(max, first[0], second[0]))

@@ -1,7 +1,7 @@
 """`open`: the tensors of some files, looked at and read one by one.
 
-Opening reads and checks every header, and no data. Each read is a job of its own: for many tensors `load` and
-`stream` are quicker.
+Opening reads and checks every header, and no data. The caller's thread reads small parts, and a job of the
+engine each larger one: for many tensors `load` and `stream` are quicker.
 """
 
 from __future__ import annotations
@@ -12,9 +12,15 @@ from collections.abc import Iterator, KeysView, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
+from waystation import _native
 from waystation._errors import InvalidInput, TensorNotFound
+from waystation._options import Options
 from waystation._options.in_effect import current_options
-from waystation.grid import Box, whole
+from waystation.frameworks import dtypes
+from waystation.frameworks.base import StoredArray, Target
+from waystation.grid import Box, contiguous_span, whole
 from waystation.layouts.native import memory
 from waystation.layouts.opened import ReadStatistics, Request
 from waystation.safetensors.description import describe
@@ -50,6 +56,7 @@ class Tensors:
         self._codec = codec_of(framework)
         self._place = self._codec.place_of(device)
         self._open: OpenFiles | None = opened
+        self._targets: dict[int, tuple[StoredArray, Target]] = {}  # of whole tensors, by what describes them
 
     @property
     def opened(self) -> OpenFiles:
@@ -116,8 +123,12 @@ class Tensors:
             Unsupported: The framework has no such dtype.
         """
         number = self._number(name)
-        shape = self.opened.array(number).shape
-        return self._read(number, whole(shape), range(len(shape)))
+        stored = self.opened.array(number)  # one object for all tensors that are equal
+        known = self._targets.get(id(stored))
+        with naming_tensors(self.opened, [number]):
+            if known is None:
+                known = self._targets[id(stored)] = stored, self._target(stored, stored.shape)
+            return self._read(number, whole(stored.shape), range(len(stored.shape)), known[1])
 
     def slice(self, name: str) -> TensorSlice:
         """A tensor of which parts can be read: `tensors.slice(name)[:8, ..., 3]`.
@@ -133,29 +144,60 @@ class Tensors:
             raise TensorNotFound(f"there is no tensor {name!r}; {_some(self.opened.numbers)}")
         return number
 
-    def _read(self, number: int, box: Box, kept: Sequence[int]) -> Any:
-        """Reads a box of a tensor, and makes an array of it that has the axes `kept`."""
-        opened, codec = self.opened, self._codec
-        stored = as_held_by(opened.array(number), codec.name)
-        shape = tuple([box[1][axis] for axis in kept])
-        trailing = stored.storage_shape[len(stored.shape) :]
-        part = dataclasses.replace(stored, shape=shape, storage_shape=shape + trailing)
-        with naming_tensors(opened, [number]):
-            targets = codec.placed([part], [part.dtype], [self._place])
-            wanted = targets[0].boxes
-            request = Request(number, [_within(box, kept, inner) for inner in wanted])
-            (found,) = opened.read_boxes(
-                [request], current_options(), lambda _: None, ReadStatistics(), memory.allocate
+    def read_part(self, name: str, box: Box, kept: Sequence[int]) -> Any:
+        """Reads a box of a tensor, and makes an array of it that has the axes `kept`. Internal."""
+        number = self._number(name)
+        with naming_tensors(self.opened, [number]):
+            target = self._target(self.opened.array(number), tuple([box[1][axis] for axis in kept]))
+            return self._read(number, box, kept, target)
+
+    def _target(self, stored: StoredArray, shape: tuple[int, ...]) -> Target:
+        """Where an array of that shape goes which is of a tensor."""
+        held = as_held_by(stored, self._codec.name)
+        trailing = held.storage_shape[len(held.shape) :]
+        part = dataclasses.replace(held, shape=shape, storage_shape=shape + trailing)
+        return self._codec.placed([part], [part.dtype], [self._place])[0]
+
+    def _read(self, number: int, box: Box, kept: Sequence[int], target: Target) -> Any:
+        """Reads what a target needs of a box of a tensor, and makes an array that has the axes `kept`."""
+        opened, options = self.opened, current_options()
+        boxes = [_within(box, kept, inner) for inner in target.boxes]
+        buffers = self._small(number, boxes, options)
+        if buffers is None:
+            request = Request(number, boxes)
+            (buffers,) = opened.read_boxes(
+                [request], options, lambda _: None, ReadStatistics(), memory.allocate
             )
-            buffers = [buffer.reshape(inner[1]) for buffer, inner in zip(found, wanted, strict=True)]
-            made = codec.assemble(targets, [buffers])
-            codec.wait(made)
+        shaped = [buffer.reshape(inner[1]) for buffer, inner in zip(buffers, target.boxes, strict=True)]
+        made = self._codec.assemble([target], [shaped])
+        self._codec.wait(made)
         return made[0]
+
+    def _small(
+        self, number: int, boxes: Sequence[Box], options: Options
+    ) -> list[np.ndarray[Any, Any]] | None:
+        """One box that lies in one piece in the file, read at once; None where a job of the engine has to."""
+        opened = self.opened
+        if len(boxes) != 1:
+            return None
+        stored = opened.array(number)
+        form = dtypes.of_stored(stored).host
+        span = contiguous_span(stored.shape, boxes[0])
+        if span is None:
+            return None
+        first, nbytes = span[0] * form.itemsize, span[1] * form.itemsize
+        if nbytes == 0 or not opened.is_small(number, nbytes, options):
+            return None
+        slab = _native.allocate(nbytes)
+        opened.fill(number, first, memoryview(slab)[:nbytes])
+        return [np.ndarray(boxes[0][1], form, slab)]
 
     # ---- closing -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Lets go of the headers; what was read stays. Idempotent."""
+        """Lets go of the files; what was read stays. Idempotent."""
+        if self._open is not None:
+            self._open.close()
         self._open = None
 
     def __enter__(self) -> Self:
@@ -187,7 +229,7 @@ class TensorSlice:
             InvalidInput: The index is none of these, or outside of the tensor.
         """
         box, kept = _box_of(index, self.shape, self.name)
-        return self._tensors._read(self._tensors._number(self.name), box, kept)
+        return self._tensors.read_part(self.name, box, kept)
 
 
 def _within(box: Box, kept: Sequence[int], inner: Box) -> Box:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NoReturn
 
 from waystation import _native, storage
 from waystation._collection import paused_collection
@@ -60,9 +61,12 @@ class Header:
         found = storage.status(self.path)
         if found is None:
             raise Conflict("the file was removed while it was in use", path=self.path)
-        if found.identity == self.identity:
-            return
-        how = self.identity.change_to(found.identity)
+        if found.identity != self.identity:
+            self.refuse_change_to(found.identity)
+
+    def refuse_change_to(self, present: storage.Identity) -> NoReturn:
+        """Raises Conflict for the identity that the file has in place of its own."""
+        how = self.identity.change_to(present)
         raise Conflict(
             f"the file changed while it was in use: {how}; what was read of it is not used. Open it again",
             path=self.path,

@@ -7,7 +7,9 @@ file never come back as one tensor. Tensors are numbered in the order of the fil
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +18,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from waystation import storage
 from waystation._collection import paused_collection
 from waystation._distinct import distinct
-from waystation._errors import WaystationError
+from waystation._errors import Conflict, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
@@ -37,6 +40,9 @@ _WHOLE_WORDS = 5  # of a record of the engine without axes
 # block.
 _LEAST_STRETCH_BYTES = 256 << 10
 _LEAST_VERIFIED_STRETCH_BYTES = 8 << 20
+
+# The caller's thread reads this in less than the half millisecond that a job of the engine takes to start.
+_SMALL_BYTES = 1 << 20
 
 # Records of the engine, the files that these count, and of each record the place of its file, and its tensor.
 _Words: TypeAlias = tuple[NDArray[np.int64], list[int], NDArray[np.int64], NDArray[np.int64]]
@@ -76,6 +82,9 @@ class OpenFiles(Readable):
         self._files = np.repeat(np.arange(len(headers)), [len(header.tensors) for header in headers])
         self._arrays: dict[tuple[Any, ...], StoredArray] = {}  # models have few shapes, and many tensors
         self._checksums: list[FileChecksums | None] | None = None  # until first needed
+        self._held: dict[int, storage.OpenFile] = {}  # those of which small parts were read
+        self._holding = contextlib.ExitStack()
+        self._holding_lock = threading.Lock()
 
     @property
     def notices_absence(self) -> bool:
@@ -144,6 +153,47 @@ class OpenFiles(Readable):
     def tensors_of(self, number: int) -> Sequence[int]:
         """The tensors that an array is made of: itself."""
         return (number,)
+
+    def is_small(self, number: int, nbytes: int, options: Options) -> bool:
+        """Whether to `fill` so many bytes of a tensor: few, nothing to verify, no options how to read."""
+        engine, verify = options.engine, options.array.loading.verify
+        if nbytes > _SMALL_BYTES or verify or engine.read_mode or engine.throttle_path:
+            return False
+        return verify is False or self._checksums_of([int(self._files[number])], verify) == [None]
+
+    def fill(self, number: int, offset: int, view: memoryview) -> None:
+        """Fills a view of bytes with a part of a tensor, on the thread of the caller.
+
+        Raises:
+            Conflict: The file changed.
+        """
+        place = int(self._files[number])
+        header = self.headers[place]
+        try:
+            file = self._held.get(place) or self._hold(place)
+            file.fill(self.tensors[number][3] + offset, view)
+        except Conflict:
+            header.check_unchanged()  # which tells more of what is at the path
+            raise
+
+    def _hold(self, place: int) -> storage.OpenFile:
+        """A file held open until `close`."""
+        with self._holding_lock:
+            file = self._held.get(place)
+            if file is None:
+                header = self.headers[place]
+                header.check_unchanged()
+                file = self._holding.enter_context(storage.opened(header.path))
+                if file.status.identity != header.identity:
+                    header.refuse_change_to(file.status.identity)
+                self._held[place] = file
+            return file
+
+    def close(self) -> None:
+        """Closes the files that are held open; a small read opens them again."""
+        with self._holding_lock:
+            self._held.clear()
+            self._holding.close()
 
     def start_boxes(
         self,

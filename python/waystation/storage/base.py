@@ -94,6 +94,14 @@ class OpenFile(Protocol):
         """A range of it; shorter only where it ends."""
         ...
 
+    def fill(self, offset: int, view: memoryview) -> None:
+        """Fills a view of bytes with a range of it, all of which is there.
+
+        Raises:
+            Conflict: It is not what it was when it was opened.
+        """
+        ...
+
 
 class Reader(Protocol):
     """What can be read by absolute paths."""

@@ -55,6 +55,23 @@ class LocalFile:
             offset, nbytes = offset + len(part), nbytes - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def fill(self, offset: int, view: memoryview) -> None:
+        """See `base.OpenFile`."""
+        filled = 0
+        try:
+            while filled < len(view):  # the system may return less than there is
+                count = os.preadv(self.descriptor, [view[filled:]], offset + filled)
+                if count == 0:
+                    break
+                filled += count
+            found = _status(os.fstat(self.descriptor)).identity
+        except OSError as error:
+            raise from_os_error(error, "read", self.path) from error
+        identity = self.status.identity
+        if found != identity or filled < len(view):
+            how = identity.change_to(found)
+            raise Conflict(f"the file changed while it was in use: {how}. Open it again", path=self.path)
+
 
 class LocalReader:
     """What reads by paths, or beneath a directory that is held open.
