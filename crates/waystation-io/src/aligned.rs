@@ -69,16 +69,26 @@ impl AlignedBlock {
 
     fn populate_part(&self, begin: usize, nbytes: usize) {
         let start = self.address.as_ptr().wrapping_add(begin);
-        let whole = nbytes.next_multiple_of(PAGE_BYTES);
-        // SAFETY: the range lies in this mapping, and populating changes no contents.
-        let done = unsafe { madvise(start.cast(), whole, Advice::LinuxPopulateWrite) };
-        if done == Err(Errno::INVAL) {
-            // Linux before 5.14. An atomic addition of nothing writes, whoever else uses the byte.
-            for offset in (0..nbytes).step_by(PAGE_BYTES) {
-                // SAFETY: the byte lies in this mapping, which is readable and writable.
-                let byte = unsafe { std::sync::atomic::AtomicU8::from_ptr(start.add(offset)) };
-                byte.fetch_add(0, std::sync::atomic::Ordering::Relaxed);
-            }
+        // SAFETY: the range lies in this mapping.
+        unsafe { fault_in(start, nbytes) };
+    }
+}
+
+/// Faults memory in for writing, whole pages of it, without a change of its contents. What the system refuses is
+/// left to the first touch.
+///
+/// # Safety
+/// The pages must be mapped, readable and writable.
+pub(crate) unsafe fn fault_in(start: *mut u8, nbytes: usize) {
+    let whole = nbytes.next_multiple_of(PAGE_BYTES);
+    // SAFETY: as the caller promises; populating changes no contents.
+    let done = unsafe { madvise(start.cast(), whole, Advice::LinuxPopulateWrite) };
+    if done == Err(Errno::INVAL) {
+        // Linux before 5.14. An atomic addition of nothing writes, whoever else uses the byte.
+        for offset in (0..nbytes).step_by(PAGE_BYTES) {
+            // SAFETY: as the caller promises.
+            let byte = unsafe { std::sync::atomic::AtomicU8::from_ptr(start.add(offset)) };
+            byte.fetch_add(0, std::sync::atomic::Ordering::Relaxed);
         }
     }
 }

@@ -9,13 +9,14 @@
 //! such a thread was changing.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use waystation_format::{Error, Kind, Result};
 
-use crate::aligned::{AlignedBlock, PAGE_BYTES};
+use crate::aligned::{AlignedBlock, HUGE_PAGE_BYTES, PAGE_BYTES};
 
 /// What an arena holds and has done, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +39,9 @@ struct Pool {
     idle: BTreeMap<(usize, u64), AlignedBlock>,
     next_age: u64,
     statistics: Statistics,
+    /// The parts of blocks that nobody has prepared yet, each by its first address: whole huge pages, but for the
+    /// end of a block.
+    untouched: BTreeMap<usize, usize>,
 }
 
 /// A pool of blocks of one process.
@@ -114,6 +118,10 @@ impl Arena {
         let mut pool = self.lock();
         pool.statistics.live_bytes += block.nbytes() as u64;
         pool.statistics.mapped_bytes += block.nbytes() as u64;
+        if block.nbytes() >= HUGE_PAGE_BYTES {
+            let start = block.address().as_ptr() as usize;
+            pool.untouched.insert(start, start + block.nbytes());
+        }
         Ok(block)
     }
 
@@ -122,9 +130,16 @@ impl Arena {
         let idle = {
             let mut pool = self.lock();
             pool.statistics.idle_bytes = 0;
-            std::mem::take(&mut pool.idle)
+            let idle = std::mem::take(&mut pool.idle);
+            idle.values().for_each(|block| pool.forget(block));
+            idle
         };
         idle.values().map(|block| block.nbytes() as u64).sum()
+    }
+
+    /// What of some addresses nobody has touched yet, as whole huge pages: whoever asks is about to.
+    pub fn claim_untouched(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        self.lock().claim_untouched(range)
     }
 
     /// What the arena holds and has done.
@@ -157,6 +172,7 @@ impl Pool {
         let bytes = block.nbytes() as u64;
         self.statistics.live_bytes -= bytes;
         if bytes > self.statistics.limit_bytes {
+            self.forget(&block);
             return vec![block];
         }
         self.idle.insert((block.nbytes(), self.next_age), block);
@@ -167,9 +183,35 @@ impl Pool {
             let oldest = self.idle.keys().min_by_key(|(_, age)| *age).copied();
             let Some(block) = oldest.and_then(|key| self.idle.remove(&key)) else { break };
             self.statistics.idle_bytes -= block.nbytes() as u64;
+            self.forget(&block);
             evicted.push(block);
         }
         evicted
+    }
+
+    /// Knows nothing of a block any more that is about to be unmapped.
+    fn forget(&mut self, block: &AlignedBlock) {
+        let start = block.address().as_ptr() as usize;
+        drop(self.claim_untouched(start..start + block.nbytes()));
+    }
+
+    fn claim_untouched(&mut self, range: Range<usize>) -> Vec<Range<usize>> {
+        let mut claimed = Vec::new();
+        while let Some((&start, &end)) = self.untouched.range(..range.end).next_back()
+            && range.start < end
+        {
+            let own = range.start.max(start) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+                ..range.end.next_multiple_of(HUGE_PAGE_BYTES).min(end);
+            self.untouched.remove(&start);
+            if start < own.start {
+                self.untouched.insert(start, own.start);
+            }
+            if own.end < end {
+                self.untouched.insert(own.end, end);
+            }
+            claimed.push(own);
+        }
+        claimed
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use waystation_format::Result;
 
+use crate::first_touch::prepare;
 use crate::job::in_parallel;
 
 /// Bytes that one thread copies at a time: whole huge pages, and long enough that the C library copies past
@@ -42,6 +43,7 @@ pub unsafe fn copy_all(copies: &[Copy], threads: Option<usize>) -> Result<()> {
         while let Some(stretch) = stretches.get(next.fetch_add(1, Ordering::Relaxed)) {
             for copy in *stretch {
                 let (source, destination) = (copy.source as *const u8, copy.destination as *mut u8);
+                prepare(copy.destination, copy.nbytes);
                 // SAFETY: as the caller promises.
                 unsafe { std::ptr::copy_nonoverlapping(source, destination, copy.nbytes) };
             }

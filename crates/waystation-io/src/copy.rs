@@ -9,6 +9,11 @@ use std::ops::Range;
 
 use waystation_format::{Error, Kind, Result};
 
+use crate::first_touch;
+
+/// The longest stretch of memory that is touched before some pieces of it are filled.
+const PREPARED_BYTES: usize = 4 << 20;
+
 /// One axis of a box after merging: `extent` steps of `linear_step` bytes in the array and
 /// `memory_step` bytes in memory. `span` is the linear length of one step's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +183,12 @@ impl BoxCopy {
         self.for_each_run(start..start + linear.len() as u64, |run| {
             let source = base.wrapping_add((run.linear - start) as usize);
             let steps = (run.linear_step as isize, run.memory_step as isize);
+            let reach = (run.count as i64 - 1) * run.memory_step;
+            let span = reach.unsigned_abs() as usize + run.piece_bytes;
+            // Of memory that other threads fill between its pieces a run prepares little.
+            if span <= PREPARED_BYTES {
+                first_touch::prepare(run.address.wrapping_add_signed(reach.min(0) as isize), span);
+            }
             // SAFETY: the run lies in the given bytes on the linear side; the caller vouches for memory.
             unsafe { copy_pieces(source, run.address as *mut u8, run.piece_bytes, run.count, steps) }
         });

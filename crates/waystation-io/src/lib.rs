@@ -11,6 +11,7 @@ pub mod cuda;
 pub mod directory;
 pub mod files;
 pub mod filesystem;
+pub mod first_touch;
 pub mod job;
 pub mod mode;
 pub mod probe;

@@ -101,6 +101,7 @@ impl<'a> Flight<'a> {
         let scratch = self.scratch.address(index);
         let slot = &mut self.slots[index];
         slot.layout.divide(plan, unit, source.access().1, room, scratch);
+        slot.layout.prepare();
         slot.from = Some((plan, Arc::clone(source)));
         // SAFETY: as the caller promises; the slot's layout and file stay until the answer.
         if unsafe { self.queue(index) }.is_err() {

@@ -15,6 +15,7 @@ use waystation_format::checksum::{BLOCK_BYTES, Crc64, crc64};
 use super::arrivals::Share;
 use super::device::HostRows;
 use super::plan::FilePlan;
+use crate::first_touch;
 
 /// When a run of bytes may be read to its destination.
 #[derive(Clone, Copy, Debug)]
@@ -175,6 +176,11 @@ impl Layout {
     /// The parts, in file order. The last may reach beyond the unit, by less than the alignment.
     pub fn parts(&self) -> &[Part] {
         &self.parts
+    }
+
+    /// Touches the memory that is about to be filled.
+    pub fn prepare(&self) {
+        self.parts.iter().for_each(|part| first_touch::prepare(part.address as usize, part.nbytes));
     }
 
     /// Bytes that the unit contributes to destinations.

@@ -77,6 +77,7 @@ impl<'a> Reader<'a> {
         delivered += self.land_expected()?;
         // One request fills any number of parts.
         self.layout.divide(plan, unit, rules, NonZeroUsize::MAX, self.scratch.address(slot));
+        self.layout.prepare();
         // SAFETY: parts are scratch of this reader or destinations.
         let outcome = unsafe { read_parts(file, &self.layout, &mut self.vector) };
         if let Err(error) = outcome {

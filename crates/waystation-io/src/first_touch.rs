@@ -1,0 +1,192 @@
+//! The first touch of memory from the arena, in pages of the size that costs less right now.
+//!
+//! A huge page costs one fault where small ones cost 512, and takes a quarter of their time, if the machine has the
+//! memory at hand. On a virtual machine that gives free memory back to its host (free page reporting), blocks of
+//! just that size are the ones that the host has taken: each costs milliseconds, while small pages come from
+//! blocks that are in use already. The same is so where the system has to move pages before it finds a huge one. No
+//! setting of the system tells. So whoever is about to fill memory touches it through [`prepare`], which
+//! measures what huge pages cost, takes small ones where those are cheaper, and tries huge ones again after some.
+//!
+//! Invariants: contents do not change; each page of the arena is prepared once; the advice for a mapping is the
+//! same afterwards, so that the kernel may put small pages together later. What fails here is left to the fault.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::mm::{Advice, madvise};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::aligned::{HUGE_PAGE_BYTES, fault_in};
+use crate::arena::Arena;
+
+/// What small pages for as much as a huge one cost, until it is measured.
+const USUAL_SMALL_NS: u64 = 1_000_000;
+/// Huge pages' worth of small ones until huge ones are tried again: at first, and at most.
+const FIRST_RUN: u32 = 8;
+const LONGEST_RUN: u32 = 128;
+
+/// What pages cost in this process, and which are to be taken next.
+static POLICY: Policy = Policy::new();
+
+#[derive(Debug)]
+struct Policy {
+    /// What small pages have cost of late, for as much as a huge page.
+    small_ns: AtomicU64,
+    /// How much more is to come in small pages, in huge pages.
+    small_left: AtomicU32,
+    /// How much of it there was to be when huge ones were too dear for the last time.
+    run: AtomicU32,
+}
+
+impl Policy {
+    const fn new() -> Self {
+        Self {
+            small_ns: AtomicU64::new(USUAL_SMALL_NS),
+            small_left: AtomicU32::new(0),
+            run: AtomicU32::new(0),
+        }
+    }
+
+    /// Of the next `count` huge pages, how many to take as small ones; with 0 a huge one is to be tried.
+    fn small_of(&self, count: u32) -> u32 {
+        let take = |left: u32| Some(left - left.min(count));
+        let before = self.small_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        before.map_or(0, |left| left.min(count))
+    }
+
+    fn note_small(&self, count: u32, cost: Duration) {
+        let each = cost.as_nanos() as u64 / u64::from(count.max(1));
+        // Threads that write at the same time lose a sample.
+        let before = self.small_ns.load(Ordering::Relaxed);
+        self.small_ns.store((7 * before + each) / 8, Ordering::Relaxed);
+    }
+
+    fn note_huge(&self, cost: Duration) {
+        if cost.as_nanos() as u64 <= self.small_ns.load(Ordering::Relaxed) {
+            self.run.store(0, Ordering::Relaxed);
+            return;
+        }
+        let run = (2 * self.run.load(Ordering::Relaxed)).clamp(FIRST_RUN, LONGEST_RUN);
+        self.run.store(run, Ordering::Relaxed);
+        self.small_left.store(run, Ordering::Relaxed);
+    }
+}
+
+thread_local! {
+    /// The huge page that this thread prepared last: of small pieces many lie in one.
+    static LAST: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// Touches memory that is about to be filled. Only what comes from the arena of this process and was not touched
+/// before takes time.
+pub fn prepare(address: usize, nbytes: usize) {
+    let (first, last) = (address / HUGE_PAGE_BYTES, (address + nbytes) / HUGE_PAGE_BYTES);
+    if first == last && LAST.get() == last {
+        return;
+    }
+    LAST.set(last);
+    for range in Arena::global().claim_untouched(address..address + nbytes) {
+        touch(&POLICY, range);
+    }
+}
+
+/// Touches whole huge pages of a mapping of the arena.
+fn touch(policy: &Policy, range: Range<usize>) {
+    let mut next = range.start;
+    while next < range.end {
+        let left = (range.end - next).div_ceil(HUGE_PAGE_BYTES) as u32;
+        let small = policy.small_of(left);
+        let end = range.end.min(next + HUGE_PAGE_BYTES * small.max(1) as usize);
+        let begun = processor_time();
+        if small == 0 {
+            // SAFETY: the arena has the range mapped, since somebody is about to fill it.
+            unsafe { fault_in(next as *mut u8, end - next) };
+            policy.note_huge(processor_time().saturating_sub(begun));
+        } else {
+            // SAFETY: as above; advice changes no contents.
+            unsafe {
+                let _ = madvise(next as *mut _, end - next, Advice::LinuxNoHugepage);
+                fault_in(next as *mut u8, end - next);
+                let _ = madvise(next as *mut _, end - next, Advice::LinuxHugepage);
+            }
+            policy.note_small(small, processor_time().saturating_sub(begun));
+        }
+        next = end;
+    }
+}
+
+/// What this thread has used of its processor: faults are the work of whoever touches.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const CHEAP: Duration = Duration::from_micros(300);
+    const DEAR: Duration = Duration::from_millis(4);
+
+    #[test]
+    fn huge_pages_are_taken_while_they_are_cheap() {
+        let policy = Policy::new();
+        for _ in 0..100 {
+            assert_eq!(policy.small_of(5), 0);
+            policy.note_huge(CHEAP);
+        }
+    }
+
+    #[test]
+    fn dear_huge_pages_are_tried_ever_less_often() {
+        let policy = Policy::new();
+        let mut tried = 0;
+        for _ in 0..1000 {
+            if policy.small_of(1) == 0 {
+                tried += 1;
+                policy.note_huge(DEAR);
+            } else {
+                policy.note_small(1, Duration::from_millis(1));
+            }
+        }
+        assert!((5..=16).contains(&tried), "{tried}");
+        // Once they are cheap again, the next that is tried says so.
+        let left = policy.small_of(u32::MAX);
+        assert!(left <= LONGEST_RUN);
+        policy.note_huge(CHEAP);
+        assert_eq!(policy.small_of(7), 0);
+    }
+
+    #[test]
+    fn where_all_is_dear_huge_pages_are_taken() {
+        let policy = Policy::new();
+        policy.note_huge(DEAR);
+        for _ in 0..40 {
+            policy.note_small(1, 2 * DEAR);
+        }
+        policy.small_of(u32::MAX);
+        policy.note_huge(DEAR);
+        assert_eq!(policy.small_of(1), 0);
+    }
+
+    #[test]
+    fn what_was_touched_keeps_its_contents() {
+        let slab = Arena::global().allocate(5 * HUGE_PAGE_BYTES + 12_345).unwrap();
+        let address = slab.address().as_ptr();
+        // SAFETY: the slab is this test's.
+        unsafe { address.add(HUGE_PAGE_BYTES).write(7) };
+        let policy = Policy::new();
+        policy.small_left.store(2, Ordering::Relaxed);
+        let ranges = Arena::global().claim_untouched(address as usize..address as usize + slab.nbytes());
+        assert_eq!(ranges.len(), 1);
+        ranges.into_iter().for_each(|range| touch(&policy, range));
+        // SAFETY: as above.
+        assert_eq!(unsafe { address.add(HUGE_PAGE_BYTES).read() }, 7);
+        assert!(
+            Arena::global().claim_untouched(address as usize..address as usize + slab.nbytes()).is_empty()
+        );
+    }
+}
