@@ -15,8 +15,9 @@ use waystation_format::slot::{Entry, Id, ItemBox, Key, Tenant, Version, encode_c
 use waystation_io::aligned::AlignedBlock;
 use waystation_io::batch::{Copy, copy_all};
 use waystation_io::copy::BoxCopy;
+use waystation_io::local::Local;
 use waystation_io::read::plan::Plan;
-use waystation_io::read::{self, Opening, Options};
+use waystation_io::read::{self, Options};
 use waystation_io::segment::Segment;
 
 /// One array that is the whole shard.
@@ -71,10 +72,9 @@ impl Shard {
         let words = [0, offset, 1, 1, nbytes, 0, nbytes, address, 1];
         let plan = Plan::new(vec![reader.read_file()], &words).unwrap();
         // The file of a slot goes on after the data.
-        let opening = Opening { may_be_longer: true, ..Opening::default() };
-        let options = Options { opening, ..Options::default() };
+        let options = Options { may_be_longer: true, ..Options::default() };
         // SAFETY: the target outlives the job, which is joined here.
-        let job = unsafe { read::start(plan, options) }.unwrap();
+        let job = unsafe { read::start(Local::by_path(), plan, options) }.unwrap();
         job.join();
         job.shared().take_outcome().unwrap().unwrap();
     }

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use waystation_format::checksum::{BLOCK_BYTES, crc64};
 use waystation_io::aligned::AlignedBlock;
+use waystation_io::local::Local;
 use waystation_io::mode::Mode;
 use waystation_io::read::plan::{Plan, ReadFile};
 use waystation_io::read::{self, Options};
@@ -122,7 +123,8 @@ fn read(input: &Input, memory: &AlignedBlock, mode: Option<Mode>, threads: Optio
     let words = [0, 0, input.nbytes as i64, 0, memory.address().as_ptr() as i64];
     let plan = Plan::new(vec![file], &words).unwrap();
     // SAFETY: the memory outlives the job, which is joined here.
-    let job = unsafe { read::start(plan, Options { mode, threads, ..Options::default() }) }.unwrap();
+    let job = unsafe { read::start(Local::by_path(), plan, Options { mode, threads, ..Options::default() }) }
+        .unwrap();
     job.join();
     job.shared().take_outcome().unwrap().unwrap();
 }

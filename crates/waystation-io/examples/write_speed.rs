@@ -11,6 +11,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use waystation_io::arena::{Arena, Slab};
+use waystation_io::local::Local;
+use waystation_io::mode::Mode;
 use waystation_io::ring::Ring;
 use waystation_io::sync_group::Durability;
 use waystation_io::write::{self, FileInput, Options};
@@ -46,7 +48,7 @@ fn write_by_engine(path: &Path, source: &Slab, options: Options) -> write::Stati
     let file_bytes = (HEADER_BYTES + source.nbytes()) as u64;
     let input = FileInput { path: path.to_owned(), header: vec![b' '; HEADER_BYTES], file_bytes, words };
     // SAFETY: `source` outlives the job, which is joined here.
-    let job = unsafe { write::start(vec![input], options) }.unwrap();
+    let job = unsafe { write::start(Local::by_path(), vec![input], options) }.unwrap();
     job.join();
     job.shared().take_outcome().unwrap().unwrap()
 }
@@ -98,7 +100,10 @@ fn main() {
                 Some(of) => {
                     println!(
                         "engine  {speed:6.0} MiB/s  {} gather {:?} write {:?} sync {:?}",
-                        of.mode, of.gather_time, of.write_time, of.sync_time
+                        of.mode.map_or("none", Mode::name),
+                        of.gather_time,
+                        of.write_time,
+                        of.sync_time
                     );
                     engine.push(speed);
                 }

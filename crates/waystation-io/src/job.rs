@@ -4,12 +4,15 @@
 //! when no worker will touch the caller's memory again; nothing here knows about Python.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use waystation_format::{Error, Kind, Result};
+
+/// Threads that wait for answers of a storage side by side. They sleep, so cores do not count.
+const PARALLEL_CALLS: usize = 16;
 
 struct State<T> {
     outcome: Option<Result<T>>,
@@ -233,6 +236,42 @@ pub fn in_parallel(threads: usize, name: &str, body: &(impl Fn() -> Result<()> +
         }
         outcome
     })
+}
+
+/// Calls `call` with every index below `count`, several at a time, and returns the results in order, or
+/// the error of the lowest index among those that were called.
+pub(crate) fn each_in_parallel<T: Send>(
+    count: usize,
+    call: impl Fn(usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    if count <= 1 {
+        return (0..count).map(call).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let failed = AtomicBool::new(false);
+    let results: Mutex<Vec<(usize, Result<T>)>> = Mutex::new(Vec::with_capacity(count));
+    let work = || {
+        while !failed.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return;
+            }
+            let result = call(index);
+            failed.fetch_or(result.is_err(), Ordering::Relaxed);
+            results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
+        }
+    };
+    std::thread::scope(|scope| {
+        let helpers: Vec<_> = (1..count.min(PARALLEL_CALLS))
+            // Where the system grants no thread, those there are do all the work.
+            .map_while(|_| Builder::new().spawn_scoped(scope, work).ok())
+            .collect();
+        work();
+        helpers.into_iter().try_for_each(|helper| helper.join().map_err(|_| panicked()))
+    })?;
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.sort_unstable_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 /// The error of a worker that panicked.

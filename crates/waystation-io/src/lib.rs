@@ -5,25 +5,21 @@
 pub mod aligned;
 pub mod arena;
 pub mod batch;
-pub mod calibrate;
 pub mod copy;
 pub mod cuda;
-pub mod directory;
-pub mod files;
-pub mod filesystem;
 pub mod first_touch;
 pub mod job;
+pub mod local;
 pub mod mode;
-pub mod probe;
 pub mod read;
 #[cfg(test)]
 mod refusals;
-pub mod ring;
 pub mod segment;
 pub mod staging;
-pub mod sync_group;
+pub mod storage;
 pub mod table_pages;
 pub mod throttle;
 pub mod write;
 
+pub use local::{calibrate, directory, files, filesystem, probe, ring, sync_group};
 pub use waystation_format::{Error, Kind, Result};

@@ -7,6 +7,7 @@ mod read_support;
 use std::fs;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
+use waystation_io::local::Local;
 use waystation_io::mode::Mode;
 use waystation_io::read::plan::{Plan, ReadFile};
 use waystation_io::read::{self, Options};
@@ -39,7 +40,7 @@ fn files_are_open_only_while_they_are_read() {
         let plan = Plan::new(files.clone(), &words).unwrap();
         let options = Options { mode: Some(mode), threads: Some(3), ..Options::default() };
         // SAFETY: the memory outlives the join.
-        let job = unsafe { read::start(plan, options) }.unwrap();
+        let job = unsafe { read::start(Local::by_path(), plan, options) }.unwrap();
         job.join();
         job.shared().take_outcome().unwrap().unwrap();
         assert!(memory.bytes() == contents.concat());

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
+use waystation_io::local::Local;
 use waystation_io::mode::Mode;
 use waystation_io::sync_group::Durability;
 use waystation_io::write::{self, DeviceCopies, DeviceCopy, DeviceRows, FileInput, Options, Statistics};
@@ -102,7 +103,7 @@ fn device() -> MutexGuard<'static, ()> {
 
 fn run(files: Vec<FileInput>, options: Options) -> Result<Statistics> {
     // SAFETY: tests keep their sources until the job has been joined here.
-    let job = unsafe { write::start(files, options) }?;
+    let job = unsafe { write::start(Local::by_path(), files, options) }?;
     job.join();
     assert_eq!(IN_FLIGHT.load(Ordering::SeqCst), 0, "copies were not waited for");
     assert!(PREPARED.lock().unwrap().is_empty(), "staging memory was not released");
@@ -188,8 +189,10 @@ fn a_panicking_copy_is_internal_and_leaves_nothing() {
     let source = noise(12 << 20);
     *HOOK.lock().unwrap() = Some((5, Box::new(|| panic!("on purpose"))));
     // SAFETY: `source` outlives the job.
-    let job =
-        unsafe { write::start(vec![on_device(directory.path().join("file"), &source)], AUTOMATIC) }.unwrap();
+    let job = unsafe {
+        write::start(Local::by_path(), vec![on_device(directory.path().join("file"), &source)], AUTOMATIC)
+    }
+    .unwrap();
     job.join();
     assert_eq!(job.shared().take_outcome().unwrap().unwrap_err().kind(), Kind::Internal);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);

@@ -7,11 +7,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use waystation_format::{Error, Kind, Result};
 use waystation_io::cuda::{CuFile, CudaCopy};
+use waystation_io::local::Local;
 use waystation_io::mode::Mode;
 use waystation_io::read::device::{Devices, Region};
 use waystation_io::read::gpu_direct::GpuDirect;
 use waystation_io::read::plan::{Plan, ReadFile};
-use waystation_io::read::{self, Opening, Options, Statistics};
+use waystation_io::read::{self, Options, Statistics};
 
 use crate::directory::{Directory, opened};
 use crate::error::guarded;
@@ -52,7 +53,7 @@ fn start_read(
     may_be_longer: bool,
 ) -> PyResult<Job> {
     let words = Bytes::of(words)?;
-    let opening = Opening { root: opened(root), may_be_longer };
+    let storage = Local::beneath(opened(root));
     let regions = device_memory.map(|regions| {
         let region = |(device, address, nbytes)| Region { device, address, nbytes };
         regions.into_iter().map(region).collect()
@@ -81,11 +82,11 @@ fn start_read(
                 gpu_direct,
                 announce,
                 among,
-                opening,
+                may_be_longer,
             };
             // SAFETY: `Job` keeps the owners of the destinations until the job has finished, and only
             // Waystation calls this module, with destinations that are nobody else's meanwhile.
-            unsafe { read::start(plan, options) }
+            unsafe { read::start(storage, plan, options) }
         })
     })?;
     Ok(Job::new(handle, owners))

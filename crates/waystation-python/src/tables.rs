@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use waystation_io::local::Local;
 use waystation_io::table_pages;
 
 use crate::directory::{Directory, opened};
@@ -27,8 +28,8 @@ fn table_counts(
     file_bytes: u64,
     root: Option<PyRef<'_, Directory>>,
 ) -> PyResult<Vec<u64>> {
-    let (kind, root) = (table_kind(kind)?, opened(root));
-    py.detach(|| guarded(|| table_pages::table_counts(&path, kind, file_bytes, root.as_deref())))
+    let (kind, storage) = (table_kind(kind)?, Local::beneath(opened(root)));
+    py.detach(|| guarded(|| table_pages::table_counts(&path, kind, file_bytes, &*storage)))
 }
 
 #[pyfunction]
@@ -41,11 +42,10 @@ fn read_table_entries<'py>(
     ranges: Vec<(usize, u64, u64)>,
     root: Option<PyRef<'_, Directory>>,
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-    let (kind, root) = (table_kind(kind)?, opened(root));
+    let (kind, storage) = (table_kind(kind)?, Local::beneath(opened(root)));
     let ranges: Vec<(usize, Range<u64>)> =
         ranges.into_iter().map(|(section, begin, end)| (section, begin..end)).collect();
-    let read =
-        || guarded(|| table_pages::read_table_entries(&path, kind, file_bytes, &ranges, root.as_deref()));
+    let read = || guarded(|| table_pages::read_table_entries(&path, kind, file_bytes, &ranges, &*storage));
     let found = py.detach(read)?;
     Ok(found.iter().map(|entries| PyBytes::new(py, entries)).collect())
 }

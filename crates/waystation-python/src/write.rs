@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use waystation_format::{Error, Kind};
+use waystation_io::local::Local;
+use waystation_io::mode::Mode;
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
 use crate::error::{guarded, to_py};
@@ -26,7 +28,7 @@ impl IntoDictionary for Statistics {
         });
         let dictionary = PyDict::new(py);
         dictionary.set_item("checksums", PyList::new(py, packed)?)?;
-        dictionary.set_item("mode", self.mode.name())?;
+        dictionary.set_item("mode", self.mode.map_or("none", Mode::name))?;
         dictionary.set_item("bytes_written", self.bytes_written)?;
         dictionary.set_item("gather_s", self.gather_time.as_secs_f64())?;
         dictionary.set_item("write_s", self.write_time.as_secs_f64())?;
@@ -63,7 +65,7 @@ fn start_write(
     let inputs = files.iter().map(read_file).collect::<PyResult<Vec<_>>>()?;
     // SAFETY: only Waystation calls this module; it hands over addresses of memory that `owners` keeps
     // alive, and the job keeps `owners` until no thread reads it.
-    let handle = py.detach(|| guarded(|| unsafe { write::start(inputs, options) }))?;
+    let handle = py.detach(|| guarded(|| unsafe { write::start(Local::by_path(), inputs, options) }))?;
     Ok(Job::new(handle, owners))
 }
 

@@ -7,8 +7,9 @@ use crate::support::*;
 use waystation_agent::Kind;
 use waystation_agent::reader::SlotReader;
 use waystation_agent::store::Store;
+use waystation_io::local::Local;
 use waystation_io::read::plan::Plan;
-use waystation_io::read::{self, Opening, Options};
+use waystation_io::read::{self, Options};
 
 /// Rows and columns that the array of 200,000 bytes is taken for.
 const ROWS: usize = 400;
@@ -43,10 +44,9 @@ fn load(reader: &SlotReader) -> waystation_agent::Result<Vec<u8>> {
     .to_vec();
     let plan = Plan::new(vec![reader.read_file()], &words)?;
     // The file of a slot goes on after the data.
-    let opening = Opening { may_be_longer: true, ..Opening::default() };
-    let options = Options { opening, ..Options::default() };
+    let options = Options { may_be_longer: true, ..Options::default() };
     // SAFETY: the target outlives the job, which is joined here.
-    let job = unsafe { read::start(plan, options) }?;
+    let job = unsafe { read::start(Local::by_path(), plan, options) }?;
     job.join();
     job.shared().take_outcome().unwrap()?;
     Ok(target)

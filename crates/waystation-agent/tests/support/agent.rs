@@ -15,8 +15,9 @@ use waystation_agent::local::place;
 use waystation_agent::process;
 use waystation_agent::reader::SlotReader;
 use waystation_format::slot::Version;
+use waystation_io::local::Local;
 use waystation_io::read::plan::Plan;
-use waystation_io::read::{self, Opening, Options};
+use waystation_io::read::{self, Options};
 
 use super::{arrays, config, data_of, key, layout, parts};
 
@@ -138,10 +139,9 @@ pub fn load(reader: &SlotReader) -> Vec<u8> {
         .collect();
     let plan = Plan::new(vec![reader.read_file()], &words).unwrap();
     // The file of a slot goes on after the data.
-    let opening = Opening { may_be_longer: true, ..Opening::default() };
-    let options = Options { opening, ..Options::default() };
+    let options = Options { may_be_longer: true, ..Options::default() };
     // SAFETY: the target outlives the job, which is joined here.
-    let job = unsafe { read::start(plan, options) }.unwrap();
+    let job = unsafe { read::start(Local::by_path(), plan, options) }.unwrap();
     job.join();
     job.shared().take_outcome().unwrap().unwrap();
     target

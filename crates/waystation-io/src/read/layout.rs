@@ -42,6 +42,9 @@ pub struct Part {
     is_scratch: bool,
 }
 
+// SAFETY: the memory of a part belongs to its job, of which any thread may fill it.
+unsafe impl Send for Part {}
+
 /// A block that is not what its checksum says.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mismatch {
@@ -56,7 +59,7 @@ pub struct Mismatch {
 }
 
 /// The division of one unit; reused for the next, so that units cost no allocation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Layout {
     unit: Range<u64>,
     parts: Vec<Part>,
@@ -64,11 +67,6 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// A layout of nothing.
-    pub fn new() -> Self {
-        Self { unit: 0..0, parts: Vec::new(), needed_bytes: 0 }
-    }
-
     /// Divides `unit` of a file into at most `room` parts. Scratch memory begins at `scratch`, is at least as
     /// long as the unit rounded up to the offset alignment, and is aligned as the rules say.
     pub fn divide(

@@ -69,7 +69,7 @@ pub fn register_device_copy(device_copy: Arc<dyn DeviceCopy>) -> Result<()> {
 }
 
 /// Whoever copies from devices, or Unsupported.
-pub(super) fn registered() -> Result<Arc<dyn DeviceCopy>> {
+pub(crate) fn registered() -> Result<Arc<dyn DeviceCopy>> {
     REGISTERED.get().cloned().ok_or_else(|| {
         Error::new(
             Kind::Unsupported,
@@ -79,13 +79,15 @@ pub(super) fn registered() -> Result<Arc<dyn DeviceCopy>> {
 }
 
 /// Copies under way into one staging block; dropping it waits for them.
-pub(super) struct UnderWay(Option<Box<dyn DeviceCopies>>);
+pub struct UnderWay(Option<Box<dyn DeviceCopies>>);
 
 impl UnderWay {
+    /// Copies that were started, if there were any to make.
     pub fn new(copies: Option<Box<dyn DeviceCopies>>) -> Self {
         Self(copies)
     }
 
+    /// Waits for them.
     pub fn wait(mut self) -> Result<()> {
         self.0.take().map_or(Ok(()), |mut copies| copies.wait())
     }

@@ -30,15 +30,17 @@ pub struct FileInput {
 }
 
 /// An array in a file: its blocks in host memory, and those in each device's.
-pub(super) struct PlannedSegment {
+pub struct PlannedSegment {
     file_offset: u64,
     pub host: Segment,
     pub devices: Vec<(u32, Segment)>,
 }
 
 /// One file, checked.
-pub(super) struct FilePlan {
+pub struct FilePlan {
+    /// Where it is to be.
     pub path: PathBuf,
+    /// Its size.
     pub file_bytes: u64,
     header: Vec<u8>,
     segments: Vec<PlannedSegment>,
@@ -47,13 +49,17 @@ pub(super) struct FilePlan {
 }
 
 /// All files of a job.
-pub(super) struct Plan {
+pub struct Plan {
+    /// The files.
     pub files: Vec<FilePlan>,
+    /// Their sizes together.
     pub total_bytes: u64,
+    /// Whether some of it comes from devices.
     pub has_device_blocks: bool,
 }
 
 impl Plan {
+    /// Decodes and checks what the caller gives.
     pub fn parse(inputs: Vec<FileInput>) -> Result<Self> {
         let mut plan =
             Self { files: Vec::with_capacity(inputs.len()), total_bytes: 0, has_device_blocks: false };

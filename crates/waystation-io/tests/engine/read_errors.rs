@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use proptest::prelude::*;
+use waystation_io::local::Local;
 use waystation_io::mode::Mode;
 use waystation_io::read::plan::{Plan, ReadFile};
 use waystation_io::read::{self, Options};
@@ -15,7 +16,7 @@ use crate::read_support::{BLOCK, Memory, SPACES, bytes_of, checksums_of, directo
 fn read_file(file: ReadFile, words: &[i64], mode: Option<Mode>) -> Result<read::Statistics> {
     let options = Options { mode, block_bytes: Some(BLOCK), ..Options::default() };
     // SAFETY: callers' destinations outlive the join.
-    let job = unsafe { read::start(Plan::new(vec![file], words)?, options) }?;
+    let job = unsafe { read::start(Local::by_path(), Plan::new(vec![file], words)?, options) }?;
     job.join();
     job.shared().take_outcome().unwrap()
 }
@@ -156,7 +157,10 @@ fn a_cancelled_read_touches_memory_no_more() {
         let words = [0, 0, nbytes as i64, 0, memory.address() as i64];
         let plan = Plan::new(vec![plain(path.clone(), nbytes)], &words).unwrap();
         // SAFETY: the memory outlives the job.
-        let job = unsafe { read::start(plan, Options { mode: Some(mode), ..Options::default() }) }.unwrap();
+        let job = unsafe {
+            read::start(Local::by_path(), plan, Options { mode: Some(mode), ..Options::default() })
+        }
+        .unwrap();
         while job.shared().progress().0 == 0 && !job.shared().is_finished() {
             std::hint::spin_loop();
         }
@@ -193,12 +197,18 @@ fn one_bad_file_fails_the_job_and_dropping_a_handle_is_safe() {
     for mode in Mode::ALL {
         let options = Options { mode: Some(mode), ..Options::default() };
         // SAFETY: the memory outlives the jobs, which are joined here or by their drop.
-        let job = unsafe { read::start(Plan::new(files.clone(), &words).unwrap(), options.clone()) }.unwrap();
+        let job = unsafe {
+            read::start(Local::by_path(), Plan::new(files.clone(), &words).unwrap(), options.clone())
+        }
+        .unwrap();
         job.join();
         let error = job.shared().take_outcome().unwrap().unwrap_err();
         assert_eq!(error.context("path"), files[5].path.to_str());
         assert_eq!(error.context("offset"), Some((2 * BLOCK).to_string().as_str()));
         // SAFETY: as above.
-        drop(unsafe { read::start(Plan::new(files.clone(), &words).unwrap(), options) }.unwrap());
+        drop(
+            unsafe { read::start(Local::by_path(), Plan::new(files.clone(), &words).unwrap(), options) }
+                .unwrap(),
+        );
     }
 }

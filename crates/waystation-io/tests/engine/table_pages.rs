@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use waystation_format::Kind;
 use waystation_format::checksum::crc64;
 use waystation_format::table::{Entry, FileEntry, PAGE_BYTES, TableKind, encode, pack};
+use waystation_io::local::Local;
 use waystation_io::table_pages::{read_table_entries, table_counts};
 
 fn checksums(directory: &Path) -> (PathBuf, u64) {
@@ -19,13 +20,18 @@ fn checksums(directory: &Path) -> (PathBuf, u64) {
 fn ranges_are_those_of_the_whole_table() {
     let directory = tempfile::tempdir().unwrap();
     let (path, file_bytes) = checksums(directory.path());
-    assert_eq!(table_counts(&path, TableKind::Checksums, file_bytes, None).unwrap(), [5000]);
+    assert_eq!(table_counts(&path, TableKind::Checksums, file_bytes, &Local::default()).unwrap(), [5000]);
     let ranges: Vec<_> = [0..1, 510..512, 7..7, 0..5000, 4999..5000].map(|range| (0, range)).into();
-    let found = read_table_entries(&path, TableKind::Checksums, file_bytes, &ranges, None).unwrap();
+    let found =
+        read_table_entries(&path, TableKind::Checksums, file_bytes, &ranges, &Local::default()).unwrap();
     for ((_, range), entries) in ranges.iter().zip(found) {
         assert_eq!(entries, pack(&range.clone().collect::<Vec<u64>>()));
     }
-    assert!(read_table_entries(&path, TableKind::Checksums, file_bytes, &[], None).unwrap().is_empty());
+    assert!(
+        read_table_entries(&path, TableKind::Checksums, file_bytes, &[], &Local::default())
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[test]
@@ -33,7 +39,8 @@ fn ranges_that_are_not_there() {
     let directory = tempfile::tempdir().unwrap();
     let (path, file_bytes) = checksums(directory.path());
     for range in [(0, 4999..5001), (1, 0..1)] {
-        let error = read_table_entries(&path, TableKind::Checksums, file_bytes, &[range], None).unwrap_err();
+        let error = read_table_entries(&path, TableKind::Checksums, file_bytes, &[range], &Local::default())
+            .unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidInput, "{error}");
         assert_eq!(error.context("path"), Some(&*path.display().to_string()));
     }
@@ -43,7 +50,9 @@ fn ranges_that_are_not_there() {
 fn damage_and_other_files_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (path, file_bytes) = checksums(directory.path());
-    let read = |kind, expected_bytes| read_table_entries(&path, kind, expected_bytes, &[(0, 0..511)], None);
+    let read = |kind, expected_bytes| {
+        read_table_entries(&path, kind, expected_bytes, &[(0, 0..511)], &Local::default())
+    };
     assert_eq!(read(TableKind::Checksums, file_bytes + 1).unwrap_err().kind(), Kind::Corrupt);
     assert_eq!(read(TableKind::Files, file_bytes).unwrap_err().kind(), Kind::Corrupt);
 
@@ -60,7 +69,10 @@ fn damage_and_other_files_are_refused() {
     fs::remove_file(&path).unwrap();
     assert_eq!(read(TableKind::Checksums, file_bytes).unwrap_err().kind(), Kind::NotFound);
     let here = directory.path();
-    assert_eq!(table_counts(here, TableKind::Checksums, 0, None).unwrap_err().kind(), Kind::Corrupt);
+    assert_eq!(
+        table_counts(here, TableKind::Checksums, 0, &Local::default()).unwrap_err().kind(),
+        Kind::Corrupt
+    );
 }
 
 #[test]
@@ -74,7 +86,8 @@ fn a_reserved_field_in_use_is_unsupported() {
     table[2 * PAGE_BYTES - 8..].copy_from_slice(&crc64(&page).to_le_bytes());
     fs::write(&path, &table).unwrap();
     let error =
-        read_table_entries(&path, TableKind::Files, table.len() as u64, &[(0, 0..1)], None).unwrap_err();
+        read_table_entries(&path, TableKind::Files, table.len() as u64, &[(0, 0..1)], &Local::default())
+            .unwrap_err();
     assert_eq!(error.kind(), Kind::Unsupported);
     assert_eq!(FileEntry::BYTES, 64);
 }

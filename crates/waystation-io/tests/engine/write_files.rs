@@ -7,6 +7,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use waystation_format::checksum::{BLOCK_BYTES, crc64};
 use waystation_io::Kind;
+use waystation_io::local::Local;
 use waystation_io::mode::Mode;
 use waystation_io::ring::Ring;
 use waystation_io::sync_group::{Durability, SyncGroup};
@@ -203,8 +204,10 @@ fn the_gather_position_says_what_may_change() {
         let expected: Vec<Vec<u8>> =
             sources.iter().map(|source| [&[b' '; 4096][..], source].concat()).collect();
         // SAFETY: `sources` outlive the job, and are changed only where it has passed.
-        let job =
-            unsafe { write::start(inputs.clone(), Options { mode, threads: Some(3), ..AUTOMATIC }) }.unwrap();
+        let job = unsafe {
+            write::start(Local::by_path(), inputs.clone(), Options { mode, threads: Some(3), ..AUTOMATIC })
+        }
+        .unwrap();
         let mut position = 0;
         for source in &mut sources {
             position += source.len() as u64;
@@ -244,7 +247,7 @@ fn what_goes_first_may_change_before_the_rest_is_copied() {
             ..AUTOMATIC
         };
         // SAFETY: `sources` outlive the job, and are changed only where it has passed.
-        let job = unsafe { write::start(inputs.clone(), options) }.unwrap();
+        let job = unsafe { write::start(Local::by_path(), inputs.clone(), options) }.unwrap();
         assert!(job.shared().wait_front(starts[2], None));
         sources[1][1 << 20..].fill(0xee);
         assert!(job.shared().wait_front(starts[3] + sources[3].len() as u64, None));
@@ -267,7 +270,9 @@ fn a_cancelled_job_leaves_nothing_or_everything() {
         let files =
             (0..3).map(|index| plain(directory.path().join(index.to_string()), 4096, &source)).collect();
         // SAFETY: `source` outlives the job.
-        let job = unsafe { write::start(files, Options { mode, threads: Some(2), ..AUTOMATIC }) }.unwrap();
+        let job =
+            unsafe { write::start(Local::by_path(), files, Options { mode, threads: Some(2), ..AUTOMATIC }) }
+                .unwrap();
         let stop_at = job.shared().progress().1 * round as u64 / 20;
         job.shared().wait_front(stop_at, None);
         job.shared().cancel();

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use waystation_io::job::Handle;
+use waystation_io::local::Local;
 use waystation_io::mode::Mode;
 use waystation_io::read::device::{CopyToDevice, Devices, HostRows, Region};
 use waystation_io::read::gpu_direct::GpuDirect;
@@ -190,7 +191,7 @@ impl Case {
         let file = ReadFile { path: self.path.clone(), file_bytes: self.content.len() as u64, checksums };
         let plan = Plan::new(vec![file], words)?;
         // SAFETY: the memory outlives the job, which every test joins.
-        unsafe { read::start(plan, options) }
+        unsafe { read::start(Local::by_path(), plan, options) }
     }
 
     /// Waits for a job, after which nothing of it may be left.

@@ -9,6 +9,7 @@ use proptest::sample::Index;
 use waystation_format::checksum::{BLOCK_BYTES, crc64};
 use waystation_io::Result;
 use waystation_io::aligned::AlignedBlock;
+use waystation_io::local::Local;
 use waystation_io::read::plan::{Plan, ReadFile};
 use waystation_io::read::{self, Options, Statistics};
 
@@ -132,7 +133,7 @@ fn finish(files: Vec<ReadFile>, words: &[i64], options: &Options) -> (Result<Sta
         Err(error) => return (Err(error), (0, 0)),
     };
     // SAFETY: destinations lie in memory that outlives the join.
-    let job = unsafe { read::start(plan, options.clone()) }.unwrap();
+    let job = unsafe { read::start(Local::by_path(), plan, options.clone()) }.unwrap();
     job.join();
     (job.shared().take_outcome().unwrap(), job.shared().progress())
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use waystation_io::Result;
+use waystation_io::local::Local;
 use waystation_io::sync_group::Durability;
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
@@ -21,7 +22,7 @@ pub const AUTOMATIC: Options = Options {
 /// Runs a whole write job.
 pub fn run(files: Vec<FileInput>, options: Options) -> Result<Statistics> {
     // SAFETY: tests keep their sources until the job has been joined here.
-    let job = unsafe { write::start(files, options) }?;
+    let job = unsafe { write::start(Local::by_path(), files, options) }?;
     job.join();
     job.shared().take_outcome().unwrap()
 }

@@ -16,15 +16,17 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{Advice, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
+use waystation_format::checksum::BLOCK_BYTES;
 use waystation_format::{Error, Kind, Result};
 
 use super::gpu_direct::DirectFile;
-use super::layout::Rules;
-use super::plan::FilePlan;
-use super::spans::{PAGE_GRANULE_BYTES, span_bytes};
 use crate::directory::{Directory, open_to_read};
 use crate::filesystem::direct_alignment;
+use crate::local::irregular;
 use crate::mode::Mode;
+use crate::read::layout::Rules;
+use crate::read::plan::FilePlan;
+use crate::read::spans::{PAGE_GRANULE_BYTES, span_bytes};
 
 /// Pages that are asked for to learn whether the page cache holds a file.
 const SAMPLES: u64 = 24;
@@ -121,7 +123,7 @@ impl Source {
     fn open_direct(&mut self, path: &Path, mode: Mode, verified: bool) {
         let Ok(file) = self.reopen(path, OFlags::DIRECT) else { return };
         let (memory, offset) = direct_alignment(&file).unwrap_or((PAGE_ALIGNMENT, PAGE_ALIGNMENT));
-        let granule = if verified { super::BLOCK_BYTES as u64 } else { PAGE_GRANULE_BYTES };
+        let granule = if verified { BLOCK_BYTES as u64 } else { PAGE_GRANULE_BYTES };
         if !offset.is_power_of_two() || !memory.is_power_of_two() || u64::from(offset) > granule {
             return;
         }
@@ -231,29 +233,10 @@ const BUFFERED_RULES: Rules = Rules {
 
 fn check_length(file: &File, path: &Path, file_bytes: u64, may_be_longer: bool) -> Result<()> {
     let metadata = file.metadata().map_err(|error| Error::from_io(error, "examine the file", path))?;
-    let named = |kind, message: String| Error::new(kind, message).with("path", path.display().to_string());
     if !metadata.is_file() {
-        return Err(named(Kind::Corrupt, "a regular file was expected here".to_owned()));
+        return Err(irregular(path));
     }
-    if metadata.len() < file_bytes {
-        return Err(truncated(path, metadata.len(), file_bytes));
-    }
-    if metadata.len() > file_bytes && !may_be_longer {
-        let message = format!(
-            "the file has {} bytes where {file_bytes} were written: bytes were appended to it; use another copy \
-             of it",
-            metadata.len()
-        );
-        return Err(named(Kind::Corrupt, message));
-    }
-    Ok(())
-}
-
-/// The error of a file that ends too early.
-pub fn truncated(path: &Path, nbytes: u64, file_bytes: u64) -> Error {
-    let message =
-        format!("the file is truncated: {nbytes} bytes are left of {file_bytes}; use another copy of it");
-    Error::new(Kind::Corrupt, message).with("path", path.display().to_string())
+    crate::read::check_length(path, metadata.len(), file_bytes, may_be_longer)
 }
 
 fn is_memory(file: &File) -> bool {

@@ -16,11 +16,12 @@ use std::sync::Arc;
 
 use waystation_format::Result;
 
-use super::device::{Delivery, Landing, Scratch};
-use super::layout::Layout;
-use super::plan::FilePlan;
-use super::portion::{conclude, read_parts, repeat};
+use super::portion::{read_parts, repeat};
 use super::source::{DIRECT_MOST_PARTS, Source};
+use crate::read::conclude;
+use crate::read::device::{Delivery, Landing, Scratch};
+use crate::read::layout::Layout;
+use crate::read::plan::FilePlan;
 use crate::ring::Ring;
 
 /// What the kernel gives back of a request: its slot, and the number of its part.
@@ -191,7 +192,7 @@ impl<'a> Flight<'a> {
             } else if let Some(index) = self.free.pop() {
                 return Ok(index);
             } else if self.slots.len() < self.most_slots {
-                self.slots.push(Slot { layout: Layout::new(), from: None, pending: 0, failure: None });
+                self.slots.push(Slot { layout: Layout::default(), from: None, pending: 0, failure: None });
                 return Ok(self.slots.len() - 1);
             } else {
                 // Half of the slots or more: the oldest has most likely landed.

@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use waystation_format::Result;
 
-use super::plan::Plan;
 use super::source::{Opening, Source, Wanted};
-use super::spans::span_bytes;
 use crate::job::in_parallel;
 use crate::mode::Mode;
+use crate::read::plan::Plan;
+use crate::read::spans::span_bytes;
 
 /// Files that tell how the rest will be read.
 const MOST_EXAMINED: usize = 16;

@@ -21,6 +21,7 @@ use super::record::{Calibration, Trial, key_of};
 use crate::aligned::AlignedBlock;
 use crate::filesystem::{FileSystem, nameless_file, set_direct};
 use crate::job::panicked;
+use crate::local::Local;
 use crate::mode::{Mode, Way};
 use crate::probe::kernel_release;
 use crate::read::plan::{Plan, ReadFile};
@@ -225,7 +226,7 @@ fn read_back(file: &File, checksums: &[u64], memory: &mut Memory, way: &Way) -> 
         ..Options::default()
     };
     // SAFETY: the memory is borrowed exclusively until the job's handle is joined and dropped below.
-    let job = unsafe { read::start(plan, options) }.map_err(io::Error::other)?;
+    let job = unsafe { read::start(Local::by_path(), plan, options) }.map_err(io::Error::other)?;
     job.join();
     let statistics =
         job.shared().take_outcome().unwrap_or_else(|| Err(panicked())).map_err(io::Error::other)?;

@@ -10,13 +10,12 @@ use std::path::Path;
 use waystation_format::checksum::BLOCK_BYTES;
 use waystation_format::{Error, Kind, Result};
 
-use super::plan::Plan;
-use super::work::STAGING_BYTES;
-use super::{MOST_DEPTH, Options, directory_of};
+use super::{STAGING_BYTES, directory_of};
 use crate::calibrate;
 use crate::filesystem::FileSystem;
 use crate::mode::{Mode, Way};
 use crate::ring::Ring;
+use crate::write::{MOST_DEPTH, Options, Plan};
 
 /// Threads that write synchronously: while some gather, others have to keep the disk busy.
 const SYNCHRONOUS_THREADS: usize = 4;

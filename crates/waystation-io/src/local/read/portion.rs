@@ -10,12 +10,13 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use waystation_format::{Error, Kind, Result};
+use waystation_format::{Error, Result};
 
-use super::device::{Delivery, Landing, Scratch};
-use super::layout::{Layout, Mismatch, Part};
-use super::plan::FilePlan;
-use super::source::{Source, truncated};
+use super::source::Source;
+use crate::read::device::{Delivery, Landing, Scratch};
+use crate::read::layout::{Layout, Part};
+use crate::read::plan::FilePlan;
+use crate::read::{conclude, truncated};
 
 /// What a worker needs to read units one after another.
 pub struct Reader<'a> {
@@ -34,7 +35,7 @@ impl<'a> Reader<'a> {
     pub fn new(slots: usize, unit_bytes: usize, delivery: Delivery<'a>) -> Result<Self> {
         let slots = if delivery.devices.is_some() { slots.max(2) } else { 1 };
         Ok(Self {
-            layout: Layout::new(),
+            layout: Layout::default(),
             landing: (0..slots).map(|_| None).collect(),
             scratch: Scratch::new(slots, unit_bytes, delivery.devices)?,
             delivery,
@@ -175,30 +176,4 @@ fn advance(vector: &mut [libc::iovec], mut filled: usize) -> &mut [libc::iovec] 
         first.iov_len -= filled;
     }
     rest
-}
-
-/// Verifies a unit that has been read, and delivers it; what goes to devices is on its way then.
-///
-/// # Safety
-/// Every part must be filled; destinations must be writable and used by nobody else. Until the result is
-/// dropped or landed, that is also so for those on devices, and scratch must stay as it is.
-pub unsafe fn conclude<'a>(plan: &FilePlan, layout: &Layout, delivery: Delivery<'a>) -> Result<Landing<'a>> {
-    if let Some(checksums) = &plan.file.checksums {
-        // SAFETY: as the caller promises.
-        unsafe { layout.verify(checksums) }.map_err(|mismatch| corrupt(&plan.file.path, &mismatch))?;
-    }
-    // SAFETY: as the caller promises.
-    unsafe { layout.deliver(plan) };
-    // SAFETY: as the caller promises.
-    unsafe { Landing::start(delivery, plan, layout) }
-}
-
-fn corrupt(path: &Path, mismatch: &Mismatch) -> Error {
-    let message = "stored bytes are not what was written: the checksum of a block differs; use another copy";
-    Error::new(Kind::Corrupt, message)
-        .with("path", path.display().to_string())
-        .with("offset", mismatch.offset.to_string())
-        .with("length", mismatch.nbytes.to_string())
-        .with("expected", format!("{:016x}", mismatch.expected))
-        .with("actual", format!("{:016x}", mismatch.actual))
 }

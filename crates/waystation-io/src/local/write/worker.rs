@@ -15,12 +15,13 @@ use std::sync::Arc;
 
 use waystation_format::Result;
 
-use super::device::{DeviceCopy, DeviceRows, UnderWay};
-use super::work::{Piece, Work};
+use super::Files;
 use crate::aligned::PAGE_BYTES;
 use crate::arena::Arena;
 use crate::ring::{Completion, Ring};
 use crate::staging::Staging;
+use crate::write::device::{DeviceCopy, UnderWay};
+use crate::write::{Blocks, Piece};
 
 /// Staging blocks that devices fill ahead of the checksum.
 const DEVICE_BLOCKS_AHEAD: usize = 4;
@@ -46,7 +47,8 @@ pub(super) struct Worker<'a> {
     prepared: Option<Prepared>,
     staging: Staging,
     ahead: usize,
-    work: &'a Work<'a>,
+    files: &'a Files<'a>,
+    blocks: &'a Blocks<'a>,
 }
 
 /// Staging memory that a device knows of.
@@ -64,16 +66,21 @@ impl Drop for Prepared {
 
 impl<'a> Worker<'a> {
     /// A worker that writes by `ring`, or else by itself, with staging blocks for as much in flight.
-    pub fn new(work: &'a Work<'a>, ring: Option<Ring>, devices: Option<Arc<dyn DeviceCopy>>) -> Result<Self> {
+    pub fn new(
+        files: &'a Files<'a>,
+        blocks: &'a Blocks<'a>,
+        ring: Option<Ring>,
+        devices: Option<Arc<dyn DeviceCopy>>,
+    ) -> Result<Self> {
         let ahead = if devices.is_some() { DEVICE_BLOCKS_AHEAD } else { 1 };
-        let slots = (ahead + ring.as_ref().map_or(0, Ring::depth)).min(work.slots_per_worker());
+        let slots = (ahead + ring.as_ref().map_or(0, Ring::depth)).min(files.slots_per_worker(blocks));
         // Small jobs need less than a block; a piece is padded to whole pages when it is written.
-        let largest = work.plan.files.iter().map(|file| file.file_bytes).max().unwrap_or(0);
-        let slot_bytes = (work.way.block_bytes as u64).min(largest.max(1)) as usize;
+        let largest = files.plan.files.iter().map(|file| file.file_bytes).max().unwrap_or(0);
+        let slot_bytes = (files.way.block_bytes as u64).min(largest.max(1)) as usize;
         let staging = Staging::new(&Arena::global(), slots, slot_bytes.next_multiple_of(PAGE_BYTES))?;
         let prepared = devices.map(|devices| prepare(devices, &staging)).transpose()?;
         let writing = (0..slots).map(|_| None).collect();
-        Ok(Self { ring, writing, filling: VecDeque::new(), prepared, staging, ahead, work })
+        Ok(Self { ring, writing, filling: VecDeque::new(), prepared, staging, ahead, files, blocks })
     }
 
     /// Works until there is nothing left to do or the job is to stop.
@@ -81,7 +88,7 @@ impl<'a> Worker<'a> {
     /// # Safety
     /// The sources of the plan must stay readable meanwhile.
     pub unsafe fn run(&mut self) -> Result<()> {
-        while !self.work.shared.should_stop() {
+        while !self.blocks.should_stop() {
             // SAFETY: as the caller promises.
             unsafe { self.begin_filling()? };
             if let Some(filling) = self.filling.pop_front() {
@@ -106,7 +113,7 @@ impl<'a> Worker<'a> {
         while self.filling.len() < self.ahead
             && let Some(slot) = self.staging.take()
         {
-            let Some(piece) = self.work.next_piece() else {
+            let Some(piece) = self.blocks.next_piece() else {
                 self.staging.put_back(slot);
                 return Ok(());
             };
@@ -121,50 +128,31 @@ impl<'a> Worker<'a> {
     /// As for [`Worker::run`].
     unsafe fn start_device_copies(&self, piece: &Piece, slot: usize) -> Result<UnderWay> {
         let Some(Prepared { devices, .. }) = &self.prepared else { return Ok(UnderWay::new(None)) };
-        let base = self.staging.address(slot) as usize;
-        let mut rows = Vec::new();
-        let file = &self.work.plan.files[piece.file];
-        let range = piece.offset..piece.offset + piece.nbytes as u64;
-        file.for_each_device_block(range, |device, block, linear, file_offset| {
-            block.for_each_run(linear, |run| {
-                rows.push(DeviceRows {
-                    device,
-                    source: run.address as u64,
-                    source_step: run.memory_step,
-                    destination: base + (file_offset + run.linear - piece.offset) as usize,
-                    destination_step: run.linear_step,
-                    row_bytes: run.piece_bytes,
-                    rows: run.count,
-                });
-            });
-        });
-        if rows.is_empty() {
-            return Ok(UnderWay::new(None));
-        }
-        // SAFETY: the rows lie in a slot that is lent, and sources are as the caller promises; the
-        // copies are waited for before either changes.
-        Ok(UnderWay::new(Some(unsafe { devices.start(&rows)? })))
+        // SAFETY: the slot is lent, and left alone until the copies have been waited for; sources are as the
+        // caller promises.
+        unsafe { self.blocks.start_device_copies(&**devices, piece, self.staging.address(slot) as usize) }
     }
 
     /// # Safety
     /// As for [`Worker::run`].
     unsafe fn complete_filling(&mut self, Filling { slot, piece, copies }: Filling) -> Result<()> {
         copies.wait()?;
+        let past_caches = self.files.way.mode.is_direct();
         // SAFETY: the slot is lent, the copies into it are done, and no write of it is in flight.
         let bytes = unsafe { self.staging.bytes(slot) };
         // SAFETY: staging memory is not among the sources; those are as the caller promises.
-        unsafe { self.work.gather(&piece, &mut bytes[..piece.nbytes]) };
+        unsafe { self.blocks.gather(&piece, &mut bytes[..piece.nbytes], past_caches) };
         let padded = piece.nbytes.next_multiple_of(PAGE_BYTES);
         bytes[piece.nbytes..padded].fill(0);
         self.write(slot, piece)
     }
 
     fn write(&mut self, slot: usize, piece: Piece) -> Result<()> {
-        let output = &self.work.outputs[piece.file];
+        let output = &self.files.outputs[piece.file];
         let file = output.open()?;
         let was_direct = output.is_direct();
         let length = output.length_to_write(piece.nbytes);
-        self.work.wait_for_store(length);
+        self.blocks.wait_for_store(length);
         if self.ring.is_none() || !was_direct {
             return self.write_rest(slot, Writing { piece, file, length, was_direct }, 0);
         }
@@ -187,7 +175,7 @@ impl<'a> Worker<'a> {
 
     /// Does without the ring from now on. Writes again what was in flight.
     fn give_up(&mut self, error: io::Error) -> Result<()> {
-        self.work.refuse_rings(error)?;
+        self.files.refuse_rings(error)?;
         self.ring = None; // waits until the kernel has let go of all memory
         for slot in 0..self.writing.len() {
             if let Some(writing) = self.writing[slot].take() {
@@ -211,7 +199,7 @@ impl<'a> Worker<'a> {
             match result {
                 Ok(written) => self.write_rest(slot, writing, written)?,
                 Err(error) => {
-                    let output = &self.work.outputs[writing.piece.file];
+                    let output = &self.files.outputs[writing.piece.file];
                     output.recover(&writing.file, error, writing.was_direct, writing.piece.offset)?;
                     self.write_rest(slot, writing, 0)?;
                 }
@@ -224,7 +212,7 @@ impl<'a> Worker<'a> {
     fn write_rest(&mut self, slot: usize, writing: Writing, written: usize) -> Result<()> {
         let Writing { piece, file, length, .. } = writing;
         if written < length {
-            let output = &self.work.outputs[piece.file];
+            let output = &self.files.outputs[piece.file];
             // SAFETY: the slot is lent, and its write is not in flight (any more).
             let bytes = unsafe { self.staging.bytes(slot) };
             output.write_at(&file, &bytes[written..length], piece.offset + written as u64)?;
@@ -232,7 +220,8 @@ impl<'a> Worker<'a> {
         }
         self.staging.put_back(slot);
         drop(file); // whoever writes the last piece closes it
-        self.work.mark_written(&piece)
+        self.blocks.mark_written(&piece);
+        self.files.mark_written(&piece)
     }
 }
 
@@ -247,14 +236,15 @@ fn prepare(devices: Arc<dyn DeviceCopy>, staging: &Staging) -> Result<Prepared> 
 mod tests {
     use std::fs;
 
-    use super::super::output::Manner;
-    use super::super::plan::{FileInput, Plan};
-    use super::super::{Options, choice};
+    use super::super::choice;
     use super::*;
     use crate::job::Shared;
+    use crate::local::Local;
     use crate::mode::Mode;
     use crate::refusals::{in_a_thread, refuse};
+    use crate::storage::NewFiles;
     use crate::sync_group::Durability;
+    use crate::write::{FileInput, Options, Plan, start};
     use waystation_format::Kind;
 
     const OPTIONS: Options = Options {
@@ -279,11 +269,11 @@ mod tests {
         let mode = demanded.then_some(Mode::DirectRing);
         let options = Options { mode, block_bytes: Some(1 << 20), depth: Some(2), ..OPTIONS };
         let way = choice::choose_way(&plan, &Options { mode: Some(Mode::DirectRing), ..options.clone() });
-        let manner = Manner { direct: true, demanded, durability: Durability::Now };
         let shared = Shared::new(plan.total_bytes);
-        let work = Work::new(&plan, &shared, way, &manner, &options);
+        let files = Files::new(&plan, &options, way, None);
+        let blocks = Blocks::new(&plan, &options, &shared, way.block_bytes);
         let Ok(ring) = Ring::new(2) else { return Ok((content.to_vec(), Mode::DirectThreads)) };
-        let mut worker = Worker::new(&work, Some(ring), None)?;
+        let mut worker = Worker::new(&files, &blocks, Some(ring), None)?;
         for _ in 0..pieces_before {
             // SAFETY: the content outlives the worker.
             unsafe {
@@ -296,8 +286,8 @@ mod tests {
         // SAFETY: as above.
         unsafe { worker.run() }?;
         drop(worker);
-        work.finish_rest()?;
-        Ok((fs::read(path).unwrap(), work.effective_mode()))
+        files.finish()?;
+        Ok((fs::read(path).unwrap(), files.mode().unwrap()))
     }
 
     #[test]
@@ -331,7 +321,7 @@ mod tests {
                 refuse(&[libc::SYS_close], libc::EIO);
                 let options = Options { mode: Some(mode), durability: durability.clone(), ..OPTIONS };
                 // SAFETY: the content outlives the job, which is joined here.
-                let job = unsafe { super::super::start(vec![file], options) }.unwrap();
+                let job = unsafe { start(Local::by_path(), vec![file], options) }.unwrap();
                 job.join();
                 let error = job.shared().take_outcome().unwrap().unwrap_err();
                 assert!(error.message().contains("close the file"), "{mode}: {error}");

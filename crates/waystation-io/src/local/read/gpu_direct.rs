@@ -17,12 +17,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use waystation_format::{Error, Kind, Result};
 
-use super::device::{Delivery, Devices, HostRows, Landing};
-use super::layout::{Layout, Rules};
-use super::plan::FilePlan;
 use super::source::Source;
-use super::spans::PAGE_GRANULE_BYTES;
 use crate::mode::Mode;
+use crate::read::device::{Delivery, Devices, HostRows, Landing};
+use crate::read::layout::{Layout, Rules};
+use crate::read::plan::FilePlan;
+use crate::read::spans::PAGE_GRANULE_BYTES;
 use crate::write::DeviceCopies;
 
 /// What is read at once: long enough for the library to keep the device's bus busy.
@@ -58,7 +58,7 @@ pub trait ReadToDevice: Send + Sync + Debug {
     /// Starts copies whose sources are memory of the same device, in any order, and returns without waiting.
     ///
     /// # Safety
-    /// As for [`super::device::CopyToDevice::start`].
+    /// As for [`crate::read::device::CopyToDevice::start`].
     unsafe fn start(&self, copies: &[HostRows]) -> Result<Box<dyn DeviceCopies>>;
 }
 
@@ -159,7 +159,7 @@ impl<'a> DirectReader<'a> {
         }
         match reader.allocate(device, nbytes) {
             Ok(block) => {
-                let (layout, landing) = (Layout::new(), [const { None }; SLOTS]);
+                let (layout, landing) = (Layout::default(), [const { None }; SLOTS]);
                 Some(Self { directly, reader, delivery, layout, landing, block, next: 0, landed_bytes: 0 })
             }
             Err(error) => {

@@ -11,18 +11,16 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{CWD, Mode, OFlags, RawDir, RenameFlags};
 use waystation_format::{Error, Kind, Result};
 
 use crate::directory::{Directory, open_to_read};
-use crate::job::panicked;
+use crate::job::each_in_parallel;
+use crate::local::irregular;
 use crate::sync_group::Durability;
 
-/// Threads that wait for syncs or reads side by side. They sleep in the kernel, so cores do not count.
-const PARALLEL_CALLS: usize = 16;
 /// Files that wait for their sync while open: a process may have no more than a thousand or so.
 const MOST_OPEN_FILES: u64 = 128;
 /// Paths from which on a head start for the syncs of all pays.
@@ -64,15 +62,17 @@ pub fn write_small_files<P: AsRef<Path> + Sync>(files: &[(P, &[u8])], durability
             (0..files.len().div_ceil(most)).try_for_each(|batch| {
                 let first = batch * most;
                 let count = most.min(files.len() - first);
-                sync_and_close(in_parallel(count, |index| write(first + index))?)
+                sync_and_close(each_in_parallel(count, |index| write(first + index))?)
             })
         }
-        Durability::Together(group) => in_parallel(files.len(), |index| {
+        Durability::Together(group) => each_in_parallel(files.len(), |index| {
             let (path, file) = write(index)?;
             group.add(&path, file)
         })
         .map(drop),
-        Durability::Whenever => in_parallel(files.len(), |index| close_all(vec![write(index)?])).map(drop),
+        Durability::Whenever => {
+            each_in_parallel(files.len(), |index| close_all(vec![write(index)?])).map(drop)
+        }
     };
     if outcome.is_err() {
         for (path, _) in
@@ -116,7 +116,7 @@ pub(crate) fn close_all(files: Vec<Written>) -> Result<()> {
 
 /// Makes files durable, in parallel, and closes them.
 pub(crate) fn sync_and_close(files: Vec<Written>) -> Result<()> {
-    in_parallel(files.len(), |index| sync_file(&files[index].1, &files[index].0))?;
+    each_in_parallel(files.len(), |index| sync_file(&files[index].1, &files[index].0))?;
     close_all(files)
 }
 
@@ -130,7 +130,7 @@ pub fn read_small_files<P: AsRef<Path> + Sync>(
     files: &[(P, u64)],
     root: Option<&Directory>,
 ) -> Result<Vec<Vec<u8>>> {
-    in_parallel(files.len(), |index| read_small_file(files[index].0.as_ref(), files[index].1, root))
+    each_in_parallel(files.len(), |index| read_small_file(files[index].0.as_ref(), files[index].1, root))
 }
 
 fn read_small_file(path: &Path, limit_bytes: u64, root: Option<&Directory>) -> Result<Vec<u8>> {
@@ -141,7 +141,7 @@ fn read_small_file(path: &Path, limit_bytes: u64, root: Option<&Directory>) -> R
         return Err(named(Kind::InvalidInput, "a file was expected, but this is a directory".to_owned()));
     }
     if !metadata.is_file() {
-        return Err(named(Kind::Corrupt, "a regular file was expected here".to_owned()));
+        return Err(irregular(path));
     }
     let too_large = |nbytes: u64| {
         named(Kind::Corrupt, format!("the file has {nbytes} bytes, but may have no more than {limit_bytes}"))
@@ -176,7 +176,7 @@ pub(crate) fn sync_all<P: AsRef<Path> + Sync>(files: &[Written], paths: &[P]) ->
     let path = |index: usize| paths[index - files.len()].as_ref();
     if count >= MANY_PATHS {
         // The first syncs then commit to the journal what all of them have to.
-        in_parallel(count, |index| {
+        each_in_parallel(count, |index| {
             match files.get(index) {
                 Some((_, file)) => begin_write_back(file),
                 // What cannot be opened here cannot be opened when it is synced either.
@@ -185,7 +185,7 @@ pub(crate) fn sync_all<P: AsRef<Path> + Sync>(files: &[Written], paths: &[P]) ->
             Ok(())
         })?;
     }
-    in_parallel(count, |index| match files.get(index) {
+    each_in_parallel(count, |index| match files.get(index) {
         Some((path, file)) => sync_file(file, path),
         None => sync_path(path(index)),
     })
@@ -264,39 +264,6 @@ fn rename(source: &Path, target: &Path, flags: RenameFlags, action: &str) -> Res
 /// Whether a sandbox refuses the call itself: where it is made, names that are empty are not found.
 fn is_refused(flags: RenameFlags) -> bool {
     rustix::fs::renameat_with(CWD, "", CWD, "", flags) == Err(rustix::io::Errno::PERM)
-}
-
-/// Calls `call` with every index below `count`, several at a time, and returns the results in order, or
-/// the error of the lowest index among those that were called.
-pub(crate) fn in_parallel<T: Send>(count: usize, call: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
-    if count <= 1 {
-        return (0..count).map(call).collect();
-    }
-    let next = AtomicUsize::new(0);
-    let failed = AtomicBool::new(false);
-    let results: Mutex<Vec<(usize, Result<T>)>> = Mutex::new(Vec::with_capacity(count));
-    let work = || {
-        while !failed.load(Ordering::Relaxed) {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                return;
-            }
-            let result = call(index);
-            failed.fetch_or(result.is_err(), Ordering::Relaxed);
-            results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
-        }
-    };
-    std::thread::scope(|scope| {
-        let helpers: Vec<_> = (1..count.min(PARALLEL_CALLS))
-            // Where the system grants no thread, those there are do all the work.
-            .map_while(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok())
-            .collect();
-        work();
-        helpers.into_iter().try_for_each(|helper| helper.join().map_err(|_| panicked()))
-    })?;
-    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.sort_unstable_by_key(|(index, _)| *index);
-    results.into_iter().map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]

@@ -14,10 +14,10 @@ use waystation_format::Result;
 use waystation_format::checksum::BLOCK_BYTES;
 
 use super::files::Files;
-use super::plan::Plan;
-use super::{Options, SCRATCH_BYTES};
 use crate::calibrate;
 use crate::mode::{Mode, Way};
+use crate::read::plan::Plan;
+use crate::read::{Options, SCRATCH_BYTES};
 use crate::ring::Ring;
 
 /// Work below which another thread does not pay.
