@@ -4,6 +4,7 @@
 
 mod device_support;
 mod files;
+mod memory_storage;
 mod probe;
 mod read;
 mod read_device;
@@ -11,6 +12,7 @@ mod read_errors;
 mod read_frames;
 mod read_gpu_direct;
 mod read_support;
+mod storage;
 mod sync_group;
 mod table_pages;
 mod unmapping;

@@ -47,7 +47,8 @@ fn piece(files: usize) -> impl Strategy<Value = PieceSpec> {
         })
 }
 
-fn case() -> impl Strategy<Value = Case> {
+/// Some pieces of some files.
+pub fn case() -> impl Strategy<Value = Case> {
     let sizes = prop_oneof![Just(0), 1usize..5000, 1..9 * BLOCK / 2, Just(2 * BLOCK), Just(2 * BLOCK + 1)];
     let file = (sizes, any::<bool>(), any::<u64>()).prop_map(|(nbytes, verified, seed)| FileSpec {
         nbytes,

@@ -8,7 +8,6 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::path::Path;
 
 use waystation_format::{Error, Result};
 
@@ -110,26 +109,26 @@ pub unsafe fn repeat(
     layout: &Layout,
     vector: &mut Vec<libc::iovec>,
 ) -> Result<()> {
-    let path = &plan.file.path;
     let refused = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS));
     let short = error.kind() == io::ErrorKind::UnexpectedEof;
     if !was_direct || !(refused || short) {
-        return Err(describe(error, path, source, plan.file.file_bytes));
+        return Err(describe(error, plan, source, layout.unit()));
     }
     if refused {
         source.refuse();
     }
     // SAFETY: as the caller promises.
     unsafe { read_parts(source.buffered(), layout, vector) }
-        .map_err(|error| describe(error, path, source, plan.file.file_bytes))
+        .map_err(|error| describe(error, plan, source, layout.unit()))
 }
 
-fn describe(error: io::Error, path: &Path, source: &Source, file_bytes: u64) -> Error {
+fn describe(error: io::Error, plan: &FilePlan, source: &Source, unit: &Range<u64>) -> Error {
+    let path = &plan.file.path;
     if error.kind() == io::ErrorKind::UnexpectedEof {
         let left = source.buffered().metadata().map_or(0, |metadata| metadata.len());
-        return truncated(path, left, file_bytes);
+        return truncated(path, left, plan.file.file_bytes);
     }
-    Error::from_io(error, "read the file", path)
+    Error::from_io(error, "read the file", path).with("offset", unit.start.to_string())
 }
 
 /// Fills the parts of a layout.

@@ -88,6 +88,20 @@ fn a_file_that_shrinks_meanwhile_is_corrupt() {
 }
 
 #[test]
+fn an_error_of_the_system_is_told_with_path_and_offset() {
+    let opened = opened(Mode::Buffered, 0);
+    in_a_thread(|| {
+        let mut reader = Reader::new(1, BLOCK_BYTES, Delivery::default()).unwrap();
+        refuse(&[libc::SYS_preadv], libc::EIO);
+        // SAFETY: the memory outlives the read.
+        let outcome = unsafe { reader.read(&opened.plan.files[0], &opened.source, None, BLOCK..2 * BLOCK) };
+        let error = outcome.unwrap_err();
+        assert_eq!(error.context("path"), opened.file.path().to_str());
+        assert_eq!(error.context("offset"), Some(BLOCK.to_string().as_str()));
+    });
+}
+
+#[test]
 fn a_refused_direct_transfer_is_repeated_through_the_page_cache() {
     for by_ring in [false, true] {
         let mut opened = opened(Mode::DirectRing, 1);

@@ -4,6 +4,7 @@
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use proptest::sample::Index;
 use waystation_format::checksum::{BLOCK_BYTES, crc64};
@@ -12,6 +13,7 @@ use waystation_io::aligned::AlignedBlock;
 use waystation_io::local::Local;
 use waystation_io::read::plan::{Plan, ReadFile};
 use waystation_io::read::{self, Options, Statistics};
+use waystation_io::storage::Storage;
 
 pub const BLOCK: usize = BLOCK_BYTES;
 /// File systems to read from: one on a disk (usually), one in memory.
@@ -92,6 +94,19 @@ struct Fitted {
 
 /// Runs a case in `directory`; `spoil` may damage the files before they are read.
 pub fn run(case: &Case, options: &Options, directory: &Path, spoil: impl FnOnce(&Path)) -> Read {
+    let put = |path: &Path, bytes: &[u8]| fs::write(path, bytes).unwrap();
+    run_in(Local::by_path(), &put, case, options, directory, spoil)
+}
+
+/// Runs a case in a storage, where `put` puts files.
+pub fn run_in(
+    storage: Arc<dyn Storage>,
+    put: &dyn Fn(&Path, &[u8]),
+    case: &Case,
+    options: &Options,
+    directory: &Path,
+    spoil: impl FnOnce(&Path),
+) -> Read {
     let contents: Vec<Vec<u8>> = case.files.iter().map(|file| bytes_of(file.nbytes, file.seed)).collect();
     let files: Vec<ReadFile> = case
         .files
@@ -100,7 +115,7 @@ pub fn run(case: &Case, options: &Options, directory: &Path, spoil: impl FnOnce(
         .enumerate()
         .map(|(index, (file, bytes))| {
             let path = directory.join(format!("{index}"));
-            fs::write(&path, bytes).unwrap();
+            put(&path, bytes);
             let checksums = file.verified.then(|| checksums_of(bytes));
             ReadFile { path, file_bytes: bytes.len() as u64, checksums }
         })
@@ -123,17 +138,27 @@ pub fn run(case: &Case, options: &Options, directory: &Path, spoil: impl FnOnce(
     }
     let words: Vec<i64> = fitted.iter().flat_map(|piece| words_of(piece, memory.address())).collect();
     spoil(directory);
-    let (outcome, progress) = finish(files, &words, options);
+    let (outcome, progress) = finish_in(storage, files, &words, options);
     Read { outcome, memory: memory.bytes().to_vec(), expected, needed_bytes, files_needed, progress }
 }
 
 fn finish(files: Vec<ReadFile>, words: &[i64], options: &Options) -> (Result<Statistics>, (u64, u64)) {
+    finish_in(Local::by_path(), files, words, options)
+}
+
+/// Reads from a storage; what came of it, and the progress in the end.
+pub fn finish_in(
+    storage: Arc<dyn Storage>,
+    files: Vec<ReadFile>,
+    words: &[i64],
+    options: &Options,
+) -> (Result<Statistics>, (u64, u64)) {
     let plan = match Plan::new(files, words) {
         Ok(plan) => plan,
         Err(error) => return (Err(error), (0, 0)),
     };
     // SAFETY: destinations lie in memory that outlives the join.
-    let job = unsafe { read::start(Local::by_path(), plan, options.clone()) }.unwrap();
+    let job = unsafe { read::start(storage, plan, options.clone()) }.unwrap();
     job.join();
     (job.shared().take_outcome().unwrap(), job.shared().progress())
 }
