@@ -291,3 +291,86 @@ def test_only_storage_asks_the_system_about_files() -> None:
             users.add(known)
     assert not wrong, "these belong behind `waystation.storage`:\n" + "\n".join(wrong)
     assert users == FILE_USERS.keys(), f"these need no exception any more: {FILE_USERS.keys() - users}"
+
+
+# ---- the same in Rust --------------------------------------------------------------------------
+
+CRATES = Path(__file__).parents[2] / "crates"
+LOCAL = "waystation-io/src/local"
+# Modules and calls that ask the system about files, and methods of paths that do.
+RUST_FILE_CALLS = re.compile(
+    r"\bstd::fs\b|\bfs::\w+\(|\b(?:File|OpenOptions|DirBuilder)::|\bio_uring\b|\brustix::(?:fs|mm)\b"
+    r"|\bstd::os::(?:fd|unix::fs)\b|\blibc::(?:close|copy_file_range|f?access|fallocate|f?chmod|fcntl|fd?atasync|fsync"
+    r"|f?stat\w*|ftruncate|io_uring\w*|link\w*|lseek|mkdir\w*|mmap|msync|open\w*|p?(?:read|write)v?\w*|rename\w*"
+    r"|statx|symlink\w*|sync\w*|unlink\w*)\("
+    r"|\.(?:canonicalize|exists|is_dir|is_file|is_symlink|metadata|read_dir|read_link|symlink_metadata|try_exists)\(\)"
+)
+# Who else may, and why: checkpoints are not among it. This list only shrinks.
+RUST_FILE_USERS = {
+    "waystation-agent/src": "the store of the agent, on tmpfs, and its sockets",
+    "waystation-io/src/aligned.rs": "memory without a file",
+    "waystation-io/src/arena.rs": "how much memory there is",
+    "waystation-io/src/cuda": "devices, their libraries, and the file that cuFile gets from `local`",
+    "waystation-io/src/throttle.rs": "the file by which benchmarks share a limit",
+    "waystation-peers/src/secret.rs": "files of secrets",
+    "waystation-peers/src/tls.rs": "files of certificates",
+    "waystation-peers/src/halves.rs": "sockets",
+    "waystation-python/src/directory.rs": "gives Python the descriptor of a directory",
+    "waystation-transport/src/memory.rs": "memory without a file",
+}
+# The engine knows one implementation of its storage by name, for what only that has.
+RUST_LOCAL = re.compile(
+    r"\b(?:crate|super)::(local|calibrate|directory|files|filesystem|probe|ring|sync_group)\b"
+)
+RUST_LOCAL_USERS = {
+    "waystation-io/src/read/mod.rs": "the option that files are read straight to devices",
+    "waystation-io/src/throttle.rs": "closes its file",
+    "waystation-io/src/write/mod.rs": "the option that files are synced together",
+}
+
+
+def rust_sources() -> Iterator[tuple[str, str]]:
+    """Names of the files of the crates, and their text without comments and tests."""
+    test_module = re.compile(r"#\[cfg\(test\)\]\s+(?:#\[[^\]]*\]\s+)*(?:pub(?:\(\w+\))? )?mod (\w+)([;{ ]+)")
+    for path in sorted(CRATES.glob("*/src/**/*.rs")):
+        name = path.relative_to(CRATES).as_posix()
+        parent = path.parent if path.name != "mod.rs" else path.parent.parent
+        declared = [
+            found[1]
+            for above in (parent / "mod.rs", parent / "lib.rs", parent.with_suffix(".rs"))
+            if above.exists()
+            for found in test_module.finditer(above.read_text())
+        ]
+        if (path.stem if path.name != "mod.rs" else path.parent.name) in declared:
+            continue
+        text = path.read_text()
+        own = next((found for found in test_module.finditer(text) if "{" in found[2]), None)
+        yield name, re.sub(r"//[^\n]*", "", text[: own.start()] if own else text)
+
+
+def _rust_users(
+    pattern: re.Pattern[str], known: dict[str, str], crates: str = ""
+) -> tuple[list[str], set[str]]:
+    wrong, users = [], set()
+    for name, text in rust_sources():
+        if name.startswith(f"{LOCAL}/") or not name.startswith(crates):
+            continue
+        user = next((user for user in known if user == name or name.startswith(f"{user}/")), None)
+        for found in pattern.finditer(text):
+            if user is None:
+                wrong.append(f"{name}:{text.count(chr(10), 0, found.start()) + 1}: {found[0]}")
+            else:
+                users.add(user)
+    return wrong, known.keys() - users
+
+
+def test_only_the_local_storage_asks_the_system_about_files_in_rust() -> None:
+    wrong, unused = _rust_users(RUST_FILE_CALLS, RUST_FILE_USERS)
+    assert not wrong, f"these belong behind `Storage`, in {LOCAL}:\n" + "\n".join(wrong)
+    assert not unused, f"these need no exception any more: {unused}"
+
+
+def test_the_engine_knows_its_storage_by_the_trait() -> None:
+    wrong, unused = _rust_users(RUST_LOCAL, RUST_LOCAL_USERS, "waystation-io/")
+    assert not wrong, "these go past the trait `Storage`:\n" + "\n".join(wrong)
+    assert not unused, f"these need no exception any more: {unused}"

@@ -257,7 +257,7 @@ fn a_cancelled_read_touches_memory_no_more() {
 // ---- writes ------------------------------------------------------------------------------------
 
 /// Three files, one of them empty, and the memory that they are written from.
-fn inputs<'a>(place: &dyn Place, sources: &'a [Vec<u8>; 2]) -> (Vec<FileInput>, [(PathBuf, Vec<u8>); 3]) {
+fn inputs(place: &dyn Place, sources: &[Vec<u8>; 2]) -> (Vec<FileInput>, [(PathBuf, Vec<u8>); 3]) {
     let path = |name| place.directory().join(name);
     let files = vec![
         plain(path("first"), 4096, &sources[0]),
