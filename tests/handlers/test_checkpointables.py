@@ -191,7 +191,7 @@ def test_a_kind_that_is_not_known_is_refused_by_itself(saved: Path) -> None:
     path.write_bytes(_native.seal_json(json.dumps(body).encode()))
     record = read_record(str(saved))
     record.checkpointables["counter"] = ("counter", Digest.of(path.read_bytes()))
-    replace_record(str(saved), record, "x")
+    replace_record(str(saved), record, "x", None)
     with pytest.raises(errors.Unsupported, match="'spirits'"):
         waystation.load_checkpointables(saved)
     assert same(waystation.load(saved, checkpointable_name="a"), state(1))

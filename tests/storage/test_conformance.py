@@ -11,7 +11,7 @@ import pytest
 from waystation import storage
 from waystation.errors import Conflict, Corrupt, NotFound
 from waystation.storage.attempts import new_attempt_id
-from waystation.storage.base import Storage
+from waystation.storage.base import Identity, Storage
 
 # Each makes a storage, and the path of an empty directory in it.
 STORAGES: dict[str, Callable[[Path], tuple[Storage, str]]] = {
@@ -28,6 +28,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Storage, str]
 def read(found: Storage, path: str) -> bytes:
     (content,) = found.read_files([path], limit_bytes=100)
     return content
+
+
+def version_of(found: Storage, path: str) -> Identity:
+    status = found.status(path)
+    assert status is not None
+    return status.identity
 
 
 def test_what_is_created_is_read(place: tuple[Storage, str]) -> None:
@@ -63,6 +69,42 @@ def test_a_replacement_is_whole_and_another_version(place: tuple[Storage, str]) 
         identities.add(status.identity)
     assert len(identities) == 3
     assert [entry.name for entry in found.entries(directory)] == ["a"]
+
+
+def test_only_the_version_that_was_read_is_replaced(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    path = f"{directory}/a"
+    found.create(path, b"first", new_attempt_id())
+    version = version_of(found, path)
+    found.replace(path, b"second", new_attempt_id(), expected=version)
+    for _ in range(2):  # whoever has read the first comes too late, as often as it tries
+        with pytest.raises(Conflict, match="another file has taken its place"):
+            found.replace(path, b"third", new_attempt_id(), expected=version)
+    assert read(found, path) == b"second"
+    version = version_of(found, path)
+    found.remove_file(path)
+    with pytest.raises(Conflict, match="removed meanwhile"):
+        found.replace(path, b"third", new_attempt_id(), expected=version)
+    assert list(found.entries(directory)) == [], "nothing is left of those that failed"
+
+
+def test_a_copy_makes_no_other_version(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    found.create(f"{directory}/a", b"first", new_attempt_id())
+    version = version_of(found, f"{directory}/a")
+    found.copy(f"{directory}/a", f"{directory}/b")
+    found.replace(f"{directory}/a", b"second", new_attempt_id(), expected=version)
+    assert (read(found, f"{directory}/a"), read(found, f"{directory}/b")) == (b"second", b"first")
+
+
+def test_a_version_is_read_with_its_content(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    found.create(f"{directory}/a", b"first", new_attempt_id())
+    expected = b"first", version_of(found, f"{directory}/a")
+    assert storage.read_version(f"{directory}/a", limit_bytes=5) == expected
+    for path in (f"{directory}/a", directory):
+        with pytest.raises(Corrupt):
+            storage.read_version(path, limit_bytes=4)
 
 
 def test_a_listing_says_what_there_is(place: tuple[Storage, str]) -> None:

@@ -13,7 +13,15 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from waystation import _native
-from waystation._errors import InvalidInput, NotFound, Unsupported, UnusablePath, WaystationError, WrongType
+from waystation._errors import (
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    Unsupported,
+    UnusablePath,
+    WaystationError,
+    WrongType,
+)
 from waystation.storage import names
 from waystation.storage.base import Entry, Identity, OpenFile, Reader, Renames, Root, Status, Storage
 from waystation.storage.local import LocalStorage, is_absence, mapped
@@ -47,6 +55,7 @@ __all__ = [
     "read",
     "read_file",
     "read_files",
+    "read_version",
     "reader",
     "remove_file",
     "remove_tree",
@@ -256,6 +265,21 @@ def read_files(
 def read_file(path: PathLike, root: Root | None = None, *, limit_bytes: int) -> bytes:
     """All of a file; raises as `read_files` does."""
     return read_files([os.fspath(path)], root, limit_bytes=limit_bytes)[0]
+
+
+def read_version(path: PathLike, *, limit_bytes: int) -> tuple[bytes, Identity]:
+    """All of a file, and what tells this version from later ones, for `Storage.replace`.
+
+    Raises:
+        NotFound: It is not there.
+        Corrupt: It is no file, or larger than the limit.
+    """
+    with opened(path) as file:
+        if file.status.kind != "file" or file.status.nbytes > limit_bytes:
+            raise Corrupt(
+                f"'{file.path}' is not a file of at most {limit_bytes} bytes, as was expected", path=file.path
+            )
+        return file.read(0, limit_bytes), file.status.identity
 
 
 def remove_file(path: PathLike) -> None:

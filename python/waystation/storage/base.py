@@ -197,14 +197,23 @@ class Storage(Reader, Protocol):
         """
         ...
 
-    def replace(self, path: str, content: bytes, attempt_id: str) -> None:
-        """Puts a file in the place of what is there, in one act, durably. Callers exclude each other by
-        `write_lock`.
+    def replace(
+        self, path: str, content: bytes, attempt_id: str, *, expected: Identity | None = None
+    ) -> None:
+        """Puts a file in the place of what is there, in one act, durably.
+
+        A storage that cannot compare and replace in one act compares first. There, callers exclude each other
+        by `write_lock`.
 
         Args:
             path: The file.
             content: All of it.
             attempt_id: Who does it: what is left of a process that is killed has this in its name.
+            expected: The version that is replaced, as the caller has read it (`storage.read_version`); None
+                is whatever is there.
+
+        Raises:
+            Conflict: The file is not `expected` any more; nothing was changed.
         """
         ...
 

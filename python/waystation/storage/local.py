@@ -207,9 +207,18 @@ class LocalStorage(LocalReader):
         with self._aside(path, content, attempt_id) as aside:
             self.new(aside, path)
 
-    def replace(self, path: str, content: bytes, attempt_id: str) -> None:
-        """See `base.Storage`."""
+    def replace(
+        self, path: str, content: bytes, attempt_id: str, *, expected: Identity | None = None
+    ) -> None:
+        """See `base.Storage`. A further name, or other permissions, make no other version."""
         with self._aside(path, content, attempt_id) as aside:
+            if expected is not None:
+                present = self.status(path)
+                if present is None:
+                    raise Conflict(f"'{path}' was removed meanwhile; look at it again", path=path)
+                if present.identity._replace(changed_ns=expected.changed_ns) != expected:
+                    change = expected.change_to(present.identity)
+                    raise Conflict(f"'{path}' was left alone: {change}; look at it again", path=path)
             self.over(aside, path)
 
     @contextlib.contextmanager

@@ -81,10 +81,10 @@ def replace_in_place(attempt: Attempt) -> None:
     What a process has moved that was killed, one that goes on with its attempt finds moved.
     """
     with write_lock.held(attempt.target):
-        generation, replaced = _present(attempt.target)
+        generation, replaced, version = _present(attempt.target)
         prepared = read_record(attempt.path)
         record = dataclasses.replace(prepared, generation=generation + 1)
-        _move_in(attempt, prepared, record, {})
+        _move_in(attempt, prepared, record, {}, version)
         _take_out(attempt, zip(replaced, replaced, strict=True))
 
 
@@ -96,7 +96,7 @@ def add_in_place(attempt: Attempt) -> None:
         Conflict: The checkpoint has one of them meanwhile.
     """
     with locked(attempt.target):
-        present, prepared = read_record(attempt.target), read_record(attempt.path)
+        (present, version), prepared = read_version(attempt.target), read_record(attempt.path)
         both = sorted(present.checkpointables.keys() & prepared.checkpointables.keys())
         if both:
             raise Conflict(
@@ -104,7 +104,7 @@ def add_in_place(attempt: Attempt) -> None:
                 path=attempt.target,
             )
         record = dataclasses.replace(present, generation=present.generation + 1)
-        _move_in(attempt, prepared, record, present.checkpointables)
+        _move_in(attempt, prepared, record, present.checkpointables, version)
 
 
 def _move_in(
@@ -112,6 +112,7 @@ def _move_in(
     prepared: records.CheckpointRecord,
     record: records.CheckpointRecord,
     kept: Mapping[str, tuple[str, records.Digest]],
+    version: storage.Identity | None,
 ) -> None:
     """Moves an attempt's data in beside what is at its target, and then publishes a record that names both
     them and what is kept; what cannot be published is moved out again."""
@@ -128,23 +129,24 @@ def _move_in(
                 _rename_directory(os.path.join(attempt.path, directory), os.path.join(target, place))
         _native.sync_paths([target])
         named = dataclasses.replace(record, checkpointables={**kept, **moved})
-        replace_record(target, named, attempt.id)
+        replace_record(target, named, attempt.id, version)
     except BaseException:
         _take_out(attempt, zip(places, own, strict=True))
         raise
 
 
-def _present(target: str) -> tuple[int, list[str]]:
-    """Generation of the checkpoint that is overwritten, and the directories that its record names.
+def _present(target: str) -> tuple[int, list[str], storage.Identity | None]:
+    """Generation of the checkpoint that is overwritten, the directories that its record names, and the
+    version of the record.
 
     One whose record cannot be read is overwritten like any other. Nothing then says what was its own, so
     its data stay until this process has ended and `orphans` finds them.
     """
     try:
-        record = read_record(target)
+        record, version = read_version(target)
     except (Corrupt, Unsupported):
-        return 0, []
-    return record.generation, [directory for directory, _ in record.checkpointables.values()]
+        return 0, [], None
+    return record.generation, [directory for directory, _ in record.checkpointables.values()], version
 
 
 def _take_out(attempt: Attempt, directories: Iterable[tuple[str, str]]) -> None:
@@ -195,9 +197,16 @@ def remove_replaced(attempt: Attempt) -> None:
         _log.warning("what '%s' replaced could not be removed: %s", attempt.target, error)
 
 
-def replace_record(target: str, record: records.CheckpointRecord, attempt_id: str) -> None:
-    """Publishes a new generation of a checkpoint's record, atomically and durably."""
-    storage.of(target).replace(os.path.join(target, names.RECORD), record.encode(), attempt_id)
+def replace_record(
+    target: str, record: records.CheckpointRecord, attempt_id: str, version: storage.Identity | None
+) -> None:
+    """Publishes a new generation of a checkpoint's record, atomically and durably.
+
+    Raises:
+        Conflict: The record is not the given version any more.
+    """
+    path = os.path.join(target, names.RECORD)
+    storage.of(target).replace(path, record.encode(), attempt_id, expected=version)
 
 
 def withdraw(target: str, attempt_id: str) -> None:
@@ -217,7 +226,7 @@ def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
         CheckpointableNotFound: It has gone meanwhile.
     """
     with locked(target):
-        record = read_record(target)
+        record, version = read_version(target)
         remaining = dict(record.checkpointables)
         if name not in remaining:
             raise CheckpointableNotFound(
@@ -231,7 +240,7 @@ def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
             checkpointables=remaining,
             removed={**present, directory: attempt_id},
         )
-        replace_record(target, shrunk, attempt_id)
+        replace_record(target, shrunk, attempt_id, version)
     parent, checkpoint = os.path.split(target)
     grave = os.path.join(parent, storage.names.attempt(checkpoint, attempt_id))
     removed = os.path.join(target, directory)
@@ -258,6 +267,13 @@ def read_record(directory: str, root: storage.Root | None = None) -> records.Che
     return records.CheckpointRecord.decode(
         read_record_file(directory, root), os.path.join(directory, names.RECORD)
     )
+
+
+def read_version(directory: str) -> tuple[records.CheckpointRecord, storage.Identity]:
+    """The record of the checkpoint at `directory`, and the version that it is, for who is to replace it."""
+    path = os.path.join(directory, names.RECORD)
+    content, version = storage.read_version(path, limit_bytes=records.RECORD_LIMIT_BYTES)
+    return records.CheckpointRecord.decode(content, path), version
 
 
 def has_record(directory: str) -> bool:
