@@ -93,6 +93,20 @@ pub(crate) unsafe fn fault_in(start: *mut u8, nbytes: usize) {
     }
 }
 
+/// The same with small pages. The advice for the mapping is that for huge pages afterwards, as it was before, so that
+/// the kernel may put small ones together later.
+///
+/// # Safety
+/// As for [`fault_in`].
+pub(crate) unsafe fn fault_in_small(start: *mut u8, nbytes: usize) {
+    // SAFETY: as the caller promises; advice changes no contents, and a system without huge pages takes none.
+    unsafe {
+        let _ = madvise(start.cast(), nbytes, Advice::LinuxNoHugepage);
+        fault_in(start, nbytes);
+        let _ = madvise(start.cast(), nbytes, Advice::LinuxHugepage);
+    }
+}
+
 impl Drop for AlignedBlock {
     fn drop(&mut self) {
         let mapping = Mapping { address: self.address, nbytes: self.nbytes };

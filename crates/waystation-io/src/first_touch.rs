@@ -15,10 +15,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::mm::{Advice, madvise};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::aligned::{HUGE_PAGE_BYTES, fault_in};
+use crate::aligned::{HUGE_PAGE_BYTES, fault_in, fault_in_small};
 use crate::arena::Arena;
 
 /// What small pages for as much as a huge one cost, until it is measured.
@@ -105,12 +104,8 @@ fn touch(policy: &Policy, range: Range<usize>) {
             unsafe { fault_in(next as *mut u8, end - next) };
             policy.note_huge(processor_time().saturating_sub(begun));
         } else {
-            // SAFETY: as above; advice changes no contents.
-            unsafe {
-                let _ = madvise(next as *mut _, end - next, Advice::LinuxNoHugepage);
-                fault_in(next as *mut u8, end - next);
-                let _ = madvise(next as *mut _, end - next, Advice::LinuxHugepage);
-            }
+            // SAFETY: as above.
+            unsafe { fault_in_small(next as *mut u8, end - next) };
             policy.note_small(small, processor_time().saturating_sub(begun));
         }
         next = end;

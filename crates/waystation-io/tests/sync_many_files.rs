@@ -6,8 +6,8 @@ use std::fs;
 use std::sync::Arc;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
-use waystation_io::files::write_small_files;
-use waystation_io::sync_group::{Durability, SyncGroup};
+use waystation_io::local::files::write_small_files;
+use waystation_io::local::sync_group::{Durability, SyncGroup};
 
 #[test]
 fn files_that_wait_for_their_sync_leave_descriptors_for_those_that_are_written_meanwhile() {
