@@ -154,7 +154,7 @@ class Job:
         Of a write: `{"checksums": [bytes, …] one u64 per block and file, "mode": str,
         "bytes_written": int, "gather_s": float, "write_s": float, "sync_s": float}`.
         Of a read: `{"bytes_read": int, "bytes_needed": int, "modes": [str, …] one per file,
-        "gpu_direct_bytes": int, "gpu_direct_reason": str | None}`.
+        "first_touch_s": float, "gpu_direct_bytes": int, "gpu_direct_reason": str | None}`.
         """
 
 def start_write(

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.published import models
 
 import waystation
-from waystation import errors
+from waystation import _native, errors
 from waystation.safetensors import load
 from waystation.safetensors.nesting import nest
 
@@ -57,6 +58,19 @@ def test_only_selected_tensors_are_read(model: Path) -> None:
     assert statistics.bytes_needed == 8 * 16 * 4
     assert statistics.path == str(model)
     assert 512 <= statistics.bytes_read <= 4096 + 512
+
+
+def test_only_new_memory_has_a_first_touch(tmp_path: Path) -> None:
+    path = models.write_file(tmp_path / "model.safetensors", {"w": np.zeros(4 << 20, np.uint8)})
+    _native.trim_arena()
+    seen: list[waystation.LoadStatistics] = []
+    context = waystation.Context()
+    context.array.loading.on_statistics = seen.append
+    with context:
+        first = load(path, framework="numpy")
+        del first
+        load(path, framework="numpy")
+    assert [statistics.first_touch_s > 0 for statistics in seen] == [True, False]
 
 
 def test_rename(model: Path) -> None:

@@ -76,6 +76,8 @@ impl Policy {
 thread_local! {
     /// The huge page that this thread prepared last: of small pieces many lie in one.
     static LAST: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// What touching has taken of this thread's processor time since that was asked for last.
+    static COST: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
 /// Touches memory that is about to be filled. Only what comes from the arena of this process and was not touched
@@ -91,6 +93,11 @@ pub fn prepare(address: usize, nbytes: usize) {
     }
 }
 
+/// What touching has taken of this thread's processor time since the last call.
+pub fn take_cost() -> Duration {
+    COST.take()
+}
+
 /// Touches whole huge pages of a mapping of the arena.
 fn touch(policy: &Policy, range: Range<usize>) {
     let mut next = range.start;
@@ -99,14 +106,20 @@ fn touch(policy: &Policy, range: Range<usize>) {
         let small = policy.small_of(left);
         let end = range.end.min(next + HUGE_PAGE_BYTES * small.max(1) as usize);
         let begun = processor_time();
+        // SAFETY (both arms): the arena has the range mapped, since somebody is about to fill it.
         if small == 0 {
-            // SAFETY: the arena has the range mapped, since somebody is about to fill it.
+            // SAFETY: see above.
             unsafe { fault_in(next as *mut u8, end - next) };
-            policy.note_huge(processor_time().saturating_sub(begun));
         } else {
-            // SAFETY: as above.
+            // SAFETY: see above.
             unsafe { fault_in_small(next as *mut u8, end - next) };
-            policy.note_small(small, processor_time().saturating_sub(begun));
+        }
+        let cost = processor_time().saturating_sub(begun);
+        COST.set(COST.get() + cost);
+        if small == 0 {
+            policy.note_huge(cost)
+        } else {
+            policy.note_small(small, cost)
         }
         next = end;
     }

@@ -156,6 +156,7 @@ impl IntoDictionary for Statistics {
         dictionary.set_item("bytes_read", self.bytes_read)?;
         dictionary.set_item("bytes_needed", self.bytes_needed)?;
         dictionary.set_item("modes", modes)?;
+        dictionary.set_item("first_touch_s", self.first_touch.as_secs_f64())?;
         dictionary.set_item("gpu_direct_bytes", self.gpu_direct_bytes)?;
         dictionary.set_item("gpu_direct_reason", self.gpu_direct_reason)?;
         Ok(dictionary)

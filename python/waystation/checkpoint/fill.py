@@ -78,6 +78,7 @@ class Filling:
             read.bytes_read,
             time.monotonic() - self._started_s,
             received_bytes,
+            read.first_touch_s,
         )
         statistics.log()
         if loading.on_statistics is not None:

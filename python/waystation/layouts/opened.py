@@ -109,6 +109,7 @@ class ReadStatistics:
         bytes_needed: Bytes of arrays that were asked for, as they are stored.
         bytes_read: Bytes that were read for that: of whole blocks where they are verified, and of headers.
         modes: The ways in which files were read.
+        first_touch_s: Processor time of all threads that the first touch of the memory of arrays took.
         gpu_direct_bytes: Bytes of those that were read straight to GPUs.
         gpu_direct_reasons: Why others were not, where that was wanted.
         headers: The files whose header has been read, and so verified.
@@ -117,6 +118,7 @@ class ReadStatistics:
     bytes_needed: int = 0
     bytes_read: int = 0
     modes: set[str] = field(default_factory=set)
+    first_touch_s: float = 0.0
     gpu_direct_bytes: int = 0
     gpu_direct_reasons: set[str] = field(default_factory=set)
     headers: set[int] = field(default_factory=set)

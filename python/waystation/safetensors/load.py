@@ -276,7 +276,9 @@ def _load(request: Request, others: JaxCollective, progress: Progress) -> dict[s
 def _report(request: Request, filling: Filling, duration_s: float) -> None:
     read = filling.reading.statistics
     path = request.opened.headers[0].path if len(request.opened.headers) == 1 else request.opened.directory
-    statistics = LoadStatistics(path, read.bytes_needed, read.bytes_read, duration_s)
+    statistics = LoadStatistics(
+        path, read.bytes_needed, read.bytes_read, duration_s, first_touch_s=read.first_touch_s
+    )
     statistics.log()
     if request.options.array.loading.on_statistics is not None:
         request.options.array.loading.on_statistics(statistics)

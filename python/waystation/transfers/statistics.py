@@ -18,6 +18,8 @@ class LoadStatistics:
         bytes_read: Bytes that it read to get them: of whole blocks of 256 KiB where they are verified, and
             of the headers of data files; of samples, where a load has tried to broadcast.
         duration_s: From the first decision about an array to the last array made, in seconds.
+        first_touch_s: Processor time, in seconds and of all threads, in which the system provided the memory
+            that arrays were read to: next to none where memory of earlier arrays was used again.
         bytes_received: Bytes that other processes have read for this one, and sent to it.
     """
 
@@ -26,6 +28,7 @@ class LoadStatistics:
     bytes_read: int
     duration_s: float
     bytes_received: int = 0
+    first_touch_s: float = 0.0
 
     @property
     def read_ratio(self) -> float:
@@ -35,11 +38,12 @@ class LoadStatistics:
     def log(self) -> None:
         """Writes one line to the logger `waystation`, at the level INFO."""
         _log.info(
-            "loaded '%s': %d bytes needed, %d read (%.2f times), %d received, %.3f s",
+            "loaded '%s': %d bytes needed, %d read (%.2f times), %d received, %.3f s, first touch %.3f s",
             self.path,
             self.bytes_needed,
             self.bytes_read,
             self.read_ratio,
             self.bytes_received,
             self.duration_s,
+            self.first_touch_s,
         )

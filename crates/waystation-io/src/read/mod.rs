@@ -22,6 +22,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use waystation_format::{Error, Kind, Result};
 
@@ -86,6 +87,8 @@ pub struct Statistics {
     pub bytes_needed: u64,
     /// How each file was read; `None` where nothing was needed of it.
     pub modes: Vec<Option<Mode>>,
+    /// What the first touch of destinations took of the processors, of all threads together.
+    pub first_touch: Duration,
     /// Bytes that were read straight to a device.
     pub gpu_direct_bytes: u64,
     /// Why some were not, where it was wanted.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use waystation_io::job::in_parallel;
 use waystation_io::mode::Mode;
@@ -266,6 +267,7 @@ impl Storage for MemoryStorage {
             bytes_read,
             bytes_needed: batch.plan.needed_bytes(),
             modes: vec![None; files.len()],
+            first_touch: Duration::ZERO,
             gpu_direct_bytes: 0,
             gpu_direct_reason: None,
         })

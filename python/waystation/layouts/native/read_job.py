@@ -92,6 +92,7 @@ def finish(job: _native.Job, statistics: ReadStatistics) -> None:
             job.wait()
     statistics.bytes_read += outcome["bytes_read"]
     statistics.modes.update(outcome["modes"])
+    statistics.first_touch_s += outcome["first_touch_s"]
     statistics.gpu_direct_bytes += outcome["gpu_direct_bytes"]
     reason = outcome["gpu_direct_reason"]
     if reason is not None:

@@ -18,6 +18,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use waystation_format::Result;
 use waystation_format::checksum::BLOCK_BYTES;
@@ -31,6 +32,7 @@ use self::portion::Reader;
 pub(crate) use self::source::DIRECT_MOST_PARTS;
 use self::source::{Opening, Source};
 use crate::directory::Directory;
+use crate::first_touch;
 use crate::job::panicked;
 use crate::mode::{Mode, Way};
 use crate::read::plan::FilePlan;
@@ -89,6 +91,7 @@ struct Work<'a> {
     slots: usize,
     stripes: Stripes,
     bytes_read: AtomicU64,
+    first_touch_ns: AtomicU64,
     no_ring: AtomicBool,
     directly: Option<&'a Directly<'a>>,
 }
@@ -113,6 +116,7 @@ impl<'a> Work<'a> {
             slots,
             stripes,
             bytes_read: AtomicU64::new(0),
+            first_touch_ns: AtomicU64::new(0),
             no_ring: AtomicBool::new(false),
             directly,
         }
@@ -128,6 +132,7 @@ impl<'a> Work<'a> {
         if let Err(error) = unsafe { worker.run() } {
             self.batch.fail(error);
         }
+        self.first_touch_ns.fetch_add(first_touch::take_cost().as_nanos() as u64, Ordering::Relaxed);
     }
 
     fn next_stripe(&self) -> Option<&Stripe> {
@@ -144,6 +149,7 @@ impl<'a> Work<'a> {
             bytes_read: self.bytes_read.load(Ordering::Relaxed),
             bytes_needed: self.batch.plan.needed_bytes(),
             modes: self.files.modes().map(|mode| mode.map(effective)).collect(),
+            first_touch: Duration::from_nanos(self.first_touch_ns.load(Ordering::Relaxed)),
             gpu_direct_bytes: self.directly.map_or(0, Directly::nbytes),
             gpu_direct_reason: self.directly.and_then(Directly::reason),
         }
