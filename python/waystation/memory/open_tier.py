@@ -94,8 +94,8 @@ class OpenMemoryTier:
         self._place = place
         self._disk = DiskFallback(place)
         self._logger = logger
-        self._restores = Restores(place.root)
-        self._committed = CommittedRecord(place.root)
+        self._restores = Restores(Path(place.root))
+        self._committed = CommittedRecord(Path(place.root))
         self._calls = threading.RLock()  # one call at a time
         self._known = threading.Lock()  # of what the thread of a save changes
         self._statistics = TierStatistics()
@@ -180,7 +180,7 @@ class OpenMemoryTier:
             f"neither memory nor the directory has one that can be loaded{because}. If agents that may have "
             "them do not run, start those; to begin from nothing, give MemoryTier(start_from_nothing=True)",
             step=step,
-            path=os.fspath(self._place.root),
+            path=self._place.root,
         )
 
     def _open(self, options: Options, *, is_waited_for: bool) -> VersionStore:
@@ -535,7 +535,7 @@ class OpenMemoryTier:
             )
 
     def _log(self, event: str, step: int | None, begun: float | None, failure: str | None = None) -> None:
-        entry: dict[str, Any] = {"event_type": event, "step": step, "directory": str(self._place.root)}
+        entry: dict[str, Any] = {"event_type": event, "step": step, "directory": self._place.root}
         if begun is not None:
             entry["blocking_s"] = time.monotonic() - begun
         if failure is not None:

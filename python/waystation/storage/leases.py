@@ -84,8 +84,8 @@ def carry(source: str, target: str) -> None:
 class Leases:
     """The leases on the checkpoints of one directory."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(root)
 
     @contextlib.contextmanager
     def hold(self, name: str) -> Iterator[bool]:

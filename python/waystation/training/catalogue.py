@@ -174,7 +174,7 @@ class Listing:
     damaged: list[Info]
 
     @classmethod
-    def read(cls, root: Path, name_format: NameFormat, *, with_records: bool) -> Listing:
+    def read(cls, root: str, name_format: NameFormat, *, with_records: bool) -> Listing:
         """Looks into a directory; of a step that has two directories the first counts.
 
         Beside a program that saves a step and removes the one before it, a single look may miss both. So
@@ -187,7 +187,7 @@ class Listing:
         return found
 
     @classmethod
-    def _look(cls, root: Path, name_format: NameFormat, *, with_records: bool) -> Listing:
+    def _look(cls, root: str, name_format: NameFormat, *, with_records: bool) -> Listing:
         paths: dict[int, Path] = {}
         for step, path in steps_in(root, name_format):
             paths.setdefault(step, path)
@@ -234,9 +234,9 @@ def described(info: Info) -> Info:
     )
 
 
-def relocated(info: Info, root: Path) -> Info:
+def relocated(info: Info, root: str) -> Info:
     """The same checkpoint in this process's own storage."""
-    return dataclasses.replace(info, path=root / info.path.name)
+    return dataclasses.replace(info, path=Path(root, info.path.name))
 
 
 def to_json(info: Info) -> list[Any]:

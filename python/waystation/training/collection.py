@@ -15,7 +15,6 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence, Sized
-from pathlib import Path
 from typing import Any
 
 from waystation import _forks
@@ -33,7 +32,7 @@ _log = logging.getLogger("waystation")
 class Collector:
     """Decides what goes, and removes it."""
 
-    def __init__(self, root: Path, catalogue: Catalogue, leases: Leases, policy: PreservationPolicy) -> None:
+    def __init__(self, root: str, catalogue: Catalogue, leases: Leases, policy: PreservationPolicy) -> None:
         self._root = root
         self._catalogue = catalogue
         self._leases = leases
@@ -126,10 +125,10 @@ class Collector:
             remove_remains(self._root)
 
 
-def remove_remains(root: Path) -> None:
+def remove_remains(root: str) -> None:
     """Removes what saves and removals of processes that are gone have left in a directory."""
     try:
-        for leftover in attempts.leftovers(os.fspath(root)):
+        for leftover in attempts.leftovers(root):
             if leftover.is_over:
                 attempts.remove(leftover)
     except WaystationError as error:

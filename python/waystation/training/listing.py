@@ -27,7 +27,7 @@ def take_stock(session: Session, place: Place, options: Options, *, with_records
     if options.multiprocessing.primary_host is not None:
         return Listing.decode(session.broadcast(lambda: read().encode()))
     for name in _unsettled(session, place):
-        local_storage.settle(session, os.fspath(place.root / name))
+        local_storage.settle(session, os.path.join(place.root, name))
     own: list[Listing] = []
 
     def look() -> bytes:
@@ -63,7 +63,7 @@ def _unsettled(session: Session, place: Place) -> list[str]:
             info.path.name
             for info in Listing.read(place.root, place.name_format, with_records=False).committed
         ]
-        undecided = [found.target for found in attempts.leftovers(os.fspath(place.root)) if found.undecided]
+        undecided = [found.target for found in attempts.leftovers(place.root) if found.undecided]
         return json.dumps([present, undecided]).encode()
 
     def decide(parts: Sequence[bytes]) -> bytes:

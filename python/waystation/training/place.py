@@ -22,14 +22,14 @@ class Place:
     """One directory of checkpoints.
 
     Attributes:
-        root: The directory.
+        root: Its location in its storage: an absolute path.
         name_format: How its steps are named.
         context: The options of calls that come from no context's block.
         catalogue: Which steps are there.
         leases: Which of them somebody reads.
     """
 
-    root: Path
+    root: str
     name_format: NameFormat
     context: Context
     catalogue: Catalogue = field(default_factory=Catalogue)
@@ -50,7 +50,7 @@ class Place:
     def path_of(self, step: int) -> Path:
         """The directory of a step: the one that it has, or else the one that it is to have."""
         found = self.catalogue.find(step)
-        return self.root / self.name_format.build_name(step) if found is None else found.path
+        return Path(self.root, self.name_format.build_name(step)) if found is None else found.path
 
     def session(self, what: str, options: Options) -> Session:
         """Opens a session of all processes."""

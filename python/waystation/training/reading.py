@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import operator
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from typing_extensions import deprecated
 
+from waystation import storage
 from waystation._options import Options
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.load import (
@@ -61,7 +61,7 @@ class ReadingCheckpointer:
     @property
     def directory(self) -> Path:
         """Where the checkpoints are."""
-        return self._place.root
+        return Path(self._place.root)
 
     @property
     def latest(self) -> CheckpointMetadata[None] | None:
@@ -268,7 +268,7 @@ class ReadingCheckpointer:
         Raises:
             Corrupt: It cannot be read.
         """
-        return RootMetadata(directory=self.directory, custom_metadata=root_metadata.read(self.directory))
+        return RootMetadata(directory=self.directory, custom_metadata=root_metadata.read(self._place.root))
 
     def _log(self, event: str, step: int, begun: float, *, is_asynchronous: bool) -> None:
         self._logger.log_entry(
@@ -336,11 +336,11 @@ class _Wanted(Generic[T]):
         )
 
 
-def root_of(directory: PathLike) -> Path:
-    """The directory in which checkpoints are to be.
+def root_of(directory: PathLike) -> str:
+    """The location of the directory in which checkpoints are to be.
 
     Raises:
         InvalidInput: It cannot be one.
     """
     resolve(directory)
-    return Path(os.path.abspath(os.path.expanduser(directory)))
+    return storage.absolute(directory)

@@ -93,11 +93,9 @@ class Restorer:
             raise Corrupt(
                 f"every checkpoint in '{self._place.root}' is damaged: {_named(damaged)}; "
                 "'waystation verify' tells what is wrong with each",
-                path=os.fspath(self._place.root),
+                path=self._place.root,
             )
-        raise StepNotFoundError(
-            f"there is no checkpoint in '{self._place.root}' yet", path=os.fspath(self._place.root)
-        )
+        raise StepNotFoundError(f"there is no checkpoint in '{self._place.root}' yet", path=self._place.root)
 
     def run(
         self,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 from typing import Any
 
 from waystation import _native, storage
@@ -36,32 +35,32 @@ def check(custom_metadata: Any) -> None:
     callers_json(custom_metadata, "custom_metadata")
 
 
-def write_once(root: Path, custom_metadata: dict[str, Any]) -> None:
+def write_once(root: str, custom_metadata: dict[str, Any]) -> None:
     """Writes the file, unless there is one."""
-    directory = root / names.ROOT_METADATA_DIRECTORY
-    path = directory / names.ROOT_METADATA
+    directory = os.path.join(root, names.ROOT_METADATA_DIRECTORY)
+    path = os.path.join(directory, names.ROOT_METADATA)
     if storage.is_there(path):
         return
     body = {"internal_metadata": {}, "custom_metadata": custom_metadata}
     storage.make_directory(directory, parents=True)
     with contextlib.suppress(Conflict):  # another process was faster
-        storage.of(path).create(os.fspath(path), dump_json(body), new_attempt_id())
-    _native.sync_paths([os.fspath(root)])
+        storage.of(path).create(path, dump_json(body), new_attempt_id())
+    _native.sync_paths([root])
 
 
-def read(root: Path) -> dict[str, Any]:
+def read(root: str) -> dict[str, Any]:
     """The custom metadata of a sequence of checkpoints; empty if there are none.
 
     Raises:
         Corrupt: The file is malformed.
     """
-    directory = root / names.ROOT_METADATA_DIRECTORY
+    directory = os.path.join(root, names.ROOT_METADATA_DIRECTORY)
     for name in (names.ROOT_METADATA, _LEGACY_NAME):
-        path = directory / name
+        path = os.path.join(directory, name)
         if not storage.is_file(path):
             continue
         data = storage.read_file(path, limit_bytes=_LIMIT_BYTES)
-        body = parse_object(data, os.fspath(path))
+        body = parse_object(data, path)
         # Orbax takes what it does not know for the caller's own, as it once wrote that.
         others = {key: value for key, value in body.items() if key not in _KNOWN}
         return {**(body.get("custom_metadata") or {}), **others}
