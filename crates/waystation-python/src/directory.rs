@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use waystation_io::directory;
+use waystation_io::local::Local;
+use waystation_io::storage::Storage;
 
 use crate::error::guarded;
 
@@ -36,6 +38,11 @@ impl Drop for Directory {
 /// The directory that a function was given, if it was given one.
 pub fn opened(root: Option<PyRef<'_, Directory>>) -> Option<Arc<directory::Directory>> {
     root.and_then(|root| root.0.clone())
+}
+
+/// The storage beneath a directory that a function was given, or else that of whole paths.
+pub fn storage_of(root: Option<PyRef<'_, Directory>>) -> Arc<dyn Storage> {
+    Local::beneath(opened(root))
 }
 
 #[pymethods]

@@ -7,14 +7,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use waystation_format::{Error, Kind, Result};
 use waystation_io::cuda::{CuFile, CudaCopy};
-use waystation_io::local::Local;
 use waystation_io::mode::Mode;
 use waystation_io::read::device::{Devices, Region};
 use waystation_io::read::gpu_direct::GpuDirect;
 use waystation_io::read::plan::{Plan, ReadFile};
 use waystation_io::read::{self, Options, Statistics};
 
-use crate::directory::{Directory, opened};
+use crate::directory::{Directory, storage_of};
 use crate::error::guarded;
 use crate::format::Bytes;
 use crate::job::{IntoDictionary, Job};
@@ -53,7 +52,7 @@ fn start_read(
     may_be_longer: bool,
 ) -> PyResult<Job> {
     let words = Bytes::of(words)?;
-    let storage = Local::beneath(opened(root));
+    let storage = storage_of(root);
     let regions = device_memory.map(|regions| {
         let region = |(device, address, nbytes)| Region { device, address, nbytes };
         regions.into_iter().map(region).collect()

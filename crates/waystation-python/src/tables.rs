@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use waystation_io::local::Local;
 use waystation_io::table_pages;
 
-use crate::directory::{Directory, opened};
+use crate::directory::{Directory, storage_of};
 use crate::error::guarded;
 use crate::format::table_kind;
 
@@ -28,7 +27,7 @@ fn table_counts(
     file_bytes: u64,
     root: Option<PyRef<'_, Directory>>,
 ) -> PyResult<Vec<u64>> {
-    let (kind, storage) = (table_kind(kind)?, Local::beneath(opened(root)));
+    let (kind, storage) = (table_kind(kind)?, storage_of(root));
     py.detach(|| guarded(|| table_pages::table_counts(&path, kind, file_bytes, &*storage)))
 }
 
@@ -42,7 +41,7 @@ fn read_table_entries<'py>(
     ranges: Vec<(usize, u64, u64)>,
     root: Option<PyRef<'_, Directory>>,
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-    let (kind, storage) = (table_kind(kind)?, Local::beneath(opened(root)));
+    let (kind, storage) = (table_kind(kind)?, storage_of(root));
     let ranges: Vec<(usize, Range<u64>)> =
         ranges.into_iter().map(|(section, begin, end)| (section, begin..end)).collect();
     let read = || guarded(|| table_pages::read_table_entries(&path, kind, file_bytes, &ranges, &*storage));

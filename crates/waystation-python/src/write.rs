@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use waystation_format::{Error, Kind};
-use waystation_io::local::Local;
 use waystation_io::mode::Mode;
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
+use crate::directory::storage_of;
 use crate::error::{guarded, to_py};
 use crate::files::{SyncGroup, durability};
 use crate::format::Bytes;
@@ -65,7 +65,7 @@ fn start_write(
     let inputs = files.iter().map(read_file).collect::<PyResult<Vec<_>>>()?;
     // SAFETY: only Waystation calls this module; it hands over addresses of memory that `owners` keeps
     // alive, and the job keeps `owners` until no thread reads it.
-    let handle = py.detach(|| guarded(|| unsafe { write::start(Local::by_path(), inputs, options) }))?;
+    let handle = py.detach(|| guarded(|| unsafe { write::start(storage_of(None), inputs, options) }))?;
     Ok(Job::new(handle, owners))
 }
 
