@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from waystation.checkpoint.verify import verify
     from waystation.checkpoint.wanted import PLACEHOLDER
     from waystation.transfers.handle import AsyncResponse
-    from waystation.transfers.statistics import LoadStatistics
+    from waystation.transfers.statistics import LoadStatistics, SaveStatistics
     from waystation.tree import register_node
 else:
     # Hidden from type checkers, which would otherwise let any attribute pass.
@@ -112,6 +112,7 @@ __all__ = [
     "Context",
     "LoadStatistics",
     "PyTreeMetadata",
+    "SaveStatistics",
     "StatefulCheckpointable",
     "StorageOptions",
     "add_checkpointables",

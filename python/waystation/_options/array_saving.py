@@ -121,6 +121,7 @@ class ArraySavingOptions(OptionGroup):
             abstract state need.
         array_metadata_store: In Orbax's layouts: None omits `array_metadatas`, which stores the kind of PRNG
             keys.
+        on_statistics: Function that is called with the `SaveStatistics` of every save, once it is committed.
     """
 
     StorageOptions = _Storage
@@ -143,6 +144,7 @@ class ArraySavingOptions(OptionGroup):
     enable_replica_parallel_separate_folder: bool = False
     enable_write_sharding_file: bool = True
     array_metadata_store: ArrayMetadataStore | None = ARRAY_METADATA_STORE
+    on_statistics: Callable[[Any], object] | None = None
     _checks: ClassVar = {
         "storage_options_for": checks.callable_or_none,
         "scoped_storage_options_creator": checks.callable_or_none,
@@ -162,4 +164,5 @@ class ArraySavingOptions(OptionGroup):
         "array_metadata_store": checks.only(
             ARRAY_METADATA_STORE, None, because="array metadata go to no store of the program's own"
         ),
+        "on_statistics": checks.callable_or_none,
     }

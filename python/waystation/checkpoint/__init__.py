@@ -38,7 +38,7 @@ from waystation.checkpoint.save import (
 from waystation.checkpoint.verify import Damage, Verification, verify
 from waystation.checkpoint.wanted import PLACEHOLDER
 from waystation.transfers.handle import AsyncResponse
-from waystation.transfers.statistics import LoadStatistics
+from waystation.transfers.statistics import LoadStatistics, SaveStatistics
 
 __all__ = [
     "PLACEHOLDER",
@@ -51,6 +51,7 @@ __all__ = [
     "Damage",
     "LoadStatistics",
     "PyTreeMetadata",
+    "SaveStatistics",
     "StatefulCheckpointable",
     "StorageOptions",
     "Verification",

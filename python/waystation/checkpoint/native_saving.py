@@ -243,6 +243,7 @@ class Files:
         told = self.layout.write(save, Writing(self.path, group, progress, on_copied_out, heartbeat))
         if save.calls is not None:
             save.calls.finish()
+        save.clock.written_s = save.clock.now_s()
         save.check_cancelled(progress)
         directories = [os.path.join(self.path, name) for name in save.handlers]
         if save.writer.process_count == 1 or save.writer.is_local:
@@ -252,12 +253,14 @@ class Files:
         for directory in directories:
             handler_files.sync_present(directory)
         group.sync()
+        save.clock.synced_s = save.clock.now_s()
         return told
 
     def complete(self, save: Save, told: Sequence[bytes], local: LocalPart | None = None) -> Attempt:
         """Makes them a checkpoint that is not committed yet."""
         assert self._group is not None, "this process has written files"
         self.layout.complete(save, self.own_attempt, self._group, told, local)
+        save.clock.synced_s = save.clock.now_s()
         return self.own_attempt
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -34,9 +35,31 @@ from waystation.frameworks.base import ArraySource
 from waystation.layouts.native.chunks import Chunk, Writer
 from waystation.layouts.native.records import callers_json
 from waystation.transfers.handle import Progress
+from waystation.transfers.statistics import SaveStatistics
 
 # Of the plan of each state: what is copied out before the rest, as the caller waits for it.
 Ranges = Mapping[str, Sequence[tuple[int, int]]]
+
+
+@dataclass(slots=True)
+class Clock:
+    """When a save came how far, in seconds since `begun_s`; None where it has not.
+
+    Attributes:
+        begun_s: When it was called, by the monotonic clock.
+        blocked_s: When the states could be changed.
+        written_s: When this process had written all that it had to.
+        synced_s: When that was on stable storage.
+    """
+
+    begun_s: float = field(default_factory=time.monotonic)
+    blocked_s: float | None = None
+    written_s: float | None = None
+    synced_s: float | None = None
+
+    def now_s(self) -> float:
+        """Seconds since the call."""
+        return time.monotonic() - self.begun_s
 
 
 @dataclass(slots=True)
@@ -53,6 +76,7 @@ class Save:
         custom_metadata: The caller's JSON value.
         handlers: Those of what is no state, by name.
         calls: Their calls, once these have begun.
+        clock: When it came how far.
     """
 
     target: str
@@ -64,6 +88,7 @@ class Save:
     custom_metadata: Any = None
     handlers: dict[str, CheckpointableHandler[Any, Any]] = field(default_factory=dict)
     calls: HandlerCalls | None = None
+    clock: Clock = field(default_factory=Clock)
 
     @property
     def handler_names(self) -> dict[str, str]:
@@ -215,6 +240,7 @@ class Saving:
         what = "save to local storage" if is_local else f"save '{target}'"
         self._layout = layout
         self._destination = destination
+        self._is_background = False
         session = open_session(what, options, deadline_s=deadline_s)
         ending = open_session(f"the end of: {what}", options, deadline_s=deadline_s)
         writer = Writer(session.process_index, session.process_count, session.primary, is_local)
@@ -320,6 +346,9 @@ class Saving:
             path = self._destination.start(save)
             with undone_on_error(self._destination, save):
                 save.session.round(lambda: self._call_handlers(path, checkpointables), lambda _: b"")
+        self._is_background = snapshot
+        if snapshot and not waited_for:
+            save.clock.blocked_s = save.clock.now_s()
         return not waited_for
 
     def _describe(self, checkpointables: Mapping[str, Any]) -> dict[str, Described]:
@@ -378,7 +407,36 @@ class Saving:
 
     def finish(self, progress: Progress, on_copied_out: Callable[[], None] = lambda: None) -> None:
         """Writes, makes durable and commits; `on_copied_out` is called once the states may be changed."""
-        self._destination.finish(self._save, progress, on_copied_out)
+        save = self._save
+
+        def copied_out() -> None:
+            if self._is_background and save.clock.blocked_s is None:
+                save.clock.blocked_s = save.clock.now_s()
+            on_copied_out()
+
+        self._destination.finish(save, progress, copied_out)
+        self._report(progress)
+
+    def _report(self, progress: Progress) -> None:
+        """Tells what the save has moved, once it is committed."""
+        clock, duration_s = self._save.clock, self._save.clock.now_s()
+        statistics = SaveStatistics(
+            path=self.target,
+            bytes_written=progress.fraction()[0],
+            blocked_s=duration_s if clock.blocked_s is None else clock.blocked_s,
+            written_s=duration_s if clock.written_s is None else clock.written_s,
+            synced_s=duration_s if clock.synced_s is None else clock.synced_s,
+            duration_s=duration_s,
+        )
+        statistics.log()
+        on_statistics = self._save.options.array.saving.on_statistics
+        if on_statistics is None:
+            return
+        try:
+            on_statistics(statistics)
+        except Exception as error:
+            error.add_note(f"raised by array.saving.on_statistics; '{self.target}' is whole")
+            raise
 
     @contextlib.contextmanager
     def _naming(self, name: str, checkpointables: Collection[str]) -> Iterator[None]:

@@ -55,6 +55,7 @@ _REFUSED = {
     "array.loading.restore_on_host": "leave it off, and load without arrays of hosts",
     "array.loading.sharding_for": "arrays lie as those of the abstract state do",
     "array.loading.on_statistics": "hosts keep statistics of their own; leave it out",
+    "array.saving.on_statistics": "hosts keep statistics of their own; leave it out",
     "pytree.loading.select": "give ... in the places of leaves that are not to be loaded",
 }
 

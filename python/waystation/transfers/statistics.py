@@ -1,4 +1,4 @@
-"""What a load has moved, for whoever wants to know: `LoadStatistics`, and a line in the log."""
+"""What a load or save has moved: `LoadStatistics`, `SaveStatistics`, and a line of each in the log."""
 
 from __future__ import annotations
 
@@ -46,4 +46,44 @@ class LoadStatistics:
             self.bytes_received,
             self.duration_s,
             self.first_touch_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SaveStatistics:
+    """What this process has written in one save. All times count from the call, in seconds.
+
+    Attributes:
+        path: The checkpoint.
+        bytes_written: Bytes of arrays that this process has written.
+        blocked_s: When the caller could change the state: of `save`, when it returned.
+        written_s: When this process had handed all bytes to the system.
+        synced_s: When they were on stable storage.
+        duration_s: When the checkpoint was committed.
+    """
+
+    path: str
+    bytes_written: int
+    blocked_s: float
+    written_s: float
+    synced_s: float
+    duration_s: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes written for each second from the call to the commit."""
+        return self.bytes_written / self.duration_s
+
+    def log(self) -> None:
+        """Writes one line to the logger `waystation`, at the level INFO."""
+        _log.info(
+            "saved '%s': %d bytes at %.2f GB/s; %.3f s: blocked %.3f s, written after %.3f s, "
+            "synced after %.3f s",
+            self.path,
+            self.bytes_written,
+            self.bytes_per_s / 1e9,
+            self.duration_s,
+            self.blocked_s,
+            self.written_s,
+            self.synced_s,
         )
