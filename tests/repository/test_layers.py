@@ -257,12 +257,8 @@ FILE_USERS = {
     "safetensors/shared_page_cache.py": "how much memory is free",
     # What still is to move.
     "checkpoint/export_files.py": "writes .npz files",
-    "checkpoint/handlers/simple.py": "handlers get the path of a directory",
-    "compat/fastsafetensors/saver.py": "asks how much room there is",
     "compat/fastsafetensors/shard_files.py": "writes files through a mapping",
     "layouts/orbax/tensor_store.py": "TensorStore gets the path of a directory that is held open",
-    "memory/loading.py": "handlers load from a temporary directory",
-    "memory/saving.py": "handlers save to a temporary directory",
 }
 
 

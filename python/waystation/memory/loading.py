@@ -13,15 +13,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeAlias
 
-from waystation import _forks
-from waystation._errors import NotFound, Unavailable, WaystationError, from_os_error
+from waystation import _native, storage
+from waystation._errors import NotFound, Unavailable, WaystationError
 from waystation._options import Options
 from waystation.checkpoint import opening
 from waystation.checkpoint.handlers.choice import STATE_HANDLER
@@ -34,6 +32,7 @@ from waystation.memory.opened import OpenVersion, ShardSource
 from waystation.memory.opened_states import open_state
 from waystation.memory.shard import FILES, TREE, ShardRecord
 from waystation.memory.versions import Whole
+from waystation.storage.scratch import ScratchDirectory
 
 # Holds the checkpoint of a step so that nobody removes it, and gives its path. NotFound if there is none.
 HoldDisk: TypeAlias = Callable[[], AbstractContextManager[Path]]
@@ -68,8 +67,7 @@ class VersionLoading(Loading):
         self._sequence = sequence
         self._whole = whole
         self._version: OpenVersion | None = None
-        self._files_directory: str | None = None
-        self._owner = _forks.Owner()
+        self._scratch = ScratchDirectory()
         self._disk = disk
         self._on_disk: OpenCheckpoint | None = None
         self._until_closed = contextlib.ExitStack()
@@ -89,8 +87,7 @@ class VersionLoading(Loading):
         super().close()
         if self._version is not None:
             self._version.release()
-        if self._files_directory is not None and self._owner.is_here:
-            shutil.rmtree(self._files_directory, ignore_errors=True)
+        self._scratch.remove()
         self._until_closed.close()
 
     def _open(self) -> Callable[[], OpenCheckpoint]:
@@ -210,18 +207,12 @@ class VersionLoading(Loading):
 
     def _written(self, name: str, files: dict[str, bytes]) -> str:
         """Puts the files of a handler where it can read them; they were verified when they were read."""
-        if self._files_directory is None:
-            self._files_directory = tempfile.mkdtemp(prefix="waystation-memory-")
-        directory = os.path.join(self._files_directory, name)
-        try:
-            os.mkdir(directory)
-            for path, content in files.items():
-                target = os.path.join(directory, *path.split("/"))
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                with open(target, "wb") as file:
-                    file.write(content)
-        except OSError as error:
-            raise from_os_error(error, "write", directory) from error
+        directory = self._scratch.below(name)
+        storage.make_directory(directory, parents=True)
+        written = [(self._scratch.below(f"{name}/{path}"), content) for path, content in files.items()]
+        for target in sorted({os.path.dirname(path) for path, _ in written}):
+            storage.make_directory(target, parents=True)
+        _native.write_small_files(written, sync=False)
         return directory
 
 

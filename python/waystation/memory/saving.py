@@ -10,13 +10,10 @@ agents of several hosts then bring copies to each other, which is waited for.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Collection
 
-from waystation import _forks
-from waystation._errors import Unavailable, from_os_error
+from waystation import storage
+from waystation._errors import Unavailable
 from waystation._options import Options, StorageOptions
 from waystation.checkpoint.native_saving import CutStates
 from waystation.checkpoint.saving import Save, undone_on_error
@@ -25,6 +22,7 @@ from waystation.memory.loading import primary_of
 from waystation.memory.shard import Shard, ShardRecord, lay_out, path_of_file
 from waystation.memory.version_store import VersionStore
 from waystation.memory.versions import Version, shard_name
+from waystation.storage.scratch import ScratchDirectory
 from waystation.transfers.handle import Progress
 
 
@@ -44,8 +42,7 @@ class AgentSlots:
         self._store = store
         self._version = version
         self._layout = layout
-        self._directory: str | None = None  # in which handlers of this process put their files
-        self._owner = _forks.Owner()
+        self._scratch = ScratchDirectory()  # in which handlers of this process put their files
         self.saved_bytes = 0
 
     def begin(self, save: Save, checkpointables: Collection[str], check: Callable[[], None]) -> None:
@@ -54,15 +51,9 @@ class AgentSlots:
 
     def start(self, save: Save) -> str:
         """Makes the directory in which handlers of this process put their files."""
-        if self._directory is not None:
-            return self._directory
-        self._directory = tempfile.mkdtemp(prefix="waystation-memory-")
-        try:
-            for name in save.handlers:
-                os.makedirs(os.path.join(self._directory, name))
-        except OSError as error:
-            raise from_os_error(error, "create", self._directory) from error
-        return self._directory
+        for name in save.handlers:
+            storage.make_directory(self._scratch.below(name), parents=True)
+        return self._scratch.path
 
     def finish(self, save: Save, progress: Progress, on_copied_out: Callable[[], None]) -> None:
         """Copies this process's shard and has it sealed; returns once all shards are, and as safe as they are
@@ -92,18 +83,14 @@ class AgentSlots:
         """What the handlers have made, by the paths of its entries."""
         if save.calls is None:
             return {}
-        assert self._directory is not None, "the directory was made before they were called"
         save.calls.start()
         progress.add(save.calls)
         save.calls.finish()
         found: dict[str, bytes] = {}
         for name in save.handlers:
-            for file, path in handler_files.listed(os.path.join(self._directory, name)).items():
-                try:
-                    with open(path, "rb") as opened:
-                        found[path_of_file(name, file)] = opened.read()
-                except OSError as error:
-                    raise from_os_error(error, "read", path) from error
+            for file, path in handler_files.listed(self._scratch.below(name)).items():
+                with storage.opened(path) as opened:
+                    found[path_of_file(name, file)] = opened.read(0, opened.status.nbytes)
         return found
 
     def _copy(self, save: Save, shard: Shard, progress: Progress, on_copied_out: Callable[[], None]) -> None:
@@ -137,8 +124,7 @@ class AgentSlots:
 
     def close(self) -> None:
         """Removes what handlers have put down."""
-        if self._directory is not None and self._owner.is_here:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self._scratch.remove()
 
 
 def saving_options(options: Options, deadline_s: float) -> Options:

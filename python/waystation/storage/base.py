@@ -185,6 +185,10 @@ class Storage(Reader, Protocol):
         """Whether this process may create something in a directory, as far as can be told before it tries."""
         ...
 
+    def free_bytes(self, directory: str) -> int | None:
+        """What this process may still write to a directory that is there; None where nobody knows."""
+        ...
+
     def use_of(self, directory: str) -> str | None:
         """What else an empty directory is, which therefore must keep its place; None if nothing."""
         ...

@@ -172,6 +172,13 @@ class LocalStorage(LocalReader):
         """See `base.Storage`."""
         return os.access(directory, os.W_OK | os.X_OK)
 
+    def free_bytes(self, directory: str) -> int | None:
+        """See `base.Storage`."""
+        try:
+            return shutil.disk_usage(directory).free
+        except OSError as error:
+            raise from_os_error(error, "look at", directory) from error
+
     def use_of(self, directory: str) -> str | None:
         """See `base.Storage`."""
         try:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import sys
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-from waystation import coordination, storage
+from waystation import _native, coordination, storage
 from waystation._errors import InvalidInput, NotFound
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.handlers.types import PathAwaitingCreation, StatefulCheckpointable
@@ -53,7 +54,7 @@ class JsonHandler:
         async def read() -> Any:
             for name in names:
                 if storage.is_file(directory / name):
-                    return with_floats(json.loads((directory / name).read_text("utf-8")))
+                    return with_floats(json.loads(_read(directory / name)))
             raise NotFound(f"'{directory}' has no JSON file; looked for: {', '.join(dict.fromkeys(names))}")
 
         return read()
@@ -108,7 +109,7 @@ class ProtoHandler:
             )
 
         async def read() -> Any:
-            return text_format.Parse((directory / self._name).read_text("utf-8"), abstract_checkpointable())
+            return text_format.Parse(_read(directory / self._name), abstract_checkpointable())
 
         return read()
 
@@ -206,9 +207,16 @@ def _write(directory: PathAwaitingCreation, name: str, text: str) -> Awaitable[N
 
     async def write() -> None:
         path = await directory.await_creation()
-        await asyncio.to_thread((path / name).write_text, text, encoding="utf-8")
+        files = [(os.path.join(path, name), text.encode())]
+        await asyncio.to_thread(_native.write_small_files, files, sync=False)
 
     return write() if writes_here() else _nothing()
+
+
+def _read(path: Path) -> str:
+    """The text in a file."""
+    with storage.opened(path) as file:
+        return file.read(0, file.status.nbytes).decode()
 
 
 def _message_class() -> type | None:

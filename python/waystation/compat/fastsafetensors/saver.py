@@ -8,13 +8,12 @@ function makes is written into mapped files.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
-from waystation import _native
-from waystation._errors import DiskFull, InvalidInput, from_os_error
+from waystation import _native, storage
+from waystation._errors import DiskFull, InvalidInput
 from waystation.compat.fastsafetensors.shard_files import Staged, by_addresses, by_mapping
 from waystation.compat.fastsafetensors.shard_plans import (
     KEY_SHARD_COUNT,
@@ -133,12 +132,9 @@ def write_shards(
 def _check_room(plans: Sequence[ShardPlan], min_free_bytes: int) -> None:
     needed = sum(plan.total_bytes for plan in plans) + min_free_bytes
     for directory in sorted({os.path.dirname(os.path.abspath(plan.path)) for plan in plans}):
-        try:
-            os.makedirs(directory, exist_ok=True)
-            free = shutil.disk_usage(directory).free
-        except OSError as error:
-            raise from_os_error(error, "write to", directory) from error
-        if free < needed:
+        storage.make_directory(directory, parents=True)
+        free = storage.of(directory).free_bytes(directory)
+        if free is not None and free < needed:
             raise DiskFull(f"{needed} bytes are needed, and {free} are free", path=directory)
 
 
