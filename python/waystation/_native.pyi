@@ -460,6 +460,79 @@ class HeldShard:
     def release(self) -> None:
         """Lets the slot go; what is read of it from now on may be anything."""
 
+# ---- peers -------------------------------------------------------------------------------------
+
+@final
+class PeerKeys:
+    """What one side of a connection proves itself by, and whom it believes."""
+
+    @staticmethod
+    def of_launches(secret: bytes, /) -> PeerKeys:
+        """Both sides have the secret."""
+
+    @staticmethod
+    def of_issuer(secret: bytes, /) -> PeerKeys:
+        """The side that listens, which alone has the secret, and lets in who has a key that it has issued."""
+
+    @staticmethod
+    def of_issued(key: bytes, issuer: bytes, /) -> PeerKeys:
+        """The side that connects with such a key, and knows the issuer by its public key."""
+
+    def connect(
+        self,
+        purpose: str,
+        client: str,
+        server: str,
+        run: bytes,
+        ends: tuple[str, str],
+        limit_bytes: int,
+        /,
+    ) -> PeerChannel:
+        """The side that connects.
+
+        Purposes are `host`, `program` and `launch`; `ends` are the addresses of both ends of the socket.
+        """
+
+    def accept(self, server: str, run: bytes, ends: tuple[str, str], limit_bytes: int, /) -> PeerChannel:
+        """The side that listens, for one connection."""
+
+@final
+class PeerChannel:
+    """One side of a connection, without its socket: the proofs, then messages.
+
+    Between two loopback addresses messages are not encrypted once both sides have proved themselves.
+    """
+
+    @property
+    def is_open(self) -> bool:
+        """Whether both sides have proved themselves, and the one that connects was let in."""
+
+    @property
+    def asked(self) -> tuple[str, str] | None:
+        """The purpose and the name of a client that has proved itself and waits to be let in."""
+
+    def admit(self, is_expected: bool, /) -> None:
+        """Lets it in, or tells it that it is not expected; `take` has what is to be sent."""
+
+    def take(self) -> bytes:
+        """What is to be sent next of the proofs, of the answer to them, or of why there is no connection."""
+
+    def feed(self, received: bytes, /) -> list[bytes]:
+        """Takes what has come; returns the messages that are whole.
+
+        Raises InvalidInput if the other side has not proved itself, Corrupt if this is not what it has sent
+        or is longer than any message may be. The channel is over then; `take` has what tells the other side.
+        """
+
+    def seal(self, message: bytes, /) -> bytes:
+        """What is to be sent for a message; one thread at a time, which sends it before it seals the next."""
+
+def issue_peer_key(secret: bytes, purpose: str, name: str, /) -> tuple[bytes, bytes]:
+    """The private key of one purpose and one name, and the public key of the issuer."""
+
+def derive_peer_secret(secret: bytes, purpose: str, /) -> bytes:
+    """A secret for one purpose, which tells nothing of the one that it is made from."""
+
 # ---- transport ---------------------------------------------------------------------------------
 
 @final

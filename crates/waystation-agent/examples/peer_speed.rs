@@ -140,7 +140,7 @@ fn receive(directory: &Path, nbytes: u64, encryption: Encryption) {
         Ok(())
     };
     let control = ControlService::new(store, Box::new(deliver));
-    let services = Services { bulk: BulkService::new(intake, order), control };
+    let services = Services { bulk: BulkService::new(intake, order), control, turned_away: |_| {} };
     let server =
         Server::start(any_port(), credentials("receiver", encryption), Limits::default(), services).unwrap();
     serve_until_closed(server.address());

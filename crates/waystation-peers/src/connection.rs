@@ -1,7 +1,7 @@
 //! A connection between two sides that have proven themselves, and how it is made.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ const PROBE: Duration = Duration::from_secs(5);
 const PROBES: u32 = 3;
 /// Length of the head of a record of TLS (RFC 8446, section 5.1): its first byte is the kind, its last two are the length of what
 /// follows, at most so many.
-const RECORD_HEAD_BYTES: usize = 5;
+pub(crate) const RECORD_HEAD_BYTES: usize = 5;
 const RECORD_KINDS: std::ops::RangeInclusive<u8> = 20..=23;
 const RECORD_BYTES: usize = (16 << 10) + 256;
 /// What a side that was refused may still send; reading it lets the refusal reach it.
@@ -247,7 +247,8 @@ pub(crate) async fn accept(
     Ok(Connection { stream, session, peer: hello.client, purpose: hello.purpose, place: Some(place) })
 }
 
-fn check(hello: &Hello, own: &Identity, is_plain: bool) -> Result<(), (Refusal, Error)> {
+/// Whether a client that has proven itself wants this side.
+pub(crate) fn check(hello: &Hello, own: &Identity, is_plain: bool) -> Result<(), (Refusal, Error)> {
     let invalid = |message| Error::new(Kind::InvalidInput, message);
     if hello.server != own.name {
         let error = invalid("a client wants another host").with("wanted", hello.server.as_str());
@@ -289,15 +290,20 @@ async fn drive(
 
 /// Reads a record of TLS.
 async fn record(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let mut record = vec![0; RECORD_HEAD_BYTES];
-    stream.read_exact(&mut record).await?;
-    let length = usize::from(u16::from_be_bytes([record[3], record[4]]));
-    // TLS itself refuses what is no record, by its first byte or its length: then no more is waited for.
-    if RECORD_KINDS.contains(&record[0]) && length <= RECORD_BYTES {
-        record.resize(RECORD_HEAD_BYTES + length, 0);
-        stream.read_exact(&mut record[RECORD_HEAD_BYTES..]).await?;
-    }
+    let mut head = [0; RECORD_HEAD_BYTES];
+    stream.read_exact(&mut head).await?;
+    let mut record = head.to_vec();
+    record.resize(record_bytes(&head), 0);
+    stream.read_exact(&mut record[RECORD_HEAD_BYTES..]).await?;
     Ok(record)
+}
+
+/// The length of a record of TLS, by its head. TLS itself refuses what is no record, by its first byte or its length: then no
+/// more is waited for.
+pub(crate) fn record_bytes(head: &[u8; RECORD_HEAD_BYTES]) -> usize {
+    let length = usize::from(u16::from_be_bytes([head[3], head[4]]));
+    let is_record = RECORD_KINDS.contains(&head[0]) && length <= RECORD_BYTES;
+    RECORD_HEAD_BYTES + if is_record { length } else { 0 }
 }
 
 /// Ends a connection in a way that lets the other side read what was sent last.
@@ -313,12 +319,14 @@ fn unproven(error: &io::Error) -> Error {
 
 /// Whether what follows the proofs is not encrypted. Both ends see the same, unless something stands between them.
 fn is_plain(stream: &TcpStream, encryption: Encryption) -> bool {
-    let is_loopback = |address: io::Result<SocketAddr>| {
-        address.is_ok_and(|address| address.ip().to_canonical().is_loopback())
-    };
+    let ip = |address: io::Result<SocketAddr>| address.map(|address| address.ip()).ok();
     encryption == Encryption::BetweenMachines
-        && is_loopback(stream.local_addr())
-        && is_loopback(stream.peer_addr())
+        && are_loopback([ip(stream.local_addr()), ip(stream.peer_addr())])
+}
+
+/// Whether both ends of a connection have loopback addresses.
+pub(crate) fn are_loopback(ends: [Option<IpAddr>; 2]) -> bool {
+    ends.iter().all(|address| address.is_some_and(|address| address.to_canonical().is_loopback()))
 }
 
 /// Small messages are not to wait for larger ones, and a host that is gone without a word is noticed by the kernel: by its

@@ -73,6 +73,17 @@ pub enum Purpose {
     Bulk = 2,
     /// Blocks of arrays, between hosts of the runtime.
     Blocks = 3,
+    /// A host of the runtime speaks to its controller.
+    Host = 4,
+    /// A program speaks to the controller of the runtime.
+    Program = 5,
+    /// The launch of one host speaks to that of the first.
+    Launch = 6,
+}
+
+impl Purpose {
+    const ALL: [Purpose; 6] =
+        [Purpose::Control, Purpose::Bulk, Purpose::Blocks, Purpose::Host, Purpose::Program, Purpose::Launch];
 }
 
 /// What a client says first.
@@ -119,12 +130,8 @@ impl Hello {
         if versions.0 > VERSION || versions.1 < VERSION {
             return Err(other_version(versions.0, versions.1));
         }
-        let purpose = match bytes[12] {
-            1 => Purpose::Control,
-            2 => Purpose::Bulk,
-            3 => Purpose::Blocks,
-            _ => return Err(malformed("a connection is asked for to an unknown purpose")),
-        };
+        let purpose = Purpose::ALL.into_iter().find(|&purpose| purpose as u8 == bytes[12]);
+        let purpose = purpose.ok_or_else(|| malformed("a connection is asked for to an unknown purpose"))?;
         if bytes[13] > 1 || bytes[14..16] != [0; 2] {
             return Err(malformed("bytes are set that mean nothing"));
         }
@@ -156,10 +163,12 @@ pub(crate) enum Refusal {
     Name = 7,
     /// One side would encrypt what follows and the other would not.
     Plain = 8,
+    /// The client is not expected: another one of its name lives, say.
+    Unexpected = 9,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 8] = [
+    const ALL: [Refusal; 9] = [
         Refusal::Version,
         Refusal::Host,
         Refusal::Run,
@@ -168,6 +177,7 @@ impl Refusal {
         Refusal::Malformed,
         Refusal::Name,
         Refusal::Plain,
+        Refusal::Unexpected,
     ];
 
     /// The refusal of a status; nothing if the status says to go on.
@@ -182,18 +192,24 @@ impl Refusal {
     /// What it means to the client. Nobody has vouched for it, so it is for people only.
     pub fn error(self) -> Error {
         let (kind, message) = match self {
-            Refusal::Version => (Kind::Unsupported, "the agent speaks another version of the protocol"),
-            Refusal::Host => (Kind::InvalidInput, "the agent there is that of another host"),
-            Refusal::Run => (Kind::Conflict, "the agent there belongs to another run"),
-            Refusal::Secret => (Kind::InvalidInput, "the agent there has another secret"),
-            Refusal::Busy => (Kind::Unavailable, "the agent has too many connections; try again later"),
-            Refusal::Malformed => (Kind::Unsupported, "the agent did not understand the first message"),
+            Refusal::Version => (Kind::Unsupported, "the other side speaks another version of the protocol"),
+            Refusal::Host => {
+                (Kind::InvalidInput, "the other side is another host than the one that is wanted")
+            }
+            Refusal::Run => (Kind::Conflict, "the other side belongs to another run"),
+            Refusal::Secret => (Kind::InvalidInput, "the other side has another secret"),
+            Refusal::Busy => (Kind::Unavailable, "the other side has too many connections; try again later"),
+            Refusal::Malformed => (Kind::Unsupported, "the other side did not understand the first message"),
             Refusal::Name => {
-                (Kind::InvalidInput, "the certificate of this side is of another host, says the agent")
+                (Kind::InvalidInput, "the certificate of this side is of another host, says the other side")
             }
             Refusal::Plain => (
                 Kind::InvalidInput,
-                "the agent was reached by a loopback address at one end alone; connect to it directly",
+                "the other side was reached by a loopback address at one end alone; connect to it directly",
+            ),
+            Refusal::Unexpected => (
+                Kind::Unavailable,
+                "the other side does not expect this one: it was not announced, or another of its name lives",
             ),
         };
         Error::new(kind, message)

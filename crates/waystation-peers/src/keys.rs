@@ -12,6 +12,7 @@ use rustls::sign::CertifiedKey;
 use waystation_format::{Error, Kind, Result};
 use zeroize::Zeroizing;
 
+use super::hello::{Name, Purpose};
 use super::secret::Secret;
 
 /// Length of what a key is made from.
@@ -30,6 +31,16 @@ pub fn derive(secret: &Secret, purpose: &[&[u8]]) -> Result<Seed> {
     let filled = root.expand(purpose, HKDF_SHA256).and_then(|found| found.fill(&mut *seed));
     filled.map_err(|_| Error::new(Kind::Internal, "a key cannot be derived from the secret"))?;
     Ok(seed)
+}
+
+/// The key that whoever has the secret issues for one purpose and one name.
+pub fn issued(secret: &Secret, purpose: Purpose, name: &Name) -> Result<Seed> {
+    derive(secret, &[b"issued ", &[purpose as u8], name.as_str().as_bytes()])
+}
+
+/// The public key by which others know the issuer.
+pub fn issuer(secret: &Secret) -> Result<Vec<u8>> {
+    Ok(RawKey::new(&derive(secret, &[b"issuer"])?)?.public().to_vec())
 }
 
 /// An Ed25519 key, as TLS shows it: raw, without a certificate around it.
@@ -68,5 +79,15 @@ mod tests {
         // RFC 8410, section 4: the form of an Ed25519 public key.
         assert!(public(1, b"agents").starts_with(b"\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00"));
         assert_eq!(public(1, b"agents").len(), 44);
+    }
+
+    #[test]
+    fn an_issued_key_is_of_one_purpose_and_one_name() {
+        let (secret, name) = (Secret::new([1; 32]).unwrap(), |name: &str| Name::new(name).unwrap());
+        let one = issued(&secret, Purpose::Program, &name("one")).unwrap();
+        assert_eq!(one, issued(&secret, Purpose::Program, &name("one")).unwrap());
+        assert_ne!(one, issued(&secret, Purpose::Host, &name("one")).unwrap());
+        assert_ne!(one, issued(&secret, Purpose::Program, &name("two")).unwrap());
+        assert_ne!(one, issued(&Secret::new([2; 32]).unwrap(), Purpose::Program, &name("one")).unwrap());
     }
 }

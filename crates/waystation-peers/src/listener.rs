@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use waystation_format::{Error, Kind, Result};
 
 use super::connection::{Connection, Credentials, accept};
@@ -19,6 +19,8 @@ use super::gate::{Gate, Limits};
 
 /// How long to wait when the system cannot accept (it has no more descriptors, say).
 const PAUSE: Duration = Duration::from_millis(50);
+/// How often clients that were turned away are told of: so rarely that strangers cannot fill a log.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
 
 /// A listening agent.
 #[derive(Debug)]
@@ -30,6 +32,7 @@ pub struct Listener {
     handshakes: JoinSet<Result<Connection>>,
     turned_away: Vec<Error>,
     turned_away_count: u64,
+    told: Option<Instant>,
 }
 
 impl Listener {
@@ -54,6 +57,7 @@ impl Listener {
             handshakes,
             turned_away: Vec::new(),
             turned_away_count: 0,
+            told: None,
         })
     }
 
@@ -85,6 +89,17 @@ impl Listener {
     /// there were.
     pub fn turned_away(&mut self) -> (Vec<Error>, u64) {
         (std::mem::take(&mut self.turned_away), std::mem::take(&mut self.turned_away_count))
+    }
+
+    /// What a log is to be told of them, once in a minute at most: why the first was, and how many were.
+    pub fn turned_away_to_tell(&mut self) -> Option<Error> {
+        if self.told.is_some_and(|told| told.elapsed() < TELL_AGAIN) {
+            return None;
+        }
+        let (errors, count) = self.turned_away();
+        let first = errors.into_iter().next()?;
+        self.told = Some(Instant::now());
+        Some(first.with("clients", count.to_string()))
     }
 
     /// How many clients are connected.

@@ -45,7 +45,7 @@ impl Session {
 
     /// The side that listens.
     pub fn server(own: &Arc<Tls>) -> Result<Self> {
-        let tls = ServerConnection::new(own.as_server()).map_err(|error| meaning(&error))?;
+        let tls = ServerConnection::new(own.as_server()?).map_err(|error| meaning(&error))?;
         Ok(Self::new(tls.into(), own, Stage::Listening))
     }
 
@@ -125,8 +125,8 @@ impl Session {
                 return Err((Refusal::Secret, named(Error::new(Kind::InvalidInput, message))));
             }
         }
-        let checked = self.own.check_name(&self.tls, &hello.client);
-        checked.map_err(|error| (Refusal::Name, named(error)))?;
+        let checked = self.own.check_client(&self.tls, &hello);
+        checked.map_err(|(refusal, error)| (refusal, named(error)))?;
         Ok(hello)
     }
 

@@ -32,8 +32,8 @@ use rustls::{
 use waystation_format::{Error, Kind, Result};
 use zeroize::Zeroizing;
 
-use super::hello::Name;
-use super::keys::{RawKey, Seed, derive};
+use super::hello::{Hello, Name, Refusal};
+use super::keys::{RawKey, Seed, derive, issued};
 use super::secret::{Secret, open_private};
 
 /// Which end of a connection.
@@ -47,9 +47,21 @@ pub(crate) enum Side {
 
 /// What this side shows to others, and whom it believes.
 pub struct Tls {
-    client: Arc<ClientConfig>,
-    server: Arc<ServerConfig>,
-    certificates: Option<Certificates>,
+    /// Nothing if this side only listens.
+    client: Option<Arc<ClientConfig>>,
+    /// Nothing if this side only connects.
+    server: Option<Arc<ServerConfig>>,
+    proof: Proof,
+}
+
+/// What proves the name that a client says it has.
+enum Proof {
+    /// The key of the job: whoever has it is believed.
+    Job,
+    /// A key of its own, which this side can make from its secret for each purpose and name.
+    Issued(Secret),
+    /// A certificate with that name.
+    Certificates(Certificates),
 }
 
 /// What is more where hosts have certificates.
@@ -62,21 +74,36 @@ struct Certificates {
 }
 
 impl Tls {
-    /// All who know the secret show one key, and believe whoever has it.
+    /// All agents and hosts that know the secret show one key, and believe whoever has it.
     pub fn of_secret(secret: &Secret) -> Result<Self> {
-        let provider = provider();
-        let key = RawKey::new(&derive(secret, &[b"agents"])?)?;
-        let believed = Arc::new(OneKey::new(&key, &provider));
-        let client = client_config(
-            &provider,
-            Arc::clone(&believed) as _,
-            Arc::new(AlwaysResolvesClientRawPublicKeys::new(Arc::clone(&key.0))),
-        );
-        let server =
-            server_config(&provider, believed, Arc::new(AlwaysResolvesServerRawPublicKeys::new(key.0)));
-        let (client, server) =
-            (client.map_err(|error| meaning(&error))?, server.map_err(|error| meaning(&error))?);
-        Ok(Self { client, server, certificates: None })
+        Self::of_one_key(&RawKey::new(&derive(secret, &[b"agents"])?)?)
+    }
+
+    /// The same for the launches of a program, with another key.
+    pub fn of_launches(secret: &Secret) -> Result<Self> {
+        Self::of_one_key(&RawKey::new(&derive(secret, &[b"launches"])?)?)
+    }
+
+    /// What listens with a key of its own, which is made from its secret, and believes a client that has the key that was made
+    /// from the secret for its purpose and its name.
+    pub fn of_issuer(secret: Secret) -> Result<Self> {
+        let key = RawKey::new(&derive(&secret, &[b"issuer"])?)?;
+        let believed = RawKeys::any(&provider());
+        let server = server_of_key(&key, believed)?;
+        Ok(Self { client: None, server: Some(server), proof: Proof::Issued(secret) })
+    }
+
+    /// What connects with a key that an issuer has made for it, and knows the issuer by its public key.
+    pub fn of_issued(seed: &Seed, issuer: &[u8]) -> Result<Self> {
+        let believed = RawKeys::one(issuer, &provider());
+        let client = client_of_key(&RawKey::new(seed)?, believed)?;
+        Ok(Self { client: Some(client), server: None, proof: Proof::Job })
+    }
+
+    fn of_one_key(key: &RawKey) -> Result<Self> {
+        let believed = RawKeys::one(key.public(), &provider());
+        let (client, server) = (client_of_key(key, Arc::clone(&believed))?, server_of_key(key, believed)?);
+        Ok(Self { client: Some(client), server: Some(server), proof: Proof::Job })
     }
 
     /// Reads a certificate (with those between it and an authority after it), its key, and the authorities: PEM. They prove
@@ -128,31 +155,29 @@ impl Tls {
         let server = server_config(&provider, Arc::clone(&of_clients), shown);
         let (client, server) =
             (client.map_err(|error| meaning(&error))?, server.map_err(|error| meaning(&error))?);
-        Ok(Self {
-            client,
-            server,
-            certificates: Some(Certificates { chain, of_clients, of_servers, membership }),
-        })
+        let proof = Proof::Certificates(Certificates { chain, of_clients, of_servers, membership });
+        Ok(Self { client: Some(client), server: Some(server), proof })
     }
 
     /// How to connect to a host.
     pub(crate) fn as_client(&self, server: &Name) -> Result<(Arc<ClientConfig>, ServerName<'static>)> {
         // A key has no name in it, and none is sent.
-        let name = match &self.certificates {
-            Some(_) => server_name(server)?,
-            None => ServerName::from(std::net::Ipv4Addr::UNSPECIFIED),
+        let name = match &self.proof {
+            Proof::Certificates(_) => server_name(server)?,
+            Proof::Job | Proof::Issued(_) => ServerName::from(std::net::Ipv4Addr::UNSPECIFIED),
         };
-        Ok((Arc::clone(&self.client), name))
+        let client = self.client.as_ref().ok_or_else(|| invalid("these credentials only listen"))?;
+        Ok((Arc::clone(client), name))
     }
 
     /// How to listen.
-    pub(crate) fn as_server(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.server)
+    pub(crate) fn as_server(&self) -> Result<Arc<ServerConfig>> {
+        self.server.clone().ok_or_else(|| invalid("these credentials only connect"))
     }
 
     /// What a side shows inside TLS to prove that it belongs to the job: zeros if its key has proven that already.
     pub(crate) fn membership(&self, tls: &Connection, side: Side) -> Result<[u8; 32]> {
-        let Some(Certificates { membership, .. }) = &self.certificates else { return Ok([0; 32]) };
+        let Proof::Certificates(Certificates { membership, .. }) = &self.proof else { return Ok([0; 32]) };
         let label: &[u8] = match side {
             Side::Client => b"EXPORTER-waystation-peers-2-client",
             Side::Server => b"EXPORTER-waystation-peers-2-server",
@@ -161,20 +186,22 @@ impl Tls {
         exported.map_err(|error| Error::new(Kind::Internal, format!("TLS gives no keys: {error}")))
     }
 
-    /// InvalidInput if the other side, which has shown a valid certificate, is not the host that it says it is.
-    pub(crate) fn check_name(&self, tls: &Connection, host: &Name) -> Result<()> {
-        if self.certificates.is_none() {
-            return Ok(()); // whoever has the key of the job is believed
+    /// InvalidInput if a client, which has proven the key or certificate that it shows, is not who it says it is.
+    pub(crate) fn check_client(&self, tls: &Connection, hello: &Hello) -> Result<(), (Refusal, Error)> {
+        let shown = || tls.peer_certificates().and_then(<[_]>::first).ok_or_else(no_certificate);
+        match &self.proof {
+            Proof::Job => Ok(()), // whoever has the key of the job is believed
+            Proof::Issued(secret) => {
+                is_issued(shown, secret, hello).map_err(|error| (Refusal::Secret, error))
+            }
+            Proof::Certificates(_) => is_named(shown, &hello.client)
+                .map_err(|error| (Refusal::Name, error.with("host", hello.client.as_str()))),
         }
-        let shown = tls.peer_certificates().and_then(<[_]>::first).ok_or_else(no_certificate)?;
-        let parsed = ParsedCertificate::try_from(shown).map_err(|error| meaning(&error))?;
-        verify_server_name(&parsed, &server_name(host)?)
-            .map_err(|error| meaning(&error).with("host", host.as_str()))
     }
 
     /// InvalidInput if an agent with the same authorities would not take this side for that host now.
     pub fn check(&self, host: &Name) -> Result<()> {
-        let Some(Certificates { chain, of_clients, of_servers, .. }) = &self.certificates else {
+        let Proof::Certificates(Certificates { chain, of_clients, of_servers, .. }) = &self.proof else {
             return Ok(());
         };
         let Some((own, between)) = chain.split_first() else { return Err(no_certificate()) };
@@ -195,20 +222,46 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// Believes whoever has the private half of one key.
+/// InvalidInput if a client shows another key than the one that is made from the secret for its purpose and name.
+fn is_issued<'a>(
+    shown: impl FnOnce() -> Result<&'a CertificateDer<'a>>,
+    secret: &Secret,
+    hello: &Hello,
+) -> Result<()> {
+    let expected = RawKey::new(&issued(secret, hello.purpose, &hello.client)?)?;
+    // Both are public, so the time that this takes tells nothing.
+    if shown()?.as_ref() == expected.public() {
+        return Ok(());
+    }
+    Err(invalid("a client does not have the key of the name that it says it has"))
+}
+
+/// InvalidInput if a client shows the certificate of another host.
+fn is_named<'a>(shown: impl FnOnce() -> Result<&'a CertificateDer<'a>>, host: &Name) -> Result<()> {
+    let parsed = ParsedCertificate::try_from(shown()?).map_err(|error| meaning(&error))?;
+    verify_server_name(&parsed, &server_name(host)?).map_err(|error| meaning(&error))
+}
+
+/// Believes whoever has the private half of one key, or of the key that it shows.
 #[derive(Debug)]
-struct OneKey {
-    public: Vec<u8>,
+struct RawKeys {
+    /// The public half; any if there is none here.
+    public: Option<Vec<u8>>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl OneKey {
-    fn new(key: &RawKey, provider: &CryptoProvider) -> Self {
-        Self { public: key.public().to_vec(), algorithms: provider.signature_verification_algorithms }
+impl RawKeys {
+    fn one(public: &[u8], provider: &CryptoProvider) -> Arc<Self> {
+        let algorithms = provider.signature_verification_algorithms;
+        Arc::new(Self { public: Some(public.to_vec()), algorithms })
+    }
+
+    fn any(provider: &CryptoProvider) -> Arc<Self> {
+        Arc::new(Self { public: None, algorithms: provider.signature_verification_algorithms })
     }
 
     fn check(&self, shown: &CertificateDer<'_>) -> Result<(), rustls::Error> {
-        let is_it = shown.as_ref() == self.public;
+        let is_it = self.public.as_deref().is_none_or(|public| shown.as_ref() == public);
         if is_it { Ok(()) } else { Err(CertificateError::ApplicationVerificationFailure.into()) }
     }
 
@@ -223,7 +276,7 @@ impl OneKey {
     }
 }
 
-impl ServerCertVerifier for OneKey {
+impl ServerCertVerifier for RawKeys {
     fn verify_server_cert(
         &self,
         shown: &CertificateDer<'_>,
@@ -262,7 +315,7 @@ impl ServerCertVerifier for OneKey {
     }
 }
 
-impl ClientCertVerifier for OneKey {
+impl ClientCertVerifier for RawKeys {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -363,6 +416,16 @@ fn provider() -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
     Arc::new(provider)
+}
+
+fn client_of_key(key: &RawKey, believed: Arc<RawKeys>) -> Result<Arc<ClientConfig>> {
+    let shown = Arc::new(AlwaysResolvesClientRawPublicKeys::new(Arc::clone(&key.0)));
+    client_config(&provider(), believed, shown).map_err(|error| meaning(&error))
+}
+
+fn server_of_key(key: &RawKey, believed: Arc<RawKeys>) -> Result<Arc<ServerConfig>> {
+    let shown = Arc::new(AlwaysResolvesServerRawPublicKeys::new(Arc::clone(&key.0)));
+    server_config(&provider(), believed, shown).map_err(|error| meaning(&error))
 }
 
 fn client_config(

@@ -15,6 +15,7 @@ mod job;
 mod memory;
 mod memory_tier;
 mod of_process;
+mod peers;
 mod read;
 mod tables;
 mod throttle;
@@ -31,6 +32,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     job::register(module)?;
     memory::register(module)?;
     memory_tier::register(module)?;
+    peers::register(module)?;
     read::register(module)?;
     tables::register(module)?;
     throttle::register(module)?;

@@ -4,6 +4,7 @@
 //! whatever memory it was given is told to be released as soon as no thread of it can touch it.
 
 use std::collections::HashMap;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
+use tokio::time::sleep;
 use waystation_format::slot::Id;
 use waystation_format::{Error, Kind, Result};
 use waystation_peers::{
@@ -29,6 +31,9 @@ use crate::serving;
 
 /// The run that all hosts of a cluster name: their secret tells clusters apart.
 const RUN: Id = Id([0; 16]);
+
+/// How often it is looked for what is to be told.
+const TICK: Duration = Duration::from_secs(5);
 
 /// A transport that runs.
 pub struct Transport {
@@ -298,6 +303,12 @@ fn listen(
                 tokio::select! {
                     _ = &mut stopped => return,
                     connection = listener.accept() => accept(&shared, connection),
+                    () = sleep(TICK) => {}
+                }
+                if let Some(error) = listener.turned_away_to_tell() {
+                    // Of a host of a cluster that is its log; there is nobody to tell that it failed.
+                    let line = format!("waystation: the transport has turned a client away: {error}\n");
+                    drop(io::stderr().lock().write_all(line.as_bytes()));
                 }
             }
         });

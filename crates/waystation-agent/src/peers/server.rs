@@ -32,6 +32,8 @@ pub struct Services {
     pub bulk: Arc<BulkService>,
     /// For calls.
     pub control: Arc<ControlService>,
+    /// Is told of a client that was turned away, and of how many were, once in a minute at most.
+    pub turned_away: fn(&Error),
 }
 
 /// A server that runs.
@@ -112,14 +114,15 @@ pub async fn serve(mut listener: Listener, services: Services, stop: impl Future
         };
         let Some(connection) = connection else {
             services.bulk.intake().expire(KEEP_INCOMING);
+            listener.turned_away_to_tell().iter().for_each(services.turned_away);
             while calls.try_join_next().is_some() {}
             continue;
         };
         match connection.purpose() {
             // A connection that cannot be served is closed, which its client sees.
             Purpose::Bulk => drop(services.bulk.serve(connection)),
-            Purpose::Blocks => drop(connection), // hosts of the runtime are somewhere else
             Purpose::Control => drop(calls.spawn(Arc::clone(&services.control).serve(connection))),
+            _ => drop(connection), // those are of the runtime and of launches, which are somewhere else
         }
     }
     drop(listener);

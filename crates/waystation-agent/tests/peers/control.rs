@@ -43,7 +43,8 @@ fn start(address: SocketAddr) -> Host {
         Ok(())
     };
     let control = ControlService::new(Arc::clone(&store), Box::new(deliver));
-    let services = Services { bulk: BulkService::new(Arc::clone(&intake), order), control };
+    let services =
+        Services { bulk: BulkService::new(Arc::clone(&intake), order), control, turned_away: |_| {} };
     let server = Server::start(address, credentials("far"), limits(), services).unwrap();
     Host { server, store, intake, delivered, directory }
 }
@@ -173,7 +174,7 @@ async fn an_address_that_is_taken_is_an_error_at_the_start() {
     let order = order();
     let intake = Arc::new(Intake::new(Arc::clone(&host.store)).unwrap());
     let control = ControlService::new(Arc::clone(&host.store), Box::new(|_, _| Ok(())));
-    let services = Services { bulk: BulkService::new(intake, order), control };
+    let services = Services { bulk: BulkService::new(intake, order), control, turned_away: |_| {} };
     let taken = Server::start(host.server.address(), credentials("other"), limits(), services).unwrap_err();
     assert_eq!(taken.kind(), Kind::Conflict, "{taken}");
 }

@@ -102,7 +102,7 @@ async fn a_certificate_is_of_one_host() {
     assert!(client.contains("is of another host"), "{client}");
     assert!(server.contains("refuses the certificate of this one"), "{server}");
     let [client, server] = refused(&posing, of(&authority, "b")).await;
-    assert!(client.contains("is of another host, says the agent"), "{client}");
+    assert!(client.contains("is of another host, says the other side"), "{client}");
     assert!(server.contains("is of another host"), "{server}");
     // One that may not be shown by clients.
     let purpose = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -215,7 +215,7 @@ async fn calls_and_versions_go_to_one_address() {
         if is_known { Ok(()) } else { Err(Error::new(Kind::InvalidInput, "unknown")) }
     };
     let control = ControlService::new(store, Box::new(deliver));
-    let services = Services { bulk: BulkService::new(intake, order), control };
+    let services = Services { bulk: BulkService::new(intake, order), control, turned_away: |_| {} };
     let server = Server::start(any_port(), of(&authority, "far"), limits(), services).unwrap();
     let far = Peer { name: name("far"), address: server.address() };
     let client = ControlClient::new(far.clone(), of(&authority, "near"), LONG);

@@ -264,6 +264,7 @@ impl Shared {
         let services = Services {
             control: ControlService::new(Arc::clone(intake.store()), deliver),
             bulk: BulkService::admitting(intake, order, admission),
+            turned_away: |error| log::error("turned_away", error),
         };
         Server::start(options.address()?, self.ways.credentials.clone(), Limits::default(), services)
     }
