@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -89,9 +93,46 @@ def test_to_run_a_list_once_more_is_a_few_words(monkeypatch: pytest.MonkeyPatch)
         assert len(unpacker._known) <= 4 + 2
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.arange(6.0).reshape(2, 3),
+        np.arange(6, dtype=">i2").reshape(2, 3).T,
+        np.zeros((0, 3), bool),
+        np.array(5, np.uint8),
+        np.ones(3, ml_dtypes.bfloat16),
+        np.ones(3, ml_dtypes.int4),
+        np.array(["one", "three"]),
+        np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]),
+    ],
+    ids=lambda given: str(given.dtype),
+)
+def test_the_elements_of_arrays_are_not_pickled(given: np.ndarray[Any, Any]) -> None:
+    packer, unpacker = Packer(), Unpacker()
+    # Wherever it is, and beside others.
+    packer.words.append(packer.object({"in": [np.ones(2), given, np.arange(3)]}))
+    packed = packer.take()
+    assert packed.endswith(np.ascontiguousarray(given).tobytes() + np.arange(3).tobytes())
+    _, found, _ = unpacker.open(packed).object()["in"]
+    assert (found.dtype, found.shape) == (given.dtype, given.shape)
+    np.testing.assert_array_equal(found, given)
+    assert found.flags.writeable
+
+
+def test_an_array_outside_of_its_pack_is_refused() -> None:
+    packer = Packer()
+    packer.words.append(packer.object(np.ones(4)))
+    packed = packer.take()
+    said = struct.Struct("<BQQQ")
+    forget, count, objects, elements = said.unpack_from(packed)
+    short = said.pack(forget, count, objects, elements - 1) + packed[said.size : -1]
+    with pytest.raises(Corrupt, match="lies outside of its pack"):
+        Unpacker().open(short)
+
+
 def test_what_is_no_pack_is_refused() -> None:
     pack = pack_told([ReleaseBuffers((1, 2))], Packer())
-    for damaged in (pack[:-1], pack + b"x"):
+    for damaged in (pack[:-1], pack + b"x", b"", b"no pack"):
         with pytest.raises(Corrupt):
             Unpacker().open(damaged)
     packer = Packer()

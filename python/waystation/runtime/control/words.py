@@ -1,26 +1,33 @@
 """Packs what is told: mostly integers, a few objects that are the same each time, now and then a large one.
 
-A *pack* has words (64-bit integers), and objects to which words refer by number. An object that is said to be
-`known` travels once for each connection, the first time that it is referred to; others travel in the pack
-that refers to them. So a few words tell a host to run a list once more, and nothing is pickled.
-Packs are unpacked in the order in which they were packed. Objects are unpickled: only what has come over a
-connection whose other end has proved itself may be unpacked. No I/O.
+A *pack* has words (64-bit integers), objects to which words refer by number, and the elements of the arrays
+in these objects. An object that is said to be `known` travels once for each connection, the first time that
+it is referred to; others travel in the pack that refers to them. So a few words tell a host to run a list
+once more, and nothing is pickled. Of an array, the pickle has dtype, shape and place; its elements travel as
+they are. Packs are unpacked in the order in which they were packed. Objects are unpickled: only what has come
+over a connection whose other end has proved itself may be unpacked. No I/O.
 """
 
 from __future__ import annotations
 
+import functools
+import io
+import math
 import pickle
 import struct
 from array import array
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from waystation._errors import Corrupt
+import numpy as np
+
+from waystation._errors import Corrupt, Unsupported
+from waystation.frameworks import dtypes
 
 # When so many are known, both ends forget all of them.
 MOST_KNOWN = 1 << 13
 
-_HEADER = struct.Struct("<BQQ")
+_HEADER = struct.Struct("<BQQQ")
 _WORD_BYTES = 8
 
 
@@ -58,9 +65,10 @@ class Packer:
 
     def take(self) -> bytes:
         """The pack; another begins."""
-        said = pickle.dumps((self._new, self._objects), 5) if self._new or self._objects else b""
-        header = _HEADER.pack(self._forget, len(self.words), len(said))
-        packed = b"".join((header, self.words.tobytes(), said))
+        said, arrays = _pickled(self._new, self._objects) if self._new or self._objects else (b"", [])
+        elements = [array.reshape(-1).view(np.uint8).data for array in arrays]
+        header = _HEADER.pack(self._forget, len(self.words), len(said), sum(map(len, elements)))
+        packed = b"".join((header, self.words.tobytes(), said, *elements))
         self._forget = len(self._known) >= MOST_KNOWN
         if self._forget:
             self._known.clear()
@@ -81,22 +89,81 @@ class Unpacker:
         Raises:
             Corrupt: It is none.
         """
-        forget, words, said = _HEADER.unpack_from(packed)
         start = _HEADER.size
-        middle = start + words * _WORD_BYTES
-        if len(packed) != middle + said:
-            raise Corrupt(f"a pack of control has {len(packed)} bytes, and says {middle + said}")
+        if len(packed) < start:
+            raise Corrupt(f"a pack of control has {len(packed)} bytes")
+        forget, words, said, elements = _HEADER.unpack_from(packed)
+        objects_at = start + words * _WORD_BYTES
+        elements_at = objects_at + said
+        if len(packed) != elements_at + elements:
+            raise Corrupt(f"a pack of control has {len(packed)} bytes, and says {elements_at + elements}")
         if forget:
             self._known = []
-        new, objects = _unpickled(memoryview(packed)[middle:]) if said else ((), ())
+        view = memoryview(packed)
+        new, objects = _unpickled(view[objects_at:elements_at], view[elements_at:]) if said else ((), ())
         self._known += new
         numbers = array("q")
-        numbers.frombytes(memoryview(packed)[start:middle])
+        numbers.frombytes(view[start:objects_at])
         return Pack(numbers, self._known, objects)
 
 
-def _unpickled(said: memoryview) -> tuple[list[Any], list[Any]]:
-    found: tuple[list[Any], list[Any]] = pickle.loads(said)  # noqa: S301 the other end has proved itself
+class _Pickler(pickle.Pickler):
+    """Leaves the elements of arrays out, for `arrays`."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, 5)
+        self.arrays: list[np.ndarray[Any, Any]] = []
+        self._nbytes = 0
+
+    def persistent_id(self, value: Any) -> tuple[str, tuple[int, ...], int] | None:
+        """What stands for an array: its dtype, its shape, and where its elements begin."""
+        name = _name_of(value.dtype) if type(value) is np.ndarray else None
+        if name is None:
+            return None
+        start = self._nbytes
+        self.arrays.append(np.ascontiguousarray(value))
+        self._nbytes += value.nbytes
+        return name, value.shape, start
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, elements: memoryview) -> None:
+        super().__init__(file)
+        self._elements = elements
+
+    def persistent_load(self, found: Any) -> np.ndarray[Any, Any]:
+        """The array that something stands for."""
+        name, shape, start = found
+        dtype = dtypes.numpy_dtype(name)
+        if dtype is None:
+            raise Corrupt(f"an array of control has a dtype that NumPy has none for: '{name}'")
+        count = math.prod(shape)
+        if not 0 <= start <= start + count * dtype.itemsize <= len(self._elements):
+            raise Corrupt("an array of control lies outside of its pack")
+        made: np.ndarray[Any, Any] = np.empty(shape, dtype)
+        made.reshape(-1).view(np.uint8)[:] = self._elements[start : start + made.nbytes]
+        return made
+
+
+@functools.lru_cache
+def _name_of(dtype: np.dtype[Any]) -> str | None:
+    """What a dtype travels as; None if its elements are no plain bytes, as those of objects."""
+    try:
+        name = dtypes.of_numpy(dtype).name
+    except Unsupported:
+        return None
+    return name if dtypes.numpy_dtype(name) == dtype else None
+
+
+def _pickled(new: list[Any], objects: list[Any]) -> tuple[bytes, list[np.ndarray[Any, Any]]]:
+    pickler = _Pickler(file := io.BytesIO())
+    pickler.dump((new, objects))
+    return file.getvalue(), pickler.arrays
+
+
+def _unpickled(said: memoryview, elements: memoryview) -> tuple[list[Any], list[Any]]:
+    """What a pickle has, of which the other end has proved itself."""
+    found: tuple[list[Any], list[Any]] = _Unpickler(io.BytesIO(said), elements).load()
     return found
 
 
