@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from waystation import _native
+from waystation._peers import ends_of
 from waystation.errors import Internal, InvalidInput, NotFound, Unavailable
 from waystation.runtime.cluster import calls as calls_of_programs
 from waystation.runtime.cluster.calls import ClientCalls
 from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.control.connector import Connector
-from waystation.runtime.control.frames import Sealer
-from waystation.runtime.control.handshake import CHALLENGE_BYTES, Connecting, Role, issue
+from waystation.runtime.control.credentials import CONTROLLER, MOST_BYTES, RUN, Role, issue
 from waystation.runtime.control.listener import Listener
 from waystation.runtime.control.program_words import Call, pack_calls
 from waystation.runtime.control.words import Packer
@@ -139,20 +140,16 @@ def test_a_call_that_makes_no_sense_is_refused_and_the_next_one_is_taken(
 @pytest.mark.parametrize(
     "body", [b"no pack", b"\xff" * 40, pack_calls([Call("free", ((1, 2),), 1)], Packer())[:-1]]
 )
-@pytest.mark.parametrize("is_early", [False, True])
-def test_what_is_no_pack_ends_the_connection(manager: Manager, body: bytes, *, is_early: bool) -> None:
+def test_what_is_no_pack_ends_the_connection(manager: Manager, body: bytes) -> None:
     credential = issue(SECRET, Role.PROGRAM, "one")
-    connecting, (host, _, port) = Connecting(credential), manager.listener.address.rpartition(":")
+    keys = _native.PeerKeys.of_issued(credential.key, credential.controller)
+    host, _, port = manager.listener.address.rpartition(":")
     with socket.create_connection((host, int(port)), WAIT_S) as opened:
-        opened.sendall(connecting.hello)
-        proof, keys = connecting.answer(opened.recv(CHALLENGE_BYTES, socket.MSG_WAITALL))
-        sealer = Sealer(keys.to_listener)
-        if is_early:
-            opened.sendall(proof + sealer.seal(body))
-        else:
-            opened.sendall(proof)
-            assert opened.recv(1)  # it has been let in
-            opened.sendall(sealer.seal(body))
+        channel = keys.connect(credential.role, credential.name, CONTROLLER, RUN, ends_of(opened), MOST_BYTES)
+        while not channel.is_open:
+            opened.sendall(channel.take())
+            channel.feed(opened.recv(1 << 16))
+        opened.sendall(channel.seal(body))
         with contextlib.suppress(ConnectionResetError):
             while opened.recv(1 << 10):
                 pass

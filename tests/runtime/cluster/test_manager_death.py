@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from waystation.errors import Unavailable
 from waystation.runtime.cluster import ClusterBackend, connect, connecting
 from waystation.runtime.cluster.event_log import EventLog, append
 from waystation.runtime.control.connector import Connector
-from waystation.runtime.control.handshake import Credential
+from waystation.runtime.control.credentials import Credential
+from waystation.runtime.control.program_words import NO_ANSWER
+from waystation.runtime.control.words import Packer
 from waystation.runtime.resources import SliceRequest
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime needs Python 3.12")
@@ -36,8 +39,18 @@ def test_the_death_of_the_manager_is_told_and_stays_in_its_log(
         backends[0].wait([given], WAIT_S)
         (log,) = (tmp_path / "waystation" / "runtime").glob("manager-*.log")
         with connect(cluster.address, name="third") as third:
-            third._connection._connector.send(b"no pack")
+            packer = Packer()
+            packer.words.append(NO_ANSWER)  # of a call, without the call
+            third._connection._connector.send(packer.take())
             wait_until(lambda: "Fatal error" in log.read_text())
+        with connect(cluster.address, name="fourth") as fourth:
+            fourth._connection._connector.send(b"no pack")
+            wait_until(lambda: "of 'fourth' is ended: a pack of control has 7 bytes" in log.read_text())
+        with socket.create_connection(
+            cluster._connection._connector._socket.getpeername(), WAIT_S
+        ) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            wait_until(lambda: "was turned away: the other side does not speak TLS" in log.read_text())
         assert "in _hear" in log.read_text()  # and where
         process_id = int(re.findall(r"the manager begins: process (\d+)", log.read_text())[0])
         os.kill(process_id, signal.SIGKILL)

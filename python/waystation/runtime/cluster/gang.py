@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from waystation._errors import Unavailable
 from waystation.runtime.cluster.status import PLACE, IslandRequest
-from waystation.runtime.control.handshake import Role, issue, key_between_hosts
+from waystation.runtime.control.credentials import Role, issue, key_between_hosts
 from waystation.runtime.control.listener import End
 from waystation.runtime.control.listener import Listener as Connections
 from waystation.runtime.errors import IslandFailed

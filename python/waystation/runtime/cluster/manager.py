@@ -34,7 +34,7 @@ from waystation.runtime.cluster.status import (
 from waystation.runtime.cluster.supervisor import Supervisor
 from waystation.runtime.cluster.timelines import Timelines
 from waystation.runtime.cluster.watchdog import Awaited
-from waystation.runtime.control.handshake import Credential, Role, issue
+from waystation.runtime.control.credentials import Credential, Role, issue
 from waystation.runtime.control.listener import Listener as Connections
 from waystation.runtime.controller import (
     Abandon,
@@ -347,7 +347,7 @@ class Manager:
         """Where hosts connect to; begins to listen when it is first needed."""
         if self._connections is None:
             self._log.watch(asyncio.get_running_loop())
-            start = Connections.start(ray.util.get_node_ip_address(), self._secret)
+            start = Connections.start(ray.util.get_node_ip_address(), self._secret, self._log.write)
             self._connections = asyncio.create_task(start)
         return await self._connections
 

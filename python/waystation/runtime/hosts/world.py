@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from waystation._errors import Unavailable
-from waystation.runtime.control.handshake import Credential
+from waystation.runtime.control.credentials import Credential
 
 _DEVICES_FLAG = re.compile(r"--xla_force_host_platform_device_count=\S*")
 _PR_SET_PDEATHSIG = 1
