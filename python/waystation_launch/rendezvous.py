@@ -12,8 +12,10 @@ be reached (each member ends the run by itself: nobody continues alone); a membe
 end). Invariants: no member lets processes of a run continue after it has heard that the run is over, or has
 heard nothing for `SILENCE_S`; a run begins only when no member runs anything of an earlier one.
 
-Members send lines of JSON over TCP. Nothing blocks. A message longer than `MOST_BYTES`, or that is not an
-object, ends the connection.
+Both sides prove that they know the secret of the job, by TLS 1.3 (`_native.PeerChannel`), before anything is
+said; without a secret, that they are launches of the same hosts. Messages are JSON. Nothing blocks. A message
+longer than `MOST_BYTES`, or that is not an object, ends the connection. Strangers who connect and say nothing
+are cut off after `SILENCE_S`, and sooner where there are many of them.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import hmac
 import json
-import secrets
 import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from waystation._errors import Conflict, InvalidInput, Unavailable
+from waystation import _native
+from waystation._errors import Conflict, InvalidInput, Unavailable, WaystationError
+from waystation._peers import TurnedAway, ends_of
 
 Tell: TypeAlias = Callable[[str], None]
 
@@ -39,6 +41,8 @@ SILENCE_S = 15.0  # after which a connection counts as lost
 BEAT_S = 2.0
 MOST_BYTES = 1 << 16
 _CONNECT_AGAIN_S = 0.2
+_MOST_UNPROVEN = 64
+_NO_SECRET = b"launches without a secret"  # which everybody knows
 _LAST_WORDS_S = 5.0  # for which the server stays, so that all hear what was said last
 
 
@@ -72,19 +76,19 @@ class Rendezvous:
         tell: Tell,
     ) -> None:
         self._names, self._host, self._address = list(names), host, address
-        self._secret, self._patience_s, self._tell = secret, patience_s, tell
+        self._keys = _native.PeerKeys.of_launches(secret or _NO_SECRET)
+        self._patience_s, self._tell = patience_s, tell
         self._selector = selectors.DefaultSelector()
         self._connection: Connection | None = None
         self._tried_s = -_CONNECT_AGAIN_S
         self._is_ready = self._is_running = self._is_over = False
         self._refused: str | None = None
-        self._nonce = self._theirs = ""
         self._others_missing: list[str] = []
         self.stopped: str | None = None
         self.left: str | None = None
         self._server: RendezvousServer | None = None
         if host == names[0]:
-            self._server = RendezvousServer(self._selector, names, address, secret)
+            self._server = RendezvousServer(self._selector, names, address, self._keys, tell)
 
     def fileno(self) -> int:
         """What is readable when `handle` has something to do."""
@@ -120,7 +124,10 @@ class Rendezvous:
         while not self._is_running and self.left is None:
             self.handle(_CONNECT_AGAIN_S)
             if self._refused is not None:
-                raise Conflict(f"the launch of host '{self._names[0]}' refuses this one: {self._refused}")
+                raise Conflict(
+                    f"the launches of hosts '{self._names[0]}' and '{self._host}' do not belong together: "
+                    f"{self._refused}; start them with the same --secret-file and --hosts"
+                )
             if time.monotonic() >= told_s:
                 self._tell(f"waiting for {self._missing()}")
                 told_s = float("inf")
@@ -175,22 +182,20 @@ class Rendezvous:
         connection.settimeout(_CONNECT_AGAIN_S)
         try:
             connection.connect(self._address)
+            ends = ends_of(connection)
         except OSError:
             connection.close()
             return
-        self._connection = Connection(self._selector, connection, self._heard, self._lost)
+        channel = self._keys.connect(
+            "launch", self._host, self._names[0], _run_of(self._names), ends, MOST_BYTES
+        )
+        self._connection = Connection(
+            self._selector, connection, channel, self._proved, self._heard, self._lost
+        )
+        self._connection.begin()
 
     def _heard(self, message: dict[str, Any]) -> None:
         match message:
-            case {"challenge": str(nonce)}:
-                self._nonce, self._theirs = secrets.token_hex(16), nonce
-                proof = proof_of(self._secret, "member", nonce, self._nonce, self._host, *self._names)
-                assert self._connection is not None, "something was heard on it"
-                self._connection.send({"join": self._host, "nonce": self._nonce, "proof": proof})
-            case {"refused": str(why)}:
-                self._refused = why
-            case {"welcome": str(proof)}:
-                self._welcomed(proof)
             case {"say": "start"} if self._is_ready:
                 self._is_running = True
             case {"say": "stop", "why": str(why)}:
@@ -203,10 +208,9 @@ class Rendezvous:
             case {"missing": list(names)}:
                 self._others_missing = [str(name) for name in names]
 
-    def _welcomed(self, proof: str) -> None:
-        own = proof_of(self._secret, "table", self._theirs, self._nonce, self._host, *self._names)
-        if not hmac.compare_digest(proof, own):
-            self._refused = "it does not know the secret"
+    def _proved(self, error: WaystationError | None) -> None:
+        if error is not None:
+            self._refused = error.message
         elif self._is_ready:
             self._say("ready")
 
@@ -235,35 +239,40 @@ class Connection:
     Args:
         selector: Watches the socket while it is open.
         opened: The socket.
+        channel: The proofs, and what encrypts messages.
+        on_proof: Called once, when both sides have proved themselves, or with why there is no connection.
         on_message: Takes each message, except signs of life.
         on_lost: Called once, when the other side has gone; not by `close`.
+        admits: Says whether whoever has proved itself may connect, by its name; of the side that listens.
     """
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
         opened: socket.socket,
+        channel: _native.PeerChannel,
+        on_proof: Callable[[WaystationError | None], None],
         on_message: Callable[[dict[str, Any]], None],
         on_lost: Callable[[], None],
+        admits: Callable[[str], bool] = lambda name: False,
     ) -> None:
         opened.setblocking(False)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._selector, self._socket = selector, opened
-        self._on_message, self._on_lost = on_message, on_lost
-        self._received = b""
+        self._selector, self._socket, self._channel = selector, opened, channel
+        self._on_proof, self._on_message, self._on_lost = on_proof, on_message, on_lost
+        self._admits = admits
         self._heard_s = self._sent_s = time.monotonic()
-        self._is_open = True
+        self._is_open, self._is_proven = True, False
         selector.register(opened, selectors.EVENT_READ, self._read)
+
+    def begin(self) -> None:
+        """The side that connects begins to prove itself."""
+        self._send(self._channel.take())
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends a message; what cannot be sent at once is as good as lost, and so is the connection."""
-        if not self._is_open:
-            return
-        self._sent_s = time.monotonic()
-        try:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            self._lose()
+        if self._is_open and self._is_proven:
+            self._send(self._channel.seal(json.dumps(message).encode()))
 
     def tick(self, now_s: float) -> None:
         """Shows that this side is there, and looks whether the other is."""
@@ -289,6 +298,13 @@ class Connection:
             self.close()
             self._on_lost()
 
+    def _send(self, sealed: bytes) -> None:
+        self._sent_s = time.monotonic()
+        try:
+            self._socket.sendall(sealed)
+        except OSError:
+            self._lose()
+
     def _read(self) -> None:
         try:
             data = self._socket.recv(MOST_BYTES)
@@ -296,16 +312,43 @@ class Connection:
             return
         except OSError:
             data = b""
-        self._heard_s = time.monotonic()
-        *lines, self._received = (self._received + data).split(b"\n")
-        for line in lines:
-            self._take(line)
-        if not data or len(self._received) > MOST_BYTES:
+        if not data:
             self._lose()
-
-    def _take(self, line: bytes) -> None:
+            return
         try:
-            message = json.loads(line)
+            messages = self._channel.feed(data)
+            if not self._is_proven:
+                messages = self._prove()
+        except WaystationError as error:
+            if not self._is_proven:
+                self._on_proof(error)
+            self._send(self._channel.take())  # why
+            self._lose()
+            return
+        if self._is_proven:  # before that, silence is the same as what proves nothing
+            self._heard_s = time.monotonic()
+        for message in messages:
+            self._take(message)
+
+    def _prove(self) -> list[bytes]:
+        """Goes on with the proofs; returns what has been said since."""
+        asked = self._channel.asked
+        if asked is not None:
+            purpose, name = asked
+            is_expected = purpose == "launch" and self._admits(name)
+            self._channel.admit(is_expected)
+            if not is_expected:
+                raise InvalidInput(f"there is no host '{name}' here")
+        self._send(self._channel.take())
+        if not (self._is_open and self._channel.is_open):
+            return []
+        self._is_proven = True
+        self._on_proof(None)
+        return self._channel.feed(b"")
+
+    def _take(self, said: bytes) -> None:
+        try:
+            message = json.loads(said)
         except ValueError:
             message = None
         if not isinstance(message, dict):
@@ -314,19 +357,20 @@ class Connection:
             self._on_message(message)
 
 
-def proof_of(secret: bytes, *said: str) -> str:
-    """What shows that a side knows the secret, of what both have said."""
-    return hmac.new(secret, "\0".join(said).encode(), hashlib.sha256).hexdigest()
+def _run_of(names: Sequence[str]) -> bytes:
+    """What launches say of their hosts when they connect, so that those of other hosts do not meet."""
+    return hashlib.sha256("\0".join(names).encode()).digest()[:16]
 
 
 @dataclass
 class _Member:
-    """A connection, the member that has proven to be at its other end, and its last message."""
+    """A connection, the member that has proved to be at its other end, and its last message."""
 
-    connection: Connection
-    nonce: str
+    address: str
     name: str = ""
     state: str = "there"
+    why: str = "it has not proved itself"  # for what it is turned away
+    connection: Connection = field(init=False)
 
 
 class RendezvousServer:
@@ -340,7 +384,8 @@ class RendezvousServer:
         selector: Watches its connections.
         names: The members.
         address: Where it listens.
-        secret: The secret that members share; empty if they share none.
+        keys: What members prove themselves by.
+        tell: Takes what people should know.
 
     Raises:
         Conflict: The address is taken.
@@ -352,9 +397,11 @@ class RendezvousServer:
         selector: selectors.BaseSelector,
         names: Sequence[str],
         address: tuple[str, int],
-        secret: bytes,
+        keys: _native.PeerKeys,
+        tell: Tell,
     ) -> None:
-        self._selector, self._names, self._secret = selector, list(names), secret
+        self._selector, self._names, self._keys = selector, list(names), keys
+        self._turned_away = TurnedAway(tell)
         self._members: list[_Member] = []
         self._is_running = self._is_closed = False
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -368,7 +415,7 @@ class RendezvousServer:
             if error.errno == errno.EADDRINUSE:
                 raise Conflict(f"{what}; give another --port, the same on all hosts") from error
             raise InvalidInput(f"{what}; the list of hosts begins with this one's address") from error
-        self._listener.listen(len(names))
+        self._listener.listen(len(names) + _MOST_UNPROVEN)
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -378,8 +425,8 @@ class RendezvousServer:
             member.connection.tick(now_s)
 
     def has_others(self, name: str) -> bool:
-        """Whether anybody but this member is still there."""
-        return any(member.name != name for member in self._members)
+        """Whether any other member is still there."""
+        return any(member.name not in {"", name} for member in self._members)
 
     def close(self) -> None:
         """Takes no one else, and says nothing more."""
@@ -397,55 +444,64 @@ class RendezvousServer:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            opened, _ = self._listener.accept()
         except OSError:
             return
-        nonce = secrets.token_hex(16)
-        member = _Member(
-            Connection(
-                self._selector,
-                connection,
-                lambda message: self._heard(member, message),
-                lambda: self._lost(member),
-            ),
-            nonce,
-        )
+        try:
+            ends = ends_of(opened)
+        except OSError:  # it has gone
+            opened.close()
+            return
+        member = _Member(ends[1])
         self._members.append(member)
-        member.connection.send({"challenge": nonce})
+        member.connection = Connection(
+            self._selector,
+            opened,
+            self._keys.accept(self._names[0], _run_of(self._names), ends, MOST_BYTES),
+            lambda error: self._proved(member, error),
+            lambda message: self._heard(member, message),
+            lambda: self._lost(member),
+            lambda name: self._seat(member, name),
+        )
+        unproven = [each for each in self._members if not each.name]
+        if len(unproven) > _MOST_UNPROVEN:  # to prove itself takes a moment: it is no launch
+            unproven[0].connection.close()
+            self._lost(unproven[0])
 
     def _heard(self, member: _Member, message: dict[str, Any]) -> None:
         match message:
-            case {"join": str(name), "nonce": str(nonce), "proof": str(proof)} if not member.name:
-                self._seat(member, name, nonce, proof)
-            case {"say": "left", "why": str(why)} if member.name:
+            case {"say": "left", "why": str(why)}:
                 self._tell_all({"say": "left", "why": f"host '{member.name}': {why}"})
-            case {"say": "failed", "why": str(why)} if member.name:
+            case {"say": "failed", "why": str(why)}:
                 member.state = "failed"
                 self._end_run(f"host '{member.name}': {why}")
-            case {"say": "ready" | "ended" as state} if member.name:
+            case {"say": "ready" | "ended" as state}:
                 member.state = state
                 self._go_on()
 
-    def _seat(self, member: _Member, name: str, nonce: str, proof: str) -> None:
-        said = member.nonce, nonce, name, *self._names
-        if not hmac.compare_digest(proof, proof_of(self._secret, "member", *said)):
-            member.connection.send({"refused": "it has another secret, or another list of hosts"})
-            return
+    def _seat(self, member: _Member, name: str) -> bool:
+        """Gives a member that has proved itself its place; returns whether there is one."""
         if name not in self._names:
-            member.connection.send({"refused": f"it has no host '{name}'"})
-            return
+            return False
         for other in [other for other in self._members if other.name == name]:
             other.connection.close()
             self._lost(other)
         member.name = name
-        member.connection.send({"welcome": proof_of(self._secret, "table", *said)})
-        self._go_on()
+        return True
+
+    def _proved(self, member: _Member, error: WaystationError | None) -> None:
+        if error is None:
+            self._go_on()
+        else:
+            member.why = str(error)
 
     def _lost(self, member: _Member) -> None:
         self._members.remove(member)
         if member.name:
             self._end_run(f"the launch of host '{member.name}' has gone")
             self._go_on()
+        else:
+            self._turned_away.note(member.address, member.why)
 
     def _end_run(self, why: str) -> None:
         if self._is_running:

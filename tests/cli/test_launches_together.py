@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from tests.support.ports import claimed_ports
 
 from waystation.errors import Conflict
+from waystation_launch import rendezvous
 from waystation_launch.rendezvous import Rendezvous
 
 SCRIPT = str(Path(sys.executable).parent / "waystation")
@@ -192,22 +195,90 @@ def test_who_does_not_come_is_not_waited_for_for_ever(tmp_path: Path) -> None:
         assert launches.starts() == [[], [], []]
 
 
-def test_launches_with_other_secrets_do_not_meet() -> None:
+def meet(first: Rendezvous, *others: Rendezvous, is_over: Callable[[], bool]) -> None:
+    """Gives each its turn, as they are in one thread, until that is so."""
+    deadline = time.monotonic() + HANG_S
+    while not is_over():
+        assert time.monotonic() < deadline
+        for each in (first, *others):
+            each.handle(0.01)
+
+
+@pytest.mark.parametrize(
+    ("names", "secret", "why"),
+    [
+        (["a", "b"], b"another secret ...", "does not know the secret of this job; start them with the same"),
+        (["a", "b"], b"", "does not know the secret of this job; start them with the same"),
+        (
+            ["a", "b", "c"],
+            b"one secret of ours",
+            "the other side belongs to another run; start them with the",
+        ),
+    ],
+    ids=["other-secret", "no-secret", "other-hosts"],
+)
+def test_launches_of_other_jobs_do_not_meet(names: list[str], secret: bytes, why: str) -> None:
+    told: list[str] = []
     with claimed_ports(1) as (port,):
-
-        def member(host: str, secret: bytes) -> Rendezvous:
-            return Rendezvous(["a", "b"], host, ("127.0.0.1", port), secret, 30.0, lambda _: None)
-
-        with contextlib.closing(member("a", b"one secret of ours")) as first:
-            with contextlib.closing(member("b", b"another secret ...")) as second:
-                # Both are in one thread: the first answers while the second asks.
-                for _ in range(100):
-                    first.handle(0.01)
-                    second.handle(0.01)
-                with pytest.raises(Conflict, match="has another secret, or another list of hosts"):
+        address = ("127.0.0.1", port)
+        first = Rendezvous(["a", "b"], "a", address, b"one secret of ours", 30.0, told.append)
+        with contextlib.closing(first):
+            with contextlib.closing(Rendezvous(names, "b", address, secret, 30.0, lambda _: None)) as second:
+                meet(first, second, is_over=lambda: bool(told))
+                with pytest.raises(Conflict, match=why):
                     second.join()
+            assert "a client from 127.0.0.1 was turned away: " in told[0]
             with pytest.raises(Conflict, match="give another --port"):
-                member("a", b"one secret of ours")
+                Rendezvous(["a", "b"], "a", address, b"one secret of ours", 30.0, lambda _: None)
+
+
+@pytest.mark.parametrize("secret", [b"one secret of ours", b""], ids=["secret", "no-secret"])
+def test_strangers_keep_no_launch_out(secret: bytes) -> None:
+    told: list[str] = []
+    with claimed_ports(1) as (port,), contextlib.ExitStack() as undo:
+        address = ("127.0.0.1", port)
+        first = undo.enter_context(
+            contextlib.closing(Rendezvous(["a", "b"], "a", address, secret, 30.0, told.append))
+        )
+        before = len(open_sockets())
+        strangers = []
+        for number in range(200):
+            stranger = undo.enter_context(socket.create_connection(address, HANG_S))
+            stranger.sendall((b"", b"{}\n", b"\x16\x03\x01\xff", b"\x17\x03\x03\x40\x00")[number % 4])
+            strangers.append(stranger)
+            first.handle(0.0)
+        second = undo.enter_context(
+            contextlib.closing(Rendezvous(["a", "b"], "b", address, secret, 30.0, lambda _: None))
+        )
+        joined = threading.Thread(target=second.join)
+        joined.start()
+        assert first.join()
+        joined.join(HANG_S)
+        assert second._is_running
+        # What strangers can have held here is bounded, and they are told of once.
+        assert len(open_sockets()) - before <= len(strangers) + rendezvous._MOST_UNPROVEN + 4
+        assert [line for line in told if "was turned away" in line] == told[:1]
+        assert strangers[0].recv(1) == b""
+
+
+def test_a_stranger_that_says_a_little_now_and_then_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "SILENCE_S", 0.3)
+    told: list[str] = []
+    with claimed_ports(1) as (port,):
+        address = ("127.0.0.1", port)
+        with (
+            contextlib.closing(
+                Rendezvous(["a", "b"], "a", address, b"one secret of ours", 30.0, told.append)
+            ) as first,
+            socket.create_connection(address, HANG_S) as stranger,
+        ):
+            said = iter(b"\x16\x03\x01\x40\x00" + bytes(1 << 14))
+            deadline = time.monotonic() + HANG_S
+            while not told:
+                assert time.monotonic() < deadline
+                stranger.sendall(bytes([next(said)]))
+                first.handle(0.02)
+    assert told == ["a client from 127.0.0.1 was turned away: it has not proved itself"]
 
 
 def open_sockets() -> set[str]:
@@ -224,7 +295,7 @@ def test_a_rendezvous_that_is_over_leaves_no_connection_open() -> None:
         before = open_sockets()
         with contextlib.closing(
             Rendezvous(["a"], "a", ("127.0.0.1", port), b"a secret of ours", 30.0, lambda _: None)
-        ) as rendezvous:
-            assert rendezvous.join()
+        ) as only:
+            assert only.join()
             assert open_sockets() - before
         assert not open_sockets() - before
