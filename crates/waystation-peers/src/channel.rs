@@ -196,3 +196,114 @@ impl Channel {
         Ok(sealed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use waystation_format::slot::Id;
+
+    use super::*;
+    use crate::keys::{issued, issuer};
+    use crate::secret::Secret;
+
+    const LIMIT_BYTES: u64 = 1 << 20;
+    const LOOPBACK: [Option<IpAddr>; 2] = [Some(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)); 2];
+
+    fn name(name: &str) -> Name {
+        Name::new(name).unwrap()
+    }
+
+    fn identity(of: &str) -> Identity {
+        Identity { name: name(of), run: Id([0; 16]) }
+    }
+
+    fn server(ends: [Option<IpAddr>; 2]) -> Channel {
+        let tls = Arc::new(Tls::of_issuer(Secret::new([1; 32]).unwrap()).unwrap());
+        Channel::accept(&tls, identity("controller"), ends, LIMIT_BYTES).unwrap()
+    }
+
+    /// A client of a name that has the key of another, if that is given.
+    fn client(ends: [Option<IpAddr>; 2], key_of: &str) -> Channel {
+        let secret = Secret::new([1; 32]).unwrap();
+        let seed = issued(&secret, Purpose::Program, &name(key_of)).unwrap();
+        let tls = Arc::new(Tls::of_issued(&seed, &issuer(&secret).unwrap()).unwrap());
+        let own = identity("one");
+        Channel::connect(&tls, own, name("controller"), Purpose::Program, ends, LIMIT_BYTES).unwrap()
+    }
+
+    fn prove(client: &mut Channel, server: &mut Channel) -> Result<()> {
+        while !client.is_open() {
+            server.feed(&client.take_outgoing())?;
+            if server.asked().is_some() {
+                server.admit(true)?;
+            }
+            client.feed(&server.take_outgoing())?;
+        }
+        Ok(())
+    }
+
+    fn bodies(channel: &mut Channel) -> Vec<Vec<u8>> {
+        let (bytes, places) = channel.messages().unwrap();
+        places.into_iter().map(|place| bytes[place].to_vec()).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn whatever_a_stranger_says_lets_it_in_nowhere(
+            begins_well: bool,
+            said in proptest::collection::vec(any::<u8>(), 0..2000),
+        ) {
+            let mut server = server([None; 2]);
+            if begins_well {
+                server.feed(&client([None; 2], "one").take_outgoing()).unwrap();
+            }
+            let fed = server.feed(&said);
+            prop_assert!(server.asked().is_none() && !server.is_open());
+            prop_assert!(bodies(&mut server).is_empty());
+            prop_assert!(server.pending.len() <= said.len());
+            prop_assert!(fed.is_ok() || server.feed(&[]).is_err());
+        }
+
+        #[test]
+        fn messages_come_out_however_their_bytes_come(
+            is_plain: bool,
+            messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..40_000), 0..4),
+            piece in 1..30_000usize,
+        ) {
+            let ends = if is_plain { LOOPBACK } else { [None; 2] };
+            let (mut client, mut server) = (client(ends, "one"), server(ends));
+            prove(&mut client, &mut server).unwrap();
+            let sealed: Vec<u8> = messages.iter().flat_map(|message| client.seal(message).unwrap()).collect();
+            let mut found = Vec::new();
+            for piece in sealed.chunks(piece) {
+                server.feed(piece).unwrap();
+                found.extend(bodies(&mut server));
+            }
+            prop_assert_eq!(found, messages);
+        }
+    }
+
+    #[test]
+    fn a_client_with_the_key_of_another_name_is_told_so() {
+        let (mut client, mut server) = (client([None; 2], "two"), server([None; 2]));
+        let refused = prove(&mut client, &mut server).unwrap_err();
+        assert!(refused.message().contains("does not have the key of the name"), "{refused}");
+        assert_eq!(refused.context("client"), Some("one"));
+        let told = client.feed(&server.take_outgoing()).unwrap_err();
+        assert!(told.message().contains("has another secret"), "{told}");
+        assert!(!client.is_open() && !server.is_open() && server.asked().is_none());
+    }
+
+    #[test]
+    fn credentials_that_only_connect_do_not_listen() {
+        let secret = Secret::new([1; 32]).unwrap();
+        let seed = issued(&secret, Purpose::Program, &name("one")).unwrap();
+        let issued = Arc::new(Tls::of_issued(&seed, &issuer(&secret).unwrap()).unwrap());
+        let issuer = Arc::new(Tls::of_issuer(secret).unwrap());
+        assert!(Channel::accept(&issued, identity("one"), LOOPBACK, 0).is_err());
+        let (own, other) = (identity("controller"), name("one"));
+        assert!(Channel::connect(&issuer, own, other, Purpose::Host, LOOPBACK, 0).is_err());
+    }
+}
