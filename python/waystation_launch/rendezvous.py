@@ -39,7 +39,9 @@ Tell: TypeAlias = Callable[[str], None]
 
 SILENCE_S = 15.0  # after which a connection counts as lost
 BEAT_S = 2.0
-MOST_BYTES = 1 << 16
+MOST_BYTES = 1 << 20
+_RECEIVE_BYTES = 1 << 16
+_MOST_TOLD = 4096  # characters of why something ended
 _CONNECT_AGAIN_S = 0.2
 _MOST_UNPROVEN = 64
 _NO_SECRET = b"launches without a secret"  # which everybody knows
@@ -225,7 +227,7 @@ class Rendezvous:
 
     def _say(self, what: str, why: str = "") -> None:
         if self._connection is not None:
-            self._connection.send({"say": what, "why": why})
+            self._connection.send({"say": what, "why": why[:_MOST_TOLD]})
 
     def _missing(self) -> str:
         if self._connection is None:
@@ -307,7 +309,7 @@ class Connection:
 
     def _read(self) -> None:
         try:
-            data = self._socket.recv(MOST_BYTES)
+            data = self._socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:
             return
         except OSError:

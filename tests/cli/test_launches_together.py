@@ -261,6 +261,22 @@ def test_strangers_keep_no_launch_out(secret: bytes) -> None:
         assert strangers[0].recv(1) == b""
 
 
+def test_a_long_reason_is_cut_and_ends_the_run_all_the_same() -> None:
+    with claimed_ports(1) as (port,):
+        address, secret = ("127.0.0.1", port), b"one secret of ours"
+        with (
+            contextlib.closing(Rendezvous(["a", "b"], "a", address, secret, 30.0, lambda _: None)) as first,
+            contextlib.closing(Rendezvous(["a", "b"], "b", address, secret, 30.0, lambda _: None)) as second,
+        ):
+            joined = threading.Thread(target=second.join)
+            joined.start()
+            assert first.join()
+            joined.join(HANG_S)
+            second.fails("\N{SNOWMAN}" * (1 << 20))
+            meet(first, second, is_over=lambda: first.stopped is not None)
+            assert str(first.stopped).startswith("host 'b': \N{SNOWMAN}")
+
+
 def test_a_stranger_that_says_a_little_now_and_then_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "SILENCE_S", 0.3)
     told: list[str] = []
