@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import analysis, machine
+from benchmarks.measure import UNUSED_MEMORY
 from benchmarks.plan import Selection
 from benchmarks.processes import ROOT, Outcome
 from benchmarks.reservoir import Reservoir
@@ -116,6 +118,13 @@ def session_parser(program: str, repetitions: int, description: str | None = Non
     )
     parser.add_argument(
         "--resume", type=json_path, metavar="FILE", help="go on with an unfinished results file"
+    )
+    parser.add_argument(
+        "--memory",
+        choices=("used", "unused"),
+        default="used",
+        help="whether free memory was used lately; the host of a virtual machine takes back what was not "
+        "(default: used)",
     )
     parser.set_defaults(usual_repetitions=repetitions)
     add_common_arguments(parser, timeout_s=900.0, timed="one run")
@@ -246,7 +255,7 @@ def measuring(
         task = progress.add_task("measuring", total=count(session))
         previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
-            with Reservoir():
+            with _free_memory(document["memory"]):
                 yield session
         finally:
             signal.signal(signal.SIGTERM, previous)
@@ -258,6 +267,20 @@ def measuring(
     console.print(f"results: {results}")
 
 
+@contextmanager
+def _free_memory(state: str) -> Iterator[None]:
+    """Sees to the state of free memory for the processes of a session."""
+    if state == "used":
+        with Reservoir():
+            yield
+        return
+    os.environ[UNUSED_MEMORY] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[UNUSED_MEMORY]
+
+
 def _document(
     arguments: argparse.Namespace, directory: Path, label: str, facts: Document
 ) -> tuple[Path, Document]:
@@ -266,11 +289,13 @@ def _document(
     if earlier is not None:
         document = json.loads(earlier.read_text())
         document["runs"] = [run for run in document["runs"] if run["status"] == "ok"]
+        document.setdefault("memory", "used")  # of a file from before there was a choice
         return earlier, document
     document = {
         "schema": SCHEMA,
         "machine": machine.describe(directory),
         "quick": arguments.quick,
+        "memory": getattr(arguments, "memory", "used"),
         **facts,
         "runs": [],
     }

@@ -28,6 +28,10 @@ import numpy.typing as npt
 from benchmarks import reservoir
 
 PAGE_BYTES = 4096
+UNUSED_MEMORY = "WAYSTATION_BENCHMARK_UNUSED_MEMORY"
+"""The variable that tells the processes of a session that nobody is to have used free memory lately."""
+HOST_TAKES_BACK_S = 5.0
+"""Linux reports free pages to its host two seconds after they became free, a part of them at a time."""
 _STATUS_FIELDS = {"VmRSS": "resident", "VmHWM": "peak", "RssAnon": "anonymous", "RssFile": "mapped"}
 
 
@@ -164,11 +168,14 @@ def back_free_memory(nbytes: int, *, quick: bool = False) -> None:
     Hosts take pages back that a guest has not used for a while (free page reporting, balloons); the first
     touch of such a page costs up to ten times as much as that of one that was just freed. Without this a
     system that starts quickly after the one before it would get the good pages, and one that imports more
-    would not. In a session the memory is that of its reservoir.
+    would not. In a session the memory is that of its reservoir. With `--memory
+    unused` the opposite is made sure of: the host has taken that memory back.
     """
     if quick or reservoir.use(nbytes):
         return
     reservoir.Held(min(nbytes, available_bytes() * 6 // 10)).close()
+    if os.environ.get(UNUSED_MEMORY):
+        time.sleep(HOST_TAKES_BACK_S)
 
 
 def touch(views: Iterable[npt.NDArray[np.uint8]]) -> int:

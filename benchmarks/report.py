@@ -73,6 +73,10 @@ def show_machine(document: dict[str, Any], console: Console) -> None:
         console.print(
             "The page cache cannot be dropped here: cold loads only ask the kernel to forget files."
         )
+    if document.get("memory") == "unused":
+        console.print(
+            "Nobody had used free memory lately: the first touch of memory is a part of every figure."
+        )
     if document["quick"]:
         console.print("Quick states: these figures show that everything works, not how fast it is.")
 
