@@ -21,6 +21,9 @@ use waystation_agent::{Error, Kind};
 /// What was delivered, and by whom.
 type Delivered = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
 
+/// What the servers of this process have told of clients that they have turned away.
+static TURNED_AWAY: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
 struct Host {
     server: Server,
     store: Arc<Store>,
@@ -43,8 +46,8 @@ fn start(address: SocketAddr) -> Host {
         Ok(())
     };
     let control = ControlService::new(Arc::clone(&store), Box::new(deliver));
-    let services =
-        Services { bulk: BulkService::new(Arc::clone(&intake), order), control, turned_away: |_| {} };
+    let turned_away = |error: &Error| TURNED_AWAY.lock().unwrap().push(error.to_string());
+    let services = Services { bulk: BulkService::new(Arc::clone(&intake), order), control, turned_away };
     let server = Server::start(address, credentials("far"), limits(), services).unwrap();
     Host { server, store, intake, delivered, directory }
 }
@@ -55,6 +58,21 @@ fn far(address: SocketAddr) -> Peer {
 
 fn client(address: SocketAddr) -> ControlClient {
     ControlClient::new(far(address), credentials("near"), LONG)
+}
+
+#[tokio::test]
+async fn whom_a_server_turns_away_it_tells() {
+    let host = start(any_port());
+    let stranger = credentials_of("stranger", RUN, &[0x5f; 32]);
+    let peer = far(host.server.address());
+    Connection::connect(&peer, &stranger, Purpose::Control, LONG).await.unwrap_err();
+    let is_told = async {
+        let wanted = "the other side refuses the certificate of this one, its key";
+        while !TURNED_AWAY.lock().unwrap().iter().any(|line| line.contains(wanted)) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LONG, is_told).await.unwrap();
 }
 
 #[tokio::test]
