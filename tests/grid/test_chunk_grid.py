@@ -45,7 +45,9 @@ def test_the_chunks_that_meet_a_box_are_those_of_a_full_scan(example):
     chunks, box = example
     scan = [(i, chunks.box(i)) for i in range(chunks.chunk_count) if grid.intersect(chunks.box(i), box)]
     assert chunks.meeting(box) == scan
-    assert grid.chunks_meeting(chunks.array_shape, chunks.chunk_shape, box) == scan
+    assert chunks.count_meeting(box) == len(scan)
+    numbers, boxes = chunks.meeting_in_bulk(box)
+    assert [(i, grid.box_at(boxes, place)) for place, i in enumerate(numbers.tolist())] == scan
     assert chunks.overlaps(box) == [(i, grid.intersect(chunk, box)) for i, chunk in scan]
 
 

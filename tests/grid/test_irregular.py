@@ -15,11 +15,18 @@ box_2d = st.tuples(
 )
 
 
+def meeting(*arguments):
+    """The numbers and boxes that are found, one by one."""
+    numbers, boxes = grid.irregular_chunks_meeting(*arguments)
+    assert len(numbers) == len(boxes)
+    return [(number, grid.box_at(boxes, place)) for place, number in enumerate(numbers.tolist())]
+
+
 @given(boxes_2d, box_2d, st.integers(0, 5))
 def test_search_through_groups_agrees_with_a_scan(boxes, box, begin):
     found, order = grid.IrregularBoxes.sort(boxes, 2)
     words = np.concatenate([np.zeros(begin, np.uint64), found.to_words()])
-    chunks = grid.irregular_chunks_meeting(words, len(boxes), box, begin)
+    chunks = meeting(words, len(boxes), box, begin)
     assert [number for number, _ in chunks] == sorted(number for number, _ in chunks)
     assert {int(order[number]): chunk for number, chunk in chunks} == {
         place: other for place, other in enumerate(boxes) if grid.intersect(other, box)
@@ -41,7 +48,7 @@ def test_only_groups_that_meet_the_box_are_looked_at():
     boxes = [((place,), (1,)) for place in range(6400)]
     found, _ = grid.IrregularBoxes.sort(boxes, 1)
     words = Watched(found.to_words())
-    assert grid.irregular_chunks_meeting(words, 6400, ((130,), (2,))) == [
+    assert meeting(words, 6400, ((130,), (2,))) == [
         (130, ((130,), (1,))),
         (131, ((131,), (1,))),
     ]
@@ -71,4 +78,4 @@ def test_groups_bound_sixty_four_boxes_each():
 
 def test_no_axes():
     found, _ = grid.IrregularBoxes.sort([((), ())], 0)
-    assert grid.irregular_chunks_meeting(found.to_words(), 1, ((), ())) == [(0, ((), ()))]
+    assert meeting(found.to_words(), 1, ((), ())) == [(0, ((), ()))]

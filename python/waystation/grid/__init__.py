@@ -22,7 +22,7 @@ from waystation.grid._boxes import (
     volume,
     whole,
 )
-from waystation.grid._chunk_grid import ChunkGrid, chunks_meeting, find_grid
+from waystation.grid._chunk_grid import ChunkGrid, find_grid
 from waystation.grid._chunk_shape import choose_chunk_shape
 from waystation.grid._cover import CoverDefect, find_cover_defect
 from waystation.grid._irregular import GROUP_BOXES, IrregularBoxes, bound_groups, irregular_chunks_meeting
@@ -46,7 +46,6 @@ __all__ = [
     "box_at",
     "box_of_slices",
     "choose_chunk_shape",
-    "chunks_meeting",
     "contains",
     "contiguous_span",
     "contiguous_strides",

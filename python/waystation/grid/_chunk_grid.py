@@ -90,6 +90,36 @@ class ChunkGrid:
         """The chunks that share elements with `box`, ascending: number and box of each."""
         return self._meeting(box, clipped=False)
 
+    def count_meeting(self, box: Box) -> int:
+        """How many chunks share elements with `box`."""
+        count = 1
+        for begin, extent, array_extent, step in zip(*box, self.array_shape, self.chunk_shape, strict=True):
+            first, end = max(begin, 0), min(begin + extent, array_extent)
+            if first >= end:
+                return 0
+            count *= (end - 1) // step - first // step + 1
+        return count
+
+    def meeting_in_bulk(self, box: Box) -> tuple[NDArray[np.int64], BoxArray]:
+        """What `meeting` finds, as the numbers and boxes of all: quicker where these are many."""
+        ndim = len(self.array_shape)
+        counts, axes = [], []
+        for begin, extent, array_extent, step in zip(*box, self.array_shape, self.chunk_shape, strict=True):
+            first, end = max(begin, 0), min(begin + extent, array_extent)
+            places = np.arange(first // step, (end - 1) // step + 1 if first < end else first // step)
+            counts.append(len(places))
+            axes.append((places, places * step, np.minimum(step, array_extent - places * step)))
+        numbers = np.zeros(counts, np.int64)
+        boxes = np.empty((*counts, 2, ndim), np.int64)
+        stride = self.chunk_count
+        for axis, (places, begins, extents) in enumerate(axes):
+            stride //= max(1, self.counts[axis])
+            along = (-1,) + (1,) * (ndim - 1 - axis)
+            numbers += (places * stride).reshape(along)
+            boxes[..., 0, axis] = begins.reshape(along)
+            boxes[..., 1, axis] = extents.reshape(along)
+        return numbers.reshape(-1), boxes.reshape(numbers.size, 2, ndim)
+
     def overlaps(self, box: Box) -> list[tuple[int, Box]]:
         """The same chunks: number of each, and the box of what it shares."""
         return self._meeting(box, clipped=True)
@@ -120,11 +150,6 @@ def _span(place: int, step: int, low: int, high: int, stride: int) -> tuple[int,
     """A chunk along one axis: its part of the number, begin and extent within `[low, high)`."""
     begin = max(low, place * step)
     return place * stride, begin, min(high, (place + 1) * step) - begin
-
-
-def chunks_meeting(array_shape: Shape, chunk_shape: Shape, box: Box) -> list[tuple[int, Box]]:
-    """`ChunkGrid.meeting` for one box."""
-    return ChunkGrid(array_shape, chunk_shape).meeting(box)
 
 
 def find_grid(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation.grid._boxes import Box, BoxArray, box_array, box_at, positions_meeting
+from waystation.grid._boxes import Box, BoxArray, box_array, positions_meeting
 
 GROUP_BOXES = 64
 
@@ -53,8 +53,8 @@ class IrregularBoxes:
 
 def irregular_chunks_meeting(
     words: Words, chunk_count: int, box: Box, begin: int = 0
-) -> list[tuple[int, Box]]:
-    """The chunks of a table that share elements with `box`, ascending: number and box of each.
+) -> tuple[NDArray[np.int64], BoxArray]:
+    """The chunks of a table that share elements with `box`, ascending: their numbers and boxes.
 
     Args:
         words: Where `to_words` stands; only what is needed of it is looked at.
@@ -72,7 +72,7 @@ def irregular_chunks_meeting(
     places = first + numbers[:, None] * 2 * ndim + np.arange(2 * ndim)
     boxes = words[places.ravel()].astype(np.int64).reshape(len(numbers), 2, ndim)
     kept = positions_meeting(boxes, box)
-    return [(int(numbers[position]), box_at(boxes, position)) for position in kept.tolist()]
+    return numbers[kept], boxes[kept]
 
 
 def bound_groups(boxes: BoxArray) -> BoxArray:

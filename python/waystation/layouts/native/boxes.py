@@ -2,15 +2,17 @@
 
 A whole array stored as one chunk is one fixed record; these are the many, so they are made in one
 vectorised step. Every other box becomes one record per chunk that it meets: first the chunks of all boxes are
-found, then their places, so that tables that are read page by page are read in few calls.
+found, then their places, so that tables that are read page by page are read in few calls. What boxes take of
+chunks is a row of a matrix for each number of axes. A box that meets many chunks adds its rows at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from waystation import grid
 from waystation._collection import paused_collection
@@ -23,6 +25,9 @@ from waystation.layouts.opened import Request
 
 if TYPE_CHECKING:
     from waystation.frameworks.dtypes import LogicalDtype
+
+# The chunks that a box meets, and what it takes of each: number, box and common part, one by one or of all.
+_Found: TypeAlias = list[tuple[int, Box, Box]] | tuple[NDArray[np.int64], grid.BoxArray, grid.BoxArray]
 
 
 class MissingBox(InvalidInput):
@@ -37,15 +42,48 @@ class MissingBox(InvalidInput):
     box: Box = ((), ())
 
 
-class _Piece(NamedTuple):
-    """What a box takes of one chunk."""
+# From so many chunks on it is quicker to find them, and what a box takes of them, at once.
+_MANY_CHUNKS = 8
+# The first columns of a row: its place among all, the array, the number of the chunk, the bytes of an item,
+# and where the box goes. Then come, with an entry for each axis: offset and shape of the chunk, offset and
+# shape of what the box takes of it, offset of the box, and its strides in bytes.
+_PLAIN_COLUMNS = 5
 
-    array: int
-    chunk: int
-    chunk_box: Box
-    common: Box
-    box: Box
-    address: int
+
+class _Pieces:
+    """What boxes take of chunks, row by row."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._single: dict[int, list[int]] = {}  # by the number of axes, rows one after another
+        self._blocks: dict[int, list[NDArray[np.int64]]] = {}
+
+    def add(self, array: int, item_bytes: int, box: Box, address: int, found: _Found) -> None:
+        """Adds what one box takes."""
+        ndim = len(box[0])
+        strides = grid.contiguous_strides(box[1], item_bytes)
+        single = self._single.setdefault(ndim, [])
+        if isinstance(found, list):
+            for number, chunk, common in found:
+                single += (self.count, array, number, item_bytes, address)
+                single += (*chunk[0], *chunk[1], *common[0], *common[1], *box[0], *strides)
+                self.count += 1
+            return
+        numbers, chunks, commons = found
+        rows = np.empty((len(numbers), _PLAIN_COLUMNS + 6 * ndim), np.int64)
+        rows[:, 0] = np.arange(self.count, self.count + len(numbers))
+        rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4] = array, numbers, item_bytes, address
+        of_axes = rows[:, _PLAIN_COLUMNS:].reshape(len(numbers), 6, ndim)
+        of_axes[:, 0:2], of_axes[:, 2:4] = chunks, commons
+        of_axes[:, 4], of_axes[:, 5] = box[0], strides
+        self._blocks.setdefault(ndim, []).append(rows)
+        self.count += len(numbers)
+
+    def by_axes(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """The numbers of axes, each with its rows."""
+        for ndim, single in self._single.items():
+            rows = np.array(single, np.int64).reshape(-1, _PLAIN_COLUMNS + 6 * ndim)
+            yield ndim, np.concatenate([rows, *self._blocks.get(ndim, ())])
 
 
 @paused_collection()
@@ -82,7 +120,7 @@ def read_words(
     """
     shapes = _Shapes(decoded, [request.array for request in requests], stored, labels)
     whole: list[tuple[int, int, int]] = []
-    pieces: list[_Piece] = []
+    pieces = _Pieces()
     position = 0
     for request, form in zip(requests, forms, strict=True):
         array = request.array
@@ -100,16 +138,17 @@ def read_words(
                 if sizes[position]:
                     try:
                         parts = [storage_box] if request.missing is None else request.missing[number]
-                        own = _pieces(decoded, shapes, array, storage_box, parts, addresses[position])
+                        own = [_meeting(decoded, shapes, array, part) for part in parts]
                         if found is None:
                             _check_covered(shapes.kind[array], array, storage_box, parts, own)
                         else:
-                            found[position] += (piece.common for piece in own)
+                            found[position] += (common for commons in own for common in _commons(commons))
                     except WaystationError as error:
                         raise error.where(array=labels[array])
-                    pieces += own
+                    for each in own:
+                        pieces.add(array, shapes.item_bytes[array], storage_box, addresses[position], each)
             position += 1
-    return _with_file_numbers(_whole_words(decoded, whole), _words(decoded, shapes, pieces))
+    return _joined(_whole_words(decoded, whole), decoded, pieces)
 
 
 class _Shapes:
@@ -160,6 +199,14 @@ class _Shapes:
                 raise Corrupt("the chunks of an array have an extent of 0", array=labels[array])
             if is_once and self.chunk[array] == shape:
                 self.single_chunks[array] = first_chunk
+        self._grids: dict[int, grid.ChunkGrid] = {}
+
+    def grid(self, array: int) -> grid.ChunkGrid:
+        """The regular grid of an array's chunks."""
+        found = self._grids.get(array)
+        if found is None:
+            found = self._grids[array] = grid.ChunkGrid(self.array[array], self.chunk[array])
+        return found
 
 
 def _prefetch_boxes(decoded: tables.Tables, entries: tables.Table) -> None:
@@ -184,29 +231,41 @@ def _whole_words(decoded: tables.Tables, whole: Sequence[tuple[int, int, int]]) 
     return records
 
 
-def _pieces(
-    decoded: tables.Tables, shapes: _Shapes, array: int, box: Box, parts: Sequence[Box], address: int
-) -> list[_Piece]:
-    """What the parts of one box take of each chunk that they meet."""
-    return [
-        _Piece(array, number, chunk_box, common, box, address)
-        for part in parts
-        for number, chunk_box in _chunks_meeting(decoded, shapes, array, part)
-        if (common := grid.intersect(chunk_box, part)) is not None
-    ]
-
-
-def _check_covered(kind: int, array: int, box: Box, parts: Sequence[Box], pieces: Sequence[_Piece]) -> None:
-    if sum(grid.volume(piece.common) for piece in pieces) != sum(map(grid.volume, parts)):
-        raise _not_covered(kind, array, box, [piece.common for piece in pieces])
-
-
-def _chunks_meeting(decoded: tables.Tables, shapes: _Shapes, array: int, box: Box) -> list[tuple[int, Box]]:
+def _meeting(decoded: tables.Tables, shapes: _Shapes, array: int, part: Box) -> _Found:
+    """The chunks that a part of a box meets, and what it takes of each."""
     if shapes.kind[array] in (tables.REGULAR, tables.RUNS):
-        return grid.chunks_meeting(shapes.array[array], shapes.chunk[array], box)
-    entry = decoded.arrays[array]
-    begin = int(entry["first_dim"]) + int(entry["ndim"])
-    return grid.irregular_chunks_meeting(decoded.dims, int(entry["chunk_count"]), box, begin)
+        chunks = shapes.grid(array)
+        if chunks.count_meeting(part) < _MANY_CHUNKS:
+            meeting = [(number, chunk, grid.intersect(chunk, part)) for number, chunk in chunks.meeting(part)]
+            return [(number, chunk, common) for number, chunk, common in meeting if common is not None]
+        numbers, boxes = chunks.meeting_in_bulk(part)
+    else:
+        entry = decoded.arrays[array]
+        begin = int(entry["first_dim"]) + int(entry["ndim"])
+        numbers, boxes = grid.irregular_chunks_meeting(decoded.dims, int(entry["chunk_count"]), part, begin)
+    offset, shape = np.array(part, np.int64).reshape(2, -1)
+    offsets = np.maximum(boxes[:, 0], offset)
+    commons = np.stack([offsets, np.minimum(boxes[:, 0] + boxes[:, 1], offset + shape) - offsets], axis=1)
+    return numbers, boxes, commons
+
+
+def _commons(found: _Found) -> list[Box]:
+    """What a box takes of chunks, without these."""
+    if isinstance(found, list):
+        return [common for _, _, common in found]
+    return [(tuple(offset), tuple(shape)) for offset, shape in found[2].tolist()]
+
+
+def _volume(found: _Found) -> int:
+    """The elements that a box takes of chunks."""
+    if isinstance(found, list):
+        return sum(grid.volume(common) for _, _, common in found)
+    return int(found[2][:, 1].prod(axis=1).sum())
+
+
+def _check_covered(kind: int, array: int, box: Box, parts: Sequence[Box], own: Sequence[_Found]) -> None:
+    if sum(map(_volume, own)) != sum(map(grid.volume, parts)):
+        raise _not_covered(kind, array, box, [common for found in own for common in _commons(found)])
 
 
 def _not_covered(kind: int, array: int, box: Box, present: Sequence[Box]) -> WaystationError:
@@ -232,43 +291,47 @@ def is_held(
 ) -> bool:
     """Whether all of a box of an array, in terms of its storage, can be read."""
     shapes = _Shapes(decoded, [array], stored, labels)
-    parts = [grid.intersect(found, box) for _, found in _chunks_meeting(decoded, shapes, array, box)]
-    return sum(grid.volume(part) for part in parts if part is not None) == grid.volume(box)
+    return _volume(_meeting(decoded, shapes, array, box)) == grid.volume(box)
 
 
-def _words(decoded: tables.Tables, shapes: _Shapes, pieces: Sequence[_Piece]) -> list[int]:
-    """A record for each piece."""
-    if not pieces:
-        return []
-    lengths = [grid.volume(piece.chunk_box) * shapes.item_bytes[piece.array] for piece in pieces]
-    columns = [piece.array for piece in pieces], [piece.chunk for piece in pieces], lengths
-    files, offsets = places.find_places(decoded, *(np.asarray(column, np.int64) for column in columns))
-    words: list[int] = []
-    for piece, file, offset in zip(pieces, files.tolist(), offsets.tolist(), strict=True):
-        item_bytes = shapes.item_bytes[piece.array]
-        strides = grid.contiguous_strides(piece.box[1], item_bytes)
-        begin, shape = piece.common
-        place = piece.address + sum(
-            (at - start) * stride for at, start, stride in zip(begin, piece.box[0], strides, strict=True)
-        )
-        words += (file, offset, item_bytes, len(shape), *piece.chunk_box[1])
-        words += (at - start for at, start in zip(begin, piece.chunk_box[0], strict=True))
-        words += (*shape, place, *strides)
-    return words
+def _joined(
+    whole: NDArray[np.int64], decoded: tables.Tables, pieces: _Pieces
+) -> tuple[NDArray[np.int64], list[int]]:
+    """Makes a record for each piece, in their order, after those of whole arrays.
+
+    Records count files by their place among those that are used.
+    """
+    by_axes = list(pieces.by_axes())
+    arrays, chunks, lengths, widths = (np.empty(pieces.count, np.int64) for _ in range(4))
+    for ndim, rows in by_axes:
+        order = rows[:, 0]
+        arrays[order], chunks[order] = rows[:, 1], rows[:, 2]
+        lengths[order] = _of_axes(rows, ndim)[:, 1].prod(axis=1) * rows[:, 3]
+        widths[order] = _PLAIN_COLUMNS + 4 * ndim
+    files, offsets = (
+        places.find_places(decoded, arrays, chunks, lengths) if pieces.count else (arrays, arrays)
+    )
+    used = distinct(np.concatenate([whole[:, 0], files]))
+    whole[:, 0] = np.searchsorted(used, whole[:, 0])
+    files = np.searchsorted(used, files)
+    starts = whole.size + np.cumsum(widths) - widths
+    words = np.empty(whole.size + int(widths.sum()), np.int64)
+    words[: whole.size] = whole.ravel()
+    for ndim, rows in by_axes:
+        order, of_axes = rows[:, 0], _of_axes(rows, ndim)
+        chunk_offset, chunk_shape, offset, shape, box_offset, strides = of_axes.transpose(1, 0, 2)
+        records = np.empty((len(rows), _PLAIN_COLUMNS + 4 * ndim), np.int64)
+        records[:, 0], records[:, 1] = files[order], offsets[order]
+        records[:, 2], records[:, 3] = rows[:, 3], ndim
+        records[:, 4 : 4 + ndim] = chunk_shape
+        records[:, 4 + ndim : 4 + 2 * ndim] = offset - chunk_offset
+        records[:, 4 + 2 * ndim : 4 + 3 * ndim] = shape
+        records[:, 4 + 3 * ndim] = rows[:, 4] + ((offset - box_offset) * strides).sum(axis=1)
+        records[:, 5 + 3 * ndim :] = strides
+        words[starts[order][:, None] + np.arange(records.shape[1])] = records
+    return words, used.tolist()
 
 
-def _with_file_numbers(
-    whole: np.ndarray[Any, Any], words: list[int]
-) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """Joins the records and renumbers their files to those that are used."""
-    positions = []
-    position = 0
-    while position < len(words):
-        positions.append(position)
-        position += 5 + 4 * words[position + 3]
-    used = sorted({*distinct(whole[:, 0]).tolist(), *(words[position] for position in positions)})
-    numbers = {file: number for number, file in enumerate(used)}
-    for position in positions:
-        words[position] = numbers[words[position]]
-    whole[:, 0] = np.searchsorted(used, whole[:, 0]) if used else 0
-    return np.concatenate([whole.ravel(), np.asarray(words, np.int64)]), used
+def _of_axes(rows: NDArray[np.int64], ndim: int) -> NDArray[np.int64]:
+    """The columns of rows that have an entry for each axis."""
+    return rows[:, _PLAIN_COLUMNS:].reshape(len(rows), 6, ndim)
