@@ -27,6 +27,7 @@ from tests.support.agents import Agent, memory_directory, running_agents, wait_u
 from tests.support.long import IS_LONG
 from tests.support.ports import claimed_ports
 from tests.support.programs import running
+from tests.support.warm_python import python
 
 from waystation import _native
 from waystation.errors import NotFound, WaystationError
@@ -127,7 +128,7 @@ def test_what_is_killed_is_gone_on_from(
     framework: str,
     victim: str,
 ) -> None:
-    program = sys.executable, "-m", "tests.memory.trainers", framework, tmp_path, STEPS, victim, KILLED_AT
+    program = python(), "-m", "tests.memory.trainers", framework, tmp_path, STEPS, victim, KILLED_AT
     options = "--hosts", HOSTS, "--agent", store, "--agent-memory", "32MiB", "--restarts", 2, "--json"
     done = launch(*options, "--", *program)
     assert done.returncode == 0, done.stderr
@@ -152,7 +153,7 @@ def test_an_agent_is_killed_under_three_launches(store: Path, tmp_path: Path) ->
     secret = tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text("what only these agents know")
-    program = sys.executable, "-m", "tests.memory.trainers", "ddp", tmp_path, steps, "agent", KILLED_AT
+    program = python(), "-m", "tests.memory.trainers", "ddp", tmp_path, steps, "agent", KILLED_AT
     with claimed_ports(HOSTS + 3) as (first, *ports), ThreadPoolExecutor(HOSTS) as launches:
         listed = [
             {"name": name, "address": f"127.0.0.{index}:{port}"}
@@ -181,19 +182,9 @@ def test_an_agent_is_killed_under_three_launches(store: Path, tmp_path: Path) ->
 def test_what_no_memory_has_comes_from_the_disk_and_the_rest_from_memory(
     store: Path, tmp_path: Path, uninterrupted: Callable[[str], list[dict[int, str]]]
 ) -> None:
-    program = (
-        sys.executable,
-        "-m",
-        "tests.memory.trainers",
-        "fsdp",
-        tmp_path,
-        STEPS,
-        "host",
-        KILLED_AT,
-        "disk",
-    )
+    trainer = "-m", "tests.memory.trainers", "fsdp", tmp_path, STEPS, "host", KILLED_AT, "disk"
     options = "--hosts", HOSTS, "--copies", 1, "--agent", store, "--agent-memory", "32MiB", "--restarts", 2
-    done = launch(*options, "--", *program)
+    done = launch(*options, "--", python(), *trainer)
     assert done.returncode == 0, done.stderr
     assert trained(tmp_path) == uninterrupted("fsdp")
     assert told(tmp_path, "resumed") == [KILLED_AT] * HOSTS

@@ -1,0 +1,189 @@
+"""A `python` whose programs are forked where the frameworks are imported already: an import takes seconds.
+
+`python()` is a command in the place of `sys.executable`. It takes `-c`, `-m` or a file, as Python does. It is
+a client (`warm_client.py`) of a server that each process of tests starts once. The server forks the program,
+with the client's arguments, environment, directory, input and output. The client passes signals on to the
+program, and ends as the program does, by the same exit code or signal.
+
+The program has a process id of its own and is no child of the client. If the client is killed with SIGKILL,
+the server kills the program a moment later. So this is for tests of what programs do. Tests of process ids,
+of namespaces, of what a fresh interpreter imports, and of kills from outside use `sys.executable`. In
+`make test-long` all do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib.util
+import io
+import json
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+import types
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tests.support import warm_client
+from tests.support.long import IS_LONG
+from tests.support.programs import HANG_S, context
+
+
+def python() -> str:
+    """The command: a file of that name, in a directory of its own."""
+    return sys.executable if IS_LONG else _client()
+
+
+@functools.cache
+def _client() -> str:
+    """Starts the server of this process of tests; returns the file that is its client."""
+    directory = Path(tempfile.mkdtemp(prefix="waystation-tests-python-"))
+    address = directory / "server"
+    life, there = context.Pipe()
+    server = context.Process(target=_serve, args=(str(address), there))
+    server.start()
+    there.close()
+    assert life.poll(HANG_S), "the server of programs does not start"
+    life.recv()
+
+    def end() -> None:
+        life.close()
+        server.join(HANG_S)
+        shutil.rmtree(directory)
+
+    atexit.register(end)
+    client = directory / "python"
+    words = [sys.executable, "-IS", warm_client.__file__, sys.executable, str(address)]
+    client.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    client.chmod(0o700)
+    return str(client)
+
+
+def _serve(address: str, life: Connection) -> None:
+    """Forks programs, until the process of tests ends, which has the other end of `life`."""
+    clients: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        selector.register(listener, selectors.EVENT_READ)
+        selector.register(life, selectors.EVENT_READ)
+        life.send(None)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is listener:
+                    client, _ = listener.accept()
+                    child = _forked(client)
+                    clients[child] = client
+                    selector.register(client, selectors.EVENT_READ, child)
+                    selector.register(os.pidfd_open(child), selectors.EVENT_READ, child)
+                elif key.fileobj is life:
+                    for child in clients:
+                        os.killpg(child, signal.SIGKILL)
+                    return
+                elif isinstance(key.fileobj, int):
+                    selector.unregister(key.fileobj)
+                    os.close(key.fileobj)
+                    _, status = os.waitpid(key.data, 0)
+                    with clients.pop(key.data) as client:
+                        if client in selector.get_map():
+                            selector.unregister(client)
+                        with contextlib.suppress(OSError):  # it was killed
+                            client.sendall(str(status).encode())
+                elif key.data in clients:
+                    _pass_on(clients[key.data], key.data, selector)
+
+
+def _pass_on(client: socket.socket, child: int, selector: selectors.BaseSelector) -> None:
+    """Sends a program the signal that its client has got; one that is gone was killed."""
+    try:
+        number = client.recv(1)
+    except OSError:
+        number = b""
+    if number:
+        os.kill(child, number[0])
+    else:
+        selector.unregister(client)
+        os.killpg(child, signal.SIGKILL)
+
+
+def _forked(client: socket.socket) -> int:
+    """The process of a client's program."""
+    size, descriptors, _, _ = socket.recv_fds(client, 4, 3)
+    with client.makefile("rb") as file:
+        told = json.loads(file.read(int.from_bytes(size, "little")))
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+        _be_program(**told)
+    with contextlib.suppress(OSError):  # it may have done more than that already
+        os.setpgid(child, child)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return child
+
+
+def _be_program(arguments: list[str], environment: dict[str, str], directory: str) -> None:
+    """Does what a fresh Python does, from its first to its last moment."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    is_unbuffered = "-u" in arguments or bool(environment.get("PYTHONUNBUFFERED"))
+    written = os.fdopen(1, "wb", buffering=0 if is_unbuffered else -1)
+    sys.stdin, sys.stdout = os.fdopen(0), io.TextIOWrapper(written, write_through=is_unbuffered)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
+    code: Any = 0
+    try:
+        exec(*_code(arguments))
+    except SystemExit as end:
+        code = end.code
+    except BaseException as error:
+        own = error.__traceback__ and error.__traceback__.tb_next  # without this function
+        traceback.print_exception(error.with_traceback(own))
+        code = 1
+    if not isinstance(code, int | None):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit((code or 0) & 0xFF)
+
+
+def _code(arguments: list[str]) -> tuple[types.CodeType, dict[str, Any]]:
+    """What a program runs, in which namespace."""
+    has_own_place = "-P" not in arguments
+    while arguments[0] in warm_client.OPTIONS:
+        arguments = arguments[1:]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    kind, *rest = arguments
+    place = {"-c": "", "-m": os.getcwd()}.get(kind, os.path.dirname(os.path.abspath(kind)))
+    sys.path[:0] = [place] * has_own_place
+    if kind == "-c":
+        sys.argv = [kind, *rest[1:]]
+        return compile(rest[0], "<string>", "exec"), vars(main)
+    if kind == "-m":
+        spec = importlib.util.find_spec(rest[0])
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{rest[0]}.__main__")
+        assert spec is not None, f"there is no module '{rest[0]}'"
+        loader: Any = spec.loader
+        main.__spec__, main.__package__, main.__file__ = spec, spec.parent, spec.origin
+        sys.argv = [str(spec.origin), *rest[1:]]
+        return loader.get_code(spec.name), vars(main)
+    main.__file__, sys.argv = os.path.abspath(kind), arguments
+    return compile(Path(kind).read_bytes(), main.__file__, "exec"), vars(main)
