@@ -256,9 +256,7 @@ FILE_USERS = {
     "runtime": "logs, pipes, and directories of a cluster",
     "safetensors/shared_page_cache.py": "how much memory is free",
     # What still is to move.
-    "checkpoint/export_files.py": "writes .npz files",
     "compat/fastsafetensors/shard_files.py": "writes files through a mapping",
-    "layouts/orbax/tensor_store.py": "TensorStore gets the path of a directory that is held open",
 }
 
 

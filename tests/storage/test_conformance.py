@@ -71,6 +71,19 @@ def test_a_replacement_is_whole_and_another_version(place: tuple[Storage, str]) 
     assert [entry.name for entry in found.entries(directory)] == ["a"]
 
 
+def test_a_new_file_is_written_from_its_beginning(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    with found.new_file(f"{directory}/a") as file:
+        for part in (b"first", b"", b" second"):
+            file.write(part)
+    assert read(found, f"{directory}/a") == b"first second"
+    with pytest.raises(Conflict), found.new_file(f"{directory}/a"):
+        pass
+    with pytest.raises(ValueError, match="of the block"), found.new_file(f"{directory}/b"):
+        raise ValueError("of the block")
+    assert read(found, f"{directory}/a") == b"first second"
+
+
 def test_only_the_version_that_was_read_is_replaced(place: tuple[Storage, str]) -> None:
     found, directory = place
     path = f"{directory}/a"

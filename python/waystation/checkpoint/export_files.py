@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-import os
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Protocol
 
 import numpy as np
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._errors import from_os_error
 from waystation.safetensors.destination import Format
 
@@ -55,80 +54,62 @@ class ExportedArray:
 
 
 class FileWriter(Protocol):
-    """Writes arrays one after another, each in pieces in C order; durable once the block is left."""
+    """Writes arrays one after another, each in pieces in C order."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
     def write(self, entry: ExportedArray, values: np.ndarray[Any, Any]) -> None:
         """Appends a piece of an array."""
+        ...
 
 
-def open_writer(path: str, file_format: Format, arrays: Sequence[ExportedArray]) -> FileWriter:
-    """Creates a file for the given arrays, which are then written in this order."""
-    return _SafetensorsWriter(path, arrays) if file_format == "safetensors" else _NpzWriter(path)
-
-
-class _Writer:
-    """A new file, whose failures are typed errors."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._file: IO[bytes]
-
-    def __enter__(self) -> Self:
-        with self._typed_errors():
-            self._file = open(self._path, "xb")
-            self._begin()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._typed_errors(), self._file:
-            if kind is not None:
-                self._abandon()
-                return
-            self._end()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    @contextmanager
-    def _typed_errors(self) -> Iterator[None]:
+@contextlib.contextmanager
+def open_writer(path: str, file_format: Format, arrays: Sequence[ExportedArray]) -> Iterator[FileWriter]:
+    """Creates a file for the given arrays, which are then written in this order; durable once the block is
+    left."""
+    with storage.of(path).new_file(path) as file:
+        typed_errors = functools.partial(_typed_errors, path)
+        if file_format == "safetensors":
+            with typed_errors():
+                writer = _SafetensorsWriter(file, typed_errors, arrays)
+            yield writer
+            return
+        archive = _NpzWriter(file, typed_errors)
         try:
-            yield
-        except OSError as error:
-            raise from_os_error(error, "write", self._path) from error
-
-    def _begin(self) -> None:
-        """Writes what comes before the first array."""
-
-    def _end(self) -> None:
-        """Writes what comes after the last array."""
-
-    def _abandon(self) -> None:
-        """Lets go of a file that will be removed."""
+            yield archive
+            with typed_errors():
+                archive.end()
+        except BaseException:
+            archive.abandon()
+            raise
 
 
-class _SafetensorsWriter(_Writer):
-    def __init__(self, path: str, arrays: Sequence[ExportedArray]) -> None:
-        super().__init__(path)
-        self._tensors = [(entry.label, entry.storage_dtype, entry.shape) for entry in arrays]
+@contextlib.contextmanager
+def _typed_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise from_os_error(error, "write", path) from error
 
-    def _begin(self) -> None:
+
+TypedErrors = Callable[[], AbstractContextManager[None]]
+
+
+class _SafetensorsWriter:
+    def __init__(self, file: IO[bytes], typed_errors: TypedErrors, arrays: Sequence[ExportedArray]) -> None:
+        self._file = file
+        self._typed_errors = typed_errors
+        tensors = [(entry.label, entry.storage_dtype, entry.shape) for entry in arrays]
         # Loaders of Hugging Face want to be told a framework, and take 'pt' for 'any'.
-        header = _native.build_safetensors_header(self._tensors, {"format": "pt"}, _HEADER_ALIGN_BYTES)
-        self._file.write(header)
+        file.write(_native.build_safetensors_header(tensors, {"format": "pt"}, _HEADER_ALIGN_BYTES))
 
     def write(self, entry: ExportedArray, values: np.ndarray[Any, Any]) -> None:
         with self._typed_errors():
             self._file.write(_bytes_of(values))
 
 
-class _NpzWriter(_Writer):
-    def _begin(self) -> None:
-        self._archive = zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED, allowZip64=True)
+class _NpzWriter:
+    def __init__(self, file: IO[bytes], typed_errors: TypedErrors) -> None:
+        self._typed_errors = typed_errors
+        self._archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True)
         self._member: IO[bytes] | None = None
         self._current: ExportedArray | None = None
 
@@ -152,12 +133,14 @@ class _NpzWriter(_Writer):
         np.lib.format.write_array_header_2_0(member, description)
         return member
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Writes what comes after the last array."""
         if self._member is not None:
             self._member.close()
         self._archive.close()
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Lets go of a file that will be removed."""
         for part in (self._member, self._archive):
             if part is not None:
                 with contextlib.suppress(OSError, ValueError):

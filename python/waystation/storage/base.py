@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, NamedTuple, Protocol
+from typing import IO, Literal, NamedTuple, Protocol
 
 from waystation import _native
 
@@ -218,6 +218,17 @@ class Storage(Reader, Protocol):
 
         Raises:
             Conflict: The file is not `expected` any more; nothing was changed.
+        """
+        ...
+
+    def new_file(self, path: str) -> AbstractContextManager[IO[bytes]]:
+        """A new file, which is written within the block, and is durable once the block is left.
+
+        It need not be seekable. Where the block raises, some of it may be left, for whoever removes the
+        attempt.
+
+        Raises:
+            Conflict: There is one.
         """
         ...
 

@@ -17,7 +17,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from waystation import _native
 from waystation._errors import Conflict, NotFound, Unsupported, WaystationError, from_os_error
@@ -241,6 +241,26 @@ class LocalStorage(LocalReader):
                 os.unlink(aside)
             raise
         _native.sync_paths([directory])
+
+    @contextlib.contextmanager
+    def new_file(self, path: str) -> Iterator[IO[bytes]]:
+        """See `base.Storage`."""
+        try:
+            file = open(path, "xb")  # noqa: SIM115 -- closed below, where its errors are told apart
+        except OSError as error:
+            raise from_os_error(error, "create", path) from error
+        try:
+            yield file
+        except BaseException:
+            with contextlib.suppress(OSError):  # the failure within the block is the one to report
+                file.close()
+            raise
+        try:
+            with file:
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise from_os_error(error, "write", path) from error
 
     def make_directory(self, path: str, *, parents: bool = False, permission_mode: int | None = None) -> None:
         """See `base.Storage`."""

@@ -7,8 +7,8 @@ Invariant: no more than a bound of bytes is on its way at a time, or one box.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -98,7 +98,6 @@ class TensorStore:
     ) -> None:
         self._library = _imported(directory)
         self._directory = directory
-        self._held: int | None = None
         self._place = directory if root is None else self._hold(root)
         self._is_ocdbt = is_ocdbt
         self._driver = "zarr3" if version == 3 else "zarr"
@@ -193,10 +192,11 @@ class TensorStore:
     def _hold(self, root: storage.Root) -> str:
         """A path that leads to the directory as long as this holds it open, whatever has its own path."""
         storage.check_links(self._directory, root)
-        self._held = root.engine.open(self._directory, flags=os.O_PATH | os.O_DIRECTORY)
-        weakref.finalize(self, os.close, self._held)
-        held = f"/proc/self/fd/{self._held}"
-        return held if os.path.isdir(held) else self._directory
+        held = contextlib.ExitStack()
+        weakref.finalize(self, held.close)
+        descriptor = held.enter_context(root.opened(self._directory)).descriptor
+        place = f"/proc/self/fd/{descriptor}"
+        return place if descriptor is not None and storage.is_directory(place) else self._directory
 
 
 def _imported(directory: str) -> Any:
