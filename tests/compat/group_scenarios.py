@@ -5,6 +5,8 @@ Each function runs in every process and returns what it saw there, or what both 
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -190,6 +192,20 @@ def damaged(place: Place, directory: Path) -> Any:
     except Exception as error:
         return raised(error)
     return None
+
+
+def killed(place: Place, directory: Path) -> None:
+    """Reports what each process sees when one of them is killed after all have read their files."""
+    place.connect()
+    _, buffer = loaded(own, torch.distributed.group.WORLD, files_of(directory, place.count))
+    if place.index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for name in buffer.key_to_rank_lidx:
+            buffer.get_tensor(name)
+    except Exception as error:
+        place.report(raised(error))
+    place.receive()  # a process that has ended looks like one that was killed
 
 
 def asked_twice(place: Place, directory: Path) -> Any:

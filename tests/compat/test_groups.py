@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,17 @@ def test_a_file_that_one_process_cannot_read_fails_in_all(tmp_path: Path) -> Non
     errors = values(tmp_path, 3, group_scenarios.damaged, model)
     assert [error.type for error in errors] == ["Conflict"] * 3
     assert [error.context.get("process") for error in errors] == [2, 2, None]
+
+
+def test_a_killed_process_is_named_by_all_others(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", files=3)
+    with running(group_scenarios.killed, model, count=3, framework="torch", directory=tmp_path) as programs:
+        errors = [programs.report(index) for index in (0, 2)]
+        for index in (0, 2):
+            programs.send(index, None)
+        ended = programs.end()
+    assert [process.exit_code for process in ended] == [0, -signal.SIGKILL, 0]
+    assert [(error.type, error.context["process"]) for error in errors] == [("Unavailable", 1)] * 2
 
 
 def test_a_tensor_that_was_let_go_of_is_refused_in_all(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def tries(place: Place, slow: str, count: int) -> dict[str, Any]:
     """A load of 8 MiB in arrays that chooses by itself, with a storage or a network that is slow."""
     import torch
 
-    from waystation.frameworks import torch_broadcast
+    from waystation.frameworks import torch_groups
 
     start(place)
     path = place.directory / "checkpoint"
@@ -166,13 +166,13 @@ def tries(place: Place, slow: str, count: int) -> dict[str, Any]:
     if slow == "storage":
         exchange.fill_buffers = slow_storage(place.directory / "storage", exchange.fill_buffers)
     elif slow == "network":
-        carry = torch_broadcast.TorchBroadcaster.broadcast
+        carry = torch_groups.TorchBroadcaster.broadcast
 
         def carry_slowly(self: Any, layer: Any, nbytes: int, piece: Any) -> None:
             time.sleep(nbytes / 1e6)
             carry(self, layer, nbytes, piece)
 
-        torch_broadcast.TorchBroadcaster.broadcast = carry_slowly  # type: ignore[method-assign]
+        torch_groups.TorchBroadcaster.broadcast = carry_slowly  # type: ignore[method-assign]
     else:
         exchange.LEAST_READING_S = float("inf")
     seen: list[Any] = []
@@ -196,19 +196,20 @@ def slow_storage(lock: Path, fill: Any) -> Any:
     return fill_slowly
 
 
-def dies(place: Place) -> Any:
-    """The last process is killed as it enters the first collective."""
+def dies(place: Place) -> None:
+    """The last process is killed as it enters the first collective; the others report what they raise."""
     import torch
 
-    from waystation.frameworks import torch_broadcast
+    from waystation.frameworks import torch_groups
 
     start(place)
     path = place.directory / "checkpoint"
     state = {"large": torch.ones(1 << 20), "small": torch.ones(3)}
     waystation.save(path, state)
     if place.index == place.count - 1:
-        torch_broadcast.TorchBroadcaster.broadcast = (  # type: ignore[method-assign]
+        torch_groups.TorchBroadcaster.broadcast = (  # type: ignore[method-assign]
             lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
         )
     with loading([], load_and_broadcast=True):
-        return outcome(lambda: waystation.load(path, state))
+        place.report(outcome(lambda: waystation.load(path, state)))
+    place.receive()  # a process that has ended looks like one that was killed

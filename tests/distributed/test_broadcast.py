@@ -227,9 +227,12 @@ def test_damage_is_everybodys_error(torch_found: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_death_in_a_collective_is_an_error_of_the_others(tmp_path: Path, count: int) -> None:
     with running(broadcast_torch.dies, count=count, framework="torch", directory=tmp_path) as programs:
+        errors = [programs.report(index) for index in range(count - 1)]
+        for index in range(count - 1):
+            programs.send(index, None)
         ended = programs.end()
-    for process in ended[:-1]:
-        assert process.value.type == "Unavailable", process
+    for error in errors:
+        assert (error.type, error.context["process"]) == ("Unavailable", count - 1), error
     assert ended[-1].exit_code == -9
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -141,6 +142,21 @@ def broken(place: Place, model: Path, file: str, options: dict[str, Any]) -> Any
     except Exception as error:
         return raised(error)
     return None
+
+
+def killed(place: Place, model: Path, victim: int, where: str, options: dict[str, Any]) -> None:
+    """Reports what each process sees when one is killed as it reads its own, or as it sends."""
+    from waystation.frameworks.torch_groups import TorchGroup
+
+    place.connect()
+    if place.index == victim:
+        owner, name = (OpenFiles, "start_placed") if where == "reading" else (TorchGroup, "broadcast_joined")
+        setattr(owner, name, lambda *arguments, **keywords: os.kill(os.getpid(), signal.SIGKILL))
+    try:
+        load_in_group(model, group=torch.distributed.group.WORLD, **options)
+    except Exception as error:
+        place.report(raised(error))
+    place.receive()  # a process that has ended looks like one that was killed
 
 
 def beside_fastsafetensors(

@@ -6,6 +6,7 @@ What each gets is in `test_placement.py`.
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,26 @@ def test_what_one_cannot_open_fails_in_all(tmp_path: Path, model: Path) -> None:
     assert [error.type for error in errors] == ["Corrupt"] * 3
     assert [error.context.get("process") for error in errors] == [1, None, 1]
     assert {error.context["path"] for error in errors} == {str(copy / "1.safetensors")}
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("where", ["reading", "sending"])
+def test_a_killed_process_is_named_by_all_others(
+    tmp_path: Path, model: Path, victim: int, where: str
+) -> None:
+    with running(
+        *(group_scenarios.killed, model, victim, where, {"send": True}),
+        count=3,
+        framework="torch",
+        directory=tmp_path,
+    ) as programs:
+        survivors = [index for index in range(3) if index != victim]
+        errors = [programs.report(index) for index in survivors]
+        for index in survivors:
+            programs.send(index, None)
+        ended = programs.end()
+    assert ended[victim].exit_code == -signal.SIGKILL
+    assert [(error.type, error.context["process"]) for error in errors] == [("Unavailable", victim)] * 2
 
 
 def test_what_is_no_group_is_refused(model: Path) -> None:

@@ -10,7 +10,7 @@ and no value is anything special.
 
 from __future__ import annotations
 
-import struct
+import functools
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ from waystation.checkpoint.broadcast import (
     needed_bytes,
 )
 from waystation.checkpoint.paths import naming_checkpoint
-from waystation.coordination import Session
+from waystation.coordination import Session, collective
 from waystation.frameworks.base import Broadcaster, Group
 from waystation.transfers.buffers import Buffer, Incoming, Reading, allocate_boxes, fill_buffers
 
@@ -68,7 +68,7 @@ class Exchange:
         """
         if decision == BROADCAST or (decision == TRY and self._is_faster()):
             self._round(lambda: self._read(self._plan.arrays, by_all=False))
-            self._round(lambda: self._send(self._plan.arrays))
+            self._round(lambda: self._send(self._plan.arrays), carries=True)
             return sum(
                 shared.incoming.buffers[number].nbytes
                 for shared in self._plan.arrays
@@ -90,26 +90,28 @@ class Exchange:
                 return False
             sending_s = self._round(lambda: self._read(samples.sent, by_all=False))
             # Sent twice: the first time, connections are made and programs compiled.
-            sending_s += self._round(lambda: self._send(samples.sent), lambda: self._send(samples.sent))
+            send = functools.partial(self._send, samples.sent)
+            sending_s += self._round(send, send, carries=True)
             return sending_s / needed_bytes(samples.sent) < reading_s
         finally:
             self._reading.statistics.bytes_needed = bytes_needed
 
-    def _round(self, *steps: Callable[[], None]) -> float:
+    def _round(self, *steps: Callable[[], None], carries: bool = False) -> float:
         """Does something in a round of all processes. Returns the longest time that the last step took in
         any of them, in seconds."""
 
-        def timed() -> bytes:
+        def timed() -> float:
             begun_s = 0.0
             with naming_checkpoint(self._target):
                 for step in steps:
                     begun_s = time.monotonic()
                     step()
-            return struct.pack("<d", time.monotonic() - begun_s)
+            return time.monotonic() - begun_s
 
-        longest: float
-        (longest,) = struct.unpack("<d", self._session.round(timed, _longest))
-        return longest
+        _, longest = collective.attempt(
+            self._session, timed, lambda own_s: repr(own_s).encode(), _longest, carries=carries
+        )
+        return float(longest)
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -242,7 +244,7 @@ def _unpack(piece: Bytes, parts: Sequence[Bytes]) -> None:
 
 
 def _longest(parts: Sequence[bytes]) -> bytes:
-    return max(parts, key=lambda part: float(struct.unpack("<d", part)[0]))
+    return max(parts, key=float)
 
 
 def _piece_bytes(reading: Reading) -> int:

@@ -17,6 +17,7 @@ round waits longer than its deadline; nothing is carried by devices or by collec
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from waystation._errors import InvalidInput
@@ -108,6 +109,19 @@ class Coordinator(Protocol):
 
         Raises:
             InvalidInput: The program has no such processes, or this one or the primary is not among them.
+        """
+        ...
+
+    def watching(self, what: str, processes: Collection[int]) -> AbstractContextManager[Callable[[], None]]:
+        """Watches processes while something goes on that is no session, such as a collective.
+
+        Args:
+            what: What goes on, for errors.
+            processes: The indices of those that take part in it.
+
+        Returns:
+            A context with a function that raises Unavailable, which names them, if some of these have died.
+            It takes seconds to notice that.
         """
         ...
 

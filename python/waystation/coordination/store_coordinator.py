@@ -6,11 +6,13 @@ longer mean the same call. They all end that numbering, and begin the next at 0:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 
 from waystation import _forks
+from waystation.coordination import round_errors
 from waystation.coordination.base import Session, participants
 from waystation.coordination.single import SingleSession
 from waystation.coordination.store import Store
@@ -79,3 +81,21 @@ class StoreCoordinator:
         return StoreSession(
             self._store, numbering, number, what, chosen, own, chosen.index(primary), deadline_s
         )
+
+    @contextlib.contextmanager
+    def watching(self, what: str, processes: Collection[int]) -> Iterator[Callable[[], None]]:
+        """Watches processes, see `Coordinator.watching`."""
+        self._owner.require("what the processes of this program talk through", ADVICE)
+        others = sorted(set(processes) - {self.process_index})
+        self._store.begin(others)
+
+        def require_alive() -> None:
+            dead = self._store.dead(others)
+            if dead:
+                raise round_errors.deaths(what, dead, self._store.describe)
+            self._store.get(f"{self._prefix}/nothing", 0)  # fails if the process with the store has died
+
+        try:
+            yield require_alive
+        finally:
+            self._store.end(others)

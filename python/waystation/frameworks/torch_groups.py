@@ -1,25 +1,41 @@
-"""What loaders need of a process group of torch: tensors of every dtype from one process to others.
+"""The collectives of torch that loaders need: what one process has read, to the others that need it.
 
-Tensors travel as the bytes that they are, since no backend knows all dtypes. Invariants: all processes of a
-group make the same calls in the same order, as for any collective; what has no elements is never sent;
-processes are named by their rank within the group.
+Everything travels as the bytes that it is, since no backend knows all dtypes. Two kinds of users: a
+`TorchGroup` carries tensors of any device in the one process group that a caller gives; a `TorchBroadcaster`
+carries host memory in whatever groups the loaded arrays need. Invariants: all processes of a group make the
+same calls in the same order, as for any collective; what has no elements is never sent; on CPUs no collective
+waits longer than `multiprocessing.deadline_s`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as distributed
+from numpy.typing import NDArray
+from torch.distributed.device_mesh import DeviceMesh
 
-from waystation._errors import InvalidInput
-from waystation.coordination import error_codec
+from waystation import coordination
+from waystation._errors import InvalidInput, Unavailable
+from waystation._options.in_effect import current_options
+from waystation.coordination import Session, collective
 from waystation.frameworks import torch_memory
+from waystation.frameworks.base import Group
 
 T = TypeVar("T")
+
+_PATIENCE_S = 1.0  # which collectives may take before deaths are looked for
+_NEWS_S = 15.0  # a death that made a collective fail is known by then
+_PAUSE_S = 0.1
 
 
 def of_group(group: Any) -> TorchGroup:
@@ -51,11 +67,77 @@ class TorchGroup:
         self.group = group
         self.size: int = 1 if group is None else group.size()
         self.rank: int = 0 if group is None else group.rank()
+        self._ranks = [_rank()] if group is None else distributed.get_process_group_ranks(group)
+
+    def open(self, what: str) -> Session:
+        """Opens a session of these processes; all of them do."""
+        return coordination.of_torch().open(
+            what,
+            deadline_s=_deadline_s(),
+            primary=min(self._ranks),
+            sequence="" if self.group is None else f"group {self.group.group_name}",
+            processes=self._ranks,
+        )
+
+    def attempt(self, work: Callable[[], T]) -> T:
+        """Does something that can fail in one process and not in others; then all go on, or none.
+
+        Raises:
+            WaystationError: The work failed in some process. That one raises its error as it is, the others
+                the error of the first that failed: of the same class and message, with its rank in the
+                program as `process` in the context and its traceback as a note.
+            Unavailable: A process has died.
+        """
+        if self.size == 1:
+            return work()
+        failure: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+        failed = torch.tensor([failure is not None], dtype=torch.uint8, device=_device_of(self.group))
+        largest = distributed.ReduceOp.MAX
+        self._carry(
+            failed,
+            lambda: distributed.all_reduce(failed, largest, group=self.group, async_op=True),
+            failure=failure,
+        )
+        if failed.item():
+            self._fail(failure)
+        return result
+
+    def _carry(
+        self,
+        tensor: torch.Tensor,
+        begin: Callable[[], Any],
+        *,
+        failure: Exception | None = None,
+        may_wait_again: bool = True,
+    ) -> None:
+        """Waits for a collective on a tensor. If it fails, an earlier failure of this process counts."""
+        try:
+            _finish(begin(), tensor, self._ranks, may_wait_again=may_wait_again)
+        except RuntimeError as error:
+            said = f"a process group could not carry what its processes have read: {_first_line(error)}"
+            raise (failure or Unavailable(said)) from error
+
+    def _fail(self, failure: Exception | None) -> None:
+        """Raises, in all processes, what has gone wrong in one."""
+
+        def work() -> None:
+            if failure is not None:
+                raise failure
+
+        with contextlib.closing(self.open("a load by several processes that has failed")) as session:
+            collective.attempt(session, work)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Fills a contiguous tensor with what that of the source has."""
         if self.size > 1 and tensor.numel():
-            distributed.broadcast(as_bytes(tensor), group=self.group, group_src=source)
+            data, group = as_bytes(tensor), self.group
+            self._carry(
+                data, lambda: distributed.broadcast(data, group=group, group_src=source, async_op=True)
+            )
 
     def broadcast_joined(
         self,
@@ -104,7 +186,10 @@ class TorchGroup:
         nbytes = own.numel() * own.element_size()
         padded = own if nbytes == most_bytes else own.new_empty(most_bytes, dtype=torch.uint8)
         sent = [_padded(part, most_bytes) for part in parts] if self.rank == source else None
-        distributed.scatter(as_bytes(padded), sent, group=self.group, group_src=source)
+        data, group = as_bytes(padded), self.group
+        self._carry(
+            data, lambda: distributed.scatter(data, sent, group=group, group_src=source, async_op=True)
+        )
         if padded is not own and nbytes:
             as_bytes(own).copy_(padded[:nbytes])
 
@@ -128,59 +213,167 @@ class TorchGroup:
             sent[begin : begin + part.numel()].view(part.shape).copy_(part)
             begin += part.numel()
         received = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-        distributed.all_to_all_single(received, sent, list(sizes), lengths, group=self.group)
+        self._carry(
+            received,
+            lambda: distributed.all_to_all_single(
+                received, sent, list(sizes), lengths, group=self.group, async_op=True
+            ),
+        )
         return received
 
     def send(self, tensor: torch.Tensor, destination: int, tag: int) -> None:
         """Sends a tensor to one process, which receives it."""
         if tensor.numel():
-            distributed.send(bytes_in_order(tensor), group=self.group, group_dst=destination, tag=tag)
+            data, group = bytes_in_order(tensor), self.group
+            self._carry(
+                data,
+                lambda: distributed.isend(data, group=group, group_dst=destination, tag=tag),
+                may_wait_again=False,
+            )
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> None:
         """Fills a contiguous tensor with what one process sends."""
         if tensor.numel():
-            distributed.recv(as_bytes(tensor), group=self.group, group_src=source, tag=tag)
-
-    def gather(self, value: T) -> list[T]:
-        """A small value of every process, in all of them."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size
-        distributed.all_gather_object(values, value, group=self.group)
-        return values
-
-    def agree_on(self, text: str) -> None:
-        """Raises InvalidInput, in all processes, unless all give the same text."""
-        texts = self.gather(text)
-        other = next((rank for rank, found in enumerate(texts) if found != texts[0]), None)
-        if other is not None:
-            raise InvalidInput(
-                f"process {other} of the group was given other files or arguments than process 0; give "
-                "all of them the same"
+            data, group = as_bytes(tensor), self.group
+            self._carry(
+                data,
+                lambda: distributed.irecv(data, group=group, group_src=source, tag=tag),
+                may_wait_again=False,
             )
 
-    def attempt(self, work: Callable[[], T]) -> T:
-        """Does something that can fail in one process and not in others; then all go on, or none.
 
-        Raises:
-            WaystationError: The work failed in some process. That one raises its error as it is, the others
-                the error of the first that failed: of the same class and message, with its rank as `process`
-                in the context and its traceback as a note.
-        """
-        if self.size == 1:
-            return work()
-        failure: Exception | None = None
+# torch itself keeps them, until the program ends its process group.
+_made: weakref.WeakValueDictionary[Group, Any] = weakref.WeakValueDictionary()
+
+
+class TorchBroadcaster:
+    """Carries host memory within process groups. See `base.Broadcaster`.
+
+    A group that exactly the right processes form is taken where there is one: that of the program, or that of
+    an axis of a mesh that the loaded tensors are on. Otherwise its members alone make one, which stays for as
+    long as torch knows it. All members come to the same choice, since they look at the same meshes in the
+    same order.
+
+    Args:
+        meshes: Of the tensors that are loaded; None for plain ones.
+    """
+
+    def __init__(self, meshes: Iterable[DeviceMesh | None]) -> None:
+        self.process_index = _rank()
+        self._meshes = list({id(mesh): mesh for mesh in meshes if mesh is not None}.values())
+        self._groups: dict[Group, Any] = {}
+
+    def broadcast(self, layer: Sequence[Group], nbytes: int, piece: NDArray[np.uint8]) -> None:
+        """Carries one piece in each group of a layer; each on its own, so that empty ones do nothing."""
+        if not piece.size:
+            return
+        own = next(group for group in layer if self.process_index in group)
+        host = torch.from_numpy(piece)
         try:
-            result = work()
-        except Exception as error:
-            failure = error
-        failures = self.gather(None if failure is None else error_codec.encode(failure, self.rank))
-        if failure is not None:
-            raise failure
-        first = next((encoded for encoded in failures if encoded is not None), None)
-        if first is not None:
-            raise error_codec.decode(first)
-        return result
+            group = self._group(tuple(sorted(own)))
+            carried = host.to(_device_of(group))
+            _finish(distributed.broadcast(carried, src=own[0], group=group, async_op=True), carried, own)
+            if carried is not host and own[0] != self.process_index:
+                host.copy_(carried)
+        except RuntimeError as error:
+            raise Unavailable(
+                f"torch could not send what process {own[0]} has read to the processes that need it as well "
+                f"({', '.join(map(str, own[1:]))}): {_first_line(error)}. Set "
+                "array.loading.load_and_broadcast = False to have every process read for itself"
+            ) from error
+
+    def _group(self, ranks: Group) -> Any:
+        """The process group of the given processes."""
+        group = self._groups.get(ranks)
+        if group is None:
+            group = self._groups[ranks] = self._present(ranks) or _make(ranks)
+        return group
+
+    def _present(self, ranks: Group) -> Any:
+        if len(ranks) == distributed.get_world_size():
+            return distributed.group.WORLD
+        for mesh in self._meshes:
+            if mesh.get_coordinate() is None:
+                continue
+            for axis in range(mesh.ndim):
+                group = mesh.get_group(axis)
+                if tuple(sorted(distributed.get_process_group_ranks(group))) == ranks:
+                    return group
+        return None
+
+
+def _make(ranks: Group) -> Any:
+    """Makes a group; all of its members do, in the same order as any others that they have in common."""
+    group = _made.get(ranks)
+    if group is None:
+        group = distributed.new_group(list(ranks), use_local_synchronization=True)
+        _made[ranks] = group
+    return group
+
+
+def _rank() -> int:
+    place = place_in_program()
+    return 0 if place is None else place[0]
+
+
+def _device_of(group: Any) -> torch.device:
+    """What the tensors of a group are on: the CPU if it can."""
+    kinds = {device.type for device in group._device_types}
+    if "cpu" in kinds or not kinds:
+        return torch.device("cpu")
+    kind = sorted(kinds)[0]
+    return torch.device(kind, getattr(torch, kind).current_device())
+
+
+def _finish(work: Any, tensor: torch.Tensor, ranks: Sequence[int], *, may_wait_again: bool = True) -> None:
+    """Waits for a collective.
+
+    One whose process has died can keep others waiting that are not connected to it, so deaths are looked for
+    where it takes long. That of GPUs is only queued: torch's own watchdog ends what never comes.
+
+    Args:
+        work: The collective.
+        tensor: What it is about.
+        ranks: The processes that take part.
+        may_wait_again: Whether it goes on after a wait that was given up.
+
+    Raises:
+        RuntimeError: It failed, or did not end within the deadline.
+        Unavailable: A process has died.
+    """
+    if tensor.device.type != "cpu":
+        work.wait()
+        return
+    deadline_s = _deadline_s()
+    begun_s = time.monotonic()
+    failed_s: float | None = None
+    patience_s = min(_PATIENCE_S, deadline_s) if may_wait_again else deadline_s
+    with contextlib.ExitStack() as watching:
+        require_alive: Callable[[], None] | None = None
+        while True:
+            try:
+                work.wait(timedelta(seconds=patience_s))
+                return
+            except RuntimeError as error:
+                failure = error
+            if require_alive is None:
+                what = "sending what one process has read to the others"
+                require_alive = watching.enter_context(coordination.of_torch().watching(what, ranks))
+            require_alive()
+            now_s = time.monotonic()
+            if work.is_completed():
+                failed_s = failed_s or now_s
+                time.sleep(_PAUSE_S)
+            if now_s - begun_s > deadline_s or (failed_s is not None and now_s - failed_s > _NEWS_S):
+                raise failure
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]  # what follows is where in torch it happened
+
+
+def _deadline_s() -> float:
+    return current_options().multiprocessing.deadline_s
 
 
 def even_blocks(extent: int, count: int) -> list[range]:

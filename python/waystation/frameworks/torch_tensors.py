@@ -106,9 +106,9 @@ class _Broadcasting:
     def broadcaster(self, targets: Sequence[Target]) -> Broadcaster:
         """What carries that from one process to the others: the process groups of the program and of the
         meshes of these tensors, and others where there are none for the same processes."""
-        from waystation.frameworks import torch_broadcast
+        from waystation.frameworks import torch_groups
 
-        return torch_broadcast.TorchBroadcaster([target.placement.mesh for target in targets])
+        return torch_groups.TorchBroadcaster([target.placement.mesh for target in targets])
 
 
 class TorchCodec(Codec):

@@ -1,90 +1,30 @@
-"""What the processes of a program do together where they load a published model, each its part.
+"""Which processes of a JAX program load a published model together, and what they read for each other.
 
-It goes in rounds of a session, as everything does that processes do together: they agree on what is loaded,
-and at the end on whether each has its part. Invariants: what fails in one process is raised by all; that one
-has died or does not come is raised by all others, once the deadline has passed; a load that this process
-makes alone waits for nobody.
+They load in rounds of a session: they agree on what is loaded, and at the end on whether each has its part. A
+load that this process makes alone waits for nobody.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from waystation import coordination
-from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation.coordination import Session
+from waystation.coordination.single import SingleSession
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import Codec, Target
 from waystation.safetensors.open_files import OpenFiles
 from waystation.transfers import fit
 from waystation.transfers.buffers import Incoming
 
-T = TypeVar("T")
 
-_WHAT = "load a published model"
-
-
-class JaxCollective:
-    """This process and those that load with it, if there are any.
-
-    Args:
-        session: Of these; None for this process alone.
-    """
-
-    def __init__(self, session: Session | None) -> None:
-        self._session = session
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether this process loads for itself."""
-        return self._session is None
-
-    def decide(self, work: Callable[[], T], describe: Callable[[T], bytes]) -> T:
-        """Decides something, in a round.
-
-        Args:
-            work: Decides.
-            describe: Says what all processes have to decide alike.
-
-        Raises:
-            InvalidInput: They have not.
-        """
-        return self._round(work, describe, _same)
-
-    def finish(self, work: Callable[[], T]) -> T:
-        """Does this process's part, in a round."""
-        return self._round(work, lambda _: b"", lambda _: b"")
-
-    def _round(
-        self,
-        work: Callable[[], T],
-        describe: Callable[[T], bytes],
-        decide: Callable[[Sequence[bytes]], bytes],
-    ) -> T:
-        if self._session is None:
-            return work()
-        done: list[T] = []
-
-        def part() -> bytes:
-            done.append(work())
-            return describe(done[0])
-
-        self._session.round(part, decide)
-        return done[0]
-
-    def close(self) -> None:
-        """Ends it; idempotent."""
-        if self._session is not None:
-            self._session.close()
-
-
-def open_collective(
+def open_session(
     codec: Codec, options: Options, *, sharding: Any, has_function: bool, together: bool | None
-) -> JaxCollective:
-    """Those that load together.
+) -> Session:
+    """Opens a session of the processes that load together; of this process alone if it loads for itself.
 
     Args:
         codec: Of what is loaded.
@@ -93,42 +33,30 @@ def open_collective(
         has_function: Whether a function chooses shardings, which nobody knows before the files are open.
         together: What the caller says; None: all whose devices a sharding is over, and with a function all.
     """
+    alone = SingleSession()
     if together is False:
-        return JaxCollective(None)
+        return alone
     holders: set[int] = set()
     if codec.row_exchange is not None and (sharding is not None or has_function):
         holders = codec.row_exchange.processes_of(sharding)
     are_several = len(holders) > 1
-    if together is None and not are_several:
-        return JaxCollective(None)
     coordinator = coordination.current()
-    if coordinator.process_count == 1:
-        return JaxCollective(None)
+    if (together is None and not are_several) or coordinator.process_count == 1:
+        return alone
     multiprocessing = options.multiprocessing
     processes = multiprocessing.active_processes or (holders if are_several else None)
     if processes is not None and coordinator.process_index not in processes:
-        return JaxCollective(None)
+        return alone
     primary = multiprocessing.primary_host
     if primary is None or (processes is not None and primary not in processes):
         primary = 0 if processes is None else min(processes)
-    session = coordinator.open(
-        _WHAT,
+    return coordinator.open(
+        "load a published model",
         deadline_s=multiprocessing.deadline_s,
         primary=primary,
         sequence=multiprocessing.barrier_sync_key_prefix or "",
         processes=processes,
     )
-    return JaxCollective(session)
-
-
-def _same(parts: Sequence[bytes]) -> bytes:
-    other = next((index for index, part in enumerate(parts) if part != parts[0]), None)
-    if other is not None:
-        raise InvalidInput(
-            f"processes 0 and {other} of those that load together were given different files or arguments "
-            "for arrays that they share; give all of them the same, or together=False"
-        )
-    return b""
 
 
 # ---- arrays that are read by rows, and then divided otherwise ----------------------------------

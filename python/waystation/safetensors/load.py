@@ -11,15 +11,16 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from waystation._arguments import require_function
 from waystation._errors import Conflict, Corrupt, NotFound
+from waystation.coordination import Session, collective
 from waystation.safetensors import nesting
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
-from waystation.safetensors.jax_collective import JaxCollective, exchange_rows, open_collective
+from waystation.safetensors.jax_collective import exchange_rows, open_session
 from waystation.safetensors.making import Framework, Made, calling_arrays_tensors, codec_of
 from waystation.safetensors.request import Placing, Request, decide, options_of
 from waystation.safetensors.sources import Files
@@ -30,7 +31,7 @@ from waystation.transfers.statistics import LoadStatistics
 _PROGRESS_INTERVAL_S = 0.1
 _MOST_ATTEMPTS = 50  # while a model is replaced
 
-Decide = Callable[[], tuple[Request, JaxCollective]]
+Decide = Callable[[], tuple[Request, Session]]
 
 
 def load(
@@ -114,11 +115,11 @@ def load(
     )
     if progress is not None:
         require_function("progress", progress)
-    request, others = decided()
+    request, session = decided()
     again = decided if isinstance(files, str | os.PathLike) else None
     if progress is None:
-        return _load_what_is_there(request, others, Progress(), again)
-    return _watched(_started(request, others, again), progress)
+        return _load_what_is_there(request, session, Progress(), again)
+    return _watched(_started(request, session, again), progress)
 
 
 def load_async(
@@ -158,8 +159,8 @@ def load_async(
         gpu_direct=gpu_direct,
         may_exchange=False,  # devices would be used at any time
     )
-    request, others = decided()
-    return _started(request, others, decided if isinstance(files, str | os.PathLike) else None)
+    request, session = decided()
+    return _started(request, session, decided if isinstance(files, str | os.PathLike) else None)
 
 
 def _decide(
@@ -177,10 +178,10 @@ def _decide(
     together: bool | None,
     gpu_direct: bool | None,
     may_exchange: bool,
-) -> tuple[Request, JaxCollective]:
+) -> tuple[Request, Session]:
     """What is loaded, decided with the processes that load it as well."""
     options = options_of(memory_limit, verify, gpu_direct)
-    others = open_collective(
+    session = open_session(
         codec_of(framework),
         options,
         sharding=placing.sharding,
@@ -188,7 +189,8 @@ def _decide(
         together=together,
     )
     try:
-        request = others.decide(
+        request, _ = collective.attempt(
+            session,
             lambda: decide(
                 files,
                 framework,
@@ -199,19 +201,25 @@ def _decide(
                 options=options,
                 mmap=mmap,
                 nested=nested,
-                may_exchange=may_exchange and not others.is_alone,
+                may_exchange=may_exchange and session.process_count > 1,
             ),
-            lambda request: request.shared(),
+            Request.shared,
+            _require_same,
         )
     except BaseException:
-        others.close()
+        session.close()
         raise
-    return request, others
+    return request, session
 
 
-def _started(request: Request, others: JaxCollective, again: Decide | None) -> AsyncResponse[dict[str, Any]]:
+def _require_same(parts: Sequence[bytes]) -> bytes:
+    collective.require_same(parts, remedy=" for arrays that they share, or together=False")
+    return b""
+
+
+def _started(request: Request, session: Session, again: Decide | None) -> AsyncResponse[dict[str, Any]]:
     what = f"loading '{request.opened.headers[0].path}'"
-    return AsyncResponse(what, lambda progress: _load_what_is_there(request, others, progress, again))
+    return AsyncResponse(what, lambda progress: _load_what_is_there(request, session, progress, again))
 
 
 def _watched(
@@ -231,7 +239,7 @@ def _watched(
 
 
 def _load_what_is_there(
-    request: Request, others: JaxCollective, progress: Progress, again: Decide | None
+    request: Request, session: Session, progress: Progress, again: Decide | None
 ) -> dict[str, Any]:
     """Loads; where files changed meanwhile, it begins again with what is there now.
 
@@ -239,18 +247,18 @@ def _load_what_is_there(
     """
     for _ in range(_MOST_ATTEMPTS):
         try:
-            return _load(request, others, progress)
+            return _load(request, session, progress)
         except Conflict as error:
-            if again is None or not others.is_alone:
+            if again is None or session.process_count > 1:
                 raise
             try:
-                request, others = again()
+                request, session = again()
             except (NotFound, Corrupt):
                 raise error from None  # which says how the files changed
-    return _load(request, others, progress)
+    return _load(request, session, progress)
 
 
-def _load(request: Request, others: JaxCollective, progress: Progress) -> dict[str, Any]:
+def _load(request: Request, session: Session, progress: Progress) -> dict[str, Any]:
     started_s = time.monotonic()
     made = Made(request.opened, len(request.incoming))
     filling = Filling(
@@ -265,9 +273,12 @@ def _load(request: Request, others: JaxCollective, progress: Progress) -> dict[s
         with calling_arrays_tensors():
             filling.finish(made)
 
-    with contextlib.closing(others):
-        others.finish(read)
-    exchange_rows(request.codec, made.arrays, request.exchanged)
+    with contextlib.closing(session):
+        collective.attempt(session, read)
+        if request.exchanged:
+            collective.attempt(
+                session, lambda: exchange_rows(request.codec, made.arrays, request.exchanged), carries=True
+            )
     _report(request, filling, time.monotonic() - started_s)
     arrays = dict(zip(request.wanted.names, made.arrays, strict=True))
     return arrays if request.separator is None else nesting.nest(arrays, request.separator)

@@ -10,11 +10,12 @@ come to the same answer from what all of them say; only speed depends on it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from waystation import _processes, storage
+from waystation import _processes
 from waystation._options import Options
 from waystation.safetensors.headers import Header
 
@@ -22,20 +23,19 @@ _MEMORY = Path("/proc/meminfo")
 _AVAILABLE = "MemAvailable:"
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """What one process says.
 
     Attributes:
         kernel: Which kernel it runs on, empty where that cannot be told. Machines that are copies of each
             other may say the same; then each reads from its own disk.
-        files: What it has opened.
+        files: What tells the files that it has opened from others.
         is_able: Whether it can read through the page cache, and its arrays stay in the memory of the machine.
         available_bytes: Memory that is still to be had.
     """
 
     kernel: str
-    files: tuple[storage.Identity, ...]
+    files: str
     is_able: bool
     available_bytes: int
 
@@ -43,7 +43,8 @@ class View:
     def of(cls, headers: Sequence[Header], options: Options, *, is_on_host: bool) -> View:
         """That of this process, which is to read these files to its own memory or to a device."""
         is_able = is_on_host and options.engine.read_mode in (None, "buffered")
-        return cls(_kernel(), tuple(header.identity for header in headers), is_able, _available_bytes())
+        files = hashlib.sha256(repr([header.identity for header in headers]).encode()).hexdigest()
+        return cls(_kernel(), files, is_able, _available_bytes())
 
 
 def share_page_cache(views: Sequence[View], needed_bytes: int) -> bool:

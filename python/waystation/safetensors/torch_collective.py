@@ -11,10 +11,12 @@ what it reads ahead and what is just being sent, within its limit.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from waystation._options import Options
+from waystation.coordination import collective
 from waystation.frameworks import casts
 from waystation.frameworks.base import Codec
 from waystation.grid import Box, intersect, relative_to, slices_of_box, volume
@@ -86,13 +88,15 @@ def load_in_group(
         InvalidInput: The processes were given other files or arguments, or something cannot be had as
             wanted.
         TensorNotFound: A tensor is named that is not there.
-        NotFound, Corrupt, Conflict, Unavailable, Unsupported: As `load` does. What one process raises, all
-            raise; the context of the error then names that `process`, by its rank.
+        NotFound, Corrupt, Conflict, Unsupported: As `load` does. What one process raises, all
+            raise; the context of the error then names that `process`, by its rank in the program.
+        Unavailable: A process has died, which the error names, or has not come within the deadline
+            (`multiprocessing.deadline_s`).
     """
     codec = codec_of("torch")
     from waystation.frameworks import torch_groups, torch_tensors
 
-    collectives = torch_groups.of_group(group)
+    processes = torch_groups.of_group(group)
     options = options_of(memory_limit, verify)
     limit_bytes = options.memory.read_concurrent_bytes or 0
     run_bytes = max(_LEAST_RUN_BYTES, min(limit_bytes // _RUNS_IN_LIMIT, _RUN_BYTES))
@@ -102,27 +106,38 @@ def load_in_group(
         torch_groups.use_device(str(place.device))  # which the group needs to agree on anything
         opened = files.opened if isinstance(files, Tensors) else OpenFiles(find(files))
         results = results_of(
-            opened, collectives.size, placement=placement, join=join, select=select, rename=rename
+            opened, processes.size, placement=placement, join=join, select=select, rename=rename
         )
         plan = GroupPlan(
             opened,
             results,
             dtype_chooser(dtype),
-            size=collectives.size,
+            size=processes.size,
             run_bytes=run_bytes,
             least_stretch_bytes=opened.least_stretch_bytes(options.array.loading.verify),
         )
         return opened, plan, place
 
-    opened, plan, place = collectives.attempt(decide)
-    collectives.agree_on(plan.digest())
-    loading = _Loading(opened, plan, options, codec, place, collectives)
-    found = collectives.attempt(loading.read_own)
-    if plan.sent and send is None:
+    def describe(decided: tuple[OpenFiles, GroupPlan, Any]) -> bytes:
+        opened, plan, place = decided
         view = View.of(opened.headers, options, is_on_host=place.device.type == "cpu")
-        send = not share_page_cache(collectives.gather(view), plan.page_cache_bytes())
-    if plan.sent and not send:
-        found |= collectives.attempt(loading.read_cached)
+        said = plan.digest(), send, plan.page_cache_bytes() if plan.sent else 0
+        return json.dumps([said, view]).encode()
+
+    def choose(parts: Sequence[bytes]) -> bytes:
+        """Whether to send: as all processes wish, or else unless the page cache does it."""
+        said = [json.loads(part) for part in parts]
+        collective.require_same([repr(own).encode() for own, _ in said], remedy="")
+        (_, wish, needed_bytes), _ = said[0]
+        shares = wish is None and share_page_cache([View(*view) for _, view in said], needed_bytes)
+        return b"" if shares or wish is False else b"send"
+
+    with contextlib.closing(processes.open("load a published model in a group")) as session:
+        (opened, plan, place), sends = collective.attempt(session, decide, describe, choose)
+    loading = _Loading(opened, plan, options, codec, place, processes)
+    found = processes.attempt(loading.read_own)
+    if plan.sent and not sends:
+        found |= processes.attempt(loading.read_cached)
     elif plan.sent:
         sending = _Sending(loading, _less(options, _COPIES * run_bytes))
         found |= sending.run()

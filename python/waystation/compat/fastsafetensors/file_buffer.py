@@ -7,6 +7,7 @@ leaving the others to wait; a file whose tensors have all been asked for is let 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from waystation._errors import Corrupt, InvalidInput, TensorNotFound
 from waystation.compat.fastsafetensors.shares import FileShare
 from waystation.compat.fastsafetensors.st_types import Device, DType
 from waystation.compat.fastsafetensors.tensors import ProcessGroup, TensorBase, torch_groups
+from waystation.coordination import collective
 
 
 class NoSuchTensor(TensorNotFound, ValueError):
@@ -124,7 +126,8 @@ class FilesBufferOnDevice:
         if self._wait is None:
             return
         wait, self._wait = self._wait, None
-        self.pg.collectives.attempt(wait)
+        with contextlib.closing(self.pg.collectives.open("read the files of a group")) as session:
+            collective.attempt(session, wait)
 
     # ---- tensors -------------------------------------------------------------------------------
 
