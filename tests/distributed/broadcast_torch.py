@@ -14,7 +14,7 @@ from tests.distributed.broadcast_common import Case, damage, loading, meet, outc
 from tests.support.programs import Place
 
 import waystation
-from waystation.checkpoint import broadcast, exchange
+from waystation.checkpoint import broadcast
 
 DTYPES = ("float32", "bfloat16", "int64", "complex64", "bool", "float8_e4m3fn", "float8_e5m2")
 
@@ -162,9 +162,9 @@ def tries(place: Place, slow: str, count: int) -> dict[str, Any]:
     state = {f"{number}": part.clone() for number, part in enumerate(rows.chunk(count))}
     waystation.save(path, state)
     broadcast.LEAST_RECEIVED_BYTES = 0
-    exchange.LEAST_READING_S = 0.0
+    broadcast.LEAST_READING_S = 0.0
     if slow == "storage":
-        exchange.fill_buffers = slow_storage(place.directory / "storage", exchange.fill_buffers)
+        broadcast.fill_buffers = slow_storage(place.directory / "storage", broadcast.fill_buffers)
     elif slow == "network":
         carry = torch_groups.TorchBroadcaster.broadcast
 
@@ -174,7 +174,7 @@ def tries(place: Place, slow: str, count: int) -> dict[str, Any]:
 
         torch_groups.TorchBroadcaster.broadcast = carry_slowly  # type: ignore[method-assign]
     else:
-        exchange.LEAST_READING_S = float("inf")
+        broadcast.LEAST_READING_S = float("inf")
     seen: list[Any] = []
     with loading(seen):
         loaded = waystation.load(path, state)

@@ -17,7 +17,7 @@ from tests.support.programs import Raised, running
 from waystation import errors
 from waystation._options.array_loading import LoadAndBroadcastOptions
 from waystation.checkpoint import broadcast
-from waystation.checkpoint.exchange import _pieces, _Stream, layers
+from waystation.checkpoint.broadcast import _pieces, _Stream, layers
 from waystation.frameworks.jax_broadcast import _joined
 
 # ---- JAX ---------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Leaves are sorted by the codec that makes them, each codec says where its arrays go, and the memory for them
 is filled and the leaves are made (`transfers/filling.py`), where other processes have not sent it
-(`checkpoint/exchange.py`).
+(`checkpoint/broadcast.py`).
 """
 
 from __future__ import annotations

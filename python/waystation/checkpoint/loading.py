@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation.checkpoint import broadcast, fill, local_storage, opening, published, wanted
-from waystation.checkpoint.exchange import Exchange
 from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.metadata import CheckpointMetadata
@@ -330,7 +329,7 @@ class Loading:
     def _finish(self) -> dict[str, Any]:
         """Reads and makes everything."""
         received = [
-            Exchange(self._session, state.plan, state.filling.reading, self.target).run(decision)
+            broadcast.Broadcast(self._session, state.plan, state.filling.reading, self.target).run(decision)
             for state, decision in zip(self._states.values(), self._decisions, strict=True)
         ]
         received_bytes = dict(zip(self._states, received, strict=True))

@@ -8,6 +8,8 @@ Dtypes are logical names: NumPy's (`float32`), ml_dtypes' (`bfloat16`, `float8_e
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -85,10 +87,10 @@ class Target:
     into: Any = None  # the array of the caller that is to hold it, see `InPlace`
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Replicas:
-    """What several processes need of an array that is to be loaded; arrays of one shape and sharding share
-    one. Every process knows all of it.
+    """Who reads what for whom: the boxes of an array that several processes need. Every process knows all of
+    it; arrays of one shape and sharding share one.
 
     Attributes:
         boxes: What several processes need, in an order that is the same in all of them; without boxes that
@@ -98,6 +100,19 @@ class Replicas:
 
     boxes: tuple[Box, ...]
     groups: tuple[Group, ...]
+
+    @functools.cached_property
+    def items(self) -> dict[Group, int]:
+        """For each group the elements that its processes share."""
+        found: dict[Group, int] = {}
+        for box, group in zip(self.boxes, self.groups, strict=True):
+            found[group] = found.get(group, 0) + volume(box)
+        return found
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """What tells these from others."""
+        return hashlib.sha256(repr((self.boxes, self.groups)).encode()).hexdigest()
 
     @classmethod
     def of(cls, spread: Spread) -> Replicas | None:
