@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import waystation
 from waystation.safetensors.headers import read_headers
 from waystation.safetensors.request import options_of
-from waystation.safetensors.shared_page_cache import View, share_page_cache
+from waystation.safetensors.torch_collective import View, share_page_cache
 
 FILES = "digest of files"
 VIEW = View("kernel", FILES, is_able=True, available_bytes=1000)

@@ -254,7 +254,7 @@ FILE_USERS = {
     "memory/records.py": "records in the directory of an agent",
     "memory/recovering.py": "a log",
     "runtime": "logs, pipes, and directories of a cluster",
-    "safetensors/shared_page_cache.py": "how much memory is free",
+    "safetensors/torch_collective.py": "how much memory is free",
     # What still is to move.
     "compat/fastsafetensors/shard_files.py": "writes files through a mapping",
 }

@@ -44,8 +44,8 @@ class Piece:
     nbytes: int
 
 
-# What each process sends in one turn, by its rank.
-Turn = list[list[Piece]]
+# What each process sends in one step, by its rank.
+Step = list[list[Piece]]
 
 
 class GroupPlan:
@@ -56,8 +56,8 @@ class GroupPlan:
         dtypes: What each is cast to, logical.
         own: The numbers of those that each process reads for itself.
         sent: Those of the others.
-        dealt: In each turn every process reads some pieces, and sends each process its part of them.
-        shared: Likewise, of what goes whole to all.
+        divided: In each step every process reads some pieces, and sends each process its part of them.
+        replicated: Likewise, of what goes whole to all.
     """
 
     def __init__(
@@ -79,23 +79,23 @@ class GroupPlan:
             if size == 1 or all(_reads_own(source, size, least_stretch_bytes) for source in result.sources)
         ]
         self.sent = sorted(set(range(len(results))) - set(self.own))
-        dealt: list[Piece] = []
-        shared: list[Piece] = []
+        divided: list[Piece] = []
+        replicated: list[Piece] = []
         for number in self.sent:
             result = self.results[number]
             for place, source in enumerate(result.sources):
-                is_dealt = isinstance(source.place, Divided) and source.nbytes >= _LEAST_DIVIDED_BYTES
-                is_cut = is_dealt or len(result.sources) > 1
+                is_divided = isinstance(source.place, Divided) and source.nbytes >= _LEAST_DIVIDED_BYTES
+                is_cut = is_divided or len(result.sources) > 1
                 pieces = _pieces(number, place, source, run_bytes if is_cut else None)
-                (dealt if is_dealt else shared).extend(pieces)
-        shares = _shares(self._own_bytes(), sum(piece.nbytes for piece in (*dealt, *shared)))
-        self.dealt, self.shared = (
-            _turns(self._assigned(opened, pieces, shares), run_bytes) for pieces in (dealt, shared)
+                (divided if is_divided else replicated).extend(pieces)
+        shares = _shares(self._own_bytes(), sum(piece.nbytes for piece in (*divided, *replicated)))
+        self.divided, self.replicated = (
+            _steps(self._assigned(opened, pieces, shares), run_bytes) for pieces in (divided, replicated)
         )
 
     def digest(self) -> str:
         """What tells this plan from others."""
-        what = (self.results, self.dtypes, self.own, self.dealt, self.shared)
+        what = (self.results, self.dtypes, self.own, self.divided, self.replicated)
         return hashlib.sha256(repr(what).encode()).hexdigest()
 
     def source_of(self, piece: Piece) -> Source:
@@ -186,7 +186,7 @@ def _shares(own_bytes: Sequence[float], sent_bytes: int) -> list[float]:
     return [max(0.0, level - nbytes) / max(1, sent_bytes) for nbytes in own_bytes]
 
 
-def _turns(assigned: Sequence[Sequence[Piece]], run_bytes: int) -> list[Turn]:
+def _steps(assigned: Sequence[Sequence[Piece]], run_bytes: int) -> list[Step]:
     dealt = [list(runs(pieces, run_bytes)) for pieces in assigned]
     return [
         [own[number] if number < len(own) else [] for own in dealt]

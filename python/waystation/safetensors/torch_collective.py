@@ -1,20 +1,24 @@
 """`load_in_group`: a model that the processes of a torch program load together.
 
 `placement.py` says what each process gets, `group_plan.py` who reads what. Each process then reads what it
-alone needs straight to where it stays. The rest it reads likewise where all share a page cache
-(`shared_page_cache.py`). Otherwise the rest goes over the devices in turns: every process reads some pieces,
-all make sure that each has its own, and then they are sent. Invariants: what one process cannot open,
-decide or read fails in all of them, before any waits for what never comes; beyond its tensors a process holds
-what it reads ahead and what is just being sent, within its limit.
+alone needs straight to where it stays. The rest it reads likewise where all share a page cache. Otherwise the
+rest goes over the devices in steps: every process reads some pieces, all make sure that each has its own, and
+then they are sent. Invariants: what one process cannot open, decide or read fails in all of them, before any
+waits for what never comes; beyond its tensors a process holds what it reads ahead and what is just being
+sent, within its limit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from waystation import _processes
 from waystation._options import Options
 from waystation.coordination import collective
 from waystation.frameworks import casts
@@ -22,15 +26,16 @@ from waystation.frameworks.base import Codec
 from waystation.grid import Box, intersect, relative_to, slices_of_box, volume
 from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser
 from waystation.safetensors.composed import Composed, Composition
-from waystation.safetensors.group_plan import GroupPlan, Piece
+from waystation.safetensors.group_plan import GroupPlan, Piece, Step
 from waystation.safetensors.handle import Tensors
+from waystation.safetensors.headers import Header
 from waystation.safetensors.making import Made, Wanted, calling_arrays_tensors, codec_of, incoming_of
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.placement import Joined, Placement, part_of, results_of
 from waystation.safetensors.request import options_of
-from waystation.safetensors.shared_page_cache import View, share_page_cache
 from waystation.safetensors.sources import Files, find
 from waystation.safetensors.stream import stream_arrays
+from waystation.transfers.buffers import Incoming
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import Progress
 
@@ -135,12 +140,12 @@ def load_in_group(
     with contextlib.closing(processes.open("load a published model in a group")) as session:
         (opened, plan, place), sends = collective.attempt(session, decide, describe, choose)
     loading = _Loading(opened, plan, options, codec, place, processes)
-    found = processes.attempt(loading.read_own)
+    processes.attempt(loading.read_own)
     if plan.sent and not sends:
-        found |= processes.attempt(loading.read_cached)
+        processes.attempt(loading.read_cached)
     elif plan.sent:
-        sending = _Sending(loading, _less(options, _COPIES * run_bytes))
-        found |= sending.run()
+        loading.send(_less(options, _COPIES * run_bytes))
+    found = loading.found
     return {result.name: found[number] for number, result in enumerate(plan.results) if number in found}
 
 
@@ -152,186 +157,229 @@ def _less(options: Options, nbytes: int) -> Options:
 
 
 class _Loading:
-    """What the steps of one load have in common, and its first: what this process reads for itself."""
-
-    def __init__(
-        self,
-        opened: OpenFiles,
-        plan: GroupPlan,
-        options: Options,
-        codec: Codec,
-        place: Any,
-        collectives: Any,
-    ) -> None:
-        self.opened = opened
-        self.plan = plan
-        self.options = options
-        self.codec = codec
-        self.place = place
-        self.collectives = collectives
-
-    def read_own(self) -> dict[int, Any]:
-        """What this process reads for itself, by the number of the result."""
-        return self._read(self.plan.own, self.options)
-
-    def read_cached(self) -> dict[int, Any]:
-        """Its part of what several processes need, through the page cache."""
-        chosen = self.options.thawed()
-        chosen.engine.read_mode = "buffered"
-        return self._read(self.plan.sent, chosen.frozen(), (self.collectives.rank, self.collectives.size))
-
-    def _read(
-        self, numbers: Sequence[int], options: Options, among: tuple[int, int] | None = None
-    ) -> dict[int, Any]:
-        compositions: dict[int, Composition] = {}
-        for number in numbers:
-            composition = self.composition(number)
-            if composition is not None:
-                compositions[number] = composition
-        composed = Composed(self.opened, list(compositions.values()), among)
-        wanted = self.wanted(composed, list(compositions))
-        incoming = incoming_of(composed, self.codec, wanted, casts.rule_of_loads(options))
-        made = Made(composed, len(incoming))
-        filling = Filling(composed, options, Progress(), None, [(self.codec, incoming)])
-        with calling_arrays_tensors():
-            filling.finish(made)
-        return dict(zip(compositions, made.arrays, strict=True))
-
-    def composition(self, number: int) -> Composition | None:
-        """What this process gets of a result."""
-        return self.plan.results[number].composition(self.collectives.rank, self.collectives.size)
-
-    def wanted(self, composed: Composed, results: Sequence[int]) -> Wanted:
-        """The arrays of compositions, each of which is (a part of) one of the results."""
-        numbers = range(len(results))
-        dtypes = [self.plan.dtypes[result] for result in results]
-        places = [self.place] * len(results)
-        return Wanted(numbers, composed.labels, composed.arrays(numbers), dtypes, places)
-
-
-class _Sending:
-    """What goes over the devices: it is read by one process, and sent to all that need it.
+    """One load: what its steps have in common.
 
     Args:
-        loading: Of which this is a part.
-        options: How pieces are read.
+        opened: The files.
+        plan: Who reads what.
+        options: How to read.
+        codec: What makes tensors.
+        place: Where they go.
+        processes: Those that load.
     """
 
-    def __init__(self, loading: _Loading, options: Options) -> None:
-        self._loading = loading
-        self._options = options
-        self._plan = loading.plan
-        self._collectives = loading.collectives
-        self._device = str(loading.place.device)
-        self._found: dict[int, Any] = {}
-
-    def run(self) -> dict[int, Any]:
-        """What this process gets of it, by the number of the result."""
-        for number in self._plan.sent:
-            if not self._plan.goes_whole(number):
-                self._make_room(number)
-        turns = [turn[self._collectives.rank] for turn in (*self._plan.dealt, *self._plan.shared)]
-        with contextlib.closing(self._read([piece for run in turns for piece in run])) as coming:
-            for turn in self._plan.dealt:
-                self._deal(turn, self._next(coming, turn[self._collectives.rank]))
-            for turn in self._plan.shared:
-                held = self._next(coming, turn[self._collectives.rank])
-                for source, run in enumerate(turn):
-                    self._share(run, held if source == self._collectives.rank else None, source)
-        return self._found
-
-    def _make_room(self, number: int) -> None:
-        """Makes the tensor of a result that comes in pieces."""
+    def __init__(
+        self, opened: OpenFiles, plan: GroupPlan, options: Options, codec: Codec, place: Any, processes: Any
+    ) -> None:
         from waystation.frameworks import torch_groups
 
-        shape = self._composition(number).shape
-        self._found[number] = torch_groups.empty(shape, self._plan.dtypes[number], self._device)
-
-    def _composition(self, number: int) -> Composition:
-        composition = self._loading.composition(number)
-        assert composition is not None, "what only one process gets is not sent"
-        return composition
+        self._torch = torch_groups
+        self._opened = opened
+        self._plan = plan
+        self._options = options
+        self._codec = codec
+        self._place = place
+        self._device = str(place.device)
+        self._processes = processes
+        self._rank, self._size = processes.rank, processes.size
+        self.found: dict[int, Any] = {}  # what this process gets, by the number of the result
 
     # ---- reading -------------------------------------------------------------------------------
 
-    def _read(self, pieces: Sequence[Piece]) -> Generator[Any, None, None]:
-        """The pieces of this process, as tensors on the device, one after another."""
-        composed = Composed(
-            self._loading.opened, [part_of(self._plan.source_of(piece), piece.box) for piece in pieces]
-        )
-        wanted = self._loading.wanted(composed, [piece.result for piece in pieces])
-        incoming = incoming_of(composed, self._loading.codec, wanted, casts.rule_of_loads(self._options))
-        return stream_arrays(composed, self._loading.codec, incoming, self._options)
+    def read_own(self) -> None:
+        """Reads what this process reads for itself."""
+        self._read(self._plan.own, self._options)
 
-    def _next(self, coming: Iterator[Any], run: Sequence[Piece]) -> list[Any]:
-        """The pieces that this process sends next, once every process has its own."""
-        held: list[Any] = self._collectives.attempt(lambda: [next(coming) for _ in run])
-        return held
+    def read_cached(self) -> None:
+        """Reads its part of what several processes need, through the page cache."""
+        chosen = self._options.thawed()
+        chosen.engine.read_mode = "buffered"
+        self._read(self._plan.sent, chosen.frozen(), (self._rank, self._size))
+
+    def _read(self, numbers: Sequence[int], options: Options, among: tuple[int, int] | None = None) -> None:
+        compositions: dict[int, Composition] = {}
+        for number in numbers:
+            composition = self._composition(number)
+            if composition is not None:
+                compositions[number] = composition
+        composed = Composed(self._opened, list(compositions.values()), among)
+        incoming = self._incoming(composed, list(compositions))
+        made = Made(composed, len(incoming))
+        filling = Filling(composed, options, Progress(), None, [(self._codec, incoming)])
+        with calling_arrays_tensors():
+            filling.finish(made)
+        self.found |= zip(compositions, made.arrays, strict=True)
+
+    def _composition(self, number: int) -> Composition | None:
+        """What this process gets of a result."""
+        return self._plan.results[number].composition(self._rank, self._size)
+
+    def _incoming(self, composed: Composed, results: Sequence[int]) -> list[Incoming]:
+        """The arrays of compositions, each of which is (a part of) one of the results."""
+        numbers = range(len(results))
+        dtypes = [self._plan.dtypes[result] for result in results]
+        places = [self._place] * len(results)
+        wanted = Wanted(numbers, composed.labels, composed.arrays(numbers), dtypes, places)
+        return incoming_of(composed, self._codec, wanted, casts.rule_of_loads(self._options))
+
+    def _stream(self, pieces: Sequence[Piece], options: Options) -> Generator[Any, None, None]:
+        """Reads pieces, as tensors on the device, one after another."""
+        parts = [part_of(self._plan.source_of(piece), piece.box) for piece in pieces]
+        composed = Composed(self._opened, parts)
+        incoming = self._incoming(composed, [piece.result for piece in pieces])
+        return stream_arrays(composed, self._codec, incoming, options)
 
     # ---- sending -------------------------------------------------------------------------------
 
-    def _deal(self, turn: Sequence[Sequence[Piece]], held: Sequence[Any]) -> None:
-        """Sends each process its part of the pieces of every process."""
-        from waystation.frameworks import torch_groups
+    def send(self, options: Options) -> None:
+        """Reads its share of what goes over the devices, and sends it to all that need it.
 
-        rank, size = self._collectives.rank, self._collectives.size
+        Args:
+            options: How to read.
+        """
+        for number in self._plan.sent:
+            composition = self._composition(number)
+            if composition is not None and not self._plan.goes_whole(number):
+                dtype = self._plan.dtypes[number]
+                self.found[number] = self._torch.empty(composition.shape, dtype, self._device)
+        steps = [*self._plan.divided, *self._plan.replicated]
+        own = [piece for step in steps for piece in step[self._rank]]
+        with contextlib.closing(self._stream(own, options)) as coming:
+            for step in self._plan.divided:
+                self._send_divided(step, self._next(coming, step[self._rank]))
+            for step in self._plan.replicated:
+                held = self._next(coming, step[self._rank])
+                for source, run in enumerate(step):
+                    self._send_replicated(run, held if source == self._rank else None, source)
+
+    def _next(self, coming: Iterator[Any], run: Sequence[Piece]) -> list[Any]:
+        """The pieces that this process sends next, once every process has its own."""
+        held: list[Any] = self._processes.attempt(lambda: [next(coming) for _ in run])
+        return held
+
+    def _send_divided(self, step: Step, held: Sequence[Any]) -> None:
+        """Sends each process its part of the pieces of every process."""
         parts = [
             [
-                torch_groups.byte_array(tensor)[slices_of_box(relative_to(box, piece.box[0]))]
-                for piece, tensor in zip(turn[rank], held, strict=True)
+                self._bytes_of(tensor, piece.box, box)
+                for piece, tensor in zip(step[self._rank], held, strict=True)
                 for box in self._common(piece, other)
             ]
-            for other in range(size)
+            for other in range(self._size)
         ]
+        boxes = [[(piece, box) for piece in run for box in self._common(piece, self._rank)] for run in step]
         sizes = [
-            sum(self._nbytes(piece, box) for piece in run for box in self._common(piece, rank))
-            for run in turn
+            [volume(box) * self.found[piece.result].element_size() for piece, box in own] for own in boxes
         ]
-        received = self._collectives.exchange(parts, sizes, self._device)
+        received = self._processes.exchange(parts, [sum(own) for own in sizes], self._device)
         begin = 0
-        for piece in (piece for run in turn for piece in run):
-            for box in self._common(piece, rank):
-                end = begin + self._nbytes(piece, box)
-                self._put(piece, box, received[begin:end])
-                begin = end
+        for (piece, box), nbytes in zip(itertools.chain(*boxes), itertools.chain(*sizes), strict=True):
+            self._put(piece, box, received[begin : begin + nbytes])
+            begin += nbytes
 
-    def _share(self, run: Sequence[Piece], held: Sequence[Any] | None, source: int) -> None:
+    def _send_replicated(self, run: Sequence[Piece], held: Sequence[Any] | None, source: int) -> None:
         """Sends all of the pieces of one process to all."""
-        from waystation.frameworks import torch_groups
-
         shapes = [piece.box[1] for piece in run]
         dtypes = [self._plan.dtypes[piece.result] for piece in run]
+        values: list[Any] = []
         if len(run) == 1:
-            value = torch_groups.empty(shapes[0], dtypes[0], self._device) if held is None else held[0]
-            self._collectives.broadcast(value, source)
-            values = [value]
+            values = [self._torch.empty(shapes[0], dtypes[0], self._device) if held is None else held[0]]
+            self._processes.broadcast(values[0], source)
         elif run:
-            values = self._collectives.broadcast_joined(
+            values = self._processes.broadcast_joined(
                 held, shapes, dtypes, source, self._device, _ALIGN_BYTES
             )
-        for piece, value in zip(run, values if run else [], strict=True):
+        for piece, value in zip(run, values, strict=True):
             if self._plan.goes_whole(piece.result):
-                self._found[piece.result] = value
+                self.found[piece.result] = value
                 continue
-            for box in self._common(piece, self._collectives.rank):
-                part = torch_groups.byte_array(value)[slices_of_box(relative_to(box, piece.box[0]))]
-                self._put(piece, box, part)
+            for box in self._common(piece, self._rank):
+                self._put(piece, box, self._bytes_of(value, piece.box, box))
 
     def _common(self, piece: Piece, rank: int) -> list[Box]:
         """What a process gets of a piece: one box of its tensor, or nothing."""
-        box = self._plan.source_of(piece).box(rank, self._collectives.size)
+        box = self._plan.source_of(piece).box(rank, self._size)
         common = None if box is None else intersect(box, piece.box)
         return [] if common is None else [common]
 
-    def _nbytes(self, piece: Piece, box: Box) -> int:
-        return volume(box) * int(self._found[piece.result].element_size())
-
     def _put(self, piece: Piece, box: Box, data: Any) -> None:
         """Puts the bytes of a box of a tensor where they belong."""
-        from waystation.frameworks import torch_groups
-
-        part = self._composition(piece.result).parts[piece.source]
+        composition = self._composition(piece.result)
+        assert composition is not None, "what only one process gets is not sent"
+        part = composition.parts[piece.source]
         begin = relative_to(box, part.box[0])[0]
         own = tuple(at + offset for at, offset in zip(begin, part.offset, strict=True)), box[1]
-        place = torch_groups.byte_array(self._found[piece.result])[slices_of_box(own)]
+        place = self._torch.byte_array(self.found[piece.result])[slices_of_box(own)]
         place.copy_(data.reshape(place.shape))
+
+    def _bytes_of(self, tensor: Any, held: Box, box: Box) -> Any:
+        """A box of an array, of which a tensor holds a larger one, as bytes."""
+        return self._torch.byte_array(tensor)[slices_of_box(relative_to(box, held[0]))]
+
+
+# ---- a page cache that all processes share -----------------------------------------------------
+#
+# What several processes need can be read by one and sent to the others. Where all are on the CPUs of one
+# machine that costs more than it saves: sending copies every byte several times, and the page cache copies it
+# once, to where it stays. So each process reads all that it needs through the page cache, and begins with
+# another part of the files: what one has read from the disk, the others find cached. Invariants: all
+# processes come to the same answer from what all of them say; only speed depends on it.
+
+_MEMORY = Path("/proc/meminfo")
+_AVAILABLE = "MemAvailable:"
+
+
+class View(NamedTuple):
+    """What one process says.
+
+    Attributes:
+        kernel: Which kernel it runs on, empty where that cannot be told. Machines that are copies of each
+            other may say the same; then each reads from its own disk.
+        files: What tells the files that it has opened from others.
+        is_able: Whether it can read through the page cache, and its arrays stay in the memory of the machine.
+        available_bytes: Memory that is still to be had.
+    """
+
+    kernel: str
+    files: str
+    is_able: bool
+    available_bytes: int
+
+    @classmethod
+    def of(cls, headers: Sequence[Header], options: Options, *, is_on_host: bool) -> View:
+        """That of this process, which is to read these files to its own memory or to a device."""
+        is_able = is_on_host and options.engine.read_mode in (None, "buffered")
+        files = hashlib.sha256(repr([header.identity for header in headers]).encode()).hexdigest()
+        return cls(_kernel(), files, is_able, _available_bytes())
+
+
+def share_page_cache(views: Sequence[View], needed_bytes: int) -> bool:
+    """Whether processes with these views should read through the page cache.
+
+    Args:
+        views: What all of them say.
+        needed_bytes: What their arrays and the cached files take together. With less memory the page cache
+            would forget what the others have not read yet.
+    """
+    first = views[0]
+    return (
+        first.kernel != ""
+        and all(view.is_able for view in views)
+        and all((view.kernel, view.files) == (first.kernel, first.files) for view in views)
+        and min(view.available_bytes for view in views) >= needed_bytes
+    )
+
+
+def _kernel() -> str:
+    try:
+        return _processes.boot_id()
+    except OSError:
+        return ""
+
+
+def _available_bytes() -> int:
+    with contextlib.suppress(OSError):
+        for line in _MEMORY.read_text().splitlines():
+            if line.startswith(_AVAILABLE):
+                return int(line.split()[1]) << 10
+    return 0
