@@ -161,8 +161,9 @@ class TorchGroup:
         kinds = [torch_memory.torch_dtype(dtype) for dtype in dtypes]
         sizes = [math.prod(shape) * kind.itemsize for shape, kind in zip(shapes, kinds, strict=True)]
         rooms = [-(-nbytes // align_bytes) * align_bytes for nbytes in sizes]
-        flat = torch.empty(sum(rooms), dtype=torch.uint8, device=device)
         begins = list(itertools.accumulate(rooms, initial=0))
+        # Nothing beyond the last: a tensor alone has all of its storage.
+        flat = torch.empty(begins[len(sizes) - 1] + sizes[-1], dtype=torch.uint8, device=device)
         for tensor, begin, nbytes in zip(tensors or (), begins, sizes, strict=False):
             flat[begin : begin + nbytes].copy_(bytes_in_order(tensor))
         self.broadcast(flat, source)

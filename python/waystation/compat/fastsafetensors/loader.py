@@ -13,8 +13,7 @@ from typing import Any, Self
 
 from waystation._errors import InvalidInput, WrongType
 from waystation.compat.fastsafetensors.common import SafeTensorsMetadata, TensorFrame
-from waystation.compat.fastsafetensors.file_buffer import FilesBufferOnDevice, NoSuchTensor
-from waystation.compat.fastsafetensors.shares import FileShare
+from waystation.compat.fastsafetensors.file_buffer import FilesBufferOnDevice, FileShare, NoSuchTensor
 from waystation.compat.fastsafetensors.st_types import DTYPE_SIZES, Device, DType, logical_name
 from waystation.compat.fastsafetensors.tensors import (
     ProcessGroup,
