@@ -257,8 +257,8 @@ class Broadcasting(Protocol):
         ...
 
 
-class RowExchange(Protocol):
-    """Reads arrays by whole rows, and then has the devices of several processes exchange their parts."""
+class Resharding(Protocol):
+    """Reads arrays with a sharding that is contiguous in files, and then reshards them."""
 
     def processes_of(self, place: object) -> set[int]:
         """The processes whose devices a place of arrays is over; None stands for all devices."""
@@ -271,8 +271,8 @@ class RowExchange(Protocol):
         are shorter than `least_bytes` in the file; None for others."""
         ...
 
-    def exchanged(self, array: object, target: Target) -> object:
-        """Such an array as it should be."""
+    def resharded(self, array: object, target: Target) -> object:
+        """Such an array with the sharding that is wanted."""
         ...
 
 
@@ -303,7 +303,7 @@ class Codec(Protocol):
         devices: How the engine brings arrays to devices; None if it cannot.
         over_memory: How arrays are made before their memory is filled; None if they cannot be.
         broadcasting: How processes read for each other; None if no two processes hold the same array.
-        row_exchange: How processes read rows for each other; None likewise.
+        resharding: How arrays are read with one sharding and resharded; None likewise.
         sharded: The abstract leaf of a stored array with the sharding that a user's function chose; None if
             the framework has no shardings. Raises InvalidInput if it is no sharding.
     """
@@ -313,7 +313,7 @@ class Codec(Protocol):
     devices: OnDevices | None = None
     over_memory: OverMemory | None = None
     broadcasting: Broadcasting | None = None
-    row_exchange: RowExchange | None = None
+    resharding: Resharding | None = None
     sharded: Callable[[StoredArray, object], object] | None = None
 
     def sources(self, leaves: Sequence[object]) -> list[ArraySource]:

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 
 from waystation._errors import InvalidInput
-from waystation.frameworks import dtypes, jax_broadcast, jax_devices, jax_exchange, jax_sources, jax_targets
+from waystation.frameworks import dtypes, jax_broadcast, jax_devices, jax_resharding, jax_sources, jax_targets
 from waystation.frameworks.base import (
     ArraySource,
     Broadcasting,
     Codec,
     OnDevices,
-    RowExchange,
+    Resharding,
     StoredArray,
     Target,
 )
@@ -58,7 +58,7 @@ class JaxCodec(Codec):
     name = "jax"
     devices: OnDevices | None = jax_devices
     broadcasting: Broadcasting | None = jax_broadcast
-    row_exchange: RowExchange | None = jax_exchange
+    resharding: Resharding | None = jax_resharding
 
     def is_leaf(self, value: Any) -> bool:
         """Whether `value` is a JAX array, or stands for one. Tracers are, and are refused by `sources`."""

@@ -37,8 +37,8 @@ def open_session(
     if together is False:
         return alone
     holders: set[int] = set()
-    if codec.row_exchange is not None and (sharding is not None or has_function):
-        holders = codec.row_exchange.processes_of(sharding)
+    if codec.resharding is not None and (sharding is not None or has_function):
+        holders = codec.resharding.processes_of(sharding)
     are_several = len(holders) > 1
     coordinator = coordination.current()
     if (together is None and not are_several) or coordinator.process_count == 1:
@@ -59,21 +59,22 @@ def open_session(
     )
 
 
-# ---- arrays that are read by rows, and then divided otherwise ----------------------------------
+# ---- arrays that are read with one sharding, and then resharded --------------------------------
 #
 # A process that needs short parts of all rows of a tensor would read all of it, as would every other. Where
 # processes load together, each reads as many whole rows instead, and the devices exchange the parts: so every
-# byte is read once. Invariants: nothing is exchanged before all processes have read what they are to read; an
-# array is there in both forms only while it is exchanged.
+# byte is read once. Invariants: nothing is sent before all processes have read what they are to read; an
+# array is there in both forms only while it is resharded.
 
-_LEAST_BYTES = 1 << 20  # what is smaller is read sooner than exchanged
+_LEAST_BYTES = 1 << 20  # what is smaller is read sooner than sent
 
 
-def read_by_rows(
+def read_contiguously(
     opened: OpenFiles, codec: Codec, arrays: Sequence[Incoming], verify: bool | None
 ) -> dict[int, Target]:
-    """Has arrays read by rows where that is better. Returns where they go in the end, by their leaves."""
-    able = codec.row_exchange
+    """Has arrays read with a sharding that is contiguous in files, where that is better. Returns where these
+    go in the end, by their leaves."""
+    able = codec.resharding
     if able is None:
         return {}
     found: dict[int, Target] = {}
@@ -91,9 +92,9 @@ def read_by_rows(
     return found
 
 
-def exchange_rows(codec: Codec, arrays: list[Any], targets: dict[int, Target]) -> None:
-    """Divides arrays that were read by rows as they should be, one after the other."""
-    able = codec.row_exchange
+def reshard(codec: Codec, arrays: list[Any], targets: dict[int, Target]) -> None:
+    """Gives arrays that were read so the sharding that is wanted, one after the other."""
+    able = codec.resharding
     for leaf, target in targets.items():
         assert able is not None, "it was asked before"
-        arrays[leaf] = able.exchanged(arrays[leaf], target)
+        arrays[leaf] = able.resharded(arrays[leaf], target)

@@ -20,7 +20,7 @@ from waystation.coordination import Session, collective
 from waystation.safetensors import nesting
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
-from waystation.safetensors.jax_collective import exchange_rows, open_session
+from waystation.safetensors.jax_collective import open_session, reshard
 from waystation.safetensors.making import Framework, Made, calling_arrays_tensors, codec_of
 from waystation.safetensors.request import Placing, Request, decide, options_of
 from waystation.safetensors.sources import Files
@@ -111,7 +111,7 @@ def load(
         nested=nested,
         together=together,
         gpu_direct=gpu_direct,
-        may_exchange=True,
+        may_reshard=True,
     )
     if progress is not None:
         require_function("progress", progress)
@@ -157,7 +157,7 @@ def load_async(
         nested=nested,
         together=together,
         gpu_direct=gpu_direct,
-        may_exchange=False,  # devices would be used at any time
+        may_reshard=False,  # devices would be used at any time
     )
     request, session = decided()
     return _started(request, session, decided if isinstance(files, str | os.PathLike) else None)
@@ -177,7 +177,7 @@ def _decide(
     nested: bool | str,
     together: bool | None,
     gpu_direct: bool | None,
-    may_exchange: bool,
+    may_reshard: bool,
 ) -> tuple[Request, Session]:
     """What is loaded, decided with the processes that load it as well."""
     options = options_of(memory_limit, verify, gpu_direct)
@@ -201,7 +201,7 @@ def _decide(
                 options=options,
                 mmap=mmap,
                 nested=nested,
-                may_exchange=may_exchange and session.process_count > 1,
+                may_reshard=may_reshard and session.process_count > 1,
             ),
             Request.shared,
             _require_same,
@@ -275,9 +275,9 @@ def _load(request: Request, session: Session, progress: Progress) -> dict[str, A
 
     with contextlib.closing(session):
         collective.attempt(session, read)
-        if request.exchanged:
+        if request.resharded:
             collective.attempt(
-                session, lambda: exchange_rows(request.codec, made.arrays, request.exchanged), carries=True
+                session, lambda: reshard(request.codec, made.arrays, request.resharded), carries=True
             )
     _report(request, filling, time.monotonic() - started_s)
     arrays = dict(zip(request.wanted.names, made.arrays, strict=True))

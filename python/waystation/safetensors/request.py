@@ -23,7 +23,7 @@ from waystation.frameworks.base import Codec, StoredArray, Target
 from waystation.safetensors import nesting
 from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser, renamed, selected
 from waystation.safetensors.handle import Tensors
-from waystation.safetensors.jax_collective import read_by_rows
+from waystation.safetensors.jax_collective import read_contiguously
 from waystation.safetensors.making import Wanted, as_cast, codec_of, held_by, incoming_of
 from waystation.safetensors.mapped import Mappings
 from waystation.safetensors.open_files import OpenFiles
@@ -82,7 +82,7 @@ class Request:
         options: How to read, with a bound on memory.
         mappings: What is mapped instead of being read, if anything is.
         separator: What separates the parts of names in a nested result; None for a flat one.
-        exchanged: Where arrays go in the end that are read by rows first, by their leaves.
+        resharded: Where arrays go in the end that are read with another sharding, by their leaves.
     """
 
     opened: OpenFiles
@@ -92,11 +92,11 @@ class Request:
     options: Options
     mappings: Mappings | None
     separator: str | None
-    exchanged: dict[int, Target]
+    resharded: dict[int, Target]
 
     def shared(self) -> bytes:
         """What processes that load together have to decide alike: all about arrays that several hold."""
-        able = self.codec.row_exchange
+        able = self.codec.resharding
         if able is None:
             return b""
         are_shared: dict[int, bool] = {}
@@ -107,7 +107,7 @@ class Request:
             if id(place) not in are_shared:
                 are_shared[id(place)] = place is not None and len(able.processes_of(place)) > 1
             if are_shared[id(place)]:
-                what = name, stored.shape, stored.dtype, dtype, place, leaf in self.exchanged
+                what = name, stored.shape, stored.dtype, dtype, place, leaf in self.resharded
                 digest.update(repr(what).encode())
         return digest.digest()
 
@@ -124,7 +124,7 @@ def decide(
     options: Options,
     mmap: bool,
     nested: bool | str,
-    may_exchange: bool,
+    may_reshard: bool,
 ) -> Request:
     """Opens the files and decides everything about a load of them."""
     separator = nesting.separator_of(nested)
@@ -143,10 +143,10 @@ def decide(
     is_mapped = mmap and not options.array.loading.verify
     mappings = Mappings(opened, _MAP_ALIGN_BYTES.get(codec.name)) if is_mapped else None
     incoming = incoming_of(opened, codec, wanted, casts.rule_of_loads(options))
-    exchanged: dict[int, Target] = {}
-    if may_exchange and mappings is None:
-        exchanged = read_by_rows(opened, codec, incoming, options.array.loading.verify)
-    return Request(opened, codec, wanted, incoming, options, mappings, separator, exchanged)
+    resharded: dict[int, Target] = {}
+    if may_reshard and mappings is None:
+        resharded = read_contiguously(opened, codec, incoming, options.array.loading.verify)
+    return Request(opened, codec, wanted, incoming, options, mappings, separator, resharded)
 
 
 def options_of(memory_limit: int | None, verify: bool | None, gpu_direct: bool | None = None) -> Options:

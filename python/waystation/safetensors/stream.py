@@ -64,7 +64,7 @@ def stream(
         options=options_of(memory_limit, verify, gpu_direct),
         mmap=False,
         nested=False,
-        may_exchange=False,
+        may_reshard=False,
     )
     return _stream(request)
 

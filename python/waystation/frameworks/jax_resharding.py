@@ -1,4 +1,4 @@
-"""JAX arrays of several processes that are read by rows, and then divided among the devices otherwise.
+"""JAX arrays that several processes read with one sharding, and then reshard to the one that is wanted.
 
 A file holds rows one after another. Where a process would need short parts of all rows, it reads whole rows
 instead, as many as any other, and the devices exchange the parts: every byte is read by one process.
@@ -53,7 +53,7 @@ def reading(target: Target, item_bytes: int, least_bytes: int) -> tuple[tuple[in
     count = sharding.mesh.devices.size
     axis = next((axis for axis, extent in enumerate(shape) if extent >= count), 0)
     padded = -(-shape[axis] // count) * count
-    return (*shape[:axis], padded, *shape[axis + 1 :]), _by_rows(sharding.mesh, axis)
+    return (*shape[:axis], padded, *shape[axis + 1 :]), _split_evenly(sharding.mesh, axis)
 
 
 @lru_cache(maxsize=1024)
@@ -86,14 +86,14 @@ def _stretch(box: Box, shape: tuple[int, ...]) -> float:
 
 
 @lru_cache(maxsize=256)
-def _by_rows(mesh: Mesh, axis: int) -> NamedSharding:
+def _split_evenly(mesh: Mesh, axis: int) -> NamedSharding:
     """Equal parts of an axis for all devices of a mesh, in their order there."""
-    return NamedSharding(Mesh(mesh.devices.reshape(-1), ("rows",)), PartitionSpec(*[None] * axis, "rows"))
+    return NamedSharding(Mesh(mesh.devices.reshape(-1), ("part",)), PartitionSpec(*[None] * axis, "part"))
 
 
-def exchanged(array: Any, target: Target) -> jax.Array:
-    """An array that was read by rows, as it should be. All processes of its devices call it, for the same
-    arrays in the same order.
+def resharded(array: Any, target: Target) -> jax.Array:
+    """An array that was read so, with the sharding that is wanted. All processes of its devices call it, for
+    the same arrays in the same order.
 
     Raises:
         Unavailable: JAX could not do it.
