@@ -10,6 +10,7 @@ over a connection whose other end has proved itself may be unpacked. No I/O.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import math
@@ -107,23 +108,27 @@ class Unpacker:
         return Pack(numbers, self._known, objects)
 
 
-class _Pickler(pickle.Pickler):
-    """Leaves the elements of arrays out, for `arrays`."""
+class _Arrays:
+    """Takes the arrays of a pickle, whose elements are left out of it."""
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, 5)
-        self.arrays: list[np.ndarray[Any, Any]] = []
+    def __init__(self) -> None:
+        self.found: list[np.ndarray[Any, Any]] = []
         self._nbytes = 0
 
-    def persistent_id(self, value: Any) -> tuple[str, tuple[int, ...], int] | None:
+    def reduce(self, value: np.ndarray[Any, Any]) -> Any:
         """What stands for an array: its dtype, its shape, and where its elements begin."""
-        name = _name_of(value.dtype) if type(value) is np.ndarray else None
+        name = _name_of(value.dtype)
         if name is None:
-            return None
+            return value.__reduce_ex__(5)
         start = self._nbytes
-        self.arrays.append(np.ascontiguousarray(value))
+        self.found.append(np.ascontiguousarray(value))
         self._nbytes += value.nbytes
-        return name, value.shape, start
+        return _array_at, (name, value.shape, start)
+
+
+def _array_at(name: str, shape: tuple[int, ...], start: int) -> np.ndarray[Any, Any]:
+    """Stands for `_Unpickler.array_at` where no array of a pack has elements."""
+    return _Unpickler(io.BytesIO(), memoryview(b"")).array_at(name, shape, start)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -131,9 +136,14 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._elements = elements
 
-    def persistent_load(self, found: Any) -> np.ndarray[Any, Any]:
-        """The array that something stands for."""
-        name, shape, start = found
+    def find_class(self, module: str, name: str) -> Any:
+        """See `pickle.Unpickler`."""
+        if (module, name) == (__name__, _array_at.__name__):
+            return self.array_at
+        return super().find_class(module, name)
+
+    def array_at(self, name: str, shape: tuple[int, ...], start: int) -> np.ndarray[Any, Any]:
+        """An array whose elements begin there."""
         dtype = dtypes.numpy_dtype(name)
         if dtype is None:
             raise Corrupt(f"an array of control has a dtype that NumPy has none for: '{name}'")
@@ -156,14 +166,18 @@ def _name_of(dtype: np.dtype[Any]) -> str | None:
 
 
 def _pickled(new: list[Any], objects: list[Any]) -> tuple[bytes, list[np.ndarray[Any, Any]]]:
-    pickler = _Pickler(file := io.BytesIO())
+    arrays, file = _Arrays(), io.BytesIO()
+    pickler = pickle.Pickler(file, 5)
+    # Nothing of Python's is asked of other objects, as methods of a pickler of our own would be.
+    pickler.dispatch_table = copyreg.dispatch_table | {np.ndarray: arrays.reduce}
     pickler.dump((new, objects))
-    return file.getvalue(), pickler.arrays
+    return file.getvalue(), arrays.found
 
 
 def _unpickled(said: memoryview, elements: memoryview) -> tuple[list[Any], list[Any]]:
     """What a pickle has, of which the other end has proved itself."""
-    found: tuple[list[Any], list[Any]] = _Unpickler(io.BytesIO(said), elements).load()
+    unpickler = _Unpickler(io.BytesIO(said), elements) if elements else None
+    found: tuple[list[Any], list[Any]] = unpickler.load() if unpickler else pickle.loads(said)  # noqa: S301
     return found
 
 
