@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.runtime.controller.world import ROWS, WHOLE, World, error_of, pipeline, step, value
 
@@ -415,6 +415,8 @@ class Story:
         self.world.call(client, pipeline(), slices, arrays[-1])
 
 
+# A work begins in the moment in which its island is lost.
+@example(calls=[("x", "step")] * 4 + [("x", "lose")], seed=71, fails=0.0)
 @given(calls=CALLS, seed=st.integers(0, 1 << 32), fails=st.sampled_from([0.0, 0.0, 0.2]))
 def test_everything_ends_and_nothing_is_left(calls: list[tuple[str, str]], seed: int, fails: float) -> None:
     world = World(seed)

@@ -85,7 +85,7 @@ class World:
         effects, self.controller.orders.effects = self.controller.orders.effects, []
         for effect in effects:
             match effect:
-                case Begin():
+                case Begin() if effect.epoch == self.controller.orders.epoch(effect.island):
                     for host, message in effect.messages.items():
                         self.lines[host].append((effect.island, effect.epoch, message))
                 case Prepare():
