@@ -7,6 +7,7 @@ Run as a program, so that children are forked from a process without other threa
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from waystation.checkpoint.collect import find_leftovers, remove_leftovers
 LARGE = 3 << 20
 
 
+@functools.cache
 def state(seed: int) -> dict[str, object]:
     """A state with arrays of several alignments, one larger than a block, and scalars."""
     random = np.random.default_rng(seed)
