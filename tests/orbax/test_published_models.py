@@ -25,7 +25,7 @@ LAYOUTS = ("AUTO", "SAFETENSORS")
 DTYPES = (np.float32, np.float64, np.int8, np.uint16, np.int64, np.bool_, ml_dtypes.bfloat16, np.float16)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def nothing_left_behind() -> Iterator[None]:
     """Collects the coroutines that Orbax leaves behind where it raises: here, where warnings of them are
     expected, and not in the next test of another module."""
