@@ -58,7 +58,7 @@ def test_a_program_does_and_ends_as_ever(name: str, tmp_path: Path) -> None:
 
 def test_signals_arrive() -> None:
     code = "import signal, time\nsignal.signal(15, lambda *_: exit(7))\nprint(flush=True)\ntime.sleep(600)"
-    for number, expected in ((signal.SIGTERM, 7), (signal.SIGHUP, -signal.SIGHUP), (signal.SIGKILL, -9)):
+    for number, expected in ((signal.SIGTERM, 7), (signal.SIGUSR1, -signal.SIGUSR1), (signal.SIGKILL, -9)):
         with subprocess.Popen([python(), "-c", code], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()

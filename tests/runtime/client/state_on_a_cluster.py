@@ -117,8 +117,8 @@ def check_suspension(cluster: pw.Cluster, client: pw.Client, directory: str) -> 
     cluster.keep_suspended(memory=str(memory), memory_bytes=1 << 20, directory=directory)
     before = on.placement.island
     client.suspend()
-    [stash] = memory.glob("*/*")
-    assert waystation.is_checkpoint(str(stash))
+    [suspended] = memory.glob("*/*")
+    assert waystation.is_checkpoint(str(suspended))
     gc.collect()  # what errors have kept of arrays from before
     wait_until(lambda: all(owner.array_bytes == 0 for owner in cluster.status().owners))
     with pytest.raises(SliceNotPlaced, match="resume client 'state'"):

@@ -36,7 +36,7 @@ from waystation.runtime.client.client import Client
 from waystation.runtime.client.local import LocalCluster
 from waystation.runtime.controller import MemoryLimits
 from waystation.runtime.ir import Arg, HostCall, Program, Result, SliceShape, prepare
-from waystation.runtime.stashes import KeepSuspended
+from waystation.runtime.suspended_state import KeepSuspended
 
 VALUES = np.arange(32, dtype=np.float32).reshape(8, 4)
 

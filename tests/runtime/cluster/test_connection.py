@@ -23,8 +23,8 @@ from waystation.runtime.cluster.connection import Connection
 from waystation.runtime.control.connector import Connector
 from waystation.runtime.control.credentials import CONTROLLER, MOST_BYTES, RUN, Role, issue
 from waystation.runtime.control.listener import Listener
-from waystation.runtime.control.program_words import Call, pack_calls
-from waystation.runtime.control.words import Packer
+from waystation.runtime.control.packing import Packer
+from waystation.runtime.control.program_messages import Call, pack_calls
 from waystation.runtime.controller import Controller, MemoryLimits
 from waystation.runtime.controller.methods import METHODS, ClientMethods
 from waystation.runtime.devices import Host, Island

@@ -20,8 +20,8 @@ from waystation.runtime.cluster import ClusterBackend, connect, connecting
 from waystation.runtime.cluster.event_log import EventLog, append
 from waystation.runtime.control.connector import Connector
 from waystation.runtime.control.credentials import Credential
-from waystation.runtime.control.program_words import NO_ANSWER
-from waystation.runtime.control.words import Packer
+from waystation.runtime.control.packing import Packer
+from waystation.runtime.control.program_messages import NO_ANSWER
 from waystation.runtime.resources import SliceRequest
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime needs Python 3.12")
@@ -40,7 +40,7 @@ def test_the_death_of_the_manager_is_told_and_stays_in_its_log(
         (log,) = (tmp_path / "waystation" / "runtime").glob("manager-*.log")
         with connect(cluster.address, name="third") as third:
             packer = Packer()
-            packer.words.append(NO_ANSWER)  # of a call, without the call
+            packer.integers.append(NO_ANSWER)  # of a call, without the call
             third._connection._connector.send(packer.take())
             wait_until(lambda: "Fatal error" in log.read_text())
         with connect(cluster.address, name="fourth") as fourth:

@@ -3,7 +3,7 @@
 import pytest
 
 from waystation.runtime.cluster.watchdog import Seen, Stuck, Watchdog, find_stuck, interval_s
-from waystation.runtime.hosts.lane import Report
+from waystation.runtime.hosts.execution_queue import Report
 
 
 def report(

@@ -9,7 +9,7 @@ from tests.runtime.controller.world import World, error_of, step
 
 from waystation.errors import Conflict, InvalidInput, Unavailable, WaystationError
 from waystation.runtime.controller import MemoryLimits
-from waystation.runtime.controller.suspensions import StashPlaces
+from waystation.runtime.controller.suspensions import SuspendedStatePlaces
 from waystation.runtime.devices import Host, Island
 from waystation.runtime.errors import NotEnoughDevices, SliceNotPlaced
 from waystation.runtime.host_options import PARTIAL_LOAD, SaveManner
@@ -26,7 +26,7 @@ class Scene:
     def __init__(self, memory_bytes: int = 1 << 20) -> None:
         self.world = World()
         self.controller = self.world.controller
-        self.controller.suspensions.places = lambda: StashPlaces("memory", memory_bytes, "disk")
+        self.controller.suspensions.places = lambda: SuspendedStatePlaces("memory", memory_bytes, "disk")
         self.client = self.controller.add_client("x")
         self.slice = self.controller.grant(self.client, SliceRequest.of(4))
         self.arrays = [self.world.put(self.client, self.slice) for _ in range(2)]
@@ -169,7 +169,7 @@ def test_what_cannot_be_saved_stays_on_its_devices_and_comes_back() -> None:
 def test_a_directory_that_cannot_be_made_is_told() -> None:
     scene = Scene()
 
-    def places() -> StashPlaces:
+    def places() -> SuspendedStatePlaces:
         raise Unavailable("there is no such place")
 
     scene.controller.suspensions.places = places

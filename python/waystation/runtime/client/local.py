@@ -1,9 +1,9 @@
 """A cluster in this process: islands of its own devices, for tests, notebooks and one machine.
 
 The controller and the hosts are those of a cluster: each island is one host, with devices that no other has
-and a lane of its own. Only what carries words between them is missing. One thread has the controller: calls
-of clients and what hosts have done come to it in one queue, and it hands to hosts what the controller
-decides. So a client that is interrupted is in the middle of nothing that others need.
+and an execution queue of its own. Only what carries messages between them is missing. One thread has the
+controller: calls of clients and what hosts have done come to it in one queue, and it hands to hosts what the
+controller decides. So a client that is interrupted is in the middle of nothing that others need.
 
 Failure sequence: a call that fails answers with its error; a host that fails says so of the work, and hosts
 that wait for its blocks hear of that. A program that ends without having closed its clients waits for what
@@ -43,9 +43,9 @@ from waystation.runtime.controller import (
 from waystation.runtime.controller.methods import ClientMethods
 from waystation.runtime.devices import Host, Island
 from waystation.runtime.execution import LocalExchange
-from waystation.runtime.hosts.work import HostWork, WorkLane
+from waystation.runtime.hosts.work import HostWork, WorkQueue
 from waystation.runtime.messages import Done, Message, host_function_key
-from waystation.runtime.stashes import KeepSuspended, StashDirectories
+from waystation.runtime.suspended_state import KeepSuspended, SuspendedStateDirectories
 from waystation.runtime.timeline import HostRecorder
 
 _PREPARATIONS = 8
@@ -74,12 +74,12 @@ class LocalHost:
     ) -> None:
         recorder = HostRecorder()
         self.work = HostWork(name, devices, exchange, recorder)
-        self.lane = WorkLane(name, self.work, tell, recorder, ends_at_once=True)
+        self.queue = WorkQueue(name, self.work, tell, recorder, ends_at_once=True)
         self._numbers = itertools.count()
 
     def begin(self, message: Message) -> None:
         """Has it do what a message says, after all before."""
-        self.lane.begin(next(self._numbers), message)
+        self.queue.begin(next(self._numbers), message)
 
 
 class LocalCluster:
@@ -111,8 +111,8 @@ class LocalCluster:
                 f"jax.config.update('jax_num_cpu_devices', {sum(islands.values())})"
             )
         self._controller = Controller()
-        self._stashes = StashDirectories()
-        self._controller.suspensions.places = self._stashes.places
+        self._suspended_states = SuspendedStateDirectories()
+        self._controller.suspensions.places = self._suspended_states.places
         self._exchange = LocalExchange()
         self._hosts: dict[str, LocalHost] = {}
         self._clients: set[str] = set()
@@ -147,7 +147,7 @@ class LocalCluster:
 
     def keep_suspended(self, wanted: KeepSuspended) -> None:
         """See `Cluster.keep_suspended`."""
-        self.do(lambda: self._stashes.keep(wanted))
+        self.do(lambda: self._suspended_states.keep(wanted))
 
     def do(self, action: Callable[[], T]) -> T:
         """Has the thread of the controller do something; returns, or raises, what that does."""
@@ -192,8 +192,8 @@ class LocalCluster:
         self._thread.join()
         self._preparing.shutdown()
         for host in self._hosts.values():
-            host.lane.close()
-        self._stashes.close()
+            host.queue.close()
+        self._suspended_states.close()
 
     # ---- in the thread of the controller -------------------------------------------------------
 
@@ -232,7 +232,7 @@ class LocalCluster:
         """Carries out what the controller has decided."""
         for path in self._controller.suspensions.take_removed():
             with contextlib.suppress(RuntimeError):  # the program ends, and then all of them go
-                self._preparing.submit(self._stashes.remove, path)
+                self._preparing.submit(self._suspended_states.remove, path)
         orders = self._controller.orders
         while orders.effects:
             effects, orders.effects = orders.effects, []
@@ -246,7 +246,7 @@ class LocalCluster:
         host = self._hosts[effect.island]
         match effect:
             case Begin():
-                host.begin(effect.messages[host.lane.name])
+                host.begin(effect.messages[host.queue.name])
             case Release():
                 host.work.buffers.free(effect.handles)
             case Abandon():
@@ -283,7 +283,7 @@ class LocalCluster:
             except WaystationError as error:
                 failed = error
             except Exception as error:
-                failed = Internal(f"host '{host.lane.name}' failed: {type(error).__name__}: {error}")
+                failed = Internal(f"host '{host.queue.name}' failed: {type(error).__name__}: {error}")
             self._todo.put(functools.partial(self._controller.orders.prepared, effect.number, failed))
 
         try:

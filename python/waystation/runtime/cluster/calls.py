@@ -18,8 +18,8 @@ from typing import Any
 
 from waystation._errors import WaystationError
 from waystation.runtime.control.listener import End
-from waystation.runtime.control.program_words import NO_ANSWER, Call, pack_answer, unpack_calls
-from waystation.runtime.control.words import Packer, Unpacker
+from waystation.runtime.control.packing import Packer, Unpacker
+from waystation.runtime.control.program_messages import NO_ANSWER, Call, pack_answer, unpack_calls
 from waystation.runtime.controller import Controller
 from waystation.runtime.controller.methods import ClientMethods
 from waystation.runtime.hosts.answers import Value as Answer

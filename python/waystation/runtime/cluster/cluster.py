@@ -24,7 +24,7 @@ from waystation.runtime.cluster.status import (
 )
 from waystation.runtime.errors import NoSuchIsland
 from waystation.runtime.needs import needing_packages
-from waystation.runtime.stashes import MEMORY, MEMORY_BYTES, KeepSuspended
+from waystation.runtime.suspended_state import MEMORY, MEMORY_BYTES, KeepSuspended
 from waystation.runtime.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from waystation import _forks
 from waystation._errors import Unavailable
 from waystation.runtime.cluster.event_log import append
 from waystation.runtime.control.connector import Connector
-from waystation.runtime.control.program_words import Call, pack_calls, unpack_answers
-from waystation.runtime.control.words import Packer, Unpacker
+from waystation.runtime.control.packing import Packer, Unpacker
+from waystation.runtime.control.program_messages import Call, pack_calls, unpack_answers
 from waystation.runtime.hosts.answers import unwrap
 from waystation.runtime.messages import host_function_key
 

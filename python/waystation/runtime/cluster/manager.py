@@ -50,7 +50,7 @@ from waystation.runtime.devices import Host, Island
 from waystation.runtime.errors import NoSuchIsland
 from waystation.runtime.hosts.answers import answering
 from waystation.runtime.messages import Done
-from waystation.runtime.stashes import KeepSuspended, StashDirectories
+from waystation.runtime.suspended_state import KeepSuspended, SuspendedStateDirectories
 from waystation.runtime.timeline import Recording
 
 NAME = "waystation manager"
@@ -102,8 +102,8 @@ class Manager:
         )
         self._controller.orders.observer = self._timelines.recorder
         self._connections: asyncio.Task[Connections] | None = None
-        self._stashes = StashDirectories()
-        self._controller.suspensions.places = self._stashes.places
+        self._suspended_states = SuspendedStateDirectories()
+        self._controller.suspensions.places = self._suspended_states.places
 
     # ---- programs ------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Manager:
     @answering
     async def keep_suspended(self, wanted: KeepSuspended) -> None:
         """Says where arrays of clients go that are suspended from now on."""
-        self._stashes.keep(wanted)
+        self._suspended_states.keep(wanted)
 
     # ---- islands -------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class Manager:
         """Carries out what the controller has decided."""
         self._is_due = False
         for path in self._controller.suspensions.take_removed():
-            self._run(asyncio.to_thread(self._stashes.remove, path))
+            self._run(asyncio.to_thread(self._suspended_states.remove, path))
         effects, self._controller.orders.effects = self._controller.orders.effects, []
         told: dict[str, Supervisor] = {}
         for effect in effects:
@@ -393,7 +393,7 @@ class Manager:
         for island in self._islands.values():
             island.remove()
         self._islands.clear()
-        self._stashes.close()
+        self._suspended_states.close()
         self._log.write("the manager ends: no program is left")
         self._log.close()
         ray.kill(ray.get_runtime_context().current_actor)

@@ -18,17 +18,17 @@ from ray.util.placement_group import PlacementGroup
 
 from waystation._errors import WaystationError
 from waystation.runtime.cluster.gang import Member, build, end, reserve
-from waystation.runtime.cluster.host_lane import HostLane
+from waystation.runtime.cluster.host_connection import HostConnection
 from waystation.runtime.cluster.losses import Loss
 from waystation.runtime.cluster.status import HostStatus, IslandRequest, IslandState, IslandStatus
 from waystation.runtime.cluster.watchdog import Awaited, Seen, Watchdog, interval_s
-from waystation.runtime.control.host_words import AbandonWork, ReleaseBuffers
+from waystation.runtime.control.host_messages import AbandonWork, ReleaseBuffers
 from waystation.runtime.control.listener import Listener as Connections
 from waystation.runtime.controller import Abandon, Begin, ForgetLists, Prepare, Release
 from waystation.runtime.errors import HostLost, IslandFailed, NoSuchIsland
 from waystation.runtime.hosts.answers import Failure, unwrap
+from waystation.runtime.hosts.execution_queue import Moving, Report
 from waystation.runtime.hosts.host import Health
-from waystation.runtime.hosts.lane import Moving, Report
 from waystation.runtime.messages import Done
 
 _DIED = "has died"
@@ -94,7 +94,7 @@ class Supervisor:
         self._secret = secret
         self._group: PlacementGroup | None = None
         self._members: dict[str, Member] = {}
-        self._lanes: dict[str, HostLane] = {}
+        self._host_connections: dict[str, HostConnection] = {}
         self._begun = 0  # messages of this epoch, each for one host or several
         self._health: dict[str, Health | None] = {}
         self._last_loss: Loss | None = None
@@ -150,31 +150,31 @@ class Supervisor:
         if effect.epoch != self.epoch or self.state is not IslandState.READY:
             return
         for host, message in effect.messages.items():
-            self._lanes[host].begin(self._begun, message, effect.messages)
+            self._host_connections[host].begin(self._begun, message, effect.messages)
         self._begun += 1
 
     def release(self, effect: Release) -> None:
         """Tells a host to forget buffers."""
-        if effect.host in self._lanes:
-            self._lanes[effect.host].tell(ReleaseBuffers(tuple(map(int, effect.handles))))
+        if effect.host in self._host_connections:
+            self._host_connections[effect.host].tell(ReleaseBuffers(tuple(map(int, effect.handles))))
 
     def forget(self, effect: ForgetLists) -> None:
         """Tells hosts to forget lists."""
         if effect.epoch != self.epoch or self.state is not IslandState.READY:
             return
         for host, listed in effect.lists.items():
-            self._lanes[host].forget_list(listed)
+            self._host_connections[host].forget_list(listed)
 
     def abandon(self, effect: Abandon) -> None:
         """Tells hosts that a work has failed."""
         for host in effect.hosts:
-            if host in self._lanes:
-                self._lanes[host].tell(AbandonWork(effect.work, effect.error, effect.has_ended))
+            if host in self._host_connections:
+                self._host_connections[host].tell(AbandonWork(effect.work, effect.error, effect.has_ended))
 
     def flush(self) -> None:
         """Sends what hosts are told: one frame for each."""
-        for lane in self._lanes.values():
-            lane.flush()
+        for connection in self._host_connections.values():
+            connection.flush()
 
     async def prepare(
         self,
@@ -192,11 +192,11 @@ class Supervisor:
         """
         if effect.epoch != self.epoch or self.state is not IslandState.READY:
             return self._gone()
-        lanes = {host: self._lanes[host] for host in effect.lists}
+        connected = {host: self._host_connections[host] for host in effect.lists}
         calls: list[Awaitable[Any]] = []
         for host, listed in effect.lists.items():
-            lanes[host].give_list(listed.fingerprint, (*effect.functions, *effect.host_calls))
-            known = lanes[host].functions
+            connected[host].give_list(listed.fingerprint, (*effect.functions, *effect.host_calls))
+            known = connected[host].functions
             new = tuple((key, code) for key, code in exported.items() if key not in known)
             named = tuple((name, each) for name, each in host_functions.items() if name not in known)
             calls.append(_awaited(self._members[host].actor.prepare.remote(listed, new, named)))
@@ -207,8 +207,8 @@ class Supervisor:
                 unwrap(answer)
             except WaystationError as error:
                 return error
-        for lane in lanes.values():
-            lane.functions |= {*exported, *host_functions}
+        for connection in connected.values():
+            connection.functions |= {*exported, *host_functions}
         return None
 
     def _gone(self) -> WaystationError:
@@ -261,7 +261,7 @@ class Supervisor:
             end(members)
             raise self._failure
         self._members = {member.name: member for member in members}
-        self._lanes = {member.name: self._lane(member, self.epoch) for member in members}
+        self._host_connections = {member.name: self._connect(member, self.epoch) for member in members}
         self._begun = 0
         for member in members:
             self._run(self._attend(member, self.epoch))
@@ -269,7 +269,7 @@ class Supervisor:
         self.state = IslandState.READY
         self._listener.built(self)
 
-    def _lane(self, member: Member, epoch: int) -> HostLane:
+    def _connect(self, member: Member, epoch: int) -> HostConnection:
         def on_done(done: Sequence[Done]) -> None:
             if epoch == self.epoch and self.state is IslandState.READY:
                 self._listener.done(self, member.name, done)
@@ -280,7 +280,7 @@ class Supervisor:
             loop.call_later(_WORD_S, self._lose, member, epoch, _CUT_OFF)
 
         assert member.end is not None
-        return HostLane(member.end, on_done, on_lost)
+        return HostConnection(member.end, on_done, on_lost)
 
     async def _attend(self, member: Member, epoch: int) -> None:
         """Waits for the end of a host."""
@@ -310,14 +310,14 @@ class Supervisor:
     def _seen(self, host: str, health: Health | None) -> Seen:
         """What a host has reported, with its places in the order of the island, where it can be compared with
         others: not every host takes part in every work."""
-        lane = self._lanes[host]
+        connection = self._host_connections[host]
         if health is None:
             return Seen(None)
         begun = health.report.begun
-        report = replace(health.report, begun=lane.place(begun, self._begun))
-        first = lane.first()
+        report = replace(health.report, begun=connection.place(begun, self._begun))
+        first = connection.first()
         if first is None:
-            return Seen(report, self._begun, owes=lane.owes(begun))
+            return Seen(report, self._begun, owes=connection.owes(begun))
         return Seen(report, first.place, owes=True, hosts=first.hosts)
 
     async def _ask(self, member: Member) -> Any:
@@ -358,7 +358,7 @@ class Supervisor:
             process_id=member.process_id,
             reason=reason,
             doing="" if health is None else health.report.doing,
-            work=self._lanes[member.name].work,
+            work=self._host_connections[member.name].work,
             restarts_left=self.request.max_restarts - self.restarts,
         )
         self._last_loss = loss
@@ -393,9 +393,9 @@ class Supervisor:
 
     def _end_gang(self) -> None:
         end(self._members.values())
-        for lane in self._lanes.values():
-            lane.close()
-        self._members, self._lanes, self._health = {}, {}, {}
+        for connection in self._host_connections.values():
+            connection.close()
+        self._members, self._host_connections, self._health = {}, {}, {}
 
     def _release(self) -> None:
         group, self._group = self._group, None

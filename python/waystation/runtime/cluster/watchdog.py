@@ -5,7 +5,7 @@ that: a computation may take long, and so may a function of Python. A host is st
 
 - It does not answer, or it has not begun what it was told and has nothing else to do.
 - Other hosts have waited for the deadline in a computation that this host has not begun, and it does nothing:
-  its own lane has not gone on, and its processors are idle where that can be seen.
+  its own execution queue has not gone on, and its processors are idle where that can be seen.
 - A computation has not ended for the deadline, and the processors of all hosts of the island that have
   something to do have been idle all that time: they wait for each other.
 - A computation takes longer than the limit that the user has set for the island.
@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from waystation.runtime.hosts.lane import Report
+from waystation.runtime.hosts.execution_queue import Report
 
 Awaited = tuple[int, str]
 

@@ -33,7 +33,7 @@ class StoredArray:
         placement: Where that was.
         program: The program that makes it, for people.
         run: The run that makes it.
-        stash: What it was saved as, if it was taken off its devices; see `suspensions`.
+        suspended: What it was saved as, if it was taken off its devices; see `suspensions`.
     """
 
     handle: Handle
@@ -41,7 +41,7 @@ class StoredArray:
     placement: Placement
     program: str
     run: RunKey
-    stash: object | None = None
+    suspended: object | None = None
 
     def on(self, host: str) -> BytesByDevice:
         """Its bytes on each device of a host."""
@@ -68,7 +68,7 @@ class Arrays:
         self._stored: dict[Handle, StoredArray] = {}
         self._errors: dict[Handle, WaystationError] = {}
         self._failures: dict[RunKey, WaystationError] = {}  # of the last runs that have failed
-        self._left: list[object] = []  # stashes, once for each array that is not in them any more
+        self._left: list[object] = []  # suspended states, once for each array that is not in them any more
 
     def add_client(self, client: str) -> None:
         """A client is there."""
@@ -150,16 +150,18 @@ class Arrays:
         owns = self._handles.get(client, {})
         return {own: self._stored[handle] for own, handle in owns.items() if handle in self._stored}
 
-    def stash(self, client: str, own: int, stash: object) -> list[Collect]:
+    def suspend(self, client: str, own: int, suspended: object) -> list[Collect]:
         """An array is saved, and has no devices any more."""
         before = self._stored[self._handles[client][own]]
         handle = self.table.create(client, shard_bytes=0, devices=(), label=before.program)
         placement = replace(before.placement, devices=())
-        after = self._stored[handle] = replace(before, handle=handle, placement=placement, stash=stash)
+        after = self._stored[handle] = replace(
+            before, handle=handle, placement=placement, suspended=suspended
+        )
         return self.replace(client, own, after)
 
-    def take_left_stashes(self) -> list[object]:
-        """The stash of each array that has ended, or come back, since this was asked last."""
+    def take_left_states(self) -> list[object]:
+        """The suspended state of each array that has ended, or come back, since this was asked last."""
         left, self._left = self._left, []
         return left
 
@@ -246,8 +248,8 @@ class Arrays:
         for handle in self.table.take_ended():
             gone = self._stored.pop(handle, None)
             self._errors.pop(handle, None)
-            if gone is not None and gone.stash is not None:
-                self._left.append(gone.stash)
+            if gone is not None and gone.suspended is not None:
+                self._left.append(gone.suspended)
         return collected
 
     def end(self, arrays: Iterable[StoredArray]) -> None:
@@ -272,9 +274,9 @@ def require_placed(stored: StoredArray, own: int, client: str) -> StoredArray:
     """An array that hosts have.
 
     Raises:
-        SliceNotPlaced: It is in a stash.
+        SliceNotPlaced: It is in suspended state.
     """
-    if stored.stash is not None:
+    if stored.suspended is not None:
         raise SliceNotPlaced(
             f"array {own} is on slice {stored.value.slice}, which is suspended; resume client '{client}'"
         )

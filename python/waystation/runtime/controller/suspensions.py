@@ -1,16 +1,16 @@
 """Clients that are suspended: their arrays leave the devices for a place that outlives the islands.
 
-A *stash* is what arrays of one slice were saved as: a checkpoint that hosts have written themselves, in host
-memory (a directory on tmpfs) as far as a budget allows, else in a directory of a disk. The budget is for all
-clients together. An array in a stash keeps the client's handle, and has no devices; when its client is
-resumed, the hosts of the slice as it lies then load it.
+*Suspended state* is what arrays of one slice were saved as: a checkpoint that hosts have written themselves,
+in host memory (a directory on tmpfs) as far as a budget allows, else in a directory of a disk. The budget is
+for all clients together. An array in suspended state keeps the client's handle, and has no devices; when its
+client is resumed, the hosts of the slice as it lies then load it.
 
 What `suspend` does, in order: the devices are taken, so that nothing more begins on them for this client;
 what has been asked for before is waited for; each slice is saved; then the arrays leave their devices.
 Failure sequence: there is no room in memory after all: it is saved to the directory instead. It cannot be
 saved there either, or its island is lost meanwhile: the caller is told; what is still on devices stays there,
 and is brought to the slice again after `resume`, as when a slice has moved. A load at `resume` fails: the
-arrays have its error. A stash is removed as soon as no array is in it.
+arrays have its error. Suspended state is removed as soon as no array is in it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _MAY_HAVE_MORE = HostOptions(((PARTIAL_LOAD, True),))
 
 
 @dataclass(frozen=True, slots=True)
-class StashPlaces:
-    """Where stashes go.
+class SuspendedStatePlaces:
+    """Where suspended states go.
 
     Attributes:
         memory: A directory in the memory of the host, for all hosts the same; None if there is none.
-        memory_bytes: The most that stashes take there.
+        memory_bytes: The most that suspended states take there.
         directory: Where others go.
     """
 
@@ -53,7 +53,7 @@ class StashPlaces:
 
 
 @dataclass(slots=True, eq=False)
-class Stash:
+class SuspendedState:
     """Arrays of one slice that have been saved.
 
     Attributes:
@@ -76,21 +76,21 @@ class Suspensions:
         controller: The controller.
 
     Attributes:
-        places: Says where stashes go; asked before each is made.
+        places: Says where suspended states go; asked before each is made.
     """
 
     def __init__(self, controller: Controller) -> None:
-        self.places: Callable[[], StashPlaces] = lambda: StashPlaces(None, 0, "")
+        self.places: Callable[[], SuspendedStatePlaces] = lambda: SuspendedStatePlaces(None, 0, "")
         self._removed: list[str] = []
         self._controller = controller
-        self._stashes: set[Stash] = set()
+        self._suspended_states: set[SuspendedState] = set()
         self._leaving: set[str] = set()  # clients
         self._number = 0
 
     @property
     def memory_bytes(self) -> int:
-        """What stashes take of the budget."""
-        return sum(stash.memory_bytes for stash in self._stashes)
+        """What suspended states take of the budget."""
+        return sum(state.memory_bytes for state in self._suspended_states)
 
     # ---- suspend -------------------------------------------------------------------------------
 
@@ -111,13 +111,13 @@ class Suspensions:
             nonlocal left
             left -= 1
             if not left:
-                self._stash_all(client, on_end)
+                self._save_all(client, on_end)
 
         for own in owns:
             self._controller.when_made(client, own, made)
         made()
 
-    def _stash_all(self, client: str, on_end: OnEnd) -> None:
+    def _save_all(self, client: str, on_end: OnEnd) -> None:
         groups = self._groups(client)
         failed: list[WaystationError] = []
         left = len(groups) + 1
@@ -132,7 +132,7 @@ class Suspensions:
                 on_end(failed[0] if failed else None)
 
         for group in groups:
-            self._stash(client, group, ended, to_memory=True)
+            self._save(client, group, ended, to_memory=True)
         ended(None)
 
     def _groups(self, client: str) -> list[dict[int, StoredArray]]:
@@ -142,13 +142,17 @@ class Suspensions:
         found: dict[tuple[int, Gang], dict[int, StoredArray]] = {}
         for own, stored in controller.arrays.of_client(client).items():
             number = stored.value.slice
-            if stored.stash is not None or stored.handle in named or controller.arrays.error(stored.handle):
+            if (
+                stored.suspended is not None
+                or stored.handle in named
+                or controller.arrays.error(stored.handle)
+            ):
                 continue
             if any(each.number == number and each.client == client for each in controller.resources.slices):
                 found.setdefault((number, gang_of(stored.placement)), {})[own] = stored
         return list(found.values())
 
-    def _stash(self, client: str, group: dict[int, StoredArray], on_end: OnEnd, *, to_memory: bool) -> None:
+    def _save(self, client: str, group: dict[int, StoredArray], on_end: OnEnd, *, to_memory: bool) -> None:
         nbytes = sum(_bytes_of(stored.value) for stored in group.values())
         try:
             places = self.places()
@@ -159,43 +163,43 @@ class Suspensions:
         in_memory = to_memory and fits
         self._number += 1
         directory = places.memory if in_memory else places.directory
-        stash = Stash(f"{directory}/{self._number}", nbytes if in_memory else 0)
-        self._stashes.add(stash)
+        state = SuspendedState(f"{directory}/{self._number}", nbytes if in_memory else 0)
+        self._suspended_states.add(state)
         controller = self._controller
         stored = list(group.values())
         key = controller.new_key(client)
         controller.arrays.table.use([each.handle for each in stored], key)
         placed = list(enumerate(stored))
-        save = save_of(stash.path, _tree_of(group), placed, processes_of(controller, stored), SaveManner())
+        save = save_of(state.path, _tree_of(group), placed, processes_of(controller, stored), SaveManner())
 
         def end(work: Work) -> None:
             if work.error is None:
-                self._leave(client, group, stash)
+                self._leave(client, group, state)
             else:
-                self._remove(stash)
+                self._remove(state)
             controller.collect(controller.arrays.finish_run(key))
             lost = any(controller.arrays.error(each.handle) is not None for each in stored)
             if work.error is not None and in_memory and client in controller.clients and not lost:
-                self._stash(client, group, on_end, to_memory=False)
+                self._save(client, group, on_end, to_memory=False)
             else:
                 on_end(work.error)
 
         controller.works.using(stored, controller.new_key(client), "suspend", "save", lambda: (save,), end)()
 
-    def _leave(self, client: str, group: dict[int, StoredArray], stash: Stash) -> None:
+    def _leave(self, client: str, group: dict[int, StoredArray], state: SuspendedState) -> None:
         """Arrays that have been saved leave their devices; those that have ended meanwhile are gone."""
         arrays = self._controller.arrays
         present = arrays.of_client(client)
         for own, stored in group.items():
             if present.get(own) is stored:
-                stash.left += 1
-                self._controller.collect(arrays.stash(client, own, stash))
-        self._settle(stash)
+                state.left += 1
+                self._controller.collect(arrays.suspend(client, own, state))
+        self._settle(state)
 
     # ---- resume --------------------------------------------------------------------------------
 
     def resume(self, client: str, without_hosts: Collection[str] = ()) -> None:
-        """Gives the slices of a client devices again, and has hosts load what is in stashes.
+        """Gives the slices of a client devices again, and has hosts load suspended state.
 
         Raises:
             NotEnoughDevices: They do not all fit; it stays suspended.
@@ -204,18 +208,18 @@ class Suspensions:
         if client in self._leaving:
             raise Conflict(f"client '{client}' is being suspended; resume it when that has ended")
         self._controller.resources.resume(client, without_hosts)
-        stashed: dict[Stash, dict[int, StoredArray]] = {}
+        to_load: dict[SuspendedState, dict[int, StoredArray]] = {}
         for own, stored in self._controller.arrays.of_client(client).items():
-            if isinstance(stored.stash, Stash):
-                stashed.setdefault(stored.stash, {})[own] = stored
-        for stash, group in stashed.items():
-            self._load(client, stash, group)
+            if isinstance(stored.suspended, SuspendedState):
+                to_load.setdefault(stored.suspended, {})[own] = stored
+        for state, group in to_load.items():
+            self._load(client, state, group)
 
-    def _load(self, client: str, stash: Stash, group: dict[int, StoredArray]) -> None:
+    def _load(self, client: str, state: SuspendedState, group: dict[int, StoredArray]) -> None:
         controller = self._controller
         key = controller.new_key(client)
         made_arrays: list[StoredArray] = []
-        stash.loading += 1
+        state.loading += 1
         for own, stored in group.items():
             placement = controller.placement(stored.value.slice)
             made = controller.arrays.create(client, None, stored.value, placement, key, stored.program)
@@ -224,36 +228,36 @@ class Suspensions:
         processes = processes_of(controller, made_arrays)
         arrays = arrays_of(list(enumerate(made_arrays)))
         # Some of what was saved may have been freed meanwhile; nobody else writes there.
-        load = Load(stash.path, _tree_of(group), arrays, processes, options=_MAY_HAVE_MORE)
+        load = Load(state.path, _tree_of(group), arrays, processes, options=_MAY_HAVE_MORE)
 
         def tell() -> tuple[Instruction, ...]:
             return (load,)
 
         def loaded(work: Work) -> None:
-            stash.loading -= 1
-            self._settle(stash)
+            state.loading -= 1
+            self._settle(state)
 
         controller.works.making(made_arrays, key, "resume", tell, loaded, is_load=True)()
 
-    # ---- stashes -------------------------------------------------------------------------------
+    # ---- suspended states ----------------------------------------------------------------------
 
     def take_removed(self) -> list[str]:
-        """The paths of stashes that nobody needs any more, since this was asked last; they are to go."""
-        for stash in self._controller.arrays.take_left_stashes():
-            if isinstance(stash, Stash):
-                stash.left -= 1
-                self._settle(stash)
+        """The paths of suspended states that nobody needs any more, since this was asked last."""
+        for state in self._controller.arrays.take_left_states():
+            if isinstance(state, SuspendedState):
+                state.left -= 1
+                self._settle(state)
         removed, self._removed = self._removed, []
         return removed
 
-    def _settle(self, stash: Stash) -> None:
-        if not stash.left and not stash.loading:
-            self._remove(stash)
+    def _settle(self, state: SuspendedState) -> None:
+        if not state.left and not state.loading:
+            self._remove(state)
 
-    def _remove(self, stash: Stash) -> None:
-        if stash in self._stashes:
-            self._stashes.discard(stash)
-            self._removed.append(stash.path)
+    def _remove(self, state: SuspendedState) -> None:
+        if state in self._suspended_states:
+            self._suspended_states.discard(state)
+            self._removed.append(state.path)
 
 
 def _tree_of(group: Iterable[int]) -> StateTree:

@@ -2,9 +2,9 @@
 
 One process, one epoch: when its island is lost it is killed, and another takes its place in the next epoch.
 It has a connection to the controller (`waystation.runtime.control`), over which it is told what to do, and
-tells what is done, as much at a time as there is; the work is done by its lane, in order: what waits for
-nobody is begun by the thread that hears of it, and the threads that wait for results tell of them. What
-is rare, and its life and death, go by Ray: `health`, `stamps` and `attend` are called in the group
+tells what is done, as much at a time as there is; the work is done by its execution queue, in order: what
+waits for nobody is begun by the thread that hears of it, and the threads that wait for results tell of them.
+What is rare, and its life and death, go by Ray: `health`, `stamps` and `attend` are called in the group
 `CONTROL`, which has a loop of its own, so they answer whatever the others do. Methods that answer give
 answers (`waystation.runtime.hosts.answers`).
 """
@@ -23,7 +23,7 @@ import ray
 
 from waystation._errors import Unavailable
 from waystation.runtime.control.connector import Connector
-from waystation.runtime.control.host_words import (
+from waystation.runtime.control.host_messages import (
     AbandonWork,
     BeginMessage,
     ForgetCode,
@@ -31,11 +31,11 @@ from waystation.runtime.control.host_words import (
     pack_done,
     unpack_told,
 )
-from waystation.runtime.control.words import Packer, Unpacker
+from waystation.runtime.control.packing import Packer, Unpacker
 from waystation.runtime.errors import FunctionNotFound
 from waystation.runtime.hosts.answers import answering
+from waystation.runtime.hosts.execution_queue import Report
 from waystation.runtime.hosts.idleness import Idleness
-from waystation.runtime.hosts.lane import Report
 from waystation.runtime.hosts.world import Process, World, die_with_parent, free_address, join, name_in
 from waystation.runtime.messages import Done, HostList, Message, host_function_name
 from waystation.runtime.scheduling import ReorderBuffer
@@ -96,7 +96,7 @@ class Host:
         self.name = name
         self._epoch = epoch
         self._control: Connector | None = None
-        self._lane: Any = None
+        self._queue: Any = None
         self._work: Any = None
         self._transfers: Any = None
         self._recorder = HostRecorder()
@@ -131,7 +131,7 @@ class Host:
         import jax
 
         from waystation.runtime.hosts.transfers import Transfers
-        from waystation.runtime.hosts.work import HostWork, WorkLane
+        from waystation.runtime.hosts.work import HostWork, WorkQueue
 
         # An address that is out of date leads to nobody else: the name is of this epoch alone.
         transport = TcpTransport(name_in(self._epoch, self.name), world.secret, address)
@@ -139,7 +139,7 @@ class Host:
         self._work = work = HostWork(self.name, jax.devices(), self._transfers, self._recorder)
         self._control = control = Connector(world.controller, world.credential)
         tell = functools.partial(self._tell, control)
-        self._lane = WorkLane(self.name, work, tell, self._recorder, self.order())
+        self._queue = WorkQueue(self.name, work, tell, self._recorder, self.order())
         self._idleness = Idleness() if world.kind == "cpu" else None
         threading.Thread(target=self._hear, args=(control,), name="waystation: orders", daemon=True).start()
         return tuple(map(str, jax.local_devices())), transport.address
@@ -170,7 +170,7 @@ class Host:
             number: Its place among all that this host is told.
             message: The message.
         """
-        self._lane.begin(number, message)
+        self._queue.begin(number, message)
 
     def _hear(self, control: Connector) -> None:
         """Does what the controller tells, until the connection ends; then the controller ends this host."""
@@ -205,9 +205,9 @@ class Host:
     @answering
     async def health(self) -> Health:
         """How it is."""
-        if self._lane is None:
+        if self._queue is None:
             return Health(Report(0, 0, 0, "", 0.0))
-        report: Report = self._lane.report()
+        report: Report = self._queue.report()
         if report.begun == report.ended + len(report.moving) + 1:
             report = replace(report, awaits=self._transfers.awaited)
         idle_s = None if self._idleness is None else self._idleness.idle_s()

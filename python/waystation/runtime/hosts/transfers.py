@@ -1,9 +1,10 @@
 """Transfers of a host over a `Transport`: blocks are read from devices by a thread, and fetched early.
 
 What a list receives is asked for when it begins, from each peer at once. What it sends may not be computed
-yet: a thread of its own waits for it, in the order of the sends, so that the lane never waits for a device.
-Failure sequence: who cannot be reached, or has failed, fails `receive`; who does not go on is found by a
-watchdog, and the run is abandoned then. What cannot be read is offered as an error to whoever waits for it.
+yet: a thread of its own waits for it, in the order of the sends, so that the execution queue never waits for
+a device. Failure sequence: who cannot be reached, or has failed, fails `receive`; who does not go on is found
+by a watchdog, and the run is abandoned then. What cannot be read is offered as an error to whoever waits for
+it.
 """
 
 from __future__ import annotations

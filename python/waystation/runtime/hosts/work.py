@@ -27,7 +27,7 @@ from waystation.runtime.execution import Buffers, Exchange, HostExecution
 from waystation.runtime.execution import Run as ListRun
 from waystation.runtime.execution.assembly import named_sharding, own_copy
 from waystation.runtime.hosts.checkpoints import Checkpoints, Loaded, may_broadcast
-from waystation.runtime.hosts.lane import Lane, Report, as_exception, is_over
+from waystation.runtime.hosts.execution_queue import ExecutionQueue, Report, as_exception, is_over
 from waystation.runtime.ir import Exec, Sharding
 from waystation.runtime.messages import (
     BeginJoining,
@@ -407,7 +407,7 @@ class HostWork:
         return named_sharding(sharding, tuple(map(self._device, placement.devices)))
 
 
-class WorkLane:
+class WorkQueue:
     """Has a host do messages in their order, and tells what it has done, as much at a time as there is.
 
     Args:
@@ -416,7 +416,7 @@ class WorkLane:
         tell: Is told what has been done; one thread at a time.
         recorder: Stamps what has come.
         order: Brings messages into their order.
-        ends_at_once: See `Lane`.
+        ends_at_once: See `ExecutionQueue`.
     """
 
     def __init__(
@@ -434,7 +434,7 @@ class WorkLane:
         self._recorder = recorder
         self._telling = threading.Lock()  # what follows is of all threads that end messages
         self._done: list[Done] = []  # what is to be told
-        self._lane: Lane[Message] = Lane(
+        self._queue: ExecutionQueue[Message] = ExecutionQueue(
             work.begin,
             order,
             is_quick=work.is_quick,
@@ -442,7 +442,7 @@ class WorkLane:
             on_pause=self._tell_done,
             ends_at_once=ends_at_once,
         )
-        work.execution.on_compiled = work.on_progress = self._lane.progress
+        work.execution.on_compiled = work.on_progress = self._queue.progress
 
     def begin(self, number: int, message: Message) -> None:
         """Does what a message says, when it is its turn.
@@ -452,15 +452,15 @@ class WorkLane:
             message: The message.
         """
         self._recorder.received(message.work)
-        self._lane.take(number, message, functools.partial(self._end, message))
+        self._queue.take(number, message, functools.partial(self._end, message))
 
     def report(self) -> Report:
         """How far it is."""
-        return self._lane.report()
+        return self._queue.report()
 
     def close(self) -> None:
         """Lets what has come end; nothing is taken meanwhile, or later."""
-        self._lane.close()
+        self._queue.close()
 
     def _end(self, message: Message, done: Done, failed: BaseException | None) -> None:
         if failed is not None:

@@ -1,8 +1,8 @@
 """Packs what is told: mostly integers, a few objects that are the same each time, now and then a large one.
 
-A *pack* has words (64-bit integers), objects to which words refer by number, and the elements of the arrays
+A *pack* has integers of 64 bits, objects to which integers refer by number, and the elements of the arrays
 in these objects. An object that is said to be `known` travels once for each connection, the first time that
-it is referred to; others travel in the pack that refers to them. So a few words tell a host to run a list
+it is referred to; others travel in the pack that refers to them. So a few integers tell a host to run a list
 once more, and nothing is pickled. Of an array, the pickle has dtype, shape and place; its elements travel as
 they are. Packs are unpacked in the order in which they were packed. Objects are unpickled: only what has come
 over a connection whose other end has proved itself may be unpacked. No I/O.
@@ -29,18 +29,18 @@ from waystation.frameworks import dtypes
 MOST_KNOWN = 1 << 13
 
 _HEADER = struct.Struct("<BQQQ")
-_WORD_BYTES = 8
+_INTEGER_BYTES = 8
 
 
 class Packer:
     """One direction of a connection; makes one pack after the other.
 
     Attributes:
-        words: What has been said in the pack that is being made.
+        integers: What has been said in the pack that is being made.
     """
 
     def __init__(self) -> None:
-        self.words = array("q")
+        self.integers = array("q")
         self._known: dict[Hashable, int] = {}
         self._new: list[Any] = []
         self._objects: list[Any] = []
@@ -61,19 +61,19 @@ class Packer:
 
     def numbers(self, values: Sequence[int]) -> None:
         """Says some integers, and how many."""
-        self.words.append(len(values))
-        self.words.extend(values)
+        self.integers.append(len(values))
+        self.integers.extend(values)
 
     def take(self) -> bytes:
         """The pack; another begins."""
         said, arrays = _pickled(self._new, self._objects) if self._new or self._objects else (b"", [])
         elements = [array.reshape(-1).view(np.uint8).data for array in arrays]
-        header = _HEADER.pack(self._forget, len(self.words), len(said), sum(map(len, elements)))
-        packed = b"".join((header, self.words.tobytes(), said, *elements))
+        header = _HEADER.pack(self._forget, len(self.integers), len(said), sum(map(len, elements)))
+        packed = b"".join((header, self.integers.tobytes(), said, *elements))
         self._forget = len(self._known) >= MOST_KNOWN
         if self._forget:
             self._known.clear()
-        self.words = array("q")
+        self.integers = array("q")
         self._new, self._objects = [], []
         return packed
 
@@ -93,8 +93,8 @@ class Unpacker:
         start = _HEADER.size
         if len(packed) < start:
             raise Corrupt(f"a pack of control has {len(packed)} bytes")
-        forget, words, said, elements = _HEADER.unpack_from(packed)
-        objects_at = start + words * _WORD_BYTES
+        forget, integers, said, elements = _HEADER.unpack_from(packed)
+        objects_at = start + integers * _INTEGER_BYTES
         elements_at = objects_at + said
         if len(packed) != elements_at + elements:
             raise Corrupt(f"a pack of control has {len(packed)} bytes, and says {elements_at + elements}")
@@ -185,42 +185,42 @@ class Pack:
     """What a pack says, read from its beginning.
 
     Args:
-        words: Its words.
+        integers: Its integers.
         known: Objects by the numbers of `Packer.known`.
         objects: Objects by those of `Packer.object`.
     """
 
-    def __init__(self, words: array[int], known: Sequence[Any], objects: Sequence[Any]) -> None:
-        self._words = words
+    def __init__(self, integers: array[int], known: Sequence[Any], objects: Sequence[Any]) -> None:
+        self._integers = integers
         self._known = known
         self._objects = objects
         self._at = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether all words have been read."""
-        return self._at >= len(self._words)
+        """Whether all integers have been read."""
+        return self._at >= len(self._integers)
 
-    def word(self) -> int:
-        """The next word."""
+    def integer(self) -> int:
+        """The next integer."""
         self._at += 1
-        return self._words[self._at - 1]
+        return self._integers[self._at - 1]
 
     def numbers(self) -> tuple[int, ...]:
         """The next integers, as `Packer.numbers` has said them."""
-        count = self.word()
+        count = self.integer()
         start, self._at = self._at, self._at + count
-        return tuple(self._words[start : self._at])
+        return tuple(self._integers[start : self._at])
 
     def known(self) -> Any:
-        """What the next word refers to, of objects that are known."""
-        return self._known[self.word()]
+        """What the next integer refers to, of objects that are known."""
+        return self._known[self.integer()]
 
     def object(self) -> Any:
-        """What the next word refers to, of those of this pack."""
-        return self._objects[self.word()]
+        """What the next integer refers to, of those of this pack."""
+        return self._objects[self.integer()]
 
     def optional_object(self) -> Any:
-        """What the next word refers to, of those of this pack; None where it is -1."""
-        number = self.word()
+        """What the next integer refers to, of those of this pack; None where it is -1."""
+        number = self.integer()
         return None if number < 0 else self._objects[number]

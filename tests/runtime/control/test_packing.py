@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waystation.errors import Corrupt, InvalidInput
-from waystation.runtime.control import words
-from waystation.runtime.control.host_words import (
+from waystation.runtime.control import packing
+from waystation.runtime.control.host_messages import (
     AbandonWork,
     BeginMessage,
     ReleaseBuffers,
@@ -23,7 +23,7 @@ from waystation.runtime.control.host_words import (
     unpack_done,
     unpack_told,
 )
-from waystation.runtime.control.words import Packer, Unpacker
+from waystation.runtime.control.packing import Packer, Unpacker
 from waystation.runtime.devices import DeviceId
 from waystation.runtime.ir import Sharding, Value
 from waystation.runtime.messages import Done, Fetched, Get, Message, Put, Restore, Run, Save, Spill
@@ -81,12 +81,12 @@ def test_errors_and_arrays_arrive() -> None:
     assert fetched.fetched[0].blocks[0][1] == 1
 
 
-def test_to_run_a_list_once_more_is_a_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_run_a_list_once_more_is_a_few_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     packer, unpacker = Packer(), Unpacker()
     told: list[Told] = [BeginMessage(0, Message(1, "train", (Run("f" * 64, (1,), (2,)),)))]
     sizes = [len(pack) for pack in (pack_told(told, packer) for _ in range(3)) if unpacker.open(pack)]
     assert sizes[0] > sizes[1] == sizes[2] < 150
-    monkeypatch.setattr(words, "MOST_KNOWN", 4)
+    monkeypatch.setattr(packing, "MOST_KNOWN", 4)
     for number in range(10):
         named: list[Told] = [BeginMessage(number, Message(1, f"program {number}", ()))]
         assert through(named, packer, unpacker) == named
@@ -110,7 +110,7 @@ def test_to_run_a_list_once_more_is_a_few_words(monkeypatch: pytest.MonkeyPatch)
 def test_the_elements_of_arrays_are_not_pickled(given: np.ndarray[Any, Any]) -> None:
     packer, unpacker = Packer(), Unpacker()
     # Wherever it is, and beside others.
-    packer.words.append(packer.object({"in": [np.ones(2), given, np.arange(3)]}))
+    packer.integers.append(packer.object({"in": [np.ones(2), given, np.arange(3)]}))
     packed = packer.take()
     assert packed.endswith(np.ascontiguousarray(given).tobytes() + np.arange(3).tobytes())
     _, found, _ = unpacker.open(packed).object()["in"]
@@ -121,7 +121,7 @@ def test_the_elements_of_arrays_are_not_pickled(given: np.ndarray[Any, Any]) -> 
 
 def test_an_array_outside_of_its_pack_is_refused() -> None:
     packer = Packer()
-    packer.words.append(packer.object(np.ones(4)))
+    packer.integers.append(packer.object(np.ones(4)))
     packed = packer.take()
     said = struct.Struct("<BQQQ")
     forget, count, objects, elements = said.unpack_from(packed)
@@ -136,6 +136,6 @@ def test_what_is_no_pack_is_refused() -> None:
         with pytest.raises(Corrupt):
             Unpacker().open(damaged)
     packer = Packer()
-    packer.words.append(17)
+    packer.integers.append(17)
     with pytest.raises(Corrupt, match="kind 17"):
         list(unpack_told(Unpacker().open(packer.take())))

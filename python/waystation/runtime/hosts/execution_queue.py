@@ -1,11 +1,11 @@
-"""The lane of a host: begins messages in order, one after the other, and ends them in the same order.
+"""The execution queue of a host: begins messages in order, one after another, and ends them in that order.
 
 To begin a message is to dispatch its computations, which does not wait for them; so a host runs ahead of its
 devices. A second thread waits for the results in order. A message that is *quick* to begin, since it waits
-for nobody, is begun by the thread that brings it, where the lane has nothing else to do: another thread would
-have to be woken. A message that only moves bytes between devices and storage begins in its turn too, since
-hosts agree on that order, and then becomes a *transfer*: a thread of its own waits for its end, and nothing
-else does. Knows neither Ray nor JAX: `begin` is given.
+for nobody, is begun by the thread that brings it, where the queue has nothing else to do: another thread
+would have to be woken. A message that only moves bytes between devices and storage begins in its turn too,
+since hosts agree on that order, and then becomes a *transfer*: a thread of its own waits for its end, and
+nothing else does. Knows neither Ray nor JAX: `begin` is given.
 
 Invariants: messages of an epoch begin strictly by number, whatever the order of arrival, and one at a time;
 at most `ahead` messages have begun and not ended, and beside them at most `transfers`; every future that
@@ -61,7 +61,7 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How far a lane is.
+    """How far an execution queue is.
 
     Attributes:
         begun: Messages that have begun.
@@ -117,7 +117,7 @@ class _Transfer:
         return Moving(self.doing, *seen, unchanged_s=now_s - self._changed_s)
 
 
-class Lane(Generic[T]):
+class ExecutionQueue(Generic[T]):
     """Begins and ends messages; see above.
 
     Args:
@@ -167,7 +167,7 @@ class Lane(Generic[T]):
         self._handed_over: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._running: queue.SimpleQueue[tuple[_Entry[T], Finish] | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._begin_all, name="waystation: lane", daemon=True),
+            threading.Thread(target=self._begin_all, name="waystation: execution", daemon=True),
             threading.Thread(target=self._end_all, name="waystation: results", daemon=True),
         ]
         for thread in self._threads:
@@ -242,7 +242,7 @@ class Lane(Generic[T]):
         self._running.put(None)
 
     def _begin_line(self, *, is_lane: bool) -> bool:
-        """Begins what is in line; whether that was all. The lane's own thread begins what others would have
+        """Begins what is in line; whether that was all. The queue's own thread begins what others would have
         to wait for."""
         while True:
             with self._lock:

@@ -1,4 +1,4 @@
-"""What the controller and a host tell each other, as words of packs (`words`). No I/O.
+"""What the controller and a host tell each other, as integers of packs (`packing`). No I/O.
 
 A pack to a host has any number of the following, and one from a host any number of what is done.
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from waystation._errors import Corrupt, WaystationError
-from waystation.runtime.control.words import Pack, Packer
+from waystation.runtime.control.packing import Pack, Packer
 from waystation.runtime.messages import Done, Get, Instruction, Message, Put, Restore, Run, Spill
 
 _BEGIN, _RELEASE, _ABANDON, _FORGET = range(4)
@@ -90,17 +90,17 @@ def pack_told(told: Sequence[Told], packer: Packer) -> bytes:
     for each in told:
         match each:
             case BeginMessage(number, message):
-                packer.words.extend((_BEGIN, number, message.work, packer.known(message.program)))
-                packer.words.append(len(message.instructions))
+                packer.integers.extend((_BEGIN, number, message.work, packer.known(message.program)))
+                packer.integers.append(len(message.instructions))
                 for instruction in message.instructions:
                     _pack(instruction, packer)
             case ReleaseBuffers(handles):
-                packer.words.append(_RELEASE)
+                packer.integers.append(_RELEASE)
                 packer.numbers(handles)
             case AbandonWork(work, error, has_ended):
-                packer.words.extend((_ABANDON, work, has_ended, packer.object(error)))
+                packer.integers.extend((_ABANDON, work, has_ended, packer.object(error)))
             case ForgetCode(lists, functions):
-                packer.words.extend((_FORGET, packer.object((lists, functions))))
+                packer.integers.extend((_FORGET, packer.object((lists, functions))))
     return packer.take()
 
 
@@ -111,15 +111,15 @@ def unpack_told(pack: Pack) -> Iterator[Told]:
         Corrupt: It is nothing that hosts are told.
     """
     while not pack.is_over:
-        match pack.word():
+        match pack.integer():
             case 0:  # begin
-                number, work, program = pack.word(), pack.word(), pack.known()
-                instructions = tuple(_unpack(pack) for _ in range(pack.word()))
+                number, work, program = pack.integer(), pack.integer(), pack.known()
+                instructions = tuple(_unpack(pack) for _ in range(pack.integer()))
                 yield BeginMessage(number, Message(work, program, instructions))
             case 1:  # release
                 yield ReleaseBuffers(pack.numbers())
             case 2:  # abandon
-                work, has_ended, error = pack.word(), bool(pack.word()), pack.object()
+                work, has_ended, error = pack.integer(), bool(pack.integer()), pack.object()
                 yield AbandonWork(work, error, has_ended)
             case 3:  # forget
                 yield ForgetCode(*pack.object())
@@ -133,7 +133,7 @@ def pack_done(done: Sequence[Done], packer: Packer) -> bytes:
         rest = _NOTHING
         if each.error is not None or each.fetched or each.said:
             rest = packer.object((each.error, each.fetched, each.said))
-        packer.words.extend((each.work, int(each.device_seconds * 1e9), rest))
+        packer.integers.extend((each.work, int(each.device_seconds * 1e9), rest))
     return packer.take()
 
 
@@ -141,39 +141,39 @@ def unpack_done(pack: Pack) -> list[Done]:
     """What a host has done."""
     found = []
     while not pack.is_over:
-        work, seconds = pack.word(), pack.word() / 1e9
+        work, seconds = pack.integer(), pack.integer() / 1e9
         rest = pack.optional_object()
         found.append(Done(work, seconds) if rest is None else Done(work, seconds, *rest))
     return found
 
 
 def _pack(instruction: Instruction, packer: Packer) -> None:
-    words = packer.words
+    integers = packer.integers
     match instruction:
         case Run():
-            words.extend((_RUN, packer.known(instruction.list)))
+            integers.extend((_RUN, packer.known(instruction.list)))
             packer.numbers(instruction.arguments)
             packer.numbers(instruction.results)
             packer.numbers(instruction.consumed)
-            words.append(packer.known(instruction.peers))
+            integers.append(packer.known(instruction.peers))
         case Put():
             value, placement = packer.known(instruction.value), packer.known(instruction.placement)
-            words.extend((_PUT, instruction.handle, value, placement, packer.object(instruction.array)))
+            integers.extend((_PUT, instruction.handle, value, placement, packer.object(instruction.array)))
         case Get() | Spill() | Restore():
-            words.extend((_KINDS[type(instruction)], instruction.handle))
+            integers.extend((_KINDS[type(instruction)], instruction.handle))
         case _:
-            words.extend((_OTHER, packer.object(instruction)))
+            integers.extend((_OTHER, packer.object(instruction)))
 
 
 def _unpack(pack: Pack) -> Instruction:
-    kind = pack.word()
+    kind = pack.integer()
     if kind == _RUN:
         return Run(pack.known(), pack.numbers(), pack.numbers(), pack.numbers(), pack.known())
     if kind == _PUT:
-        handle, value, placement = pack.word(), pack.known(), pack.known()
+        handle, value, placement = pack.integer(), pack.known(), pack.known()
         return Put(handle, pack.object(), value, placement)
     if kind in _BY_HANDLE:
-        return _BY_HANDLE[kind](pack.word())
+        return _BY_HANDLE[kind](pack.integer())
     if kind == _OTHER:
         other: Instruction = pack.object()
         return other

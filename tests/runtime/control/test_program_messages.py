@@ -1,4 +1,4 @@
-"""What programs ask arrives as it was asked, and to run a program once more is a few words."""
+"""What programs ask arrives as it was asked, and to run a program once more is a few integers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waystation.errors import Corrupt
-from waystation.runtime.control.program_words import (
+from waystation.runtime.control.packing import Packer, Unpacker
+from waystation.runtime.control.program_messages import (
     NO_ANSWER,
     Call,
     pack_answer,
@@ -16,7 +17,6 @@ from waystation.runtime.control.program_words import (
     unpack_answers,
     unpack_calls,
 )
-from waystation.runtime.control.words import Packer, Unpacker
 from waystation.runtime.ir import Sharding
 
 HANDLES = st.lists(st.integers(0, 2**63 - 1), max_size=4).map(tuple)
@@ -46,7 +46,7 @@ def test_arrays_and_answers_arrive() -> None:
     assert list(unpack_answers(unpacker.open(pack_answer(7, "made", packer)))) == [(7, "made")]
 
 
-def test_to_run_a_program_once_more_is_a_few_words() -> None:
+def test_to_run_a_program_once_more_is_a_few_integers() -> None:
     packer = Packer()
     run = Call("run", ("f" * 64, (0,), (1,), (2,), None, 0))
     sizes = [len(pack_calls([run], packer)) for _ in range(3)]
@@ -55,6 +55,6 @@ def test_to_run_a_program_once_more_is_a_few_words() -> None:
 
 def test_what_is_no_call_is_refused() -> None:
     packer = Packer()
-    packer.words.extend((NO_ANSWER, 9))
+    packer.integers.extend((NO_ANSWER, 9))
     with pytest.raises(Corrupt, match="kind 9"):
         list(unpack_calls(Unpacker().open(packer.take())))

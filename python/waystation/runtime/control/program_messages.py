@@ -1,7 +1,7 @@
-"""What a program asks of the controller, and what it is answered, as words of packs (`words`). No I/O.
+"""What a program asks of the controller, and what it is answered, as integers of packs (`packing`). No I/O.
 
 A pack to the controller has any number of calls, in the order in which they were made; one to a program has
-answers, in any order. `*` and `+` mean what they mean in `host_words`.
+answers, in any order. `*` and `+` mean what they mean in `host_messages`.
 
     call: a number for the answer, or -1 if none is wanted; then one of
         RUN, (fingerprint, slices, cost, priority)*, arguments, results
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from waystation._errors import Corrupt
-from waystation.runtime.control.words import Pack, Packer
+from waystation.runtime.control.packing import Pack, Packer
 
 NO_ANSWER = -1
 _RUN, _PUT, _FREE, _OTHER = range(4)
@@ -41,22 +41,22 @@ class Call:
 
 def pack_calls(calls: Sequence[Call], packer: Packer) -> bytes:
     """Calls, in one pack."""
-    words = packer.words
+    integers = packer.integers
     for call in calls:
-        words.append(call.answer)
+        integers.append(call.answer)
         if call.method == "run":
             fingerprint, slices, arguments, results, cost_seconds, priority = call.arguments
-            words.extend((_RUN, packer.known((fingerprint, slices, cost_seconds, priority))))
+            integers.extend((_RUN, packer.known((fingerprint, slices, cost_seconds, priority))))
             packer.numbers(arguments)
             packer.numbers(results)
         elif call.method == "put":
             handle, array, slice_number, sharding = call.arguments
-            words.extend((_PUT, handle, slice_number, packer.known(sharding), packer.object(array)))
+            integers.extend((_PUT, handle, slice_number, packer.known(sharding), packer.object(array)))
         elif call.method == "free":
-            words.append(_FREE)
+            integers.append(_FREE)
             packer.numbers(call.arguments[0])
         else:
-            words.extend((_OTHER, packer.object((call.method, call.arguments))))
+            integers.extend((_OTHER, packer.object((call.method, call.arguments))))
     return packer.take()
 
 
@@ -67,13 +67,13 @@ def unpack_calls(pack: Pack) -> Iterator[Call]:
         Corrupt: They are none.
     """
     while not pack.is_over:
-        answer, kind = pack.word(), pack.word()
+        answer, kind = pack.integer(), pack.integer()
         if kind == _RUN:
             fingerprint, slices, cost_seconds, priority = pack.known()
             places = fingerprint, slices, pack.numbers(), pack.numbers()
             yield Call("run", (*places, cost_seconds, priority), answer)
         elif kind == _PUT:
-            handle, slice_number, sharding = pack.word(), pack.word(), pack.known()
+            handle, slice_number, sharding = pack.integer(), pack.integer(), pack.known()
             yield Call("put", (handle, pack.object(), slice_number, sharding), answer)
         elif kind == _FREE:
             yield Call("free", (pack.numbers(),), answer)
@@ -86,11 +86,11 @@ def unpack_calls(pack: Pack) -> Iterator[Call]:
 
 def pack_answer(number: int, answer: Any, packer: Packer) -> bytes:
     """An answer."""
-    packer.words.extend((number, packer.object(answer)))
+    packer.integers.extend((number, packer.object(answer)))
     return packer.take()
 
 
 def unpack_answers(pack: Pack) -> Iterator[tuple[int, Any]]:
     """Answers, with their numbers."""
     while not pack.is_over:
-        yield pack.word(), pack.object()
+        yield pack.integer(), pack.object()

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 
 from waystation._errors import InvalidInput, from_os_error
-from waystation.runtime.controller.suspensions import StashPlaces
+from waystation.runtime.controller.suspensions import SuspendedStatePlaces
 from waystation.storage.attempts import is_dead, new_attempt_id
 
 MEMORY = "/dev/shm"
@@ -42,7 +42,7 @@ class KeepSuspended:
             )
 
 
-class StashDirectories:
+class SuspendedStateDirectories:
     """See above.
 
     Attributes:
@@ -52,9 +52,9 @@ class StashDirectories:
     def __init__(self) -> None:
         self.wanted = KeepSuspended()
         self._made: list[str] = []
-        self._places: dict[KeepSuspended, StashPlaces] = {}
+        self._places: dict[KeepSuspended, SuspendedStatePlaces] = {}
 
-    def places(self) -> StashPlaces:
+    def places(self) -> SuspendedStatePlaces:
         """The directories as they are wanted now; makes them where they are wanted for the first time.
 
         Raises:
@@ -66,7 +66,7 @@ class StashDirectories:
             if wanted.memory_bytes and (os.path.isdir(wanted.memory) or wanted.memory != MEMORY):
                 memory = self._make(wanted.memory)
             directory = self._make(wanted.directory or tempfile.gettempdir())
-            self._places[wanted] = StashPlaces(memory, wanted.memory_bytes, directory)
+            self._places[wanted] = SuspendedStatePlaces(memory, wanted.memory_bytes, directory)
         return self._places[wanted]
 
     def keep(self, wanted: KeepSuspended) -> None:
@@ -79,7 +79,7 @@ class StashDirectories:
         self.places()
 
     def remove(self, path: str) -> None:
-        """Removes one stash; what is gone already is no error."""
+        """Removes one suspended state; what is gone already is no error."""
         shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from waystation._errors import Corrupt
-from waystation.runtime.control.host_words import (
+from waystation.runtime.control.host_messages import (
     BeginMessage,
     ForgetCode,
     ReleaseBuffers,
@@ -22,7 +22,7 @@ from waystation.runtime.control.host_words import (
     unpack_done,
 )
 from waystation.runtime.control.listener import End
-from waystation.runtime.control.words import Packer, Unpacker
+from waystation.runtime.control.packing import Packer, Unpacker
 from waystation.runtime.messages import Done, Message, is_transfer
 
 _RELEASES_WAIT_S = 0.001
@@ -45,7 +45,7 @@ class UnderWay:
     is_transfer: bool
 
 
-class HostLane:
+class HostConnection:
     """The controller's end of the connection of a host.
 
     Args:
