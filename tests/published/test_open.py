@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,49 @@ def test_small_reads_of_many_threads_start_no_jobs(tmp_path: Path, monkeypatch: 
     assert len(os.listdir("/proc/self/fd")) == before + 1
     tensors.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_model_of_many_files_holds_few_descriptors(tmp_path: Path) -> None:
+    paths = [
+        models.write_file(tmp_path / f"{number}.safetensors", {f"t{number}": np.arange(number, number + 5)})
+        for number in range(100)
+    ]
+    before = len(os.listdir("/proc/self/fd"))
+    with waystation.safetensors.open(paths) as tensors:
+        for _ in range(2):
+            for number in range(100):
+                assert tensors.tensor(f"t{number}")[0] == number
+        assert len(os.listdir("/proc/self/fd")) <= before + 64
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_files_that_are_closed_while_threads_read_are_read_or_said_to_be_closed(tmp_path: Path) -> None:
+    paths = [
+        models.write_file(tmp_path / f"{number}.safetensors", {f"t{number}": np.full(5, number)})
+        for number in range(40)
+    ]
+
+    all_held = threading.Barrier(5)
+
+    def read_on(tensors: waystation.safetensors.Tensors) -> Exception:
+        try:
+            for turn in itertools.count():
+                for number in range(40):
+                    assert (tensors.tensor(f"t{number}") == number).all()
+                if turn == 0:
+                    all_held.wait(60)
+        except errors.WaystationError as error:
+            return error
+        raise AssertionError("unreachable")
+
+    with ThreadPoolExecutor(4) as readers:
+        for _ in range(40):
+            tensors = waystation.safetensors.open(paths)
+            reads = [readers.submit(read_on, tensors) for _ in range(4)]
+            all_held.wait(60)
+            tensors.close()
+            for read in reads:
+                assert str(read.result(60)) == "the files were closed; open them again"
 
 
 def test_small_reads_are_verified_where_there_are_checksums(tmp_path: Path) -> None:

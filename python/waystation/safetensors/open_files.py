@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,6 +43,9 @@ _LEAST_VERIFIED_STRETCH_BYTES = 8 << 20
 # The caller's thread reads this in less than the half millisecond that a job of the engine takes to start.
 _SMALL_BYTES = 1 << 20
 
+# Of a process's descriptors, of which it may have no more than a thousand or so.
+_MOST_HELD_FILES = 64
+
 # Records of the engine, the files that these count, and of each record the place of its file, and its tensor.
 _Words: TypeAlias = tuple[NDArray[np.int64], list[int], NDArray[np.int64], NDArray[np.int64]]
 
@@ -64,6 +66,17 @@ class _Wanted:
     parts: list[tuple[int, list[int]]]
 
 
+@dataclass(slots=True)
+class _Held:
+    """A file that is open until the last thread that reads from it has let go of this.
+
+    Whoever closes files while threads read would otherwise have them read what gets the same descriptor next.
+    """
+
+    file: storage.OpenFile
+    opening: contextlib.ExitStack  # its context closes the file when it is collected
+
+
 class OpenFiles(Readable):
     """The tensors of some files.
 
@@ -82,9 +95,7 @@ class OpenFiles(Readable):
         self._files = np.repeat(np.arange(len(headers)), [len(header.tensors) for header in headers])
         self._arrays: dict[tuple[Any, ...], StoredArray] = {}  # models have few shapes, and many tensors
         self._checksums: list[FileChecksums | None] | None = None  # until first needed
-        self._held: dict[int, storage.OpenFile] = {}  # those of which small parts were read
-        self._holding = contextlib.ExitStack()
-        self._holding_lock = threading.Lock()
+        self._held: dict[int, _Held] = {}  # those of which small parts were read last
 
     @property
     def notices_absence(self) -> bool:
@@ -170,30 +181,31 @@ class OpenFiles(Readable):
         place = int(self._files[number])
         header = self.headers[place]
         try:
-            file = self._held.get(place) or self._hold(place)
-            file.fill(self.tensors[number][3] + offset, view)
+            held = self._held.get(place) or self._hold(place)
+            held.file.fill(self.tensors[number][3] + offset, view)
         except Conflict:
             header.check_unchanged()  # which tells more of what is at the path
             raise
 
-    def _hold(self, place: int) -> storage.OpenFile:
-        """A file held open until `close`."""
-        with self._holding_lock:
-            file = self._held.get(place)
-            if file is None:
-                header = self.headers[place]
-                header.check_unchanged()
-                file = self._holding.enter_context(storage.opened(header.path))
-                if file.status.identity != header.identity:
-                    header.refuse_change_to(file.status.identity)
-                self._held[place] = file
-            return file
+    def _hold(self, place: int) -> _Held:
+        """A file held open for the next small reads, in place of the one that is held longest."""
+        header = self.headers[place]
+        header.check_unchanged()
+        with contextlib.ExitStack() as opening:
+            file = opening.enter_context(storage.opened(header.path))
+            if file.status.identity != header.identity:
+                header.refuse_change_to(file.status.identity)
+            held = _Held(file, opening.pop_all())
+        # Without a lock, which a fork could leave locked in the child: a file is at worst opened twice.
+        with contextlib.suppress(KeyError, RuntimeError, StopIteration):
+            while len(self._held) >= _MOST_HELD_FILES:
+                del self._held[next(iter(self._held))]
+        self._held[place] = held
+        return held
 
     def close(self) -> None:
-        """Closes the files that are held open; a small read opens them again."""
-        with self._holding_lock:
-            self._held.clear()
-            self._holding.close()
+        """Lets go of the files that are held open; a small read opens them again."""
+        self._held.clear()
 
     def start_boxes(
         self,
