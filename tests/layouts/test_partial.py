@@ -81,3 +81,11 @@ def test_overlaps_are_refused_in_a_part_too() -> None:
 def test_holes_are_refused_where_all_is_shared() -> None:
     with pytest.raises(InvalidInput, match="is written by no process"):
         Program([(9,)], [[(0, ((0,), (3,)))]]).merge()
+
+
+def test_what_is_lacking_is_named_of_the_parts_that_are_to_be_read_not_of_the_rest() -> None:
+    program = Program([(12,)], [[(0, ((0,), (4,)))]])
+    decoded = program.merge(partial=True)
+    request = Request(0, [((0,), (12,))], missing=[[((2,), (2,)), ((6,), (3,))]])
+    with pytest.raises(InvalidInput, match=r"does not have \[6:9\] of array 0"):
+        program.read(decoded, [request])

@@ -140,7 +140,7 @@ def read_words(
                         parts = [storage_box] if request.missing is None else request.missing[number]
                         own = [_meeting(decoded, shapes, array, part) for part in parts]
                         if found is None:
-                            _check_covered(shapes.kind[array], array, storage_box, parts, own)
+                            _check_covered(shapes.kind[array], array, parts, own)
                         else:
                             found[position] += (common for commons in own for common in _commons(commons))
                     except WaystationError as error:
@@ -263,9 +263,10 @@ def _volume(found: _Found) -> int:
     return int(found[2][:, 1].prod(axis=1).sum())
 
 
-def _check_covered(kind: int, array: int, box: Box, parts: Sequence[Box], own: Sequence[_Found]) -> None:
-    if sum(map(_volume, own)) != sum(map(grid.volume, parts)):
-        raise _not_covered(kind, array, box, [common for found in own for common in _commons(found)])
+def _check_covered(kind: int, array: int, parts: Sequence[Box], own: Sequence[_Found]) -> None:
+    for part, found in zip(parts, own, strict=True):
+        if _volume(found) != grid.volume(part):
+            raise _not_covered(kind, array, part, _commons(found))
 
 
 def _not_covered(kind: int, array: int, box: Box, present: Sequence[Box]) -> WaystationError:
