@@ -70,3 +70,28 @@ def test_a_save_that_fails_tells_nothing(tmp_path: Path) -> None:
     with context, pytest.raises(waystation.errors.Conflict):
         waystation.save(tmp_path / "checkpoint", STATE)
     assert seen == []
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_checkpointer_knows_a_step_whose_statistics_nobody_took(
+    in_background: bool, tmp_path: Path
+) -> None:
+    def fail(_: waystation.SaveStatistics) -> None:
+        raise RuntimeError("no metrics today")
+
+    context = waystation.Context()
+    context.array.saving.on_statistics = fail
+
+    def save(checkpointer: waystation.training.Checkpointer, step: int) -> None:
+        if not in_background:
+            checkpointer.save(step, STATE)
+        elif response := checkpointer.save_async(step, STATE):
+            response.result()
+
+    keep_one = waystation.training.preservation_policies.LatestN(1)
+    with waystation.training.Checkpointer(tmp_path, preservation_policy=keep_one) as checkpointer, context:
+        for step in (1, 2):
+            with pytest.raises(RuntimeError, match="no metrics today"):
+                save(checkpointer, step)
+        assert [found.step for found in checkpointer.checkpoints] == [2]
+    assert not (tmp_path / "1").exists()

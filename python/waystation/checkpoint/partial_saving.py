@@ -61,6 +61,7 @@ def save(path: PathLike, state: Any, *, custom_metadata: Any = None) -> None:
         saving.begin({STATE: state}, _checked(custom_metadata), is_state=True)
         saving.prepare({STATE: state})
         saving.finish(Progress())
+    saving.report()
 
 
 def save_async(path: PathLike, state: Any, *, custom_metadata: Any = None) -> AsyncResponse[None]:

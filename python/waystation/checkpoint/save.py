@@ -169,12 +169,18 @@ def write(
     is_state: bool = False,
     begun_ns: int | None = None,
     on_set_aside: Callable[[str], None] | None = None,
+    on_committed: Callable[[], object] = lambda: None,
 ) -> None:
-    """Saves, without asking whether names are reserved; for callers that know what they mean by them."""
+    """Saves, without asking whether names are reserved; for callers that know what they mean by them.
+
+    `on_committed` is called once the checkpoint is committed, before the program hears of it.
+    """
     with open_saving(path, overwrite=overwrite, begun_ns=begun_ns, on_set_aside=on_set_aside) as saving:
         saving.begin(checkpointables, custom_metadata, is_state=is_state)
         saving.prepare(checkpointables)
         saving.finish(Progress())
+    on_committed()
+    saving.report()
 
 
 def write_async(
@@ -225,6 +231,7 @@ def in_background(
         finally:
             copied_out.set()
         on_committed()
+        saving.report()
         if callback is not None:
             called_back(callback, saving.target)
 
@@ -368,3 +375,4 @@ def add_checkpointables(path: PathLike, checkpointables: dict[str, Any]) -> None
         saving.begin(checkpointables, None)
         saving.prepare(checkpointables)
         saving.finish(Progress())
+    saving.report()

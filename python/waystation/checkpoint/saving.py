@@ -415,12 +415,13 @@ class Saving:
             on_copied_out()
 
         self._destination.finish(save, progress, copied_out)
-        self._report(progress)
+        self._statistics = self._measured(progress)
+        self._statistics.log()
 
-    def _report(self, progress: Progress) -> None:
-        """Tells what the save has moved, once it is committed."""
+    def _measured(self, progress: Progress) -> SaveStatistics:
+        """What the save has moved, once it is committed."""
         clock, duration_s = self._save.clock, self._save.clock.now_s()
-        statistics = SaveStatistics(
+        return SaveStatistics(
             path=self.target,
             bytes_written=progress.fraction()[0],
             blocked_s=duration_s if clock.blocked_s is None else clock.blocked_s,
@@ -428,12 +429,14 @@ class Saving:
             synced_s=duration_s if clock.synced_s is None else clock.synced_s,
             duration_s=duration_s,
         )
-        statistics.log()
+
+    def report(self) -> None:
+        """Gives the program the statistics, last of all, since its function may fail."""
         on_statistics = self._save.options.array.saving.on_statistics
         if on_statistics is None:
             return
         try:
-            on_statistics(statistics)
+            on_statistics(self._statistics)
         except Exception as error:
             error.add_note(f"raised by array.saving.on_statistics; '{self.target}' is whole")
             raise

@@ -122,6 +122,11 @@ class Saver:
         info = self._described(request)
         aside: list[str] = []
         with self._telling(info, options) as session:
+
+            def on_committed() -> None:
+                self._costs.record(SaveCost(time.monotonic() - begun, 0.0))
+                self._tell(info, session, options)
+
             try:
                 write(
                     info.path,
@@ -130,11 +135,10 @@ class Saver:
                     request.custom_metadata,
                     begun_ns=request.begun_ns,
                     on_set_aside=aside.append,
+                    on_committed=on_committed,
                 )
             finally:
                 _tell_of(aside, info)
-            self._costs.record(SaveCost(time.monotonic() - begun, 0.0))
-            self._tell(info, session, options)
 
     def save_async(self, request: Request, options: Options) -> StepResponse:
         """Saves in the background; returns once the state may change."""
