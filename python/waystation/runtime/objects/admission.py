@@ -306,9 +306,9 @@ class HostMemory:
         return Refuse(
             reservation.run,
             DeviceMemoryExceeded(
-                f"{reservation.run} needs {need[device]} bytes on device {self.host}:{device} of "
-                f"{self.device_budgets[device]}, and lacks {lack.get(device, 0)}{held}; release objects, use "
-                "more devices, or allow more host memory",
+                f"run {reservation.run.run} of '{reservation.run.client}' needs {need[device]} bytes on "
+                f"device {self.host}:{device} of {self.device_budgets[device]}, and lacks "
+                f"{lack.get(device, 0)}{held}; release objects, use more devices, or allow more host memory",
                 host=self.host,
             ),
         )
