@@ -8,6 +8,7 @@ has written: their file of checksums vouches for all others.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -32,6 +33,7 @@ from waystation.layouts.orbax.open import decode_tree_files, read_tree_files
 from waystation.storage.leases import without_marks
 
 _WINDOW_BYTES = 64 << 20
+_CHECKSUM_BYTES = 8  # of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,13 +324,19 @@ def _verify_blocks(file: _BlockFile, found: Verification, on_window: Callable[[]
         found.add(error, str(error.context.get("path", file.path)))
         return
     if status is None or status.kind != "file":
-        found.damages.append(Damage(file.path, "is missing" if status is None else "is no regular file"))
+        problem = "is missing" if status is None else "is no regular file"
+        found.damages.append(Damage(file.path, problem, tuple(file.arrays_at(0, file.nbytes))))
         return
-    present = status.nbytes
-    if present != file.nbytes:
-        found.damages.append(Damage(file.path, f"has {present} bytes where {file.nbytes} were written"))
+    present, end = status.nbytes, file.nbytes
+    if present != end:
+        gone = tuple(file.arrays_at(present, end)) if present < end else ()
+        found.damages.append(Damage(file.path, f"has {present} bytes where {end} were written", gone))
+    if present < end:
+        # Nothing vouches for what is left of the block that was cut.
+        end = present // tables.BLOCK_BYTES * tables.BLOCK_BYTES
+        checksums = memoryview(checksums).cast("B")[: end // tables.BLOCK_BYTES * _CHECKSUM_BYTES]
+        file = dataclasses.replace(file, nbytes=end)
     found.files += 1
-    end = min(present, file.nbytes)
     slab = _native.allocate(_WINDOW_BYTES)
     for start in range(0, end, _WINDOW_BYTES):
         _verify_window(file, (start, min(end, start + _WINDOW_BYTES)), checksums, slab, found)
