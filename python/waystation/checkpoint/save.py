@@ -235,7 +235,8 @@ def in_background(
         if callback is not None:
             called_back(callback, saving.target)
 
-    response = respond(f"saving '{saving.target}'", work)
+    with saving.closed_on_error():
+        response = respond(f"saving '{saving.target}'", work)
     if not drained:
         try:
             copied_out.wait()
@@ -284,7 +285,9 @@ def open_saving(
     if is_native and options.multiprocessing.primary_host is None:
         destination = OwnStorage(layout, overwrite=overwrite)
     begun_ns = begun_ns or time.time_ns()
-    return Saving(target, options, layout, destination, deadline_s=deadline_s, begun_ns=begun_ns)
+    return Saving(
+        target, options, layout, destination, deadline_s=deadline_s, begun_ns=begun_ns, is_ordered=True
+    )
 
 
 def check_checkpointables(checkpointables: object) -> None:

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from waystation import _forks
 from waystation._errors import Cancelled, InvalidInput, WaystationError, WrongType
 from waystation._options import Options
 from waystation.checkpoint import prepare, snapshot
@@ -36,6 +39,9 @@ from waystation.layouts.native.chunks import Chunk, Writer
 from waystation.layouts.native.records import callers_json
 from waystation.transfers.handle import Progress
 from waystation.transfers.statistics import SaveStatistics
+
+# How often a save that waits for the one before looks whether it was cancelled.
+_LOOK_EVERY_S = 0.1
 
 # Of the plan of each state: what is copied out before the rest, as the caller waits for it.
 Ranges = Mapping[str, Sequence[tuple[int, int]]]
@@ -201,6 +207,34 @@ class Destination(Protocol):
         ...
 
 
+class CallOrder:
+    """The saves of this process to each path, which commit in the order in which they were called.
+
+    Each save has an event, which is set when the save has ended. The save alone keeps it: nothing waits for a
+    save that nobody has any more because a thread was interrupted.
+    """
+
+    def __init__(self) -> None:
+        self.begin_in_child()
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`: the parent's saves are none of the child's."""
+        self._lock = threading.Lock()
+        self._last: weakref.WeakValueDictionary[str, threading.Event] = weakref.WeakValueDictionary()
+
+    def enter(self, target: str) -> tuple[threading.Event, weakref.ref[threading.Event] | None]:
+        """The event of a save that was called now, and that of the one before it."""
+        own = threading.Event()
+        with self._lock:
+            before = self._last.get(target)
+            self._last[target] = own
+        return own, None if before is None else weakref.ref(before)
+
+
+_order = CallOrder()
+
+
 @contextlib.contextmanager
 def undone_on_error(destination: Destination, save: Save) -> Iterator[None]:
     """Removes what the save has made if the block fails."""
@@ -223,6 +257,7 @@ class Saving:
         destination: Where these go.
         deadline_s: How long one process waits for another.
         begun_ns: When the call began, nanoseconds since 1970.
+        is_ordered: Whether it commits after those of this process to the same target that were called before.
     """
 
     def __init__(
@@ -234,6 +269,7 @@ class Saving:
         *,
         deadline_s: float,
         begun_ns: int,
+        is_ordered: bool = False,
     ) -> None:
         require_layout_for_saves(options)
         is_local = options.multiprocessing.primary_host is None
@@ -241,6 +277,9 @@ class Saving:
         self._layout = layout
         self._destination = destination
         self._is_background = False
+        self._is_ordered = is_ordered
+        self._ended: threading.Event | None = None
+        self._before: weakref.ref[threading.Event] | None = None
         session = open_session(what, options, deadline_s=deadline_s)
         ending = open_session(f"the end of: {what}", options, deadline_s=deadline_s)
         writer = Writer(session.process_index, session.process_count, session.primary, is_local)
@@ -267,6 +306,8 @@ class Saving:
             error.where(checkpoint=self.target)
 
     def _close(self) -> None:
+        if self._ended is not None:
+            self._ended.set()
         if self._save.calls is not None:
             self._save.calls.close()
         self._layout.release()
@@ -300,6 +341,8 @@ class Saving:
             checkpointables,
             lambda: self._check_call(checkpointables, custom_metadata, is_state=is_state),
         )
+        if self._is_ordered:
+            self._ended, self._before = _order.enter(self.target)
 
     def _check_call(
         self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool
@@ -414,9 +457,21 @@ class Saving:
                 save.clock.blocked_s = save.clock.now_s()
             on_copied_out()
 
+        self._await_those_before(progress)
         self._destination.finish(save, progress, copied_out)
         self._statistics = self._measured(progress)
         self._statistics.log()
+
+    def _await_those_before(self, progress: Progress) -> None:
+        """Waits for the save of this process that was called before; what bounds that bounds this.
+
+        A save that is cancelled meanwhile goes on to where all processes hear of that.
+        """
+        while self._before is not None and not progress.cancelled:
+            before = self._before()
+            if before is None or before.wait(_LOOK_EVERY_S):
+                self._before = None
+            del before  # or it would be kept
 
     def _measured(self, progress: Progress) -> SaveStatistics:
         """What the save has moved, once it is committed."""
