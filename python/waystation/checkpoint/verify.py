@@ -328,18 +328,20 @@ def _verify_blocks(file: _BlockFile, found: Verification, on_window: Callable[[]
         found.damages.append(Damage(file.path, problem, tuple(file.arrays_at(0, file.nbytes))))
         return
     present, end = status.nbytes, file.nbytes
-    if present != end:
-        gone = tuple(file.arrays_at(present, end)) if present < end else ()
-        found.damages.append(Damage(file.path, f"has {present} bytes where {end} were written", gone))
+    readable, lost = file, ()
     if present < end:
         # Nothing vouches for what is left of the block that was cut.
         end = present // tables.BLOCK_BYTES * tables.BLOCK_BYTES
+        lost = tuple(file.arrays_at(end, file.nbytes))
         checksums = memoryview(checksums).cast("B")[: end // tables.BLOCK_BYTES * _CHECKSUM_BYTES]
-        file = dataclasses.replace(file, nbytes=end)
+        readable = dataclasses.replace(file, nbytes=end)
+    if present != file.nbytes:
+        problem = f"has {present} bytes where {file.nbytes} were written"
+        found.damages.append(Damage(file.path, problem, lost))
     found.files += 1
     slab = _native.allocate(_WINDOW_BYTES)
     for start in range(0, end, _WINDOW_BYTES):
-        _verify_window(file, (start, min(end, start + _WINDOW_BYTES)), checksums, slab, found)
+        _verify_window(readable, (start, min(end, start + _WINDOW_BYTES)), checksums, slab, found)
         found.bytes_read += min(end, start + _WINDOW_BYTES) - start
         on_window()
 
