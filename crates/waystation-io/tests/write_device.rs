@@ -10,20 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use waystation_io::local::Local;
 use waystation_io::mode::Mode;
-use waystation_io::sync_group::Durability;
 use waystation_io::write::{self, DeviceCopies, DeviceCopy, DeviceRows, FileInput, Options, Statistics};
 use waystation_io::{Error, Kind, Result};
 
-const AUTOMATIC: Options = Options {
-    durability: Durability::Now,
-    mode: None,
-    block_bytes: None,
-    depth: None,
-    threads: None,
-    staging_bytes: None,
-    first: Vec::new(),
-    throttle: None,
-};
+const AUTOMATIC: Options = Options::AUTOMATIC;
 
 static PREPARED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);

@@ -58,6 +58,20 @@ pub struct Options {
     pub throttle: Option<Arc<Throttle>>,
 }
 
+impl Options {
+    /// The engine chooses everything.
+    pub const AUTOMATIC: Self = Self {
+        durability: Durability::Now,
+        mode: None,
+        block_bytes: None,
+        depth: None,
+        threads: None,
+        staging_bytes: None,
+        first: Vec::new(),
+        throttle: None,
+    };
+}
+
 /// What a finished job has done.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statistics {

@@ -123,19 +123,8 @@ fn is_in_memory(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync_group::Durability;
 
     const MIB: usize = 1 << 20;
-    const FREE: Options = Options {
-        durability: Durability::Now,
-        mode: None,
-        block_bytes: None,
-        depth: None,
-        threads: None,
-        staging_bytes: None,
-        first: Vec::new(),
-        throttle: None,
-    };
 
     fn fitted(way: Way, total_mib: usize, options: Options) -> (usize, usize, usize) {
         let way = fit(way, (total_mib * MIB) as u64, 1, &options);
@@ -145,34 +134,34 @@ mod tests {
     #[test]
     fn large_jobs_are_written_as_was_measured() {
         let measured = Way { mode: Mode::DirectRing, block_bytes: 16 * MIB, depth: 2, threads: 3 };
-        assert_eq!(fitted(measured, 4096, FREE), (16, 2, 3));
-        assert_eq!(fitted(usual(Mode::DirectRing), 4096, FREE), (8, 2, 1));
-        assert_eq!(fitted(usual(Mode::DirectThreads), 4096, FREE), (4, 1, 4));
+        assert_eq!(fitted(measured, 4096, Options::AUTOMATIC), (16, 2, 3));
+        assert_eq!(fitted(usual(Mode::DirectRing), 4096, Options::AUTOMATIC), (8, 2, 1));
+        assert_eq!(fitted(usual(Mode::DirectThreads), 4096, Options::AUTOMATIC), (4, 1, 4));
     }
 
     #[test]
     fn blocks_are_a_small_part_of_the_job() {
         let ring = usual(Mode::DirectRing);
-        assert_eq!(fitted(ring, 128, FREE), (8, 2, 1));
-        assert_eq!(fitted(ring, 127, FREE), (4, 4, 1));
-        assert_eq!(fitted(ring, 17, FREE), (1, 8, 1));
-        assert_eq!(fitted(ring, 1, FREE), (1, 8, 1));
+        assert_eq!(fitted(ring, 128, Options::AUTOMATIC), (8, 2, 1));
+        assert_eq!(fitted(ring, 127, Options::AUTOMATIC), (4, 4, 1));
+        assert_eq!(fitted(ring, 17, Options::AUTOMATIC), (1, 8, 1));
+        assert_eq!(fitted(ring, 1, Options::AUTOMATIC), (1, 8, 1));
         let deep = Way { depth: 32, ..ring };
-        assert_eq!(fitted(deep, 64, FREE), (4, 32, 1));
+        assert_eq!(fitted(deep, 64, Options::AUTOMATIC), (4, 32, 1));
     }
 
     #[test]
     fn threads_are_what_the_bytes_deserve_and_staging_affords() {
-        assert_eq!(fitted(usual(Mode::Buffered), 17, FREE), (1, 1, 2));
-        assert_eq!(fitted(usual(Mode::Buffered), 1024, FREE), (1, 1, 4));
-        assert_eq!(fit(usual(Mode::Buffered), 1 << 20, 512, &FREE).threads, 2);
-        let many = Options { threads: Some(8), block_bytes: Some(16 * MIB), ..FREE };
+        assert_eq!(fitted(usual(Mode::Buffered), 17, Options::AUTOMATIC), (1, 1, 2));
+        assert_eq!(fitted(usual(Mode::Buffered), 1024, Options::AUTOMATIC), (1, 1, 4));
+        assert_eq!(fit(usual(Mode::Buffered), 1 << 20, 512, &Options::AUTOMATIC).threads, 2);
+        let many = Options { threads: Some(8), block_bytes: Some(16 * MIB), ..Options::AUTOMATIC };
         assert_eq!(fitted(usual(Mode::DirectThreads), 4096, many), (16, 1, 4));
     }
 
     #[test]
     fn a_bound_on_staging_memory_is_kept_by_smaller_blocks_and_fewer_threads() {
-        let bounded = |staging_bytes| Options { staging_bytes: Some(staging_bytes), ..FREE };
+        let bounded = |staging_bytes| Options { staging_bytes: Some(staging_bytes), ..Options::AUTOMATIC };
         assert_eq!(fitted(usual(Mode::DirectRing), 4096, bounded(5 * MIB)), (1, 8, 1));
         assert_eq!(fitted(usual(Mode::DirectThreads), 4096, bounded(8 * MIB)), (2, 2, 4));
         for staging_bytes in [1, BLOCK_BYTES, 3 * BLOCK_BYTES, 700_000, 5 * MIB, 1 << 40] {
@@ -188,10 +177,11 @@ mod tests {
 
     #[test]
     fn the_caller_has_the_last_word() {
-        let prescribed = Options { threads: Some(2), depth: Some(3), block_bytes: Some(2 * MIB), ..FREE };
+        let prescribed =
+            Options { threads: Some(2), depth: Some(3), block_bytes: Some(2 * MIB), ..Options::AUTOMATIC };
         assert_eq!(fitted(usual(Mode::DirectRing), 8, prescribed), (2, 3, 2));
         // Where only the blocks are prescribed, about as many bytes stay in flight.
-        let small_blocks = Options { block_bytes: Some(2 * MIB), ..FREE };
+        let small_blocks = Options { block_bytes: Some(2 * MIB), ..Options::AUTOMATIC };
         assert_eq!(fitted(usual(Mode::DirectRing), 4096, small_blocks), (2, 8, 1));
     }
 }

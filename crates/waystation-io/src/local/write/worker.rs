@@ -247,17 +247,6 @@ mod tests {
     use crate::write::{FileInput, Options, Plan, start};
     use waystation_format::Kind;
 
-    const OPTIONS: Options = Options {
-        durability: Durability::Now,
-        mode: None,
-        block_bytes: None,
-        depth: None,
-        threads: None,
-        staging_bytes: None,
-        first: Vec::new(),
-        throttle: None,
-    };
-
     /// Writes a file by a ring that is taken away before anything is sent, or once something is in flight.
     fn write_without_ring(content: &[u8], demanded: bool, pieces_before: usize) -> Result<(Vec<u8>, Mode)> {
         let directory = tempfile::tempdir().unwrap();
@@ -267,7 +256,7 @@ mod tests {
             FileInput { path: path.clone(), header: Vec::new(), file_bytes: content.len() as u64, words };
         let plan = Plan::parse(vec![file])?;
         let mode = demanded.then_some(Mode::DirectRing);
-        let options = Options { mode, block_bytes: Some(1 << 20), depth: Some(2), ..OPTIONS };
+        let options = Options { mode, block_bytes: Some(1 << 20), depth: Some(2), ..Options::AUTOMATIC };
         let way = choice::choose_way(&plan, &Options { mode: Some(Mode::DirectRing), ..options.clone() });
         let shared = Shared::new(plan.total_bytes);
         let files = Files::new(&plan, &options, way, None);
@@ -319,7 +308,8 @@ mod tests {
                 FileInput { path: path.clone(), header: Vec::new(), file_bytes: content.len() as u64, words };
             in_a_thread(|| {
                 refuse(&[libc::SYS_close], libc::EIO);
-                let options = Options { mode: Some(mode), durability: durability.clone(), ..OPTIONS };
+                let options =
+                    Options { mode: Some(mode), durability: durability.clone(), ..Options::AUTOMATIC };
                 // SAFETY: the content outlives the job, which is joined here.
                 let job = unsafe { start(Local::by_path(), vec![file], options) }.unwrap();
                 job.join();

@@ -5,19 +5,9 @@ use std::path::{Path, PathBuf};
 
 use waystation_io::Result;
 use waystation_io::local::Local;
-use waystation_io::sync_group::Durability;
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
-pub const AUTOMATIC: Options = Options {
-    durability: Durability::Now,
-    mode: None,
-    block_bytes: None,
-    depth: None,
-    threads: None,
-    staging_bytes: None,
-    first: Vec::new(),
-    throttle: None,
-};
+pub const AUTOMATIC: Options = Options::AUTOMATIC;
 
 /// Runs a whole write job.
 pub fn run(files: Vec<FileInput>, options: Options) -> Result<Statistics> {
