@@ -385,6 +385,11 @@ pub(crate) fn meaning(error: &rustls::Error) -> Error {
             "one side shows a certificate and the other a key; give all agents certificates, or none"
                 .to_owned()
         }
+        rustls::Error::AlertReceived(AlertDescription::AccessDenied) => {
+            "the other side refuses the key or the certificate of this one; give both the same secret, or \
+             certificates of one authority"
+                .to_owned()
+        }
         rustls::Error::AlertReceived(alert) => {
             format!("the other side refuses the certificate of this one, its key, or its TLS: {alert:?}")
         }

@@ -69,7 +69,9 @@ impl Store {
         }
         let end = Regions::new(tenant.contents_bytes, tenant.data_bytes).map(|regions| regions.data.end);
         if end.is_none_or(|end| end > known.record.slot_bytes) {
-            let message = "the shard is larger than a slot; make a store of larger slots, or more shards";
+            let message = "what a process keeps is larger than a slot of its agent; start the agent in a new \
+                           directory with more memory (`--agent-memory` of waystation launch, `--data-bytes` \
+                           of the agent), or save with more processes";
             return Err(Error::new(Kind::InvalidInput, message)
                 .with("shard", &*tenant.key.shard)
                 .with("data_bytes", tenant.data_bytes.to_string())

@@ -67,7 +67,8 @@ async fn whom_a_server_turns_away_it_tells() {
     let peer = far(host.server.address());
     Connection::connect(&peer, &stranger, Purpose::Control, LONG).await.unwrap_err();
     let is_told = async {
-        let wanted = "the other side refuses the certificate of this one, its key";
+        let wanted =
+            "the other side refuses the key or the certificate of this one; give both the same secret";
         while !TURNED_AWAY.lock().unwrap().iter().any(|line| line.contains(wanted)) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

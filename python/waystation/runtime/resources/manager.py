@@ -23,6 +23,7 @@ from waystation.runtime.devices import DeviceId, Host, Island
 from waystation.runtime.errors import NoSuchSlice, NotEnoughDevices, SliceNotPlaced
 from waystation.runtime.resources.pool import DevicePool
 from waystation.runtime.resources.requests import (
+    Assignment,
     Placement,
     Slice,
     SliceChanged,
@@ -309,7 +310,9 @@ class ResourceManager:
             return NotEnoughDevices(f"there is no island '{request.island}'; the islands are {shown}")
         left_out = f" without hosts {sorted(without_hosts)}" if without_hosts else ""
         free = self._pool.describe_free(request)
+        is_shared = request.assignment is Assignment.SHARED
+        share = "have those who hold them share them, too" if is_shared else "share them (shared=True)"
         return NotEnoughDevices(
-            f"no island has {request}{left_out} free: {free}; ask for fewer, share them (shared=True), "
-            "release or suspend slices, or add hosts"
+            f"no island has {request}{left_out} free: {free}; ask for fewer, {share}, release or suspend "
+            "slices, or add hosts"
         )
