@@ -328,7 +328,7 @@ def _verify_blocks(file: _BlockFile, found: Verification, on_window: Callable[[]
         found.damages.append(Damage(file.path, problem, tuple(file.arrays_at(0, file.nbytes))))
         return
     present, end = status.nbytes, file.nbytes
-    readable, lost = file, ()
+    readable, lost = file, tuple[str, ...]()
     if present < end:
         # Nothing vouches for what is left of the block that was cut.
         end = present // tables.BLOCK_BYTES * tables.BLOCK_BYTES
