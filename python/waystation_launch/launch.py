@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -402,7 +403,8 @@ class Recoveries:
 
     The launch notes when it saw a process fail, when the last one had ended, and when it started them again.
     The program adds a line to a file beside the agent's store at its next step (`memory.Recovery`).
-    The file stays, as the store does; a launch reports the lines that were added while it ran.
+    The file stays, as the store does. Other launches may use the store at the same time, or take it over:
+    a launch reports the lines that its own program has added, which have its name.
 
     Args:
         path: The file of recoveries; None if there is no agent from whose memory a program could resume.
@@ -415,13 +417,13 @@ class Recoveries:
     def __init__(self, path: Path | None) -> None:
         self.starts: list[dict[str, float | None]] = []
         self._path = path
-        self._read_from = len(self._content())
+        self._launch = uuid.uuid4().hex
 
     def environment(self) -> dict[str, str]:
         """What the processes are told that are started now."""
         if self._path is None:
             return {}
-        told: dict[str, Any] = {"file": str(self._path)}
+        told: dict[str, Any] = {"file": str(self._path), "launch": self._launch}
         if self.starts:
             before = self.starts[-1]
             told |= {name: before[name] for name in ("failed_at_s", "ended_at_s")}
@@ -444,18 +446,19 @@ class Recoveries:
         )
 
     def found(self) -> list[dict[str, Any]]:
-        """What was added to the file since this launch began."""
-        recoveries = []
-        for line in self._content()[self._read_from :].splitlines():
+        """What the program of this launch has added to the file."""
+        recoveries: list[dict[str, Any]] = []
+        if self._path is None:
+            return recoveries
+        content = b""
+        with contextlib.suppress(OSError):
+            content = self._path.read_bytes()
+        for line in content.splitlines():
             with contextlib.suppress(ValueError):
-                recoveries.append(json.loads(line))
+                recovery = json.loads(line)
+                if isinstance(recovery, dict) and recovery.pop("launch", None) == self._launch:
+                    recoveries.append(recovery)
         return recoveries
-
-    def _content(self) -> bytes:
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                return self._path.read_bytes()
-        return b""
 
 
 def sentence(recovery: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from waystation.memory import RECOVERY_VARIABLE, Recovery
 from waystation.memory.recovering import Recovering
+from waystation_launch.launch import Recoveries
 
 OF_PROGRAM = ["decide", "transfer", "restore", "first step"]
 
@@ -50,7 +51,7 @@ def test_phases_are_what_lies_between_moments() -> None:
 
 def test_the_primary_tells_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "recoveries.jsonl"
-    told = {"file": str(file), "failed_at_s": 1.0, "ended_at_s": 2.0, "started_at_s": 3.0}
+    told = {"file": str(file), "launch": "own", "failed_at_s": 1.0, "ended_at_s": 2.0, "started_at_s": 3.0}
     monkeypatch.setenv(RECOVERY_VARIABLE, json.dumps(told))
     follow(Recovering(), is_primary=False)
     assert not file.exists()
@@ -60,7 +61,17 @@ def test_the_primary_tells_the_launch(tmp_path: Path, monkeypatch: pytest.Monkey
     (line,) = file.read_text().splitlines()
     found = json.loads(line)
     assert (found["step"], found["ended_at_s"], found["brought_s"]) == (7, 2.0, 0.25)
-    assert found["phases_s"] == recovery.phases_s
+    assert (found["phases_s"], found["launch"]) == (recovery.phases_s, "own")
+
+
+def test_of_two_launches_on_one_agent_each_reports_its_own(tmp_path: Path) -> None:
+    first, second = (Recoveries(tmp_path / "recoveries.jsonl") for _ in range(2))
+    for launch in (first, second, first):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(RECOVERY_VARIABLE, launch.environment()[RECOVERY_VARIABLE])
+            follow(Recovering())
+    assert (len(first.found()), len(second.found())) == (2, 1)
+    assert Recoveries(tmp_path / "recoveries.jsonl").found() == []
 
 
 def test_a_later_return_to_memory_has_no_failure_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ class Recovering:
         self._has_stepped = True
         recovery = Recovery(**moments, stepped_at_s=self._now_s())
         if is_primary and "file" in told:
-            _write(told["file"], recovery)
+            _write(told["file"], recovery, told.get("launch"))
         return recovery
 
 
@@ -77,7 +77,7 @@ def _told() -> dict[str, Any]:
     return {}
 
 
-def _write(path: str, recovery: Recovery) -> None:
-    line = json.dumps(dataclasses.asdict(recovery) | {"phases_s": recovery.phases_s})
+def _write(path: str, recovery: Recovery, launch: object) -> None:
+    line = json.dumps(dataclasses.asdict(recovery) | {"phases_s": recovery.phases_s, "launch": launch})
     with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
         file.write(f"{line}\n")

@@ -272,8 +272,11 @@ impl Answers {
         if epoch >= current {
             return Ok(());
         }
-        Err(Error::new(Kind::Fenced, format!("epoch {epoch} is over; the epoch is {current} now"))
-            .with("shard", &*tenant.key.shard))
+        let message = format!(
+            "another program has begun with this agent, and this one's steps are not kept any more (its epoch {epoch} \
+             is over, the epoch is {current} now); end one of the two"
+        );
+        Err(Error::new(Kind::Fenced, message).with("shard", &*tenant.key.shard))
     }
 
     fn abandon(&self, process: &Writer, Ticket { slot, ticket }: Ticket) -> Result<()> {
