@@ -28,6 +28,10 @@ PROGRAMS = {
         "threading.Thread(target=lambda: (lock.acquire(), print('thread'))).start()\n"
         "print('first')\nlock.release()",
     ],
+    "setting of JAX": [
+        "-c",
+        "import jax; print(jax.config.jax_numpy_rank_promotion, jax.config.jax_platforms)",
+    ],
     "frameworks": ["-c", "import jax, torch; print(jax.numpy.arange(3).sum(), torch.arange(3).sum())"],
 }
 PROGRAM = """
@@ -46,7 +50,9 @@ def test_a_program_does_and_ends_as_ever(name: str, tmp_path: Path) -> None:
         done = subprocess.run(
             [command, *PROGRAMS[name]],
             cwd=tmp_path,
-            env=os.environ | {"OWN": "this"},
+            env=os.environ
+            | {"OWN": "this"}
+            | ({"JAX_NUMPY_RANK_PROMOTION": "warn"} if "JAX" in name else {}),
             input="told\n",
             capture_output=True,
             text=True,

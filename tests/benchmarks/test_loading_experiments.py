@@ -28,6 +28,7 @@ from benchmarks.loading_experiments.report import EXPERIMENTS, evaluate, show
 from benchmarks.loading_experiments.session import Loading, in_turns
 from benchmarks.rounds import Case, Results
 from benchmarks.targets import Line
+from tests.support.long import only_long
 
 from benchmarks import states
 
@@ -86,7 +87,8 @@ def assert_well(loading: Loading, outcome: dict[str, Any]) -> bool:
 # ---- programs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.long
+@pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=only_long)])
 def test_every_loader_loads_what_processes_want_byte_for_byte(framework: str, tmp_path: Path) -> None:
     planned = [
         (loading, wanted)
@@ -109,6 +111,8 @@ def test_every_loader_loads_what_processes_want_byte_for_byte(framework: str, tm
             assert 0 < outcome["loaded_s"] <= outcome["seconds"]
 
 
+@pytest.mark.long
+@only_long
 def test_rounds_measure_what_is_planned(tmp_path: Path) -> None:
     script = """
 import json, sys

@@ -37,6 +37,7 @@ from benchmarks.wasted_time.measured import constants_of
 from benchmarks.wasted_time.parameters import read_parameters
 from rich.console import Console
 from tests.support import benchmark_processes
+from tests.support.long import only_long
 
 from benchmarks import command as shared
 from benchmarks import rounds, states
@@ -146,8 +147,9 @@ def test_a_store_is_as_slow_as_it_is_said_to_be(tmp_path: Path, monkeypatch: pyt
         assert run["seconds"] > 0.5 * run["state_bytes"] / rate
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("in_this_process")
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=only_long)])
 def test_a_training_saves_as_often_as_was_said(framework: str, tmp_path: Path) -> None:
     session = session_in(tmp_path)
     ways = ((NOWHERE, NO_SAVES), ("memory", "every 1"), (training.DISK[framework], "every 2"))

@@ -16,7 +16,7 @@ from benchmarks.runtime_scale.events import Action, Clock, Machine, Process
 from benchmarks.runtime_scale.fit import Measurement, fit, predict
 from benchmarks.runtime_scale.hiding import AS_GOOD, share, smallest_computation_s
 from benchmarks.runtime_scale.lowering import lowered
-from tests.support.long import IS_LONG
+from tests.support.long import only_long
 
 CONSTANTS = Constants(submit_s=1e-4, send_s=5e-5, begin_s=2e-4, hop_s=3e-4, enqueue_s=2e-5)
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +101,7 @@ def test_programs_and_messages_are_as_many_for_any_number_of_hosts() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not IS_LONG, reason="half a minute of Ray, which the command of `runtime` uses as well")
+@only_long  # half a minute of Ray, which the command of `runtime` uses as well
 def test_the_command_works_and_shows_what_it_has_kept(tmp_path: Path) -> None:
     module = [sys.executable, "-m", "benchmarks.runtime_scale"]
     done = subprocess.run(

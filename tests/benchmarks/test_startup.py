@@ -16,6 +16,7 @@ from benchmarks.rounds import Case, Results, Session
 from benchmarks.startup_job import Request
 from benchmarks.startup_loaders import LOADERS, OURS
 from benchmarks.targets import Line
+from tests.support.long import only_long
 
 from benchmarks import startup, startup_model, startup_report
 
@@ -72,6 +73,8 @@ def test_every_loader_makes_the_model_say_the_same(tmp_path: Path) -> None:
     assert of_others["reason"] == f"ValueError: {2 * TOKENS} tokens were said, not {TOKENS}"
 
 
+@pytest.mark.long
+@only_long
 @needs_transformers
 def test_a_session_starts_fresh_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

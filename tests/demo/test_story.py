@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.warm_python import python
 
 from waystation.errors import Conflict
 from waystation_demo import DemoFailed, run
@@ -87,15 +88,7 @@ def test_tolerance_tells_other_data_from_other_rounding(
 
 
 def _train_with_seed(checkpoint: Path, seed: int) -> TrainingRun:
-    command = [
-        sys.executable,
-        "-m",
-        "waystation_demo.train",
-        "--resume",
-        str(checkpoint),
-        "--seed",
-        str(seed),
-    ]
+    command = [python(), "-m", "waystation_demo.train", "--resume", str(checkpoint), "--seed", str(seed)]
     command += ["--mesh", "1x1", "--steps", "20", "--save-every", "0"]
     command += ["--checkpoints", str(checkpoint.parent / "unused")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

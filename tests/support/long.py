@@ -6,7 +6,12 @@ more there have the mark `long`; property tests, which have the mark `hypothesis
 
 import os
 
+import pytest
+
 IS_LONG = bool(os.environ.get("WAYSTATION_TEST_LONG"))
+
+# What takes long and shows little that the rest of its file does not show.
+only_long = pytest.mark.skipif(not IS_LONG, reason="done in `make test-long`")
 
 
 def amount(usual: int, whole: int | None = None) -> int:

@@ -6,7 +6,8 @@ with the client's arguments, environment, directory, input and output. The clien
 program, and ends as the program does, by the same exit code or signal.
 
 The program has a process id of its own and is no child of the client. If the client is killed with SIGKILL,
-the server kills the program a moment later. So this is for tests of what programs do. Tests of process ids,
+the server kills the program a moment later. What JAX has read from the environment as it was imported is set
+anew where the program is told otherwise. So this is for tests of what programs do. Tests of process ids,
 of namespaces, of what a fresh interpreter imports, and of kills from outside use `sys.executable`. In
 `make test-long` all do.
 """
@@ -138,6 +139,7 @@ def _be_program(arguments: list[str], environment: dict[str, str], directory: st
     """Does what a fresh Python does, from its first to its last moment."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.chdir(directory)
+    changed = {name: value for name, value in environment.items() if os.environ.get(name) != value}
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -147,6 +149,7 @@ def _be_program(arguments: list[str], environment: dict[str, str], directory: st
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     code: Any = 0
     try:
+        _set_jax(changed)
         exec(*_code(arguments))
     except SystemExit as end:
         code = end.code
@@ -162,6 +165,22 @@ def _be_program(arguments: list[str], environment: dict[str, str], directory: st
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit((code or 0) & 0xFF)
+
+
+def _set_jax(changed: dict[str, str]) -> None:
+    """Has JAX work as if it were imported with these variables of the environment."""
+    import jax
+
+    for name, value in changed.items():
+        if not name.startswith("JAX_") or not hasattr(jax.config, name.lower()):
+            continue
+        present = getattr(jax.config, name.lower())
+        if isinstance(present, bool):
+            jax.config.update(name.lower(), value.lower() in ("1", "t", "true", "y", "yes", "on"))
+        elif isinstance(present, int | float):
+            jax.config.update(name.lower(), type(present)(value))
+        else:
+            jax.config.update(name.lower(), value)
 
 
 def _code(arguments: list[str]) -> tuple[types.CodeType, dict[str, Any]]:
