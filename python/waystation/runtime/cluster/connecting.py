@@ -1,4 +1,8 @@
-"""Connects a program to a cluster: to one that runs, or to one of its own on this machine."""
+"""Connects a program to a cluster: to one that runs, or to one of its own on this machine.
+
+Ray has one connection for the whole program, however often that calls `connect`. The last `Cluster` to close
+ends it, unless the program itself has made it.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,14 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, cast
 
+from waystation import _forks
 from waystation._errors import Conflict, InvalidInput, NotFound, Unavailable, WrongType
 from waystation.runtime.cluster.authentication import use_token
 from waystation.runtime.cluster.cluster import Cluster
-from waystation.runtime.cluster.connection import Connection, ask
+from waystation.runtime.cluster.connection import Connection, ask, program_in_ray
 from waystation.runtime.cluster.embedded import EmbeddedRay
 from waystation.runtime.cluster.probing import require_listener
 from waystation.runtime.cluster.status import DEADLINE_S, MAX_RESTARTS, NAMESPACE, ClusterStatus
@@ -25,6 +31,25 @@ from waystation.runtime.resources.requests import as_count
 _ANSWER_TIMEOUT_S = 60.0
 _LEAVE_TIMEOUT_S = 10.0
 _JOIN_ATTEMPTS = 3
+
+
+@dataclass
+class _Joined:
+    """A connection to Ray that `connect` has made.
+
+    Attributes:
+        program: What Ray knows the program by in it.
+        undo: Ends it, and the Ray of this program alone.
+        users: How many use it.
+    """
+
+    program: str | None = None
+    undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    users: int = 0
+
+
+_joining = _forks.WatchedLock()
+_joined: list[_Joined] = []  # the newest, if any
 
 
 def connect(
@@ -131,14 +156,41 @@ def _ray() -> Any:
 
 
 def _join(ray: Any, address: str | None, undo: contextlib.ExitStack) -> str:
-    if ray.is_initialized():
+    """Connects this program to Ray, or uses the connection that it has; returns the address."""
+    with _joining.lock:
+        if not ray.is_initialized():
+            joined = _Joined()
+            try:
+                _start(ray, address, joined.undo)
+            except BaseException:
+                joined.undo.close()
+                raise
+            joined.program = program_in_ray()
+            _joined[:] = [joined]
+            address = None
         current = str(ray.get_runtime_context().gcs_address)
         if address not in {None, "auto", current}:
             raise Conflict(
                 f"this program is connected to the cluster at {current}, and cannot be to '{address}' too; "
                 "close that connection first"
             )
+        for joined in _joined:
+            if joined.program == program_in_ray():  # else the program has made it itself
+                joined.users += 1
+                undo.callback(_end_use, ray, joined)
         return current
+
+
+def _end_use(ray: Any, joined: _Joined) -> None:
+    with _joining.lock:
+        joined.users -= 1
+        if joined.users == 0:
+            if joined.program == program_in_ray():  # else the program has ended it itself
+                ray.shutdown()
+            joined.undo.close()
+
+
+def _start(ray: Any, address: str | None, undo: contextlib.ExitStack) -> None:
     if address is not None:
         require_listener(address)
     # A token is shown to clusters of this machine only; for others the environment says so (`RAY_AUTH_MODE`).
@@ -163,8 +215,6 @@ def _join(ray: Any, address: str | None, undo: contextlib.ExitStack) -> str:
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         where = "on this machine" if address == "auto" else f"at '{address}'"
         raise Unavailable(f"there is no Ray cluster {where} that this program can join: {error}") from error
-    undo.callback(ray.shutdown)
-    return str(ray.get_runtime_context().gcs_address)
 
 
 def _enter(ray: Any, name: str | None, undo: contextlib.ExitStack) -> Connection:
@@ -195,7 +245,7 @@ def _enter(ray: Any, name: str | None, undo: contextlib.ExitStack) -> Connection
             continue  # the last program has just left it
         client = entrance.client
         connected = undo.enter_context(contextlib.ExitStack())  # ends after the program has left
-        undo.callback(_leave, manager, client, attended)
+        undo.callback(_leave, manager, client, attended, program_in_ray())
         break
     try:
         connector = Connector(entrance.controller, entrance.credential)
@@ -210,9 +260,10 @@ def _enter(ray: Any, name: str | None, undo: contextlib.ExitStack) -> Connection
     return connection
 
 
-def _leave(manager: Any, client: str, attended: Any) -> None:
-    with contextlib.suppress(Unavailable, TimeoutError):  # it may be gone, or go when this is the last one
-        ask(manager.leave.remote(client), _LEAVE_TIMEOUT_S)
+def _leave(manager: Any, client: str, attended: Any, program: str | None) -> None:
+    if program == program_in_ray():  # else the program has ended its connection to Ray, and left by that
+        with contextlib.suppress(Unavailable, TimeoutError):  # it may be gone, or go when this is the last
+            ask(manager.leave.remote(client), _LEAVE_TIMEOUT_S)
     del attended
 
 

@@ -43,6 +43,13 @@ def ask(reference: Any, timeout_s: float | None = None) -> Any:
     return unwrap(answer)
 
 
+def program_in_ray() -> str | None:
+    """What Ray knows this program by as long as it is connected to one cluster; None if it is not."""
+    import ray
+
+    return str(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else None
+
+
 class Connection:
     """Calls of one program, from any of its threads.
 
@@ -67,6 +74,7 @@ class Connection:
         self.client = client
         self._where = where
         self._log_path = log_path
+        self._program = program_in_ray()
         self._is_leaving = False
         self._connector = connector
         self._packer = Packer()
@@ -106,6 +114,8 @@ class Connection:
         import ray
 
         self.require_owner()
+        if self._program != program_in_ray():  # Ray would begin, or be asked for a manager that it lacks
+            raise self._gone()
         try:
             answer = ray.get(getattr(self.manager, method).remote(*arguments))
         except ray.exceptions.RayError:
