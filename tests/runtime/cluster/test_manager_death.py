@@ -37,6 +37,7 @@ def test_the_death_of_the_manager_is_told_and_stays_in_its_log(
         on = Slice(backends[0], "main", 1)
         given = on.put(np.arange(8, dtype=np.float32))
         backends[0].wait([given], WAIT_S)
+        client = cluster.start_client()
         (log,) = (tmp_path / "waystation" / "runtime").glob("manager-*.log")
         with connect(cluster.address, name="third") as third:
             packer = Packer()
@@ -60,6 +61,10 @@ def test_the_death_of_the_manager_is_told_and_stays_in_its_log(
                 use_until_it_fails(backend)
         with pytest.raises(Unavailable, match=wanted):
             cluster.status()
+        for start in (cluster.start_client, cluster.backend):
+            with pytest.raises(Unavailable, match=wanted):
+                start()
+        client.close()  # which has nothing to end any more
         for name in ("first", "second"):
             wait_until(lambda name=name: f"program '{name}' has lost its connection" in log.read_text())
         assert "island 'main' is ready, epoch 1" in log.read_text()

@@ -358,7 +358,7 @@ class Backend:
         self._calls.ask("withdraw", name)
 
     def close(self) -> None:
-        """Ends this client: its slices are released and its arrays freed."""
+        """Ends this client: its slices are released and its arrays freed. Never raises for a dead manager."""
         self._freed.put(None)
         self._freeing.join()
         self.forget_programs(tuple(self._programs.elements()))
@@ -366,7 +366,8 @@ class Backend:
         with self._lock:
             self._tell_forgotten("forget_host_functions", tuple(self._host_functions.elements()))
             self._host_functions.clear()
-        self._calls.end()
+        with contextlib.suppress(Unavailable):
+            self._calls.end()
 
     # ---- checkpoints ---------------------------------------------------------------------------
 

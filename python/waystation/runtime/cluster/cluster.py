@@ -75,7 +75,11 @@ class Cluster:
         return self._connection.client
 
     def backend(self) -> Backend:
-        """What runs programs of this client on the cluster; always the same."""
+        """What runs programs of this client on the cluster; always the same.
+
+        Raises:
+            Unavailable: The manager has died.
+        """
         connection = self._living
         with self._lock:
             if self._backend is None:
@@ -86,6 +90,9 @@ class Cluster:
         """The client of this program: slices of the cluster, functions on them, arrays.
 
         It is the one that is meant where none is named. The same until it is closed; then another.
+
+        Raises:
+            Unavailable: The manager has died.
         """
         with needing_packages():
             from waystation.runtime.client.client import Client
@@ -234,7 +241,7 @@ class Cluster:
         self.timeline().write(path)
 
     def close(self) -> None:
-        """Leaves the cluster; the last program to leave ends it. Once is enough.
+        """Leaves the cluster; the last program to leave ends it. Once is enough, and a dead manager no error.
 
         In a forked child it does nothing: the parent stays in the cluster.
         """
@@ -252,4 +259,5 @@ class Cluster:
         if self._closed:
             raise InvalidInput("the connection to the cluster is closed; connect again")
         self._connection.require_owner()
+        self._connection.require_manager()
         return self._connection

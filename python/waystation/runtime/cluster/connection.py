@@ -104,6 +104,16 @@ class Connection:
             f"the connection of program '{self.client}' to the cluster", "connect in this one"
         )
 
+    def require_manager(self) -> None:
+        """Refuses to go on where the connection is known to have ended.
+
+        Raises:
+            Unavailable: It has.
+        """
+        with self._lock:
+            if self._has_ended:
+                raise self._gone()
+
     def ask_by_ray(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the manager's actor; returns the answer.
 
