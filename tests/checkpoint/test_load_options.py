@@ -182,7 +182,7 @@ def test_statistics_count_what_was_needed_and_read(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     waystation.save(path, {"x": np.zeros(1 << 20, np.uint8), "y": np.zeros(3), "n": 5})
     statistics = load_counted(path)
-    assert statistics.path == str(path / "state")
+    assert (statistics.path, statistics.checkpointable) == (str(path), "state")
     assert statistics.bytes_needed == (1 << 20) + 24
     assert statistics.bytes_read >= statistics.bytes_needed
     assert statistics.read_ratio == statistics.bytes_read / statistics.bytes_needed
@@ -192,6 +192,22 @@ def test_statistics_count_what_was_needed_and_read(tmp_path: Path) -> None:
         path, {"x": AbstractNumpy((1 << 20,), np.float32), "y": AbstractNumpy((3,)), "n": int}
     )
     assert cast.bytes_needed == statistics.bytes_needed
+
+
+def test_a_load_of_several_checkpointables_tells_of_each_with_the_path_that_the_save_told(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "checkpoint"
+    saved: list[waystation.SaveStatistics] = []
+    loaded: list[LoadStatistics] = []
+    context = options()
+    context.array.saving.on_statistics = saved.append
+    context.array.loading.on_statistics = loaded.append
+    with context:
+        waystation.save_checkpointables(path, {"model": {"w": np.zeros(8)}, "ema": {"w": np.ones(8)}})
+        waystation.load_checkpointables(path)
+    assert sorted(each.checkpointable or "" for each in loaded) == ["ema", "model"]
+    assert {each.path for each in [*saved, *loaded]} == {str(path)}
 
 
 def test_statistics_of_a_part_count_only_the_part(tmp_path: Path) -> None:
@@ -217,7 +233,7 @@ def test_each_load_writes_one_line_to_the_log(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.INFO, "waystation"):
         waystation.load(path)
     (line,) = [record.getMessage() for record in caplog.records if "loaded" in record.getMessage()]
-    assert f"loaded '{path / 'state'}': 800 bytes needed" in line
+    assert f"loaded '{path}' ('state'): 800 bytes needed" in line
 
 
 def test_what_the_function_raises_the_load_raises(tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ class ArrayLoadingOptions(OptionGroup):
         replica_axis: Short for `load_and_broadcast_options.replica_axis_index`.
         broadcast_concurrent_bytes: Short for `load_and_broadcast_options.broadcast_memory_limit_bytes`.
         use_load_and_broadcast: Orbax's name of `load_and_broadcast`.
-        on_statistics: Function that is called with the `LoadStatistics` of every load, in the thread that
-            loads, when the arrays are complete. The load raises what it raises.
+        on_statistics: Function that is called with the `LoadStatistics` of every checkpointable loaded, in
+            the thread that loads, when the arrays are complete. The load raises what it raises.
     """
 
     LoadAndBroadcastOptions = _Broadcast

@@ -32,13 +32,30 @@ from waystation.transfers.statistics import LoadStatistics
 class Filling:
     """The leaves of one load, from their description to the finished leaf.
 
+    Args:
+        opened: The state.
+        decided: What is wanted of it.
+        options: How it is loaded.
+        progress: Is told of the bytes that have been read.
+        path: The checkpoint, for the statistics.
+        checkpointable: The name of the state in it; None if it has none.
+
     Attributes:
         resident: The arrays that are made of the memory that they are read to, with their codecs. Their
             buffers may be filled by somebody else before `finish`.
         reading: How arrays are read.
     """
 
-    def __init__(self, opened: Opened, decided: Decided, options: Options, progress: Progress) -> None:
+    def __init__(
+        self,
+        opened: Opened,
+        decided: Decided,
+        options: Options,
+        progress: Progress,
+        path: str,
+        checkpointable: str | None = None,
+    ) -> None:
+        self._place = path, checkpointable
         self._started_s = time.monotonic()
         loading = options.array.loading
         wanted.check_shapes(opened.tree, decided, extents_may_differ=loading.enable_padding_and_truncation)
@@ -72,13 +89,15 @@ class Filling:
 
     def _report(self, received_bytes: int) -> None:
         read, loading = self.reading.statistics, self.reading.options.array.loading
+        path, checkpointable = self._place
         statistics = LoadStatistics(
-            self.reading.opened.directory,
+            path,
             read.bytes_needed,
             read.bytes_read,
             time.monotonic() - self._started_s,
             received_bytes,
             read.first_touch_s,
+            checkpointable,
         )
         statistics.log()
         if loading.on_statistics is not None:

@@ -275,12 +275,14 @@ class Loading:
                 is_state = stored.state is not None
                 handler = choice.loader(registry, name, abstract, stored.handler, is_state=is_state)
             if handler is None:
-                self._states[name] = self._decide(require_state(stored, self.target), abstract, progress)
+                self._states[name] = self._decide(
+                    name, require_state(stored, self.target), abstract, progress
+                )
             else:
                 handled[name] = handler, stored
         return handled
 
-    def _decide(self, opened: Opened, abstract: Any, progress: Progress) -> _State:
+    def _decide(self, name: str, opened: Opened, abstract: Any, progress: Progress) -> _State:
         loading = self._options.pytree.loading
         if self._is_model:
             count = self._session.process_count
@@ -289,7 +291,7 @@ class Loading:
             decided = wanted.as_saved(opened.tree, loading)
         else:
             decided = wanted.as_asked(opened.tree, abstract, loading)
-        filling = fill.Filling(opened, decided, self._options, progress)
+        filling = fill.Filling(opened, decided, self._options, progress, self.target, name)
         plan = broadcast.Plan.of(filling.resident, self._options.array.loading, self._wish())
         return _State(opened, decided, filling, plan)
 

@@ -118,7 +118,7 @@ def load(directory: str, abstract: Any) -> Any:
         decided = wanted.as_saved(opened.tree, loading)
     else:
         decided = wanted.as_asked(opened.tree, abstract, loading)
-    filling = fill.Filling(opened, decided, options, Progress())
+    filling = fill.Filling(opened, decided, options, Progress(), directory)
     return unflatten(decided.structure, filling.finish(0))
 
 

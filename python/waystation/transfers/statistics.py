@@ -10,10 +10,10 @@ _log = logging.getLogger("waystation")
 
 @dataclass(frozen=True, slots=True)
 class LoadStatistics:
-    """What this process has read in one load. Mapped arrays are not read, so they do not count.
+    """What this process has read for one checkpointable. Mapped arrays are not read, so they do not count.
 
     Attributes:
-        path: The directory of the checkpointable.
+        path: The checkpoint; of a published model, the file, or the directory of its files.
         bytes_needed: Bytes of the parts of arrays that this process had to read, as they are stored.
         bytes_read: Bytes that it read to get them: of whole blocks of 256 KiB where they are verified, and
             of the headers of data files; of samples, where a load has tried to broadcast.
@@ -21,6 +21,7 @@ class LoadStatistics:
         first_touch_s: Processor time, in seconds and of all threads, in which the system provided the memory
             that arrays were read to: next to none where memory of earlier arrays was used again.
         bytes_received: Bytes that other processes have read for this one, and sent to it.
+        checkpointable: The name of the checkpointable; None of a state without one.
     """
 
     path: str
@@ -29,6 +30,7 @@ class LoadStatistics:
     duration_s: float
     bytes_received: int = 0
     first_touch_s: float = 0.0
+    checkpointable: str | None = None
 
     @property
     def read_ratio(self) -> float:
@@ -38,8 +40,9 @@ class LoadStatistics:
     def log(self) -> None:
         """Writes one line to the logger `waystation`, at the level INFO."""
         _log.info(
-            "loaded '%s': %d bytes needed, %d read (%.2f times), %d received, %.3f s, first touch %.3f s",
+            "loaded '%s'%s: %d bytes needed, %d read (%.2f times), %d received, %.3f s, first touch %.3f s",
             self.path,
+            "" if self.checkpointable is None else f" ('{self.checkpointable}')",
             self.bytes_needed,
             self.bytes_read,
             self.read_ratio,
