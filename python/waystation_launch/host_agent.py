@@ -151,6 +151,18 @@ class HostAgent:
             return status.st_dev, status.st_ino
         return None
 
+    def check(self) -> None:
+        """Refuses what `start` refuses before it makes anything.
+
+        Raises:
+            InvalidInput: No agent serves the directory, and the memory limit of a new one is missing.
+            Conflict: The agent that serves it has another place among the hosts.
+        """
+        if (status := self._status()) is not None:
+            self._check(status)
+        else:
+            self._options()
+
     def start(self) -> None:
         """Makes sure that an agent serves the directory.
 

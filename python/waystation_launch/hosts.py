@@ -99,8 +99,8 @@ def index_of(hosts: Sequence[ListedHost], name: str, path: Path) -> int:
     return names.index(name)
 
 
-def emulate(directory: Path, count: int) -> list[ListedHost]:
-    """The emulated hosts of a directory. Reads their list, or writes it if there is none yet.
+def emulated(directory: Path, count: int) -> list[ListedHost]:
+    """The emulated hosts of a directory: those of its list, or new ones if it has none; writes nothing.
 
     Raises:
         InvalidInput: The number is out of range, or is not the number that the directory was made for.
@@ -108,20 +108,28 @@ def emulate(directory: Path, count: int) -> list[ListedHost]:
     if not 2 <= count <= MOST_HOSTS:
         raise InvalidInput(f"--hosts {count}: between 2 and {MOST_HOSTS} hosts can be emulated")
     path = directory / HOSTS_FILE
-    try:
-        directory.mkdir(mode=0o700, exist_ok=True)
-        if not (directory / SECRET_FILE).exists():
-            _write(directory / SECRET_FILE, secrets.token_hex(_SECRET_BYTES))
-        if not path.exists():
-            _write(path, json.dumps([asdict(_made(index)) for index in range(count)], indent=1))
-    except OSError as error:
-        raise from_os_error(error, "prepare the hosts in", str(directory)) from error
-    hosts = read_hosts(path)
+    hosts = read_hosts(path) if path.exists() else [_made(index) for index in range(count)]
     if len(hosts) != count:
         raise InvalidInput(
             f"'{directory}' is that of {len(hosts)} hosts; give --hosts {len(hosts)}, or another directory"
         )
     return hosts
+
+
+def prepare(directory: Path, hosts: Sequence[ListedHost]) -> None:
+    """Writes the list of emulated hosts and the secret of their agents, unless they are there.
+
+    Raises:
+        WaystationError: They cannot be written.
+    """
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if not (directory / SECRET_FILE).exists():
+            _write(directory / SECRET_FILE, secrets.token_hex(_SECRET_BYTES))
+        if not (directory / HOSTS_FILE).exists():
+            _write(directory / HOSTS_FILE, json.dumps([asdict(host) for host in hosts], indent=1))
+    except OSError as error:
+        raise from_os_error(error, "prepare the hosts in", str(directory)) from error
 
 
 def _made(index: int) -> ListedHost:

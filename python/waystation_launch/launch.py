@@ -26,8 +26,9 @@ from waystation_launch.hosts import (
     HOSTS_FILE,
     SECRET_FILE,
     ListedHost,
-    emulate,
+    emulated,
     index_of,
+    prepare,
     read_hosts,
     read_secret,
 )
@@ -135,6 +136,7 @@ def run(request: Request, tell: Tell, show: Show) -> Result:
         raise InvalidInput(f"'waystation launch' runs on Linux only, and this is {sys.platform}")
     hosts = _hosts(request)
     agents = _agents(request, hosts, tell)
+    _start(agents, hosts)
     recoveries = Recoveries(Path(f"{agents[0].directory}.recoveries.jsonl") if agents else None)
     outcome, code = None, FOUND_FAILURE
     with _rendezvous(request, hosts, tell) as rendezvous:
@@ -218,7 +220,7 @@ def _hosts(request: Request) -> _Hosts | None:
                 "give the number alone"
             )
         directory = Path(os.path.abspath(request.agent))
-        listed = emulate(directory, int(request.hosts))
+        listed = emulated(directory, int(request.hosts))
         paths = directory / HOSTS_FILE, directory / SECRET_FILE
         return _Hosts(listed, range(len(listed)), *paths, are_emulated=True)
     path = Path(os.path.abspath(request.hosts))
@@ -250,15 +252,15 @@ def _tls(request: Request) -> TlsFiles | None:
 
 
 def _agents(request: Request, hosts: _Hosts | None, tell: Tell) -> list[HostAgent]:
-    """Starts the agents of the hosts whose processes this launch starts."""
+    """The agents of the hosts whose processes this launch starts."""
     if request.agent is None:
         if request.agent_memory is not None:
             raise InvalidInput("--agent-memory says what an agent may take; give its directory, --agent")
         return []
 
-    def started(directory: Path, membership: Membership | None) -> HostAgent:
+    def agent_of(directory: Path, membership: Membership | None) -> HostAgent:
         memory, count, restarts = request.agent_memory, request.count, request.restarts
-        agent = HostAgent(
+        return HostAgent(
             directory,
             memory,
             request.agent_versions,
@@ -267,11 +269,9 @@ def _agents(request: Request, hosts: _Hosts | None, tell: Tell) -> list[HostAgen
             lambda text: tell(text, "yellow"),
             membership,
         )
-        agent.start()
-        return agent
 
     if hosts is None:
-        return [started(request.agent, None)]
+        return [agent_of(request.agent, None)]
     if not 1 <= request.copies <= len(hosts.listed):
         raise InvalidInput(f"--copies {request.copies}: there are {len(hosts.listed)} hosts to keep them")
     assert hosts.secret_path is not None, "it is there if there are agents"
@@ -281,8 +281,18 @@ def _agents(request: Request, hosts: _Hosts | None, tell: Tell) -> list[HostAgen
         directory = request.agent / own.name if hosts.are_emulated else request.agent
         paths = hosts.list_path, hosts.secret_path
         membership = Membership(own.name, own.address, names, *paths, request.copies, hosts.tls)
-        agents.append(started(directory, membership))
+        agents.append(agent_of(directory, membership))
     return agents
+
+
+def _start(agents: Sequence[HostAgent], hosts: _Hosts | None) -> None:
+    """Starts agents, once all is refused that can be: a refused launch leaves nothing behind."""
+    for agent in agents:
+        agent.check()
+    if hosts is not None and hosts.are_emulated:
+        prepare(hosts.list_path.parent, hosts.listed)
+    for agent in agents:
+        agent.start()
 
 
 def _launched(

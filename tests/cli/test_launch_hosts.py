@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from waystation.errors import InvalidInput
-from waystation_launch.hosts import SECRET_FILE, ListedHost, emulate, index_of, read_hosts
+from waystation_launch.hosts import SECRET_FILE, ListedHost, emulated, index_of, prepare, read_hosts
 from waystation_launch.world import World
 
 SCRIPT = str(Path(sys.executable).parent / "waystation")
@@ -97,7 +97,9 @@ def test_a_program_over_hosts_needs_no_agents(tmp_path: Path) -> None:
 
 def test_hosts_are_emulated_with_addresses_and_a_secret_of_their_own(tmp_path: Path) -> None:
     directory = tmp_path / "agents"
-    hosts = emulate(directory, 3)
+    hosts = emulated(directory, 3)
+    assert not directory.exists()
+    prepare(directory, hosts)
     assert [host.name for host in hosts] == ["host-0", "host-1", "host-2"]
     assert [host.machine for host in hosts] == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
     assert len({host.domain for host in hosts}) == 3
@@ -106,14 +108,14 @@ def test_hosts_are_emulated_with_addresses_and_a_secret_of_their_own(tmp_path: P
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     before = secret.read_text()
     assert len(before) == 64
-    assert emulate(directory, 3) == hosts, "agents of an earlier launch are still there"
+    assert emulated(directory, 3) == hosts, "agents of an earlier launch are still there"
+    prepare(directory, hosts)
     assert secret.read_text() == before
     with pytest.raises(InvalidInput, match="is that of 3 hosts"):
-        emulate(directory, 2)
+        emulated(directory, 2)
     for count in (0, 1, 65):
         with pytest.raises(InvalidInput, match="between 2 and 64"):
-            emulate(tmp_path / "none", count)
-    assert not (tmp_path / "none").exists()
+            emulated(tmp_path / "none", count)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +139,9 @@ def test_hosts_are_emulated_with_addresses_and_a_secret_of_their_own(tmp_path: P
             ["--hosts", "hosts.json", "--host", "b", "--secret-file", "s", "--agent", "d", "--copies", "3"],
             "there are 2 hosts to keep them",
         ),
+        (["--hosts", "3", "--agent", "agents", "--copies", "4"], "there are 3 hosts to keep them"),
+        (["--hosts", "3", "--agent", "agents"], "--agent-memory 8GiB"),
+        (["--hosts", "3", "--agent", "agents", "--agent-memory", "2MiB"], "too little for 6 slots"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -153,3 +158,4 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: list[str], me
     assert done.stderr.startswith("error: ")
     assert message in done.stderr
     assert "never" not in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["hosts.json"]

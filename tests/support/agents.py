@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from waystation.memory import agent_program
-from waystation_launch.hosts import HOSTS_FILE, SECRET_FILE, emulate
+from waystation_launch.hosts import HOSTS_FILE, SECRET_FILE, emulated, prepare
 
 RUN = "0123456789abcdef0123456789abcdef"
 HANG_S = 60.0  # far beyond what anything here takes
@@ -132,7 +132,8 @@ def running_agents(
 ) -> Iterator[list[Agent]]:
     """Agents of so many hosts, each with a directory and an address of its own, which keep copies for each
     other."""
-    hosts = emulate(directory, count)
+    hosts = emulated(directory, count)
+    prepare(directory, hosts)
     common = [
         f"--hosts={directory / HOSTS_FILE}",
         f"--secret-file={directory / SECRET_FILE}",
