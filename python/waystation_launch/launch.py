@@ -1,8 +1,8 @@
 """Runs the processes of one program on this machine, and names the one that failed first.
 
-With a list of hosts it runs those of one host, and launches on the others run the rest: where programs are
-restarted, all launches restart the program together (`waystation_launch.rendezvous`). With a number of hosts
-it runs the processes of all, each host with an agent of its own.
+With a list of hosts it runs those of one host, and launches on the others run the rest: all launches start,
+end and restart the program together (`waystation_launch.rendezvous`). With a number of hosts it runs the
+processes of all, each host with an agent of its own.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def run(request: Request, tell: Tell, show: Show) -> Result:
 
 @contextlib.contextmanager
 def _rendezvous(request: Request, hosts: _Hosts | None, tell: Tell) -> Iterator[Rendezvous | None]:
-    """The launches of all hosts, if they start the program together: only then can they restart it."""
-    if hosts is None or hosts.are_emulated or not request.restarts:
+    """The launches of all hosts; None if this one starts all processes."""
+    if hosts is None or hosts.are_emulated:
         yield None
         return
     (own,) = hosts.own

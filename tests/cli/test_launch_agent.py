@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.agents import memory_directory, wait_until
+from tests.support.agents import end_agent, memory_directory, wait_until
 
 from waystation import _native
-from waystation.errors import InvalidInput, Unavailable, WaystationError
+from waystation.errors import InvalidInput, Unavailable
 from waystation_launch.host_agent import HostAgent, bytes_of
 
 SCRIPT = str(Path(sys.executable).parent / "waystation")
@@ -71,14 +71,6 @@ def store() -> Iterator[Path]:
 def agent_of(store: Path) -> int:
     """The process that serves a directory."""
     return int(_native.AgentClient(str(store), timeout_s=HANG_S).status()["process"])
-
-
-def end_agent(store: Path) -> None:
-    with contextlib.suppress(WaystationError):
-        process = int(_native.AgentClient(str(store), timeout_s=0.0).status()["process"])
-        end = os.pidfd_open(process)
-        signal.pidfd_send_signal(end, signal.SIGKILL)
-        os.close(end)
 
 
 def launch(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.ports import claimed_ports
 
 from waystation.errors import InvalidInput
 from waystation_launch.hosts import SECRET_FILE, ListedHost, emulated, index_of, prepare, read_hosts
@@ -78,21 +79,31 @@ def test_processes_are_numbered_host_by_host() -> None:
 
 
 def test_a_program_over_hosts_needs_no_agents(tmp_path: Path) -> None:
-    listed(tmp_path)
+    listed(tmp_path, [{"name": name, "address": f"127.0.0.{index}:1"} for index, name in enumerate("ab", 2)])
     show = "import os; print(os.environ['RANK'], os.environ['MASTER_ADDR'], os.environ['WORLD_SIZE'])"
-    hosts = ["--hosts", "hosts.json", "--host", "b", "-n", "2", "--json"]
-    done = subprocess.run(
-        [SCRIPT, "launch", *hosts, "--", sys.executable, "-c", show],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stderr.splitlines()) == ["[2] 2 10.0.0.1 4", "[3] 3 10.0.0.1 4"]
-    report = json.loads(done.stdout)
-    assert (report["agents"], report["recoveries"], len(report["starts"])) == ([], [], 1)
+    with claimed_ports(1) as (port,):
+        hosts = ["--hosts", "hosts.json", "-n", "2", "--json", "--port", str(port - 2)]
+        launches = [
+            subprocess.Popen(
+                [SCRIPT, "launch", *hosts, "--host", host, "--", sys.executable, "-c", show],
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for host in "ab"
+        ]
+        try:
+            said = [launch.communicate(timeout=HANG_S) for launch in launches]
+        finally:
+            for launch in launches:
+                launch.kill()
+    for index, (output, errors) in enumerate(said):
+        assert launches[index].returncode == 0, errors
+        shown = sorted(line for line in errors.splitlines() if line.startswith("["))
+        assert shown == [f"[{rank}] {rank} 127.0.0.2 4" for rank in (2 * index, 2 * index + 1)]
+        report = json.loads(output)
+        assert (report["agents"], report["recoveries"], len(report["starts"])) == ([], [], 1)
 
 
 def test_hosts_are_emulated_with_addresses_and_a_secret_of_their_own(tmp_path: Path) -> None:

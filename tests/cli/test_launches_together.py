@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.agents import end_agent, memory_directory
 from tests.support.ports import claimed_ports
 
 from waystation.errors import Conflict
@@ -170,6 +171,41 @@ def test_all_end_when_one_does_not_start_again(tmp_path: Path) -> None:
         assert [len(found) for found in launches.starts()] == [2, 2, 2]
         assert "the program has failed elsewhere: host 'a': process 0 has failed" in launches.said("b")
         assert "host 'b': " in launches.said("c")
+
+
+def test_what_fails_on_one_host_ends_all_where_nothing_is_restarted(tmp_path: Path) -> None:
+    with contextlib.closing(Launches(tmp_path)) as launches:
+        for host in HOSTS:
+            launches.start(host)
+        launches.await_starts(1)
+        launches.kill_process("b")
+        assert {host: code for host, (code, _) in launches.ended().items()} == dict.fromkeys(HOSTS, 1)
+        assert not any(is_alive(found[-1]) for found in launches.starts())
+        assert "the program has failed elsewhere: host 'b'" in launches.said("c")
+
+
+def test_a_launch_with_another_secret_is_told_so_where_nothing_is_restarted(tmp_path: Path) -> None:
+    with (
+        memory_directory() as store,
+        claimed_ports(len(HOSTS)) as ports,
+        contextlib.closing(Launches(tmp_path)) as launches,
+    ):
+        places = zip(HOSTS, range(2, 5), ports, strict=True)
+        listed = [{"name": name, "address": f"127.0.0.{index}:{port}"} for name, index, port in places]
+        (tmp_path / "hosts.json").write_text(json.dumps(listed))
+        try:
+            for host in HOSTS:
+                secret = store / f"{host}.secret"
+                secret.touch(0o600)
+                secret.write_bytes((b"other " if host == "b" else b"") + b"a secret of the agents")
+                agent = ["--agent", str(store / host), "--agent-memory", "32MiB"]
+                launches.start(host, *agent, "--secret-file", str(secret))
+            until(lambda: "start them with the same --secret-file" in launches.said("b"))
+            until(lambda: "turned away" in launches.said("a"))
+            assert launches.starts() == [[], [], []]
+        finally:
+            for host in HOSTS:
+                end_agent(store / host)
 
 
 def test_a_launch_that_is_told_to_end_ends_all(launches: Launches) -> None:

@@ -9,10 +9,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from waystation import _native
+from waystation.errors import WaystationError
 from waystation.memory import agent_program
 from waystation_launch.hosts import HOSTS_FILE, SECRET_FILE, emulated, prepare
 
@@ -25,6 +27,15 @@ def memory_directory() -> Iterator[Path]:
     """A directory on tmpfs that only this user can enter."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="waystation-") as directory:
         yield Path(directory)
+
+
+def end_agent(store: Path) -> None:
+    """Ends whatever agent serves a directory."""
+    with suppress(WaystationError):
+        process = int(_native.AgentClient(str(store), timeout_s=0.0).status()["process"])
+        end = os.pidfd_open(process)
+        signal.pidfd_send_signal(end, signal.SIGKILL)
+        os.close(end)
 
 
 class Agent:

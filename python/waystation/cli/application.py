@@ -405,7 +405,7 @@ def _launch(
             "--wait",
             metavar="SECONDS",
             min=0,
-            help="With --restarts: time that launches of several hosts wait for each other.",
+            help="Time that launches of several hosts wait for each other.",
         ),
     ] = 600.0,
     as_json: AsJson = False,
