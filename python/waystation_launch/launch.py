@@ -8,6 +8,7 @@ processes of all, each host with an agent of its own.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from waystation.errors import InvalidInput, Unavailable
+from waystation._errors import from_os_error
+from waystation.errors import Conflict, InvalidInput, Unavailable
 from waystation.memory import RECOVERY_VARIABLE
 from waystation_launch.host_agent import HostAgent, Membership, TlsFiles
 from waystation_launch.hosts import (
@@ -130,13 +132,23 @@ def run(request: Request, tell: Tell, show: Show) -> Result:
 
     Raises:
         InvalidInput: The command cannot be started, or the options contradict each other.
+        Conflict: Another launch uses the agent.
         WaystationError: The agent cannot be started.
     """
     if sys.platform != "linux":
         raise InvalidInput(f"'waystation launch' runs on Linux only, and this is {sys.platform}")
     hosts = _hosts(request)
     agents = _agents(request, hosts, tell)
-    _start(agents, hosts)
+    for agent in agents:
+        agent.check()
+    with _claim(request.agent):
+        _start(agents, hosts)
+        return _run(request, hosts, agents, tell, show)
+
+
+def _run(
+    request: Request, hosts: _Hosts | None, agents: Sequence[HostAgent], tell: Tell, show: Show
+) -> Result:
     recoveries = Recoveries(Path(f"{agents[0].directory}.recoveries.jsonl") if agents else None)
     outcome, code = None, FOUND_FAILURE
     with _rendezvous(request, hosts, tell) as rendezvous:
@@ -166,6 +178,40 @@ def run(request: Request, tell: Tell, show: Show) -> Result:
     about: dict[str, Any] = {"agents": described} if hosts else {"agent": described[0] if agents else None}
     about |= {"restarts": request.restarts - left, "starts": recoveries.starts, "recoveries": recovered}
     return Result(code, about | _document(outcome, report))
+
+
+@contextlib.contextmanager
+def _claim(directory: Path | None) -> Iterator[None]:
+    """Keeps the directory of the agents for this launch: programs of two would fence each other.
+
+    The claim ends with this process, however that ends.
+
+    Raises:
+        Conflict: Another launch has it.
+    """
+    if directory is None:
+        yield
+        return
+    path = f"{os.path.abspath(directory)}.launch"
+    try:
+        held = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise from_os_error(error, "write", path) from error
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            first = os.pread(held, 32, 0).decode() or "unknown"
+            raise Conflict(
+                f"the launch with process id {first} uses the agent in '{directory}', and one agent serves "
+                "one program; end that launch first, or give another --agent directory",
+                path=str(directory),
+            ) from None
+        os.ftruncate(held, 0)
+        os.pwrite(held, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(held)
 
 
 @contextlib.contextmanager
@@ -287,8 +333,6 @@ def _agents(request: Request, hosts: _Hosts | None, tell: Tell) -> list[HostAgen
 
 def _start(agents: Sequence[HostAgent], hosts: _Hosts | None) -> None:
     """Starts agents, once all is refused that can be: a refused launch leaves nothing behind."""
-    for agent in agents:
-        agent.check()
     if hosts is not None and hosts.are_emulated:
         prepare(hosts.list_path.parent, hosts.listed)
     for agent in agents:

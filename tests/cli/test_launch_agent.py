@@ -187,6 +187,20 @@ def test_the_agent_outlives_a_launcher_that_is_killed(store: Path, tmp_path: Pat
     assert agent_of(store) == served_by
 
 
+def test_a_second_launch_is_refused_while_the_first_one_lives(store: Path, tmp_path: Path) -> None:
+    code = "import time\nprint('here', flush=True)\ntime.sleep(600)"
+    brief = "--agent", str(store), "--", sys.executable, "-c", "print('there')"
+    with launched(tmp_path, *options_of(store), "--", sys.executable, "-c", code) as first:
+        assert first.stdout is not None
+        assert "here" in first.stdout.readline()
+        done = launch(tmp_path, *brief)
+        assert done.returncode == 2
+        assert f"the launch with process id {first.pid} uses the agent in '{store}'" in done.stderr
+        assert "there" not in done.stdout
+    done = launch(tmp_path, *brief)  # that one was killed
+    assert (done.returncode, "there" in done.stdout) == (0, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
