@@ -125,7 +125,7 @@ def test_a_slice_that_cannot_move_stays() -> None:
     assert manager.remap(granted.number) == []
     with pytest.raises(NotEnoughDevices, match=r"without hosts \['a1'\]"):
         manager.remap(granted.number, without_hosts=["a1"])
-    with pytest.raises(InvalidInput, match="in island 'a', not 'b'"):
+    with pytest.raises(InvalidInput, match="in island 'a', and does not leave it for 'b'; ask for"):
         manager.remap(granted.number, island="b")
     assert manager.placement(granted.number) == granted.placement
     assert manager.users(DeviceId("a1", 1)) == {granted.number}

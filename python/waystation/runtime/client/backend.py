@@ -129,6 +129,7 @@ class Backend:
         Raises:
             NoSuchSlice: There is none of that number.
             SliceNotPlaced: It has no devices to move from.
+            InvalidInput: It was asked for in another island, by name.
             NotEnoughDevices: There are not enough others; it stays where it is.
         """
         self._calls.ask("remap", slice_number, island, tuple(without_hosts))

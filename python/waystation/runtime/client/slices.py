@@ -100,8 +100,14 @@ class Slice:
     def remap(self, *, island: str | None = None, without_hosts: Collection[str] = ()) -> None:
         """Moves it to other devices; functions and arrays on it stay as they are for the program.
 
+        Args:
+            island: Where it has to go; by default wherever its request allows.
+            without_hosts: Hosts that it has to leave.
+
         Raises:
+            InvalidInput: It was asked for in another island, by name.
             NotEnoughDevices: There are not enough others; it stays where it is.
+            SliceNotPlaced: It has no devices to move from: it is suspended, or has lost them.
         """
         self.client.flush()
         self.client.backend.remap(self.number, island=island, without_hosts=without_hosts)

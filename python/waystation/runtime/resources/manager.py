@@ -146,7 +146,8 @@ class ResourceManager:
         if island is not None:
             if request.island not in (None, island):
                 raise InvalidInput(
-                    f"slice {number} was asked for in island '{request.island}', not '{island}'"
+                    f"slice {number} was asked for in island '{request.island}', and does not leave it for "
+                    f"'{island}'; ask for a slice without island=…, which can move to any"
                 )
             request = replace(request, island=island)
         self._pool.give_back(number, before.devices)
