@@ -121,10 +121,15 @@ def test_a_slice_moves_between_calls(client: runtime.Client) -> None:
     assert on.placement.island == there
     assert step(x).tolist() == [2, 3, 4, 5]
     client.suspend()
-    for read in (step(x), x):
-        with pytest.raises(SliceNotPlaced, match="resume client 'local"):
-            read.numpy()
+    assert x.block_until_ready().is_ready()  # it has been made
+    called = step(x)
+    for array, advice in ((called, ", and make the call again"), (x, " to read or use it")):
+        with pytest.raises(SliceNotPlaced, match=f"resume client 'local.*'{advice}"):
+            array.numpy()
     client.resume()
+    assert x.tolist() == [1, 2, 3, 4]
+    with pytest.raises(SliceNotPlaced, match="make the call again"):
+        called.numpy()
     assert step(x).tolist() == [2, 3, 4, 5]
     before = on.placement
     client.migrate(without_hosts=before.hosts)

@@ -278,6 +278,7 @@ def require_placed(stored: StoredArray, own: int, client: str) -> StoredArray:
     """
     if stored.suspended is not None:
         raise SliceNotPlaced(
-            f"array {own} is on slice {stored.value.slice}, which is suspended; resume client '{client}'"
+            f"array {own} is on slice {stored.value.slice}, which is suspended; resume client '{client}' "
+            "to read or use it"
         )
     return stored

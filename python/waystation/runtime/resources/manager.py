@@ -81,7 +81,10 @@ class ResourceManager:
         """
         found = self.slice(number)
         if found.state is SliceState.SUSPENDED:
-            raise SliceNotPlaced(f"slice {number} is suspended; resume client '{found.client}'")
+            raise SliceNotPlaced(
+                f"slice {number} is suspended, and has no devices; resume client '{found.client}', and make "
+                "the call again"
+            )
         if found.state is SliceState.WAITING:
             free = self._pool.describe_free(found.request)
             raise SliceNotPlaced(f"slice {number} has lost devices and waits for {found.request}: {free}")
