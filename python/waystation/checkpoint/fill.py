@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from waystation._collection import paused_collection
+from waystation._distinct import distinct_objects
 from waystation._errors import InvalidInput, WaystationError
 from waystation._options import ArrayLoadingOptions, Options
 from waystation.checkpoint import wanted
@@ -39,6 +40,7 @@ class Filling:
         progress: Is told of the bytes that have been read.
         path: The checkpoint, for the statistics.
         checkpointable: The name of the state in it; None if it has none.
+        are_shared: Whether other processes may fill buffers of `resident`.
 
     Attributes:
         resident: The arrays that are made of the memory that they are read to, with their codecs. Their
@@ -54,6 +56,8 @@ class Filling:
         progress: Progress,
         path: str,
         checkpointable: str | None = None,
+        *,
+        are_shared: bool = False,
     ) -> None:
         self._place = path, checkpointable
         self._started_s = time.monotonic()
@@ -64,8 +68,14 @@ class Filling:
         mappings = None
         if loading.mmap and not loading.verify and opened.mapped is not None:
             mappings = opened.mapped()
-        arrays = [(batch.codec, _incoming(batch, decided, options)) for batch in batches]
-        self._filling = filling.Filling(opened, options, progress, mappings, arrays)
+        may_be_whole = mappings is None and not are_shared and options.memory.read_concurrent_bytes is None
+        arrays: list[filling.Batch] = []
+        whole: list[filling.Whole] = []
+        for batch in batches:
+            targets = _targets_of(batch, decided, options)
+            rest, others = _divide(opened, batch, targets, whole) if may_be_whole else (batch, targets)
+            arrays.append((batch.codec, rest.incoming(others)))
+        self._filling = filling.Filling(opened, options, progress, mappings, arrays, whole=whole)
         self.resident, self.reading = self._filling.resident, self._filling.reading
 
     def finish(self, received_bytes: int) -> list[Any]:
@@ -109,43 +119,62 @@ class Filling:
 
 @dataclass(slots=True)
 class _Batch:
-    """The array leaves that one codec makes."""
+    """The array leaves that one codec makes; of each what the lists have at its place."""
 
     codec: Codec
     numbers: list[int] = field(default_factory=list)
     stored: list[StoredArray] = field(default_factory=list)
-    arrays: list[int | None] = field(default_factory=list)  # None: a stored scalar, in `values`
-    values: list[Buffer | None] = field(default_factory=list)
+    arrays: list[int] = field(default_factory=list)  # of a stored scalar, in `values`, nothing
+    values: dict[int, Buffer] = field(default_factory=dict)  # by place
+
+    def only(self, places: Sequence[int]) -> _Batch:
+        """The leaves at some places."""
+        return _Batch(
+            self.codec,
+            [self.numbers[place] for place in places],
+            [self.stored[place] for place in places],
+            [self.arrays[place] for place in places],
+            {new: self.values[place] for new, place in enumerate(places) if place in self.values},
+        )
+
+    def incoming(self, targets: Sequence[Target]) -> list[Incoming]:
+        """The leaves with the places where they go."""
+        columns = zip(self.numbers, self.stored, self.arrays, targets, strict=True)
+        values = self.values
+        return [
+            Incoming(number, stored, None if place in values else array, values.get(place), target)
+            for place, (number, stored, array, target) in enumerate(columns)
+        ]
 
 
 @paused_collection()
 def _sort(opened: Opened, decided: Decided, loading: ArrayLoadingOptions, leaves: _Leaves) -> list[_Batch]:
     """Converts scalars at once and sorts array leaves by the codec that makes them."""
     batches: dict[str, _Batch] = {}
+    known: dict[object, _Batch] = {}  # by the type of the abstract leaf, or the framework of the stored one
     abstracts = decided.abstracts
     arrays = opened.tree.arrays
     for number, leaf in enumerate(decided.stored):
+        abstract = None if abstracts is None else abstracts[number]
+        is_array = type(leaf) is ArrayLeaf
         if leaf is wanted.PLACEHOLDER:
             leaves.made[number] = leaf
             continue
-        abstract = None if abstracts is None else abstracts[number]
-        if not isinstance(leaf, ArrayLeaf) and (abstract is None or is_scalar(abstract)):
+        if not is_array and (abstract is None or is_scalar(abstract)):
             leaves.made[number] = leaf if abstract is None else _converted(leaf, abstract, decided, number)
             continue
-        codec = _codec(opened, leaf, abstract, loading)
-        batch = batches.get(codec.name)
+        value = None if is_array else _as_array(leaf, decided, number)
+        stored = arrays[leaf.array] if value is None else registry.stored_scalar(value)
+        kind = stored.framework if abstract is None else type(abstract)
+        batch = known.get(kind)
         if batch is None:
-            batch = batches[codec.name] = _Batch(codec)
+            codec = _codec(stored, abstract, loading)
+            batch = known[kind] = batches.setdefault(codec.name, _Batch(codec))
+        if value is not None:
+            batch.values[len(batch.numbers)] = value
         batch.numbers.append(number)
-        if isinstance(leaf, ArrayLeaf):
-            batch.stored.append(arrays[leaf.array])
-            batch.arrays.append(leaf.array)
-            batch.values.append(None)
-        else:
-            value = _as_array(leaf, decided, number)
-            batch.stored.append(registry.stored_scalar(value))
-            batch.arrays.append(None)
-            batch.values.append(value)
+        batch.stored.append(stored)
+        batch.arrays.append(leaf.array if is_array else -1)
     return list(batches.values())
 
 
@@ -157,28 +186,52 @@ def _as_array(value: Scalar, decided: Decided, number: int) -> np.ndarray[Any, A
     return array
 
 
-def _codec(opened: Opened, leaf: Any, abstract: Any, loading: ArrayLoadingOptions) -> Codec:
+def _codec(stored: StoredArray, abstract: Any, loading: ArrayLoadingOptions) -> Codec:
     if abstract is None:
         if loading.restore_on_host:
             return registry.codec_by_name("numpy")
-        return registry.available_codec(opened.tree.arrays[leaf.array].framework)
+        return registry.available_codec(stored.framework)
     codec = None if is_scalar(abstract) else registry.codec_for(abstract)
     return registry.codec_by_name("numpy") if codec is None else codec
 
 
 @paused_collection()
-def _incoming(batch: _Batch, decided: Decided, options: Options) -> list[Incoming]:
-    """The arrays of a batch with the places where they go."""
+def _targets_of(batch: _Batch, decided: Decided, options: Options) -> list[Target]:
+    """Where the arrays of a batch go."""
     with _naming_leaves(decided, batch.numbers):
         targets = _targets(batch, decided, options.array.loading)
         rule = casts.rule_of_loads(options)
         for index, (stored, target) in enumerate(zip(batch.stored, targets, strict=True)):
             if stored.dtype != target.dtype:
                 _check_cast(stored.dtype, target.dtype, rule, index)
-    return [
-        Incoming(*columns)
-        for columns in zip(batch.numbers, batch.stored, batch.arrays, batch.values, targets, strict=True)
-    ]
+    return targets
+
+
+@paused_collection()
+def _divide(
+    opened: Opened, batch: _Batch, targets: list[Target], whole: list[filling.Whole]
+) -> tuple[_Batch, list[Target]]:
+    """Adds the arrays that are loaded whole to `whole`; returns the others."""
+    kinds = list(zip(map(id, batch.stored), map(id, targets), strict=True))
+    known = {
+        kind: filling.can_be_whole(opened, batch.codec, stored, target)
+        for kind, (stored, target) in dict(
+            zip(kinds, zip(batch.stored, targets, strict=True), strict=True)
+        ).items()
+    }
+    chosen = [known[kind] for kind in kinds]
+    for place in batch.values:
+        chosen[place] = False
+    if not any(chosen):
+        return batch, targets
+    if all(chosen):
+        whole.append(filling.Whole(batch.codec, batch.numbers, batch.arrays, targets))
+        return batch.only([]), []
+    own = [place for place, is_whole in enumerate(chosen) if is_whole]
+    rest = [place for place, is_whole in enumerate(chosen) if not is_whole]
+    part = batch.only(own)
+    whole.append(filling.Whole(part.codec, part.numbers, part.arrays, [targets[place] for place in own]))
+    return batch.only(rest), [targets[place] for place in rest]
 
 
 def _targets(batch: _Batch, decided: Decided, loading: ArrayLoadingOptions) -> list[Target]:
@@ -195,7 +248,15 @@ def _targets(batch: _Batch, decided: Decided, loading: ArrayLoadingOptions) -> l
     choose, sharded = loading.sharding_for, batch.codec.sharded
     if choose is not None and sharded is not None:
         return batch.codec.targets(_sharded(batch, decided, choose, sharded), batch.stored)
-    return batch.codec.default_targets(batch.stored)
+    kinds, which = distinct_objects(batch.stored)
+    try:
+        of_kinds = batch.codec.default_targets(kinds)
+    except WaystationError as error:
+        index = error.context.get("index")
+        if isinstance(index, int):
+            error.context["index"] = int(np.argmax(which == index))
+        raise
+    return list(map(of_kinds.__getitem__, which.tolist()))
 
 
 def _sharded(
@@ -268,10 +329,10 @@ class _Leaves:
         """See `Decided`."""
         return self._decided.name_for(error, leaf)
 
-    def keep(self, arrays: Sequence[Incoming], leaves: Sequence[Any]) -> None:
+    def keep(self, numbers: Sequence[int], leaves: Sequence[Any]) -> None:
         """Takes leaves that are made already."""
-        for incoming, leaf in zip(arrays, leaves, strict=True):
-            self.made[incoming.leaf] = leaf
+        for number, leaf in zip(numbers, leaves, strict=True):
+            self.made[number] = leaf
 
     def _as_saved(self, leaf: Buffer, stored: StoredArray) -> Any:
         """What was saved and is stored as an array."""

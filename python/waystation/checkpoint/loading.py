@@ -291,8 +291,11 @@ class Loading:
             decided = wanted.as_saved(opened.tree, loading)
         else:
             decided = wanted.as_asked(opened.tree, abstract, loading)
-        filling = fill.Filling(opened, decided, self._options, progress, self.target, name)
-        plan = broadcast.Plan.of(filling.resident, self._options.array.loading, self._wish())
+        wish = self._wish()
+        filling = fill.Filling(
+            opened, decided, self._options, progress, self.target, name, are_shared=wish is not False
+        )
+        plan = broadcast.Plan.of(filling.resident, self._options.array.loading, wish)
         return _State(opened, decided, filling, plan)
 
     def _wish(self) -> bool | None:

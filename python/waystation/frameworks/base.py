@@ -233,7 +233,7 @@ class OverMemory(Protocol):
     def arrays_over(
         self, targets: Sequence[Target], slabs: Sequence[_native.Slab | None], offsets: Sequence[int]
     ) -> Sequence[object]:
-        """Arrays over parts of slabs, which they keep."""
+        """Arrays over parts of slabs, which they keep. Equal targets are mostly one object."""
         ...
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from waystation import _native
+from waystation._distinct import distinct_objects
 from waystation._errors import InvalidInput, Unsupported, WaystationError, WrongType
 from waystation.frameworks import casts, dtypes
-from waystation.frameworks.base import ArraySource, Block, Codec, InPlace, StoredArray, Target
+from waystation.frameworks.base import ArraySource, Block, Codec, InPlace, OverMemory, StoredArray, Target
 from waystation.frameworks.carried import CarriedArray
 from waystation.frameworks.kinds import targets_by_kind
 from waystation.frameworks.storage import Storage, StorageMetadata
@@ -106,11 +108,34 @@ class _InPlace:
         return array
 
 
+class _OverMemory:
+    """Arrays over memory that is still written to."""
+
+    def is_made_over_memory(self, target: Target) -> bool:
+        """Whether `arrays_over` makes the array."""
+        return not target.placement and not dtypes.is_key(target.dtype)
+
+    def arrays_over(
+        self, targets: Sequence[Target], slabs: Sequence[_native.Slab | None], offsets: Sequence[int]
+    ) -> list[Any]:
+        """Arrays over parts of slabs, which they keep."""
+        kinds, which = distinct_objects(targets)
+        of_kinds = [(kind.shape, dtypes.of_name(kind.dtype)) for kind in kinds]
+        shapes = [shape + form.host_trailing for shape, form in of_kinds]
+        forms = [form.host for _, form in of_kinds]
+        places = which.tolist()
+        array: Callable[..., Any] = np.ndarray
+        return list(
+            map(array, map(shapes.__getitem__, places), map(forms.__getitem__, places), slabs, offsets)
+        )
+
+
 class NumpyCodec(Codec):
     """NumPy arrays and scalars to blocks and back."""
 
     name = "numpy"
     in_place: InPlace | None = _InPlace()
+    over_memory: OverMemory | None = _OverMemory()
 
     def is_leaf(self, value: Any) -> bool:
         """Whether `value` is a NumPy array or scalar, stands for one, or holds the bytes of another array."""

@@ -79,7 +79,7 @@ Place: TypeAlias = tuple[_native.Slab | NDArray[Any] | None, int]
 Slabs: TypeAlias = list[tuple[_native.Slab | None, int]]
 # Gives memory for buffers of so many bytes: places, and their addresses.
 Allocate: TypeAlias = Callable[[Sequence[int]], tuple[Sequence[Place], NDArray[np.int64]]]
-# Makes something of each box over its memory: a slab (None where it has no elements) and where in that.
+# Makes something of each array over its memory: a slab (None where it has no elements) and where in that.
 Over: TypeAlias = Callable[[Sequence[_native.Slab | None], Sequence[int]], Sequence[object]]
 
 Region: TypeAlias = tuple[int, int, int]
@@ -164,11 +164,12 @@ class ReadToDevices(Protocol):
 
 
 class ReadOver(Protocol):
-    """Reads every requested box, and returns what `over` has made over the memory meanwhile."""
+    """Reads whole arrays, given by number, as they are stored; returns what `over` has made over their memory
+    meanwhile."""
 
     def __call__(
         self,
-        requests: Sequence[Request],
+        arrays: Sequence[int],
         options: Options,
         on_job: Callable[[Job], None],
         statistics: ReadStatistics,

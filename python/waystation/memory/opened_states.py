@@ -94,6 +94,11 @@ class OpenShards(OpenCheckpointable):
     name: str
     on_disk: OpenCheckpointable | None
 
+    @property
+    def read_over(self) -> None:
+        """Nothing: what is made before it is known where all parts are would have to wait for them."""
+        return None
+
     def paths(self, files: Sequence[int] | None = None) -> list[str]:
         """The slots that are here."""
         return self.here.paths(files)

@@ -175,12 +175,12 @@ class Made:
             )
             if wait:
                 codec.wait(made)
-        self.keep(arrays, made)
+        self.keep([incoming.leaf for incoming in arrays], made)
 
-    def keep(self, arrays: Sequence[Incoming], leaves: Sequence[Any]) -> None:
+    def keep(self, numbers: Sequence[int], leaves: Sequence[Any]) -> None:
         """Takes arrays that are made already."""
-        for incoming, array in zip(arrays, leaves, strict=True):
-            self.arrays[incoming.leaf] = array
+        for number, array in zip(numbers, leaves, strict=True):
+            self.arrays[number] = array
 
     def take(self, leaf: int) -> Any:
         """An array that was made, of which nothing is kept here."""

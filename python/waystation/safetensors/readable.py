@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from waystation import _native
 from waystation._collection import paused_collection
+from waystation._distinct import distinct_objects
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
 from waystation.frameworks.storage import StorageMetadata
-from waystation.grid import volume
+from waystation.grid import volume, whole
 from waystation.layouts.native import memory
 from waystation.layouts.opened import (
     Allocate,
@@ -138,18 +139,22 @@ class Readable(ABC):
 
     def read_over(
         self,
-        requests: Sequence[Request],
+        arrays: Sequence[int],
         options: Options,
         on_job: Callable[[Job], None],
         statistics: ReadStatistics,
         over: Over,
     ) -> Sequence[object]:
-        """What `over` makes over the memory of all requested boxes while that is filled.
+        """What `over` makes over the memory of whole arrays while that is filled.
 
         Raises:
             Conflict: A file changed.
             Corrupt: A file is damaged.
         """
+        with paused_collection():
+            kinds, which = distinct_objects(self.arrays(arrays))
+            boxes = [[whole(kind.shape)] for kind in kinds]
+            requests = list(map(Request, arrays, map(boxes.__getitem__, which.tolist())))
         return self._read(
             requests,
             options,

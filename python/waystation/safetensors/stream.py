@@ -252,7 +252,7 @@ class _Streaming:
         else:
             self._made.make(self._codec, staged, wait=True)
         for arrays, leaves in group.brought:
-            self._made.keep(arrays, leaves)
+            self._made.keep([incoming.leaf for incoming in arrays], leaves)
         group.brought = []
         for incoming in group.arrays:
             incoming.buffers = []

@@ -14,10 +14,9 @@ import operator
 from collections.abc import Callable, Sequence
 
 from waystation import _native
-from waystation._collection import paused_collection
 from waystation._options import Options
-from waystation.frameworks.base import Codec
-from waystation.layouts.opened import Mapped, Opened, ReadStatistics, Request
+from waystation.frameworks.base import Codec, StoredArray, Target
+from waystation.layouts.opened import Mapped, Opened, ReadStatistics
 from waystation.transfers import devices, in_place, staging
 from waystation.transfers.buffers import Incoming, Reading, by_kind, fill_buffers
 from waystation.transfers.handle import Progress
@@ -26,6 +25,26 @@ from waystation.transfers.handle import Progress
 NO_ARRAYS = ("bytes", "str", "python")
 
 Batch = tuple[Codec, list[Incoming]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Whole:
+    """Arrays that are read whole, as they are stored, and made over their memory while that is filled.
+
+    Models and optimizers have thousands of small arrays, of few shapes and dtypes. So they stand in columns:
+    of each what these lists have at its place. Equal targets are one object.
+
+    Attributes:
+        codec: What makes them.
+        leaves: The numbers of their leaves.
+        arrays: Their own numbers.
+        targets: Where they go.
+    """
+
+    codec: Codec
+    leaves: Sequence[int]
+    arrays: Sequence[int]
+    targets: Sequence[Target]
 
 
 class Filling:
@@ -38,6 +57,7 @@ class Filling:
         mappings: What is mapped instead of being read, if anything is.
         batches: The arrays, by the codec that makes them.
         in_groups: Whether resident arrays, too, are read in groups, by the caller.
+        whole: Arrays that are in none of the batches; only where `can_be_whole` says so of them.
 
     Attributes:
         resident: The arrays that are made of the memory that they are read to, with their codecs. Their
@@ -58,7 +78,9 @@ class Filling:
         batches: Sequence[Batch],
         *,
         in_groups: bool = False,
+        whole: Sequence[Whole] = (),
     ) -> None:
+        self._whole = whole
         self.resident = list(batches)
         self.staged: list[tuple[Codec, Incoming]] = []
         self.on_devices: list[Batch] = []
@@ -101,48 +123,72 @@ class Filling:
         """Reads what has no buffers yet, and has all leaves made."""
         found, resident = self._still_to_devices()
         in_place.fill(self.reading, resident)
-        leaves = _loaded_over_memory(self.reading, *resident[0]) if len(resident) == 1 else None
-        if leaves is not None:
-            codec, batch = resident[0]
-            maker.keep(batch, in_place.put(codec, batch, leaves))
-        else:
-            fill_buffers(
-                self.reading,
-                [incoming for _, batch in resident for incoming in batch if not incoming.buffers],
-            )
-            for codec, batch in resident:
-                maker.make(codec, batch, wait=False)
+        as_whole = _as_whole(self.reading, *resident[0]) if len(resident) == 1 else None
+        if as_whole is not None:
+            resident = []
+        for whole in self._whole if as_whole is None else [*self._whole, as_whole]:
+            maker.keep(whole.leaves, _loaded(self.reading, whole))
+        fill_buffers(
+            self.reading,
+            [incoming for _, batch in resident for incoming in batch if not incoming.buffers],
+        )
+        for codec, batch in resident:
+            maker.make(codec, batch, wait=False)
         for codec, batch in self.on_devices + found:
             for arrays, leaves in devices.load(self.reading, codec, batch):
-                maker.keep(arrays, in_place.put(codec, arrays, leaves))
+                numbers = [incoming.leaf for incoming in arrays]
+                maker.keep(numbers, in_place.put(codec, arrays, leaves))
         if self.staged:
             # Read, not mapped: the pages of a mapping would stay until all of it is let go of.
             reading = dataclasses.replace(self.reading, mappings=None)
             staging.load_staged(reading, self.staged, self.group_bytes, maker)
 
 
-def _loaded_over_memory(reading: Reading, codec: Codec, batch: Sequence[Incoming]) -> Sequence[object] | None:
-    """The leaves of a batch, made over host memory while the engine still fills it; None where not all of
-    them can be, or something has been read already.
+def can_be_whole(opened: Opened, codec: Codec, stored: StoredArray, target: Target) -> bool:
+    """Whether an array can be one of `Whole`."""
+    make = codec.over_memory
+    return (
+        make is not None
+        and opened.read_over is not None
+        and stored.framework not in NO_ARRAYS
+        and (stored.dtype, stored.shape) == (target.dtype, target.shape)
+        and target.into is None
+        and make.is_made_over_memory(target)
+    )
+
+
+def _as_whole(reading: Reading, codec: Codec, batch: Sequence[Incoming]) -> Whole | None:
+    """A batch as columns, if none of it has been read yet; None where not all of it can be."""
+    opened = reading.opened
+    if reading.mappings is not None or any(incoming.buffers for incoming in batch) or not batch:
+        return None
+    if not all(
+        by_kind(
+            lambda own: own.array is not None and can_be_whole(opened, codec, own.stored, own.target), batch
+        )
+    ):
+        return None
+    arrays = [incoming.array or 0 for incoming in batch]
+    return Whole(
+        codec, [incoming.leaf for incoming in batch], arrays, [incoming.target for incoming in batch]
+    )
+
+
+def _loaded(reading: Reading, whole: Whole) -> Sequence[object]:
+    """The leaves, made over host memory while the engine still fills it.
 
     Shape, dtype and place say all that some frameworks want to know of an array, so that thousands of small
     ones are made in the time that their bytes take. Nobody gets them before every byte is there.
     """
-    make, read = codec.over_memory, reading.opened.read_over
-    if make is None or read is None or not batch or reading.mappings is not None:
-        return None
-    if any(incoming.buffers for incoming in batch) or not all(
-        by_kind(lambda own: own.is_plain and make.is_made_over_memory(own.target), batch)
-    ):
-        return None
+    make, read = whole.codec.over_memory, reading.opened.read_over
+    assert make is not None, "it was asked before"
+    assert read is not None, "it was asked before"
 
     def over(slabs: Sequence[_native.Slab | None], offsets: Sequence[int]) -> Sequence[object]:
-        return make.arrays_over([incoming.target for incoming in batch], slabs, offsets)
+        return make.arrays_over(whole.targets, slabs, offsets)
 
-    with paused_collection():
-        requests = [Request(incoming.array or 0, incoming.target.boxes) for incoming in batch]
     reading.check_cancelled()
-    return read(requests, reading.options, reading.progress.add, reading.statistics, over)
+    return read(whole.arrays, reading.options, reading.progress.add, reading.statistics, over)
 
 
 def _stay_on_host(codec: Codec, batch: Sequence[Incoming]) -> list[bool]:

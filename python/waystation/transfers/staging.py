@@ -147,8 +147,8 @@ class Group:
 class Maker(Protocol):
     """Makes leaves and puts them where they belong."""
 
-    def keep(self, arrays: Sequence[Incoming], leaves: Sequence[Any]) -> None:
-        """Takes leaves that are made already."""
+    def keep(self, numbers: Sequence[int], leaves: Sequence[Any]) -> None:
+        """Takes leaves, given by number, that are made already."""
         ...
 
     def make(self, codec: Codec, arrays: Sequence[Incoming], *, wait: bool) -> None:

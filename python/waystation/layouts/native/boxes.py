@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from waystation import grid
 from waystation._collection import paused_collection
-from waystation._distinct import distinct
+from waystation._distinct import distinct, distinct_objects
 from waystation._errors import Corrupt, InvalidInput, WaystationError
 from waystation.frameworks.base import StoredArray
 from waystation.grid import Box
@@ -96,6 +96,7 @@ def read_words(
     stored: Sequence[StoredArray],
     labels: Sequence[str],
     found: list[list[Box]] | None = None,
+    chunks: NDArray[np.int64] | None = None,
 ) -> tuple[np.ndarray[Any, Any], list[int]]:
     """Plans the read of every box of every request into buffers given by address and bytes, in order.
 
@@ -109,6 +110,7 @@ def read_words(
         labels: Their key paths.
         found: Where given, boxes may have holes: a list for each box, to which the parts of it that are read
             are added, in terms of the storage of its array.
+        chunks: What is read besides, a row for each: the place of a chunk, where it goes, and its bytes.
 
     Returns:
         The records of `_native.start_read`, and the numbers of the files that they use: records
@@ -148,7 +150,98 @@ def read_words(
                     for each in own:
                         pieces.add(array, shapes.item_bytes[array], storage_box, addresses[position], each)
             position += 1
-    return _joined(_whole_words(decoded, whole), decoded, pieces)
+    rows = np.array(whole, np.int64).reshape(-1, 3)
+    rows = rows if chunks is None else np.concatenate([chunks, rows])
+    return _joined(_whole_words(decoded, rows), decoded, pieces)
+
+
+def words_of_arrays(
+    decoded: tables.Tables,
+    arrays: NDArray[np.int64],
+    forms: Sequence[LogicalDtype],
+    addresses: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    stored: Sequence[StoredArray],
+    labels: Sequence[str],
+) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """Plans the read of whole arrays, each into a buffer given by address and bytes; see `read_words`."""
+    kinds, which = distinct_objects(list(map(stored.__getitem__, arrays.tolist())))
+    singles = _single_chunks(decoded, arrays, [kind.storage_shape for kind in kinds], which, labels)
+    chosen = (singles >= 0) & (sizes > 0)
+    others = np.flatnonzero(singles < 0)
+    requests = [
+        Request(array, [grid.whole(kinds[kind].shape)])
+        for array, kind in zip(arrays[others].tolist(), which[others].tolist(), strict=True)
+    ]
+    return read_words(
+        decoded,
+        requests,
+        [forms[number] for number in others.tolist()],
+        addresses[others].tolist(),
+        sizes[others].tolist(),
+        stored,
+        labels,
+        chunks=np.stack([singles, addresses, sizes], axis=1)[chosen],
+    )
+
+
+def _single_chunks(
+    decoded: tables.Tables,
+    arrays: NDArray[np.int64],
+    shapes: Sequence[tuple[int, ...]],
+    which: NDArray[np.int64],
+    labels: Sequence[str],
+) -> NDArray[np.int64]:
+    """The place of the chunk of each array that is one; -1 for others.
+
+    Args:
+        decoded: The tables.
+        arrays: Numbers of arrays.
+        shapes: What the tree has for shapes in storage.
+        which: Of each array, its shape among these.
+        labels: Key paths of all arrays.
+    """
+    entries = decoded.arrays[arrays]
+    firsts = entries["first_dim"].astype(np.int64)
+    differs = differing_shapes(decoded.dims, firsts, entries["ndim"], shapes, which)
+    if differs.any():
+        raise Corrupt(
+            "the chunk table and the tree differ in an array's shape",
+            array=labels[int(arrays[np.argmax(differs)])],
+        )
+    is_once = (entries["kind"] == tables.REGULAR) & (entries["chunk_count"] == 1)
+    begins = firsts + entries["ndim"]
+    once = np.flatnonzero(is_once)
+    is_once[once] = ~differing_shapes(decoded.dims, begins[once], entries["ndim"][once], shapes, which[once])
+    return np.where(is_once, entries["first_chunk"].astype(np.int64), -1)
+
+
+def differing_shapes(
+    dims: Any,
+    begins: NDArray[np.int64],
+    ndims: NDArray[Any],
+    shapes: Sequence[tuple[int, ...]],
+    which: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Whether what tables say of shapes is something else than what is expected.
+
+    Args:
+        dims: The extents that the tables have.
+        begins: Where each shape begins there.
+        ndims: Its number of axes.
+        shapes: The shapes that are expected.
+        which: For each, which of these.
+    """
+    lengths = np.array([len(shape) for shape in shapes], np.int64)
+    differs: NDArray[np.bool_] = lengths[which] != ndims
+    same = np.flatnonzero(~differs)
+    counts = lengths[which[same]]
+    axes = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    expected = np.array([extent for shape in shapes for extent in shape], np.uint64)
+    firsts = (np.cumsum(lengths) - lengths)[which[same]]
+    found = dims[np.repeat(begins[same], counts) + axes]
+    differs[np.repeat(same, counts)[found != expected[np.repeat(firsts, counts) + axes]]] = True
+    return differs
 
 
 class _Shapes:
@@ -216,17 +309,16 @@ def _prefetch_boxes(decoded: tables.Tables, entries: tables.Table) -> None:
     places.prefetch(decoded.dims, begins, begins + 2 * ndims * -(-counts // grid.GROUP_BOXES))
 
 
-def _whole_words(decoded: tables.Tables, whole: Sequence[tuple[int, int, int]]) -> np.ndarray[Any, Any]:
+def _whole_words(decoded: tables.Tables, whole: NDArray[np.int64]) -> np.ndarray[Any, Any]:
     records = np.zeros((len(whole), 5), np.int64)
-    if whole:
-        chosen = np.asarray(whole, np.int64)
-        chunks = decoded.chunks[chosen[:, 0]]
-        if np.any(chunks["length"] != chosen[:, 2]):
+    if len(whole):
+        chunks = decoded.chunks[whole[:, 0]]
+        if np.any(chunks["length"] != whole[:, 2]):
             raise Corrupt("a chunk has a length that does not fit the shape of its array")
         records[:, 0] = chunks["file"]
         records[:, 1] = chunks["offset"]
         records[:, 2] = chunks["length"]
-        records[:, 4] = chosen[:, 1]
+        records[:, 4] = whole[:, 1]
         places.check_inside(decoded, records[:, 0], records[:, 1], records[:, 2])
     return records
 

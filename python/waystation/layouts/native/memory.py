@@ -41,13 +41,20 @@ def allocate(sizes: Sequence[int]) -> tuple[Slabs, NDArray[np.int64]]:
     Returns:
         `(slab, offset)` for each, no slab where the size is 0, and the int64 addresses.
     """
-    places: Slabs = [(None, 0)] * len(sizes)
-    addresses = np.zeros(len(sizes), np.int64)
-    lengths = np.asarray(sizes, np.int64)
+    slabs, offsets, addresses = place(np.asarray(sizes, np.int64))
+    return list(zip(slabs, offsets, strict=True)), addresses
+
+
+def place(
+    lengths: NDArray[np.int64],
+) -> tuple[list[_native.Slab | None], list[int], NDArray[np.int64]]:
+    """Places buffers of the given lengths (bytes), as `allocate` does: in columns."""
+    slabs: list[_native.Slab | None] = []
+    which = np.full(len(lengths), -1, np.int64)
+    offsets = np.zeros(len(lengths), np.int64)
     for number in np.flatnonzero(lengths >= OWN_SLAB_BYTES).tolist():
-        slab = _native.allocate(sizes[number])
-        places[number] = (slab, 0)
-        addresses[number] = slab.address
+        which[number] = len(slabs)
+        slabs.append(_native.allocate(int(lengths[number])))
     is_medium = (lengths >= MEDIUM_BYTES) & (lengths < OWN_SLAB_BYTES)
     is_small = (lengths > 0) & (lengths < MEDIUM_BYTES)
     for chosen, align_bytes, slab_bytes in (
@@ -56,25 +63,27 @@ def allocate(sizes: Sequence[int]) -> tuple[Slabs, NDArray[np.int64]]:
     ):
         numbers = np.flatnonzero(chosen)
         room = -(-lengths[numbers] // align_bytes) * align_bytes
-        _share(numbers, room, slab_bytes, places, addresses)
-    return places, addresses
+        _share(numbers, room, slab_bytes, slabs, which, offsets)
+    slabs.append(None)  # the last one: that of what has no bytes
+    starts = [0 if slab is None else slab.address for slab in slabs]
+    addresses = np.array(starts, np.int64)[which] + offsets
+    return list(map(slabs.__getitem__, which.tolist())), offsets.tolist(), addresses
 
 
 def _share(
     numbers: NDArray[np.int64],
     room: NDArray[np.int64],
     slab_bytes: int,
-    places: Slabs,
-    addresses: NDArray[np.int64],
+    slabs: list[_native.Slab | None],
+    which: NDArray[np.int64],
+    offsets: NDArray[np.int64],
 ) -> None:
     """Places buffers that take so much room in slabs of at most so many bytes, one after another."""
     ends = np.cumsum(room)
     start = held = 0
     while start < len(numbers):
         stop = int(np.searchsorted(ends, held + slab_bytes, side="right"))
-        own, offsets = numbers[start:stop], (ends - room)[start:stop] - held
-        slab = _native.allocate(int(ends[stop - 1]) - held)
-        addresses[own] = slab.address + offsets
-        for number, offset in zip(own.tolist(), offsets.tolist(), strict=True):
-            places[number] = (slab, offset)
+        own = numbers[start:stop]
+        which[own], offsets[own] = len(slabs), (ends - room)[start:stop] - held
+        slabs.append(_native.allocate(int(ends[stop - 1]) - held))
         start, held = stop, int(ends[stop - 1])

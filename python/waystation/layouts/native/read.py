@@ -8,16 +8,19 @@ mismatch comes back naming the arrays that the damaged block holds.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from waystation import _native, storage
+from waystation._collection import paused_collection
+from waystation._distinct import distinct_objects
 from waystation._errors import Corrupt, InvalidInput, NotFound, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
@@ -35,7 +38,16 @@ from waystation.layouts.native.records import (
     read_vouched,
     split_strings,
 )
-from waystation.layouts.opened import Allocate, Destinations, Mapped, ReadStatistics, Request, StoredTree
+from waystation.layouts.opened import (
+    Allocate,
+    Destinations,
+    Mapped,
+    Over,
+    ReadOver,
+    ReadStatistics,
+    Request,
+    StoredTree,
+)
 
 _TABLES = (names.FILE_TABLE, names.CHUNK_TABLE, names.CHECKSUM_TABLE)
 LOADED_FILES = (names.TREE, *_TABLES)
@@ -72,7 +84,41 @@ class OpenCheckpointable:
         """Whether a read fails where a file is missing: always."""
         return True
 
-    read_over = None
+    @property
+    def read_over(self) -> ReadOver | None:
+        """How arrays are made before their memory is filled."""
+        return self._read_over
+
+    def _read_over(
+        self,
+        arrays: Sequence[int],
+        options: Options,
+        on_job: Callable[[_native.Job], None],
+        statistics: ReadStatistics,
+        over: Over,
+    ) -> Sequence[object]:
+        """See `ReadOver`."""
+        stored = self.tree.arrays
+        with paused_collection():
+            kinds, which = distinct_objects([stored[number] for number in arrays])
+            forms = [dtypes.of_stored(kind) for kind in kinds]
+            nbytes = [_nbytes(kind.shape, form) for kind, form in zip(kinds, forms, strict=True)]
+            sizes = np.array(nbytes, np.int64)[which]
+            slabs, offsets, addresses = memory.place(sizes)
+            words, used = boxes.words_of_arrays(
+                self.tables,
+                np.asarray(arrays, np.int64),
+                list(map(forms.__getitem__, which.tolist())),
+                addresses,
+                sizes,
+                stored,
+                self.tree.labels,
+            )
+        destinations = Destinations(addresses, slabs)
+        with _running(self, words, used, destinations, options, on_job, statistics), paused_collection():
+            made = over(slabs, offsets)
+        statistics.bytes_needed += int(sizes.sum())
+        return made
 
     def paths(self, files: Sequence[int] | None = None) -> list[str]:
         """The data files, in table order, or those of these numbers."""
@@ -131,8 +177,9 @@ class OpenCheckpointable:
         stored, labels = self.tree.arrays, self.tree.labels
         addresses = destinations.addresses.tolist()
         words, used = boxes.read_words(self.tables, requests, forms, addresses, sizes, stored, labels, found)
+        with _running(self, words, used, destinations, options, on_job, statistics):
+            pass
         if used:
-            _run(self, words, used, destinations, options, on_job, statistics)
             statistics.bytes_needed += sum(sizes) if found is None else 0
 
 
@@ -265,16 +312,16 @@ def _check_count(tree: StoredTree, decoded: tables.Tables, path: str) -> None:
 
 def _check_arrays(tree: StoredTree, decoded: tables.Tables, path: str) -> None:
     _check_count(tree, decoded, path)
-    dims = decoded.dims[:].tolist()
-    firsts = decoded.arrays["first_dim"].tolist()
-    ndims = decoded.arrays["ndim"].tolist()
-    for number, (array, first, ndim) in enumerate(zip(tree.arrays, firsts, ndims, strict=True)):
-        if tuple(dims[first : first + ndim]) != array.storage_shape:
-            raise Corrupt(
-                "the chunk table and the tree differ in an array's shape",
-                path=path,
-                array=tree.labels[number],
-            )
+    kinds, which = distinct_objects(tree.arrays)
+    shapes = [kind.storage_shape for kind in kinds]
+    firsts, ndims = decoded.arrays["first_dim"].astype(np.int64), decoded.arrays["ndim"]
+    differs = boxes.differing_shapes(decoded.dims, firsts, ndims, shapes, which)
+    if differs.any():
+        raise Corrupt(
+            "the chunk table and the tree differ in an array's shape",
+            path=path,
+            array=tree.labels[int(np.argmax(differs))],
+        )
 
 
 def read_boxes(
@@ -311,13 +358,16 @@ def _forms(opened: OpenCheckpointable, requests: Sequence[Request]) -> list[dtyp
 def _sizes(requests: Sequence[Request], forms: Sequence[dtypes.LogicalDtype]) -> list[int]:
     """The bytes of each box."""
     return [
-        math.prod(box[1] + form.host_trailing) * form.host.itemsize
-        for request, form in zip(requests, forms, strict=True)
-        for box in request.boxes
+        _nbytes(box[1], form) for request, form in zip(requests, forms, strict=True) for box in request.boxes
     ]
 
 
-def _run(
+def _nbytes(shape: tuple[int, ...], form: dtypes.LogicalDtype) -> int:
+    return math.prod(shape + form.host_trailing) * form.host.itemsize
+
+
+@contextlib.contextmanager
+def _running(
     opened: OpenCheckpointable,
     words: np.ndarray[Any, Any],
     used: Sequence[int],
@@ -325,8 +375,12 @@ def _run(
     options: Options,
     on_job: Callable[[_native.Job], None],
     statistics: ReadStatistics,
-) -> None:
-    """Runs one engine job over the files that the plan uses; `words` count only those files."""
+) -> Iterator[None]:
+    """Runs one engine job over the files that the plan uses; `words` count only those files. It is done after
+    the block, and uses no memory any more, even on an error."""
+    if not used:
+        yield
+        return
     verify = options.array.loading.verify is not False
     files = files_to_read(opened, used, with_checksums=verify)
     owners: object = destinations.owner
@@ -344,6 +398,11 @@ def _run(
         may_be_longer=opened.may_be_longer,
     )
     on_job(job)
+    try:
+        yield
+    except BaseException:
+        read_job.stop([job])
+        raise
     try:
         read_job.finish(job, statistics)
     except WaystationError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from waystation import _native
@@ -20,8 +21,6 @@ from waystation.frameworks.base import StoredArray
 from waystation.layouts.native.records import dump_json, load_json
 from waystation.layouts.opened import ArrayLeaf, Scalar, StoredTree
 from waystation.tree import Structure
-
-_NAMES = ("label", "dtype", "framework", "storage_dtype")
 
 _EXTENT_LIMIT = 1 << 62
 
@@ -115,30 +114,52 @@ class _Interned:
 def _decode_arrays(body: dict[str, Any]) -> tuple[list[StoredArray], list[str]]:
     count = body["arrays"]["count"]
     _require(type(count) is int and 0 <= count <= len(body["leaves"]), "the number of arrays is out of range")
-    columns = [_full_column(body["arrays"][name], count) for name in _COLUMNS]
+    labels, *described = [_full_column(body["arrays"][name], count) for name in _COLUMNS]
     shardings = _decode_shardings(body["shardings"], body["meshes"])
-    extras = body["arrays"]["extra"]
-    arrays, labels = [], []
-    named = [column for name, column in zip(_COLUMNS, columns, strict=True) if name in _NAMES]
-    _require(all(set(map(type, column)) <= {str} for column in named), "a name is no string")
-    for number, row in enumerate(zip(*columns, strict=True)):
-        label, shape, dtype, framework, storage_dtype, storage_shape, sharding = row
-        if sharding is not None:
-            _require(type(sharding) is int and sharding >= 0, "a sharding number is negative")
-        logical = _shape(shape)
-        arrays.append(
-            StoredArray(
-                logical,
-                dtype,
-                framework,
-                storage_dtype,
-                logical if storage_shape is None else _shape(storage_shape),
-                None if sharding is None else shardings[sharding],
-                extras.get(str(number), {}) if extras else {},
-            )
-        )
-        labels.append(label)
+    _require(set(map(type, labels)) <= {str}, "a name is no string")
+    # Arrays are many and of few kinds: each kind is looked at once, and is one object.
+    shapes, dtypes, frameworks, storage_dtypes, storage_shapes, numbers = described
+    storage_shapes = [None if shape is None else tuple(shape) for shape in storage_shapes]
+    columns = map(tuple, shapes), dtypes, frameworks, storage_dtypes, storage_shapes, numbers
+    known: dict[tuple[Any, ...], StoredArray] = {}
+    arrays = []
+    for kind in zip(*columns, strict=True):
+        array = known.get(kind)
+        if array is None:
+            array = known[kind] = _decode_kind(kind, shardings)
+        arrays.append(array)
+    _add_extras(arrays, body["arrays"]["extra"])
     return arrays, labels
+
+
+def _add_extras(arrays: list[StoredArray], extras: dict[str, dict[str, Any]]) -> None:
+    """Adds what is said of single arrays; those that are alike stay one object."""
+    known: dict[tuple[int, str], StoredArray] = {}
+    for text, extra in extras.items():
+        number = int(text)
+        _require(0 <= number < len(arrays), "something is said of an array that is not there")
+        kind = id(arrays[number]), repr(extra)
+        if kind not in known:
+            known[kind] = replace(arrays[number], extra=extra)
+        arrays[number] = known[kind]
+
+
+def _decode_kind(kind: tuple[Any, ...], shardings: Sequence[dict[str, Any]]) -> StoredArray:
+    """What is said of all arrays that are alike."""
+    shape, dtype, framework, storage_dtype, storage_shape, sharding = kind
+    _require(all(type(name) is str for name in (dtype, framework, storage_dtype)), "a name is no string")
+    if sharding is not None:
+        _require(type(sharding) is int and sharding >= 0, "a sharding number is negative")
+    shape = _shape(shape)
+    return StoredArray(
+        shape,
+        dtype,
+        framework,
+        storage_dtype,
+        shape if storage_shape is None else _shape(storage_shape),
+        None if sharding is None else shardings[sharding],
+        {},
+    )
 
 
 def _column(values: list[Any]) -> Any:
@@ -166,8 +187,7 @@ def _decode_shardings(shardings: list[dict[str, Any]], meshes: list[dict[str, An
     return decoded
 
 
-def _shape(value: Any) -> tuple[int, ...]:
-    shape = tuple(value)
+def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
     for extent in shape:
         if type(extent) is not int or not 0 <= extent < _EXTENT_LIMIT:
             raise ValueError("a shape holds something that is no extent")
