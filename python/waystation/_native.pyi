@@ -75,6 +75,15 @@ def dlpack_capsules(
     slab's memory, from whoever takes it until that one is done. `dtypes`: DLPack's type code and bits. An
     array without elements may have no slab."""
 
+@final
+class Views:
+    """Keeps the memory of arrays alive."""
+
+def view_arrays(arrays: list[Any], alike: list[Any], /, *, hold: bool) -> tuple[bytes, bytes, Views | None]:
+    """Of each array its kind and where it begins (int64 each), by the buffer protocol. Arrays of one shape
+    are of one kind if their entries of `alike` are one object; kinds are counted as they first come. The kind
+    is -1 where `alike` has None, or there is no C-contiguous buffer. `hold`: the views keep the memory."""
+
 def arena_statistics() -> dict[str, int]:
     """`{"live_bytes", "idle_bytes", "reused_bytes", "mapped_bytes", "limit_bytes"}`."""
 

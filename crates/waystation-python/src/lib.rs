@@ -20,6 +20,7 @@ mod read;
 mod tables;
 mod throttle;
 mod transport;
+mod views;
 mod write;
 
 #[pymodule(gil_used = true)]
@@ -37,6 +38,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     tables::register(module)?;
     throttle::register(module)?;
     transport::register(module)?;
+    views::register(module)?;
     write::register(module)?;
     // PyO3 keeps a list of what was added; it would only repeat the stub.
     module.delattr("__all__")?;

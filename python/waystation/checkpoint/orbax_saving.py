@@ -114,6 +114,7 @@ class OrbaxLayout:
     def cut(self, name: str, described: Described, save: Save) -> Taken:
         """See `Layout`."""
         saving = save.options.array.saving
+        described.expand()
         leaves = write_tree.leaves_of(described.structure, described.leaves, described.sources)
         wanted = cast.wanted_dtypes(leaves.arrays, leaves.names, saving)
         sizes = {number: dtypes.of_name(dtype).host.itemsize for number, dtype in wanted.items()}

@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from waystation import _native
 from waystation._collection import paused_collection
+from waystation._distinct import distinct_objects
 from waystation._errors import InvalidInput, StructureMismatch, UnsupportedLeaf, WaystationError
 from waystation._options import ArraySavingOptions, Options, StorageOptions
 from waystation.checkpoint import cast
 from waystation.coordination import Session
 from waystation.coordination.round_errors import named
 from waystation.frameworks import dtypes, registry
-from waystation.frameworks.base import ArraySource
+from waystation.frameworks.base import ArraySource, Contiguous
 from waystation.grid import Spread
 from waystation.layouts.native import write_plan
-from waystation.layouts.native.chunks import ALONE, Chunk, Writer, cut
+from waystation.layouts.native.chunks import ALONE, Chunk, Writer, are_whole, block_of, cut, whole_chunks
 from waystation.layouts.native.records import Digest, dump_json, load_json
 from waystation.layouts.native.write import Prepared
 from waystation.layouts.opened import ArrayLeaf, Leaf, StoredTree
@@ -44,13 +46,35 @@ _SHOWN_DIFFERENCES = 5
 
 @dataclass(slots=True)
 class Described:
-    """A state taken apart: its structure, its leaves as the tree file has them, its arrays."""
+    """A state taken apart.
+
+    Attributes:
+        structure: Its structure.
+        leaves: Its leaves, as the tree file has them.
+        labels: Of its arrays.
+        array_leaf_numbers: The number of the leaf of each.
+        sources: Its arrays. Those that lie in host memory in one piece share one for each kind, which has no
+            blocks.
+        addresses: Where these begin.
+        owners: What keeps their memory alive; None for the others.
+    """
 
     structure: Structure
     leaves: list[Leaf]
-    sources: list[ArraySource]
     labels: list[str]
-    array_leaf_numbers: list[int] = field(default_factory=list)
+    array_leaf_numbers: list[int]
+    sources: list[ArraySource]
+    addresses: NDArray[np.int64]
+    owners: list[object]
+
+    def expand(self) -> None:
+        """Gives every array a description of its own, with its blocks."""
+        for number, owner in enumerate(self.owners):
+            if owner is not None:
+                source = self.sources[number]
+                block = block_of(source, int(self.addresses[number]), owner)
+                self.sources[number] = replace(source, blocks=[block])
+        self.owners = [None] * len(self.owners)
 
 
 @paused_collection()
@@ -84,15 +108,20 @@ def describe(state: Any) -> Described:
         group.append(number)
         leaves[number] = ArrayLeaf(len(numbers))
         numbers.append(number)
-    sources = _sources(values, by_codec, structure)
     paths = structure.labels()
-    return Described(
+    labels = paths if len(paths) == len(numbers) else list(map(paths.__getitem__, numbers))
+    described = Described(
         structure,
         leaves,
-        [sources[number] for number in numbers],
-        [paths[number] for number in numbers],
+        labels,
         numbers,
+        [_ABSENT] * len(numbers),
+        np.zeros(len(numbers), np.int64),
+        [None] * len(numbers),
     )
+    for name, own in by_codec.items():
+        _describe_arrays(described, name, own, [values[number] for number in own])
+    return described
 
 
 def limit_to(described: Described, processes: Sequence[int], *, are_all: bool) -> None:
@@ -107,7 +136,10 @@ def limit_to(described: Described, processes: Sequence[int], *, are_all: bool) -
         InvalidInput: They have different arrays, or not all of one; names its key path.
     """
     limited: dict[int, Spread] = {}  # arrays of one spread keep having one
-    for source, label in zip(described.sources, described.labels, strict=True):
+    kinds, which = distinct_objects(described.sources)
+    firsts = dict(zip(reversed(which.tolist()), reversed(described.labels), strict=True))
+    for number, source in enumerate(kinds):
+        label = firsts[number]
         if source.only_here and len(processes) > 1:
             raise InvalidInput(
                 f"array {label} of shape {source.shape} is spread over devices of this process alone, so "
@@ -165,6 +197,7 @@ def with_scoped_options(
     for name, state in states.items():
         values, structure = flatten(state)
         paths, entry = structure.key_paths(), described[name]
+        entry.expand()
         for number, source in zip(entry.array_leaf_numbers, entry.sources, strict=True):
             answer: object = creator(registry.keys_of_program(paths[number]), values[number])
             if answer is not None and not isinstance(answer, StorageOptions):
@@ -187,7 +220,7 @@ class Taken:
     leaves: list[Leaf]
     sources: list[ArraySource]
     labels: list[str]
-    chunks: list[Chunk]
+    chunks: Sequence[Chunk]
     cast: dict[int, str]
 
 
@@ -200,8 +233,14 @@ def take(described: Described, options: Options, writer: Writer = ALONE) -> Take
     labels = write_plan.unique_labels(described.labels)
     saving = options.array.saving
     wanted = cast.wanted_dtypes(described.sources, described.labels, saving)
-    sizes = {number: dtypes.of_name(name).host.itemsize for number, name in wanted.items()}
-    chunks = cut(described.sources, described.labels, saving, writer, sizes)
+    chunks: Sequence[Chunk]
+    if are_whole(saving, writer) and not wanted:
+        chunks = whole_chunks(described.sources, described.addresses, described.owners)
+        described.owners = []
+    else:
+        described.expand()
+        sizes = {number: dtypes.of_name(name).host.itemsize for number, name in wanted.items()}
+        chunks = cut(described.sources, described.labels, saving, writer, sizes)
     for source in described.sources:
         source.blocks = []
     if wanted:
@@ -276,20 +315,40 @@ def _instead(value: Any) -> str:
     return advice
 
 
-def _sources(
-    values: Sequence[Any], by_codec: dict[str, list[int]], structure: Structure
-) -> dict[int, ArraySource]:
-    sources: dict[int, ArraySource] = {}
-    for name, numbers in by_codec.items():
-        group = [values[number] for number in numbers]
-        try:
-            long = name == LONG_SCALARS
-            found = _long_scalars(group) if long else registry.codec_by_name(name).sources(group)
-        except WaystationError as error:
-            _name_leaf(error, numbers, structure)
-            raise
-        sources.update(zip(numbers, found, strict=True))
-    return sources
+# In the place of arrays that are still to be described.
+_ABSENT = ArraySource((), "", "", "", (), storage_item_bytes=0, blocks=[], mutable=False)
+
+
+def _describe_arrays(described: Described, name: str, numbers: Sequence[int], values: Sequence[Any]) -> None:
+    """Describes the arrays of one codec, given by the numbers of their leaves."""
+    places = np.searchsorted(described.array_leaf_numbers, numbers)
+    rest = list(range(len(values)))
+    try:
+        codec = None if name == LONG_SCALARS else registry.codec_by_name(name)
+        found = None if codec is None else codec.contiguous(values)
+        if found is not None:
+            rest = _add_contiguous(described, places, found)
+            numbers = [numbers[place] for place in rest]
+            values = [values[place] for place in rest]
+        others = _long_scalars(values) if codec is None else codec.sources(values)
+    except WaystationError as error:
+        _name_leaf(error, numbers, described.structure)
+        raise
+    for place, source in zip(places[rest].tolist(), others, strict=True):
+        described.sources[place] = source
+
+
+def _add_contiguous(described: Described, places: NDArray[np.int64], found: Contiguous) -> list[int]:
+    """Adds arrays, by their places; returns which of them are to be described by themselves."""
+    is_found = found.which >= 0
+    described.addresses[places[is_found]] = found.addresses[is_found]
+    kinds, sources, owners = found.kinds, described.sources, described.owners
+    for place, kind, owner in zip(places.tolist(), found.which.tolist(), found.owners, strict=True):
+        source = kinds[kind] if kind >= 0 else None
+        if source is not None:
+            sources[place], owners[place] = source, owner
+    rest: list[int] = np.flatnonzero(~is_found).tolist()
+    return rest
 
 
 def _name_leaf(error: WaystationError, numbers: Sequence[int], structure: Structure) -> None:

@@ -12,17 +12,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from waystation import _native, grid
+from waystation._distinct import distinct_objects
 from waystation._options import MemoryOptions, Options
 from waystation.frameworks.base import ArraySource, Block
 from waystation.layouts.native import blocks, memory, write_plan
 from waystation.layouts.native.blocks import view_of
-from waystation.layouts.native.chunks import Chunk, is_contiguous
+from waystation.layouts.native.chunks import Chunk, Chunks, is_contiguous
+from waystation.layouts.opened import Slabs
 from waystation.layouts.orbax.frame_limits import LEAST_BYTES as LEAST_FRAME_BYTES
 from waystation.layouts.orbax.frame_limits import FrameLimits
 from waystation.transfers.buffers import Region, aligned
@@ -131,6 +134,15 @@ def take(
         The ranges of plan positions that the engine must have copied out before the caller may change its
         leaves, in order; none if everything that could change is a copy now.
     """
+    columns = Chunks.of(chunks)
+    kinds, which = distinct_objects(sources)
+    may_change = np.array([_can_change(kind, options) for kind in kinds], bool)
+    changes = may_change[which[columns.arrays]] & (columns.lengths > 0)
+    if cast:
+        changes &= [array not in cast for array in columns.arrays.tolist()]
+    if _copy_whole(columns, sources, np.flatnonzero(changes), shares):
+        return []
+    columns.expand()
     order = write_plan.copy_order(chunks)
     ends = np.cumsum([chunks[number].nbytes for number in order]).tolist()
     room = shares.snapshot_bytes
@@ -139,7 +151,7 @@ def take(
     # What is copied out last would keep the caller waiting longest: that is copied first.
     for number, end in zip(reversed(order), reversed(ends), strict=True):
         chunk = chunks[number]
-        if not chunk.nbytes or chunk.array in cast or not _can_change(sources[chunk.array], options):
+        if not changes[number]:
             continue
         padding = memory.ALIGN_BYTES * len(chunk.blocks) if shares.is_bounded else 0
         kept, nbytes = _cut_off(chunk, room - padding)
@@ -156,6 +168,44 @@ def take(
 def _can_change(source: ArraySource, options: MemoryOptions) -> bool:
     # A JAX array is mutable where it may be donated away, in GPU memory: not what a caller promises.
     return source.mutable and (source.framework == "jax" or not options.caller_keeps)
+
+
+def _copy_whole(
+    columns: Chunks, sources: Sequence[ArraySource], places: NDArray[np.int64], shares: WriteShares
+) -> bool:
+    """Copies chunks, if there is room for all of them."""
+    copies = _Copies()
+    others = [place for place in places.tolist() if place in columns.others] if columns.others else []
+    for place in others:
+        chunk = columns.others[place]
+        copies.add(chunk.blocks, sources[chunk.array].storage_item_bytes)
+    places = places[~np.isin(places, others)]
+    lengths = columns.lengths[places]
+    nbytes = int(lengths.sum()) + sum(copies.sizes())
+    if shares.is_bounded:
+        nbytes += memory.ALIGN_BYTES * (len(places) + len(copies.blocks))
+    if nbytes > shares.snapshot_bytes:
+        return False
+    shares.snapshot_bytes -= nbytes
+    _copy(copies, is_bounded=shares.is_bounded)
+    if not len(places):
+        return True
+    sizes = lengths.tolist()
+    found, addresses = _allocate_of(sizes, is_bounded=shares.is_bounded)(sizes)
+    words = np.stack([addresses, columns.addresses[places], lengths], axis=1)
+    _native.copy_batch(words.ravel(), columns.owners)
+    columns.addresses[places] = addresses
+    for place, (slab, _) in zip(places.tolist(), found, strict=True):
+        columns.owners[place] = slab
+    return True
+
+
+def _allocate_of(
+    sizes: Sequence[int], *, is_bounded: bool
+) -> Callable[[Sequence[int]], tuple[Slabs, NDArray[np.int64]]]:
+    """What gives memory for copies of these sizes."""
+    # Memory of one size serves the next save again; within a bound nothing else may be kept.
+    return Region(sum(map(aligned, sizes))).allocate if is_bounded and sizes else memory.allocate
 
 
 def _cut_off(chunk: Chunk, room: int) -> tuple[list[Block], int]:
@@ -210,9 +260,7 @@ def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _copy(copies: _Copies, *, is_bounded: bool) -> None:
     sizes = copies.sizes()
-    # Memory of one size serves the next save again; within a bound nothing else may be kept.
-    allocate = Region(sum(map(aligned, sizes))).allocate if is_bounded and sizes else memory.allocate
-    places, addresses = allocate(sizes)
+    places, addresses = _allocate_of(sizes, is_bounded=is_bounded)(sizes)
     owners = [block.owner for block in copies.blocks]
     on_host: list[int] = []
     on_devices: list[int] = []

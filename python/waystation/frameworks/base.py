@@ -72,6 +72,25 @@ class ArraySource(StoredArray):
 
 
 @dataclass(slots=True)
+class Contiguous:
+    """Leaves that lie in host memory in one piece, in C order: of each what these columns have at its place.
+
+    States have thousands of small arrays of few kinds, so each kind is described once.
+
+    Attributes:
+        kinds: Descriptions, each of many leaves, without blocks; None where none is used.
+        which: The kind of each leaf; -1 for one that is none of these, and is described by `Codec.sources`.
+        addresses: Where each begins.
+        owners: What keeps its memory alive.
+    """
+
+    kinds: Sequence[ArraySource | None]
+    which: NDArray[np.int64]
+    addresses: NDArray[np.int64]
+    owners: Sequence[object]
+
+
+@dataclass(slots=True)
 class Target:
     """Where one array leaf is to be loaded to: the boxes of it that this process needs.
 
@@ -315,6 +334,11 @@ class Codec(Protocol):
     broadcasting: Broadcasting | None = None
     resharding: Resharding | None = None
     sharded: Callable[[StoredArray, object], object] | None = None
+
+    def contiguous(self, leaves: Sequence[object]) -> Contiguous | None:
+        """Describes those concrete leaves that lie in host memory in one piece, as `sources` does. What is
+        anything special is left to that; None leaves all to it."""
+        return None
 
     def sources(self, leaves: Sequence[object]) -> list[ArraySource]:
         """Describes concrete leaves; waits for pending computations; copies device memory to host

@@ -14,6 +14,7 @@ from waystation.frameworks.base import (
     ArraySource,
     Broadcasting,
     Codec,
+    Contiguous,
     OnDevices,
     Resharding,
     StoredArray,
@@ -63,6 +64,10 @@ class JaxCodec(Codec):
     def is_leaf(self, value: Any) -> bool:
         """Whether `value` is a JAX array, or stands for one. Tracers are, and are refused by `sources`."""
         return isinstance(value, jax.Array | jax.ShapeDtypeStruct)
+
+    def contiguous(self, leaves: Sequence[Any]) -> Contiguous:
+        """Describes arrays that one CPU device holds whole, once their computations are done."""
+        return jax_sources.contiguous(leaves)
 
     def sources(self, leaves: Sequence[Any]) -> list[ArraySource]:
         """Describes arrays once their computations are done; CPU memory is viewed, not copied."""

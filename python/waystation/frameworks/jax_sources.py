@@ -19,9 +19,10 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation.coordination import jax_private
 from waystation.frameworks import dtypes
-from waystation.frameworks.base import ArraySource, Block
+from waystation.frameworks.base import ArraySource, Block, Contiguous
 from waystation.frameworks.jax_dtypes import logical_of
 from waystation.frameworks.jax_shardings import describe_sharding, spread_of
+from waystation.frameworks.kinds import contiguous_by_kind
 from waystation.frameworks.numpy_arrays import host_block
 from waystation.grid import Spread, contiguous_strides
 
@@ -39,6 +40,13 @@ def sources(leaves: Sequence[Any]) -> list[ArraySource]:
     except Exception as error:
         _blame(leaves, error)
         raise
+
+
+def contiguous(leaves: Sequence[Any]) -> Contiguous:
+    """Describes concrete arrays whose memory the buffer protocol gives, see `Codec.contiguous`."""
+    _check_readable(leaves)
+    alike = [form if form.single and form.reader is _viewed_by_buffer else None for form in _forms(leaves)]
+    return contiguous_by_kind(lambda leaf, form: _source(leaf, leaf, form), leaves, alike, hold=True)
 
 
 def _started(leaves: Sequence[Any], found: Sequence[_Form]) -> list[Any]:

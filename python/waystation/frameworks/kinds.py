@@ -7,10 +7,14 @@ objects where they are equal. So what is decided about one holds for all of its 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from waystation import _native
 from waystation._errors import WaystationError
-from waystation.frameworks.base import StoredArray, Target
+from waystation.frameworks.base import ArraySource, Contiguous, StoredArray, Target
 
 
 def targets_by_kind(
@@ -42,3 +46,33 @@ def targets_by_kind(
                 raise error.where(index=index)
         found.append(target)
     return found
+
+
+def contiguous_by_kind(
+    describe: Callable[[Any, Any], ArraySource],
+    leaves: Sequence[Any],
+    alike: Sequence[object],
+    *,
+    hold: bool,
+) -> Contiguous:
+    """What `Codec.contiguous` says of leaves whose memory the buffer protocol gives.
+
+    Args:
+        describe: Describes a leaf, given with what it is like. Refusals are left to `Codec.sources`.
+        leaves: The leaves.
+        alike: Of each an object that leaves have in common of which the same is said, if their shapes agree;
+            None leaves it to `Codec.sources`.
+        hold: Whether views keep the memory. Else the leaves do.
+    """
+    found, starts, views = _native.view_arrays(list(leaves), list(alike), hold=hold)
+    which = np.frombuffer(found, np.int64).copy()
+    kinds: list[ArraySource | None] = []
+    is_new = np.diff(np.maximum.accumulate(which), prepend=-1) > 0
+    for first in np.flatnonzero(is_new).tolist():
+        try:
+            kinds.append(replace(describe(leaves[first], alike[first]), blocks=[]))
+        except WaystationError:
+            which[which == len(kinds)] = -1
+            kinds.append(None)
+    owners = leaves if views is None else [views] * len(leaves)
+    return Contiguous(kinds, which, np.frombuffer(starts, np.int64), owners)

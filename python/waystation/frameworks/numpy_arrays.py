@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import _native
-from waystation._distinct import distinct_objects
 from waystation._errors import InvalidInput, Unsupported, WaystationError, WrongType
 from waystation.frameworks import casts, dtypes
-from waystation.frameworks.base import ArraySource, Block, Codec, InPlace, OverMemory, StoredArray, Target
+from waystation.frameworks.base import ArraySource, Block, Codec, Contiguous, InPlace, StoredArray, Target
 from waystation.frameworks.carried import CarriedArray
-from waystation.frameworks.kinds import targets_by_kind
+from waystation.frameworks.kinds import contiguous_by_kind, targets_by_kind
 from waystation.frameworks.storage import Storage, StorageMetadata
 from waystation.tree import register_leaf
 
@@ -108,34 +106,11 @@ class _InPlace:
         return array
 
 
-class _OverMemory:
-    """Arrays over memory that is still written to."""
-
-    def is_made_over_memory(self, target: Target) -> bool:
-        """Whether `arrays_over` makes the array."""
-        return not target.placement and not dtypes.is_key(target.dtype)
-
-    def arrays_over(
-        self, targets: Sequence[Target], slabs: Sequence[_native.Slab | None], offsets: Sequence[int]
-    ) -> list[Any]:
-        """Arrays over parts of slabs, which they keep."""
-        kinds, which = distinct_objects(targets)
-        of_kinds = [(kind.shape, dtypes.of_name(kind.dtype)) for kind in kinds]
-        shapes = [shape + form.host_trailing for shape, form in of_kinds]
-        forms = [form.host for _, form in of_kinds]
-        places = which.tolist()
-        array: Callable[..., Any] = np.ndarray
-        return list(
-            map(array, map(shapes.__getitem__, places), map(forms.__getitem__, places), slabs, offsets)
-        )
-
-
 class NumpyCodec(Codec):
     """NumPy arrays and scalars to blocks and back."""
 
     name = "numpy"
     in_place: InPlace | None = _InPlace()
-    over_memory: OverMemory | None = _OverMemory()
 
     def is_leaf(self, value: Any) -> bool:
         """Whether `value` is a NumPy array or scalar, stands for one, or holds the bytes of another array."""
@@ -150,6 +125,11 @@ class NumpyCodec(Codec):
             except WaystationError as error:
                 raise error.where(index=index)
         return found
+
+    def contiguous(self, leaves: Sequence[Any]) -> Contiguous:
+        """Describes C-contiguous arrays."""
+        alike = [leaf.dtype if type(leaf) is np.ndarray else None for leaf in leaves]
+        return contiguous_by_kind(lambda leaf, _: _source(leaf), leaves, alike, hold=False)
 
     def targets(self, abstracts: Sequence[Any], stored: Sequence[StoredArray]) -> list[Target]:
         """Each array whole, in host memory."""

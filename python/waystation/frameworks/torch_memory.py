@@ -120,6 +120,17 @@ def check_readable(leaf: torch.Tensor) -> None:
         raise InvalidInput("a tensor on the meta device has no data; save the materialised module")
 
 
+def is_contiguous(leaf: torch.Tensor) -> bool:
+    """Whether a tensor is plain memory of the CPU, in C order."""
+    return (
+        type(leaf) in (torch.Tensor, torch.nn.Parameter)
+        and leaf.layout is torch.strided
+        and leaf.is_cpu
+        and not (leaf.is_nested or leaf._is_zerotensor() or leaf.is_conj() or leaf.is_neg())
+        and leaf.is_contiguous()
+    )
+
+
 def block_of(
     tensor: torch.Tensor, logical: dtypes.LogicalDtype, offset: tuple[int, ...]
 ) -> tuple[Block, bool]:

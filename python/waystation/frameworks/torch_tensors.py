@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from waystation import _native
@@ -22,6 +23,7 @@ from waystation.frameworks.base import (
     Broadcaster,
     Broadcasting,
     Codec,
+    Contiguous,
     InPlace,
     OnDevices,
     OverMemory,
@@ -123,6 +125,23 @@ class TorchCodec(Codec):
     def is_leaf(self, value: Any) -> bool:
         """Whether `value` is a tensor; those on the meta device and fake ones are abstract."""
         return isinstance(value, torch.Tensor)
+
+    def contiguous(self, leaves: Sequence[Any]) -> Contiguous:
+        """Describes plain tensors on the CPU that are contiguous."""
+        kinds: list[ArraySource | None] = []
+        which, addresses, owners = [-1] * len(leaves), [0] * len(leaves), [None] * len(leaves)
+        known: dict[Any, int] = {}
+        spreads = _Replicated() if _process_count() > 1 else None
+        for index, leaf in enumerate(leaves):
+            if not torch_memory.is_contiguous(leaf):
+                continue
+            key = leaf.dtype, leaf.shape, leaf.requires_grad and leaf.is_leaf
+            kind = known.get(key)
+            if kind is None:
+                kind = _add_kind(kinds, leaf, spreads)
+                known[key] = kind
+            which[index], addresses[index], owners[index] = kind, leaf.data_ptr(), leaf.detach()
+        return Contiguous(kinds, np.array(which, np.int64), np.array(addresses, np.int64), owners)
 
     def sources(self, leaves: Sequence[Any]) -> list[ArraySource]:
         """Describes tensors, without copying; kernels that still write to them are awaited."""
@@ -265,6 +284,15 @@ def _source(leaf: torch.Tensor, spreads: _Replicated | None) -> ArraySource:
         spread=None if spreads is None else spreads.spread(shape),
         mutable=shared,
     )
+
+
+def _add_kind(kinds: list[ArraySource | None], leaf: torch.Tensor, spreads: _Replicated | None) -> int:
+    """The number of another kind of tensors, that of a leaf; -1 if that is refused."""
+    try:
+        kinds.append(replace(_source(leaf, spreads), blocks=[]))
+    except WaystationError:
+        return -1
+    return len(kinds) - 1
 
 
 # ---- loading -----------------------------------------------------------------------------------

@@ -14,11 +14,16 @@ import operator
 from collections.abc import Callable, Sequence
 
 from waystation import _native
+from waystation._collection import paused_collection
+from waystation._distinct import distinct_objects
+from waystation._errors import WaystationError
 from waystation._options import Options
 from waystation.frameworks.base import Codec, StoredArray, Target
+from waystation.grid import whole as whole_box
+from waystation.layouts.native import memory
 from waystation.layouts.opened import Mapped, Opened, ReadStatistics
 from waystation.transfers import devices, in_place, staging
-from waystation.transfers.buffers import Incoming, Reading, by_kind, fill_buffers
+from waystation.transfers.buffers import Buffer, Incoming, Reading, by_kind, fill_buffers
 from waystation.transfers.handle import Progress
 
 # Stored as arrays, but none: long texts, and in Orbax's layouts the numbers of Python.
@@ -29,7 +34,7 @@ Batch = tuple[Codec, list[Incoming]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Whole:
-    """Arrays that are read whole, as they are stored, and made over their memory while that is filled.
+    """Arrays that are read whole, as they are stored, to memory that the leaves keep.
 
     Models and optimizers have thousands of small arrays, of few shapes and dtypes. So they stand in columns:
     of each what these lists have at its place. Equal targets are one object.
@@ -146,27 +151,32 @@ class Filling:
 
 def can_be_whole(opened: Opened, codec: Codec, stored: StoredArray, target: Target) -> bool:
     """Whether an array can be one of `Whole`."""
-    make = codec.over_memory
     return (
-        make is not None
-        and opened.read_over is not None
+        opened.read_over is not None
         and stored.framework not in NO_ARRAYS
         and (stored.dtype, stored.shape) == (target.dtype, target.shape)
+        and target.boxes == [whole_box(target.shape)]
         and target.into is None
-        and make.is_made_over_memory(target)
+        and codec.stays_on_host(target)
     )
+
+
+def _is_over_memory(codec: Codec, target: Target) -> bool:
+    """Whether an array is made while its memory is filled."""
+    return codec.over_memory is not None and codec.over_memory.is_made_over_memory(target)
 
 
 def _as_whole(reading: Reading, codec: Codec, batch: Sequence[Incoming]) -> Whole | None:
     """A batch as columns, if none of it has been read yet; None where not all of it can be."""
-    opened = reading.opened
     if reading.mappings is not None or any(incoming.buffers for incoming in batch) or not batch:
         return None
-    if not all(
-        by_kind(
-            lambda own: own.array is not None and can_be_whole(opened, codec, own.stored, own.target), batch
-        )
-    ):
+
+    def can_be(incoming: Incoming) -> bool:
+        target = incoming.target
+        can = can_be_whole(reading.opened, codec, incoming.stored, target)
+        return can and incoming.array is not None and _is_over_memory(codec, target)
+
+    if not all(by_kind(can_be, batch)):
         return None
     arrays = [incoming.array or 0 for incoming in batch]
     return Whole(
@@ -180,15 +190,29 @@ def _loaded(reading: Reading, whole: Whole) -> Sequence[object]:
     Shape, dtype and place say all that some frameworks want to know of an array, so that thousands of small
     ones are made in the time that their bytes take. Nobody gets them before every byte is there.
     """
-    make, read = whole.codec.over_memory, reading.opened.read_over
-    assert make is not None, "it was asked before"
+    codec, targets, read = whole.codec, whole.targets, reading.opened.read_over
     assert read is not None, "it was asked before"
+    kinds, _ = distinct_objects(targets)
+    make = codec.over_memory if all(_is_over_memory(codec, kind) for kind in kinds) else None
+    stored = reading.opened.tree.arrays
+    buffers: list[Buffer] = []
 
     def over(slabs: Sequence[_native.Slab | None], offsets: Sequence[int]) -> Sequence[object]:
-        return make.arrays_over(whole.targets, slabs, offsets)
+        if make is not None:
+            return make.arrays_over(targets, slabs, offsets)
+        buffers.extend(memory.arrays_over([stored[number] for number in whole.arrays], slabs, offsets))
+        return buffers
 
     reading.check_cancelled()
-    return read(whole.arrays, reading.options, reading.progress.add, reading.statistics, over)
+    made = read(whole.arrays, reading.options, reading.progress.add, reading.statistics, over)
+    if make is not None:
+        return made
+    try:
+        with paused_collection():
+            return codec.assemble(targets, [[buffer] for buffer in buffers])
+    except WaystationError as error:
+        index = error.context.pop("index", None)
+        raise error.where(leaf=None if index is None else whole.leaves[index])
 
 
 def _stay_on_host(codec: Codec, batch: Sequence[Incoming]) -> list[bool]:

@@ -14,10 +14,13 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from waystation import grid
+from waystation._distinct import distinct_objects
 from waystation._errors import InvalidInput, WaystationError
 from waystation._options import ArraySavingOptions, StorageOptions
 from waystation.frameworks.base import ArraySource, Block
@@ -44,6 +47,82 @@ class Chunk:
     shape: tuple[int, ...]
     nbytes: int
     blocks: list[Block]
+
+
+class Chunks(Sequence[Chunk]):
+    """Chunks in columns, as most of them are whole arrays that lie in host memory in one piece.
+
+    Attributes:
+        arrays: The number of the array of each.
+        lengths: Its bytes.
+        addresses: Where its bytes are.
+        owners: What keeps them alive.
+        others: By their places, the chunks that are anything else. These are changed in place.
+    """
+
+    __slots__ = ("_sources", "addresses", "arrays", "lengths", "others", "owners")
+
+    def __init__(
+        self,
+        sources: Sequence[ArraySource],
+        arrays: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        addresses: NDArray[np.int64],
+        owners: list[object],
+        others: dict[int, Chunk],
+    ) -> None:
+        self._sources = sources
+        self.arrays, self.lengths = arrays, lengths
+        self.addresses, self.owners = addresses, owners
+        self.others = others
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> Chunks:
+        """Columns of any chunks."""
+        if isinstance(chunks, Chunks):
+            return chunks
+        arrays = np.array([chunk.array for chunk in chunks], np.int64)
+        lengths = np.array([chunk.nbytes for chunk in chunks], np.int64)
+        nowhere: list[object] = [None] * len(chunks)
+        return cls((), arrays, lengths, np.zeros(len(chunks), np.int64), nowhere, dict(enumerate(chunks)))
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    @overload
+    def __getitem__(self, place: int) -> Chunk: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Chunk]: ...
+
+    def __getitem__(self, place: int | slice) -> Chunk | list[Chunk]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        other = self.others.get(place)
+        if other is not None:
+            return other
+        array = int(self.arrays[place])  # raises IndexError at the end
+        source = self._sources[array]
+        block = block_of(source, int(self.addresses[place]), self.owners[place])
+        return Chunk(array, None, source.storage_shape, int(self.lengths[place]), [block])
+
+    def expand(self) -> None:
+        """Makes all of them such as can be changed in place."""
+        self.others = dict(enumerate(self))
+        self.owners = [None] * len(self)
+
+    def are_whole(self) -> NDArray[np.bool_]:
+        """Which of them are whole arrays."""
+        found = np.ones(len(self), bool)
+        found[[place for place, chunk in self.others.items() if chunk.offset is not None]] = False
+        return found
+
+
+def block_of(source: ArraySource, address: int, owner: object) -> Block:
+    """The memory of an array that lies in host memory in one piece."""
+    shape = source.storage_shape
+    strides = grid.contiguous_strides(shape, source.storage_item_bytes)
+    return Block((0,) * len(shape), shape, strides, address, owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +164,7 @@ def cut(
     Raises:
         InvalidInput: The options of an array do not fit it.
     """
-    plain = saving.storage_options_for is None and _chunk_bytes(saving.storage_options) is None
-    if plain and writer.process_count == 1:
+    if are_whole(saving, writer):
         return [
             Chunk(number, None, source.storage_shape, nbytes_of(source), source.blocks)
             for number, source in enumerate(sources)
@@ -102,6 +180,32 @@ def cut(
             raise error.where(array=label)
         chunks += [chunk_of(number, source, box) for box in boxes]
     return chunks
+
+
+def are_whole(saving: ArraySavingOptions, writer: Writer) -> bool:
+    """Whether the process writes every array as one chunk."""
+    is_plain = saving.storage_options_for is None and _chunk_bytes(saving.storage_options) is None
+    return is_plain and writer.process_count == 1
+
+
+def whole_chunks(
+    sources: Sequence[ArraySource], addresses: NDArray[np.int64], owners: Sequence[object]
+) -> Chunks:
+    """The chunks of such a process.
+
+    Args:
+        sources: All arrays.
+        addresses: Where those begin that lie in host memory in one piece.
+        owners: What keeps their memory alive; None for the others, which have blocks.
+    """
+    kinds, which = distinct_objects(sources)
+    lengths = np.array([nbytes_of(kind) for kind in kinds], np.int64)[which]
+    others = {
+        number: Chunk(number, None, source.storage_shape, nbytes_of(source), source.blocks)
+        for number, (source, owner) in enumerate(zip(sources, owners, strict=True))
+        if owner is None
+    }
+    return Chunks(sources, np.arange(len(sources)), lengths, addresses.copy(), list(owners), others)
 
 
 def nbytes_of(source: ArraySource) -> int:

@@ -8,7 +8,7 @@ most 64 MiB: one survivor can pin no more than that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from waystation import _native
 from waystation._collection import paused_collection
+from waystation._distinct import distinct_objects
+from waystation.frameworks import dtypes
+from waystation.frameworks.base import StoredArray
 from waystation.layouts.opened import Place, Slabs
 
 ALIGN_BYTES = 256
@@ -32,6 +35,19 @@ def as_array(place: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.n
     if held is None:
         return np.empty(shape, dtype)
     return np.ndarray(shape, dtype, held, offset)
+
+
+def arrays_over(
+    stored: Sequence[StoredArray], slabs: Sequence[_native.Slab | None], offsets: Sequence[int]
+) -> list[NDArray[Any]]:
+    """Arrays over parts of slabs, which they keep; as host memory has stored arrays."""
+    kinds, which = distinct_objects(stored)
+    forms = [dtypes.of_stored(kind) for kind in kinds]
+    shapes = [kind.shape + form.host_trailing for kind, form in zip(kinds, forms, strict=True)]
+    hosts = [form.host for form in forms]
+    places = which.tolist()
+    array: Callable[..., NDArray[Any]] = np.ndarray
+    return list(map(array, map(shapes.__getitem__, places), map(hosts.__getitem__, places), slabs, offsets))
 
 
 @paused_collection()

@@ -11,7 +11,6 @@ at once, and so are arrays of equal shape that are cut alike; for every chunk a 
 
 from __future__ import annotations
 
-import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from waystation import grid
 from waystation._collection import paused_collection
+from waystation._distinct import distinct_objects
 from waystation._errors import InvalidInput
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import names, tables
@@ -106,31 +106,39 @@ class _Arranging:
         begins = starts(per_array)
         # Of most arrays one process has written the whole: nothing about them needs a look.
         is_simple = self._are_simple(per_array, begins)
-        dims, first_dims = array.array("Q"), []
-        counts = is_simple.astype(np.int64)
+        kinds, which = distinct_objects(sources)
+        ndims = np.array([len(kind.storage_shape) for kind in kinds], np.int64)[which]
+        counts, dim_counts = is_simple.astype(np.int64), 2 * ndims
         pieces: dict[int, tables.Table] = {}
-        rows = zip(is_simple.tolist(), begins.tolist(), per_array.tolist(), sources, strict=True)
-        for number, (simple, begin, count, source) in enumerate(rows):
-            first_dims.append(len(dims))
-            if simple:
-                dims.extend(source.storage_shape * 2)
-                continue
-            kind, words, chunks = self._arrange_one(number, source.storage_shape, begin, begin + count)
-            entries["kind"][number], counts[number] = kind, len(chunks)
-            dims.frombytes(words.tobytes())
-            pieces[number] = chunks
-        entries["ndim"] = [len(source.storage_shape) for source in sources]
-        entries["item_bits"] = [8 * source.storage_item_bytes for source in sources]
+        words: dict[int, tables.Table] = {}
+        for number in np.flatnonzero(~is_simple).tolist():
+            begin, shape = int(begins[number]), sources[number].storage_shape
+            kind, own, chunks = self._arrange_one(number, shape, begin, begin + int(per_array[number]))
+            entries["kind"][number], counts[number], dim_counts[number] = kind, len(chunks), len(own)
+            words[number], pieces[number] = own, chunks
+        first_dims = starts(dim_counts)
+        dims = np.zeros(int(dim_counts.sum()), np.uint64)
+        extents = np.array([extent for kind in kinds for extent in kind.storage_shape * 2], np.uint64)
+        of_kinds = starts([2 * len(kind.storage_shape) for kind in kinds])[which]
+        simple = np.flatnonzero(is_simple)
+        lengths = dim_counts[simple]
+        axes = np.arange(int(lengths.sum())) - np.repeat(starts(lengths), lengths)
+        dims[np.repeat(first_dims[simple], lengths) + axes] = extents[
+            np.repeat(of_kinds[simple], lengths) + axes
+        ]
+        for number, own in words.items():
+            dims[first_dims[number] : first_dims[number] + len(own)] = own
+        entries["ndim"] = ndims
+        entries["item_bits"] = 8 * np.array([kind.storage_item_bytes for kind in kinds], np.int64)[which]
         entries["first_chunk"], entries["chunk_count"] = starts(counts), counts
-        entries["first_dim"] = first_dims
-        entries["dim_count"] = np.diff(np.asarray([*first_dims, len(dims)], np.int64))
+        entries["first_dim"], entries["dim_count"] = first_dims, dim_counts
         chunks = np.zeros(int(counts.sum()), tables.CHUNK_ENTRY)
         simple_chunks = self._chunks(*said.expand(begins[is_simple]))
         chunks[entries["first_chunk"][is_simple].astype(np.int64)] = simple_chunks
         for number, piece in pieces.items():
             first = int(entries["first_chunk"][number])
             chunks[first : first + len(piece)] = piece
-        return entries, chunks, np.array(dims, np.uint64)
+        return entries, chunks, dims
 
     def _are_simple(self, per_array: Integers, begins: Integers) -> npt.NDArray[np.bool_]:
         said = self._said

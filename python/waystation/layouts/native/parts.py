@@ -21,7 +21,7 @@ import numpy as np
 
 from waystation._errors import Corrupt
 from waystation.layouts.native import tables
-from waystation.layouts.native.chunks import Chunk
+from waystation.layouts.native.chunks import Chunk, Chunks
 from waystation.layouts.native.write_plan import WritePlan
 
 WHOLE = -1  # the box of a chunk that is a whole array
@@ -88,21 +88,20 @@ class Part:
     @classmethod
     def of(cls, plan: WritePlan, chunks: Sequence[Chunk], checksums: Sequence[bytes]) -> Part:
         """What has been written by a plan, with the checksums that the writing yielded."""
-        kept = np.flatnonzero([chunk.nbytes > 0 for chunk in chunks])
+        columns = Chunks.of(chunks)
+        kept = np.flatnonzero(columns.lengths > 0)
         entries = plan.chunk_entries[kept]
         order = kept[np.lexsort((entries["offset"], entries["file"]))]
         distinct: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-        boxes: list[int] = []
-        for place in order.tolist():
-            chunk = chunks[place]
-            known = WHOLE
-            if chunk.offset is not None:
-                known = distinct.setdefault((chunk.offset, chunk.shape), len(distinct))
-            boxes.append(known)
+        boxes = np.full(len(order), WHOLE, np.int64)
+        for number in np.flatnonzero(~columns.are_whole()[order]).tolist():
+            chunk = columns.others[int(order[number])]
+            assert chunk.offset is not None, "it is no whole array"
+            boxes[number] = distinct.setdefault((chunk.offset, chunk.shape), len(distinct))
         recipe = Recipe(
             np.bincount(entries["file"].astype(np.int64), minlength=len(plan.file_entries)),
-            np.array([chunks[place].array for place in order.tolist()], np.int64),
-            np.array(boxes, np.int64),
+            columns.arrays[order],
+            boxes,
             np.array([len(shape) for _, shape in distinct], np.int64),
             np.array([extent for _, shape in distinct for extent in shape], np.int64),
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from waystation._distinct import distinct_objects
 from waystation._errors import InvalidInput
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import tables
@@ -185,10 +186,11 @@ class _Shapes:
 
     @classmethod
     def of(cls, sources: Sequence[ArraySource]) -> _Shapes:
+        kinds, which = distinct_objects(sources)
         return cls(
-            np.array([len(source.storage_shape) for source in sources], np.int64),
-            np.array([math.prod(source.storage_shape) for source in sources], np.int64),
-            np.array([source.storage_item_bytes for source in sources], np.int64),
+            np.array([len(kind.storage_shape) for kind in kinds], np.int64)[which],
+            np.array([math.prod(kind.storage_shape) for kind in kinds], np.int64)[which],
+            np.array([kind.storage_item_bytes for kind in kinds], np.int64)[which],
         )
 
 

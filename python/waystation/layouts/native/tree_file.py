@@ -16,6 +16,7 @@ from typing import Any
 
 from waystation import _native
 from waystation._collection import paused_collection
+from waystation._distinct import distinct_objects
 from waystation._errors import Corrupt, WaystationError
 from waystation.frameworks.base import StoredArray
 from waystation.layouts.native.records import dump_json, load_json
@@ -32,7 +33,17 @@ _COLUMNS = ("label", "shape", "dtype", "framework", "storage_dtype", "storage_sh
 def encode(tree: StoredTree) -> bytes:
     """The bytes of the file."""
     shardings = _Interned()
-    arrays = tree.arrays
+    kinds, numbers = distinct_objects(tree.arrays)
+    which = numbers.tolist()
+    columns: dict[str, list[Any]] = {
+        "shape": [kind.shape for kind in kinds],
+        "dtype": [kind.dtype for kind in kinds],
+        "framework": [kind.framework for kind in kinds],
+        "storage_dtype": [kind.storage_dtype for kind in kinds],
+        "storage_shape": [None if kind.storage_shape == kind.shape else kind.storage_shape for kind in kinds],
+        "sharding": shardings.numbers([kind.sharding for kind in kinds]),
+    }
+    extras = [kind.extra for kind in kinds]
     body = {
         "structure": tree.structure.to_json(),
         "leaves": [
@@ -40,17 +51,10 @@ def encode(tree: StoredTree) -> bytes:
             for leaf in tree.leaves
         ],
         "arrays": {
-            "count": len(arrays),
+            "count": len(which),
             "label": tree.labels,
-            "shape": _column([array.shape for array in arrays]),
-            "dtype": _column([array.dtype for array in arrays]),
-            "framework": _column([array.framework for array in arrays]),
-            "storage_dtype": _column([array.storage_dtype for array in arrays]),
-            "storage_shape": _column(
-                [None if array.storage_shape == array.shape else array.storage_shape for array in arrays]
-            ),
-            "sharding": _column(shardings.numbers([array.sharding for array in arrays])),
-            "extra": {str(number): array.extra for number, array in enumerate(arrays) if array.extra},
+            **{name: _column(list(map(values.__getitem__, which))) for name, values in columns.items()},
+            "extra": {str(number): extras[kind] for number, kind in enumerate(which) if extras[kind]},
         },
         "shardings": shardings.values,
         "meshes": shardings.meshes.values if shardings.meshes else [],

@@ -187,7 +187,9 @@ def metadata_files(prepared: Prepared, parts: Sequence[Part], *, partial: bool) 
         names.CHECKSUM_TABLE: merged.encode_checksums(),
     }
     # Arrays without elements are in no part, but in a file of this process.
-    index = prepared.plan.index | merge.whole_arrays(parts, tree.labels)
+    index = prepared.plan.index
+    if len(index) < len(tree.labels):
+        index = index | merge.whole_arrays(parts, tree.labels)
     if tree.labels and len(index) == len(tree.labels):
         total = int(merged.chunks["length"].sum())
         contents[names.INDEX] = dump_json({"metadata": {"total_size": total}, "weight_map": index})

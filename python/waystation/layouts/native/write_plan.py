@@ -10,15 +10,17 @@ processes, which the tables then say once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from waystation import _native
+from waystation._distinct import distinct_objects
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import names, tables
-from waystation.layouts.native.chunks import Chunk, is_contiguous
+from waystation.layouts.native.chunks import Chunk, Chunks, is_contiguous
 
 HEADER_ALIGN_BYTES = 4096
 
@@ -63,29 +65,58 @@ def plan(
     process: int = 0,
 ) -> WritePlan:
     """Plans the data files of one process; `sources` and `labels` are those of all arrays."""
-    nbytes = [chunk.nbytes for chunk in chunks]
+    columns = Chunks.of(chunks)
+    arrays = _Arrays.of(sources, labels)
     files: list[PlannedFile] = []
-    chunk_entries = np.zeros(len(chunks), tables.CHUNK_ENTRY)
+    chunk_entries = np.zeros(len(columns), tables.CHUNK_ENTRY)
     index: dict[str, str] = {}
-    for group in _roll_over(copy_order(chunks), nbytes, file_bytes_target):
+    is_whole = columns.are_whole()
+    order = _copy_order(columns)
+    for group in _roll_over(order, columns.lengths[order], file_bytes_target):
         file = _plan_file(
-            names.data_file(process, len(files)), len(files), group, chunks, sources, labels, chunk_entries
+            names.data_file(process, len(files)), len(files), group, columns, arrays, chunk_entries
         )
-        for place in group:
-            if chunks[place].offset is None:
-                index[labels[chunks[place].array]] = file.name
+        whole = columns.arrays[group[is_whole[group]]].tolist()
+        index.update(dict.fromkeys(map(labels.__getitem__, whole), file.name))
         files.append(file)
-    return WritePlan(files, _file_entries(files, process), chunk_entries, index, sum(nbytes))
+    return WritePlan(files, _file_entries(files, process), chunk_entries, index, int(columns.lengths.sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """All arrays: of each its label and its kind, and what of each kind is in files."""
+
+    labels: Sequence[str]
+    which: NDArray[np.int64]
+    frameworks: list[str]
+    forms: list[str]
+    shapes: list[tuple[int, ...]]
+    item_bytes: list[int]
+
+    @classmethod
+    def of(cls, sources: Sequence[ArraySource], labels: Sequence[str]) -> _Arrays:
+        kinds, which = distinct_objects(sources)
+        return cls(
+            labels,
+            which,
+            [kind.framework for kind in kinds],
+            [kind.storage_dtype for kind in kinds],
+            [kind.storage_shape for kind in kinds],
+            [kind.storage_item_bytes for kind in kinds],
+        )
 
 
 def copy_order(chunks: Sequence[Chunk]) -> list[int]:
     """The chunks in the order in which they stand in the files, and are copied out."""
-    lengths = np.array([chunk.nbytes for chunk in chunks], np.int64)
-    is_whole = np.array([chunk.offset is None for chunk in chunks], bool)
+    order: list[int] = _copy_order(Chunks.of(chunks)).tolist()
+    return order
+
+
+def _copy_order(columns: Chunks) -> NDArray[np.int64]:
+    lengths = columns.lengths
     aligned = [lengths % step == 0 for step in (4096, 256, 64)]
     ranks = np.select([lengths == 0, *aligned], [4, 0, 1, 2], 3)
-    order: list[int] = np.lexsort((is_whole, ranks)).tolist()
-    return order
+    return np.lexsort((columns.are_whole(), ranks))
 
 
 def unique_labels(wanted: Sequence[str]) -> list[str]:
@@ -122,56 +153,83 @@ def chunk_name(chunk: Chunk, label: str) -> str:
     return f"{label}@{','.join(f'{begin}:{begin + extent}' for begin, extent in spans)}"
 
 
-def _roll_over(order: Sequence[int], sizes: Sequence[int], target: int) -> list[list[int]]:
-    """Cuts the order into files; a file is closed before it would exceed the target."""
-    groups: list[list[int]] = []
+def _roll_over(order: NDArray[np.int64], sizes: NDArray[np.int64], target: int) -> list[NDArray[np.int64]]:
+    """Cuts the order, of chunks of these sizes, into files; a file is closed before it would exceed the
+    target."""
+    groups: list[NDArray[np.int64]] = []
+    ends = np.cumsum(sizes)
     start = held = 0
-    for place, chunk in enumerate(order):
-        if place > start and (held + sizes[chunk] > target or place - start == HEADER_KEYS):
-            groups.append(list(order[start:place]))
-            start, held = place, 0
-        held += sizes[chunk]
-    if order:
-        groups.append(list(order[start:]))
+    while start < len(order):
+        fitting = int(np.searchsorted(ends, held + target, side="right"))
+        stop = min(max(fitting, start + 1), start + HEADER_KEYS)
+        groups.append(order[start:stop])
+        start, held = stop, int(ends[stop - 1])
     return groups
 
 
 def _plan_file(
     name: str,
     sequence: int,
-    group: Sequence[int],
-    chunks: Sequence[Chunk],
-    sources: Sequence[ArraySource],
-    labels: Sequence[str],
+    group: NDArray[np.int64],
+    chunks: Chunks,
+    arrays: _Arrays,
     chunk_entries: np.ndarray,
 ) -> PlannedFile:
-    own = [chunks[place] for place in group]
-    names_of_tensors = [chunk_name(chunk, labels[chunk.array]) for chunk in own]
-    if any(chunk.offset is not None for chunk in own):  # labels of whole arrays are unique already
+    numbers = chunks.arrays[group]
+    kinds = arrays.which[numbers].tolist()
+    shapes_of_tensors = list(map(arrays.shapes.__getitem__, kinds))
+    names_of_tensors = list(map(arrays.labels.__getitem__, numbers.tolist()))
+    others = _others(chunks, group)
+    for place, chunk in others.items():
+        shapes_of_tensors[place] = chunk.shape
+        names_of_tensors[place] = chunk_name(chunk, names_of_tensors[place])
+    if any(chunk.offset is not None for chunk in others.values()):  # those of whole arrays are unique already
         names_of_tensors = unique_labels(names_of_tensors)
-    tensors = [
-        (tensor, sources[chunk.array].storage_dtype, chunk.shape)
-        for tensor, chunk in zip(names_of_tensors, own, strict=True)
-    ]
-    metadata = {"format": _format_tag(sources, own)}
+    forms = map(arrays.forms.__getitem__, kinds)
+    tensors = list(zip(names_of_tensors, forms, shapes_of_tensors, strict=True))
+    metadata = {"format": _format_tag(set(map(arrays.frameworks.__getitem__, set(kinds))))}
     header = _native.build_safetensors_header(tensors, metadata, HEADER_ALIGN_BYTES)
-    lengths = np.array([chunk.nbytes for chunk in own], np.int64)
+    lengths = chunks.lengths[group]
     ends = len(header) + np.cumsum(lengths)
-    offsets = (ends - lengths).tolist()
+    offsets = ends - lengths
+    item_bytes = {place: arrays.item_bytes[kinds[place]] for place in others}
+    words = _words(offsets, lengths, chunks.addresses[group], others, item_bytes)
+    chunk_entries["file"][group] = sequence
+    chunk_entries["offset"][group] = offsets
+    chunk_entries["length"][group] = lengths
+    return PlannedFile(name, header, int(ends[-1]), words)
+
+
+def _others(chunks: Chunks, group: NDArray[np.int64]) -> dict[int, Chunk]:
+    """The chunks of a file that do not stand in columns, by their places in the file."""
+    if not chunks.others:
+        return {}
+    others = ((place, chunks.others.get(number)) for place, number in enumerate(group.tolist()))
+    return {place: chunk for place, chunk in others if chunk is not None}
+
+
+def _words(
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    addresses: NDArray[np.int64],
+    others: Mapping[int, Chunk],
+    item_bytes: Mapping[int, int],
+) -> NDArray[np.int64]:
+    """The engine's records of the chunks of a file: see `segment_words`."""
+    plain = np.zeros((len(offsets), 6), np.int64)
+    plain[:, 0], plain[:, 1], plain[:, 3], plain[:, 4], plain[:, 5] = offsets, lengths, 1, -1, addresses
+    if not others:
+        return plain[lengths > 0].ravel()
     words: list[int] = []
-    for chunk, offset in zip(own, offsets, strict=True):
-        if chunk.nbytes:
-            words += segment_words(offset, chunk, sources[chunk.array].storage_item_bytes)
-    places = np.asarray(group, np.int64)
-    chunk_entries["file"][places] = sequence
-    chunk_entries["offset"][places] = offsets
-    chunk_entries["length"][places] = lengths
-    return PlannedFile(name, header, int(ends[-1]), np.asarray(words, np.int64))
+    for place, (row, offset) in enumerate(zip(plain.tolist(), offsets.tolist(), strict=True)):
+        other = others.get(place)
+        if lengths[place]:
+            words += row if other is None else segment_words(offset, other, item_bytes[place])
+    return np.asarray(words, np.int64)
 
 
-def _format_tag(sources: Sequence[ArraySource], chunks: Sequence[Chunk]) -> str:
+def _format_tag(frameworks: Set[str]) -> str:
     """What Hugging Face tools expect to find: the framework that made the tensors."""
-    frameworks = {sources[chunk.array].framework for chunk in chunks}
     return "pt" if "torch" in frameworks else "flax" if "jax" in frameworks else "np"
 
 
