@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -132,3 +133,20 @@ def test_shardings_of_other_arguments_are_refused(
     double = client.jit(lambda x: 2 * x, on, in_shardings=in_shardings, name="double")
     with pytest.raises(InvalidInput, match=text):
         double(np.ones(2))
+
+
+def test_arrays_are_not_compared_by_identity_in_silence(client: runtime.Client) -> None:
+    on = client.make_virtual_device_set().add_slice(devices=2)
+    x, y = (client.put(np.arange(2.0), on) for _ in range(2))
+    for compare in (
+        lambda: x == y,
+        lambda: x != y,
+        lambda: x == 1.0,
+        lambda: jnp.arange(2.0) == x,
+        lambda: x in [y],
+    ):
+        with pytest.raises(WrongType, match=r"by client\.jit\(lambda x, y: x == y, slice\)"):
+            compare()
+    assert (x == np.array([0, 2])).tolist() == [True, False]  # which NumPy does
+    assert {x: 1, y: 2}[y] == 2
+    assert len({x, y, x}) == 2

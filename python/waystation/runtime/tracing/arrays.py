@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from waystation._errors import InvalidInput, WaystationError
+from waystation._errors import InvalidInput, WaystationError, WrongType
 from waystation.frameworks.dtypes import numpy_dtype
 from waystation.runtime.errors import TracedValueRead
 from waystation.runtime.ir import Sharding
@@ -219,6 +219,17 @@ class Array:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, np.ndarray | np.generic):
+            return NotImplemented  # NumPy then reads this one, and compares elements
+        raise WrongType(
+            "arrays of the runtime cannot be compared with ==, != or `in`; compare elements on the slice, by "
+            "client.jit(lambda x, y: x == y, slice), or read them, x.numpy() == y.numpy(); `x is y` says "
+            "whether both are one array"
+        )
+
+    __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
         return bool(self.numpy())
