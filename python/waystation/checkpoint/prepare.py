@@ -86,28 +86,11 @@ def describe(state: Any) -> Described:
         InvalidInput: A leaf cannot be read (deleted, not addressable, …).
     """
     values, structure = flatten(state)
-    leaves: list[Leaf] = [False] * len(values)
-    numbers: list[int] = []
-    by_codec: dict[str, list[int]] = {}
-    of_type: dict[type, list[int]] = {}  # types are few, and have one codec each
-    for number, value in enumerate(values):
-        kind = type(value)
-        group = of_type.get(kind)
-        if group is None:
-            if kind not in SCALARS:
-                codec = registry.codec_for(value)
-                if codec is None:
-                    _raise_unsupported(values, structure, number)
-                group = by_codec.setdefault(codec.name, [])
-                of_type[kind] = group
-            elif kind in (str, bytes) and len(value) > INLINE_LIMIT_BYTES:
-                group = by_codec.setdefault(LONG_SCALARS, [])
-            else:
-                leaves[number] = value
-                continue
-        group.append(number)
-        leaves[number] = ArrayLeaf(len(numbers))
-        numbers.append(number)
+    codecs = _codecs(values, structure)
+    leaves: list[Leaf] = list(values)
+    numbers = [number for number, name in enumerate(codecs) if name is not None]
+    for array, number in enumerate(numbers):
+        leaves[number] = ArrayLeaf(array)
     paths = structure.labels()
     labels = paths if len(paths) == len(numbers) else list(map(paths.__getitem__, numbers))
     described = Described(
@@ -119,9 +102,29 @@ def describe(state: Any) -> Described:
         np.zeros(len(numbers), np.int64),
         [None] * len(numbers),
     )
-    for name, own in by_codec.items():
-        _describe_arrays(described, name, own, [values[number] for number in own])
+    for name in dict.fromkeys(codecs):
+        if name is not None:
+            own = [number for number in numbers if codecs[number] == name]
+            _describe_arrays(described, name, own, [values[number] for number in own])
     return described
+
+
+def _codecs(values: Sequence[Any], structure: Structure) -> list[str | None]:
+    """The name of the codec of each leaf; None where the tree file holds the value."""
+    types = list(map(type, values))  # which are few, and have one codec each
+    of_type: dict[type, str | None] = {}
+    for kind in dict.fromkeys(types):
+        first = types.index(kind)
+        codec = None if kind in SCALARS else registry.codec_for(values[first])
+        if codec is None and kind not in SCALARS:
+            _raise_unsupported(values, structure, first)
+        of_type[kind] = None if codec is None else codec.name
+    found = list(map(of_type.__getitem__, types))
+    if str in of_type or bytes in of_type:
+        for number, value in enumerate(values):
+            if types[number] in (str, bytes) and len(value) > INLINE_LIMIT_BYTES:
+                found[number] = LONG_SCALARS
+    return found
 
 
 def limit_to(described: Described, processes: Sequence[int], *, are_all: bool) -> None:

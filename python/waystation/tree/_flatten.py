@@ -55,13 +55,23 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[li
             node, values = opened
             nodes.append(node)
             if node.count:
+                own = list(values)
+                if is_leaf is None and all(map(_is_leaf_type, set(map(type, own)))):
+                    leaves += own
+                    nodes += [LEAF] * len(own)
+                    continue
                 enclosing.add(id(value))
-                pending.append((iter(values), value))
+                pending.append((iter(own), value))
                 break
         else:
             pending.pop()
             enclosing.discard(id(container))
     return leaves, Structure(nodes, len(leaves))
+
+
+def _is_leaf_type(kind: type) -> bool:
+    """Whether all values of a type are known to be leaves."""
+    return openers.get(kind, _CLOSED) is None
 
 
 def _open(value: Any, opener: Any, nodes: Sequence[Node]) -> Opened | None:
@@ -89,12 +99,17 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
     remaining = list(leaves)
     if len(remaining) != structure.leaf_count:
         raise InvalidInput(f"{len(remaining)} leaves were given for a tree of {structure.leaf_count}")
+    remaining.reverse()
     built: list[Any] = []  # values whose parent is not built yet, the first child on top
+    begin = end = 0  # of the leaves that come next, and those that are not among `built` yet
     for position in range(len(structure.nodes) - 1, -1, -1):
         node = structure.nodes[position]
         if node is LEAF:
-            built.append(remaining.pop())
-        elif node.kind == "none":
+            end += 1
+            continue
+        built += remaining[begin:end]
+        begin = end
+        if node.kind == "none":
             built.append(None)
         else:
             first = len(built) - node.count
@@ -102,7 +117,7 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
             del built[first:]
             children.reverse()
             built.append(_build(structure, position, children))
-    return built[0]
+    return built[0] if built else remaining[0]
 
 
 def _build(structure: Structure, position: int, children: list[Any]) -> Any:

@@ -101,7 +101,10 @@ def _collect(
     above: list[_Part] = []  # the keys on the way to the open container
     pending: list[list[_Part]] = []  # the keys of children that are still to come, last first
     prefix: _Path | None = None
+    passed = 0  # one past the last node whose path was taken together with those of its siblings
     for position, node in enumerate(nodes):
+        if position < passed:
+            continue
         while pending and not pending[-1]:
             pending.pop()
             if above:
@@ -115,7 +118,15 @@ def _collect(
         if node.count:
             if part is not None:
                 above.append(part)
-            pending.append(list(reversed(parts_of(node))))
+            end = position + 1 + node.count
+            children = nodes[position + 1 : end] if chosen is None else ()
+            if children and children[0] is LEAF and children.count(LEAF) == node.count:
+                prefix = prefix_of(above)
+                found += [join(prefix, child) for child in parts_of(node)]
+                passed = end
+                pending.append([])
+            else:
+                pending.append(list(reversed(parts_of(node))))
             prefix = None
     return found
 
