@@ -164,8 +164,7 @@ class ReadToDevices(Protocol):
 
 
 class ReadOver(Protocol):
-    """Reads whole arrays, given by number, as they are stored; returns what `over` has made over their memory
-    meanwhile."""
+    """Reads whole arrays, given by number, as they are stored, and boxes of others in the same job."""
 
     def __call__(
         self,
@@ -174,8 +173,10 @@ class ReadOver(Protocol):
         on_job: Callable[[Job], None],
         statistics: ReadStatistics,
         over: Over,
-    ) -> Sequence[object]:
-        """Returns once all of it is there."""
+        requests: Sequence[Request] = (),
+    ) -> tuple[Sequence[object], list[list[NDArray[Any]]]]:
+        """Returns, once all of it is there, what `over` has made over the memory of the arrays meanwhile, and
+        the boxes, as `Opened.read_boxes` does."""
         ...
 
 

@@ -144,8 +144,9 @@ class Readable(ABC):
         on_job: Callable[[Job], None],
         statistics: ReadStatistics,
         over: Over,
-    ) -> Sequence[object]:
-        """What `over` makes over the memory of whole arrays while that is filled.
+        requests: Sequence[Request] = (),
+    ) -> tuple[Sequence[object], list[list[NDArray[Any]]]]:
+        """See `ReadOver`.
 
         Raises:
             Conflict: A file changed.
@@ -154,15 +155,17 @@ class Readable(ABC):
         with paused_collection():
             kinds, which = distinct_objects(self.arrays(arrays))
             boxes = [[whole(kind.shape)] for kind in kinds]
-            requests = list(map(Request, arrays, map(boxes.__getitem__, which.tolist())))
-        return self._read(
-            requests,
-            options,
-            on_job,
-            statistics,
-            memory.allocate,
-            lambda slabs, offsets, _: over(slabs, offsets),
+            own = list(map(Request, arrays, map(boxes.__getitem__, which.tolist())))
+        count = len(own)
+
+        def over_all(slabs: Sequence[Any], offsets: Sequence[int], boxes: Boxes) -> Any:
+            rest = Boxes(requests, boxes.forms[count:], boxes.counts[count:], boxes.sizes[count:])
+            return over(slabs[:count], offsets[:count]), _arrays_over(slabs[count:], offsets[count:], rest)
+
+        found: tuple[Sequence[object], list[list[NDArray[Any]]]] = self._read(
+            [*own, *requests], options, on_job, statistics, memory.allocate, over_all
         )
+        return found
 
     def _read(
         self,

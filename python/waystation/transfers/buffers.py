@@ -200,12 +200,27 @@ class _Plan:
         return plain + parts
 
 
-def fill_buffers(reading: Reading, arrays: Iterable[Incoming], allocate: Allocate = memory.allocate) -> None:
-    """Fills the buffers of all given arrays."""
+def fill_buffers(
+    reading: Reading,
+    arrays: Iterable[Incoming],
+    allocate: Allocate = memory.allocate,
+    read: Callable[[Sequence[Request]], list[list[Buffer]]] | None = None,
+) -> None:
+    """Fills the buffers of all given arrays.
+
+    Args:
+        reading: How.
+        arrays: The arrays.
+        allocate: Gives their memory.
+        read: Reads boxes, and something else in the same job.
+    """
     with paused_collection():
         plan = _Plan.of(arrays, reading.mappings)
         requests = plan.requests()
-    found = iter(reading.read(requests, allocate) if requests else [])
+    if read is not None:
+        found = iter(read(requests))
+    else:
+        found = iter(reading.read(requests, allocate) if requests else [])
     for incoming, buffers in zip(plan.plain, found, strict=False):
         incoming.buffers = buffers
     for (incoming, index), (buffer,) in zip(plan.parts, found, strict=True):

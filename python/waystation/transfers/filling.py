@@ -9,9 +9,13 @@ neither way (`transfers/devices.py`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
 
 from waystation import _native
 from waystation._collection import paused_collection
@@ -21,7 +25,7 @@ from waystation._options import Options
 from waystation.frameworks.base import Codec, StoredArray, Target
 from waystation.grid import whole as whole_box
 from waystation.layouts.native import memory
-from waystation.layouts.opened import Mapped, Opened, ReadStatistics
+from waystation.layouts.opened import Mapped, Opened, ReadStatistics, Request
 from waystation.transfers import devices, in_place, staging
 from waystation.transfers.buffers import Buffer, Incoming, Reading, by_kind, fill_buffers
 from waystation.transfers.handle import Progress
@@ -50,6 +54,32 @@ class Whole:
     leaves: Sequence[int]
     arrays: Sequence[int]
     targets: Sequence[Target]
+
+    @property
+    def is_over_memory(self) -> bool:
+        """Whether they are made while their memory is filled."""
+        make = self.codec.over_memory
+        return make is not None and all(map(make.is_made_over_memory, distinct_objects(self.targets)[0]))
+
+    def over(
+        self, opened: Opened, slabs: Sequence[_native.Slab | None], offsets: Sequence[int]
+    ) -> Sequence[Any]:
+        """Their leaves over memory that is still written to, or what they are made of once it is not."""
+        if self.codec.over_memory is not None and self.is_over_memory:
+            return self.codec.over_memory.arrays_over(self.targets, slabs, offsets)
+        stored = opened.tree.arrays
+        return memory.arrays_over([stored[number] for number in self.arrays], slabs, offsets)
+
+    def finished(self, made: Sequence[Any]) -> Sequence[object]:
+        """Their leaves, of what `over` has made."""
+        if self.is_over_memory:
+            return made
+        try:
+            with paused_collection():
+                return self.codec.assemble(self.targets, [[buffer] for buffer in made])
+        except WaystationError as error:
+            index = error.context.pop("index", None)
+            raise error.where(leaf=None if index is None else self.leaves[index])
 
 
 class Filling:
@@ -131,11 +161,11 @@ class Filling:
         as_whole = _as_whole(self.reading, *resident[0]) if len(resident) == 1 else None
         if as_whole is not None:
             resident = []
-        for whole in self._whole if as_whole is None else [*self._whole, as_whole]:
-            maker.keep(whole.leaves, _loaded(self.reading, whole))
+        wholes = self._whole if as_whole is None else [as_whole]
         fill_buffers(
             self.reading,
             [incoming for _, batch in resident for incoming in batch if not incoming.buffers],
+            read=functools.partial(_read_with, self.reading, wholes, maker) if wholes else None,
         )
         for codec, batch in resident:
             maker.make(codec, batch, wait=False)
@@ -157,13 +187,8 @@ def can_be_whole(opened: Opened, codec: Codec, stored: StoredArray, target: Targ
         and (stored.dtype, stored.shape) == (target.dtype, target.shape)
         and target.boxes == [whole_box(target.shape)]
         and target.into is None
-        and codec.stays_on_host(target)
+        and (codec.devices is None or not codec.devices.goes_to_devices(target, stored.dtype))
     )
-
-
-def _is_over_memory(codec: Codec, target: Target) -> bool:
-    """Whether an array is made while its memory is filled."""
-    return codec.over_memory is not None and codec.over_memory.is_made_over_memory(target)
 
 
 def _as_whole(reading: Reading, codec: Codec, batch: Sequence[Incoming]) -> Whole | None:
@@ -174,7 +199,7 @@ def _as_whole(reading: Reading, codec: Codec, batch: Sequence[Incoming]) -> Whol
     def can_be(incoming: Incoming) -> bool:
         target = incoming.target
         can = can_be_whole(reading.opened, codec, incoming.stored, target)
-        return can and incoming.array is not None and _is_over_memory(codec, target)
+        return can and incoming.array is not None and Whole(codec, [], [], [target]).is_over_memory
 
     if not all(by_kind(can_be, batch)):
         return None
@@ -184,35 +209,30 @@ def _as_whole(reading: Reading, codec: Codec, batch: Sequence[Incoming]) -> Whol
     )
 
 
-def _loaded(reading: Reading, whole: Whole) -> Sequence[object]:
-    """The leaves, made over host memory while the engine still fills it.
+def _read_with(
+    reading: Reading, wholes: Sequence[Whole], maker: staging.Maker, requests: Sequence[Request]
+) -> list[list[Buffer]]:
+    """Reads boxes, and whole arrays in the same job: no block is read twice. Makes the leaves of these.
 
     Shape, dtype and place say all that some frameworks want to know of an array, so that thousands of small
     ones are made in the time that their bytes take. Nobody gets them before every byte is there.
     """
-    codec, targets, read = whole.codec, whole.targets, reading.opened.read_over
+    read = reading.opened.read_over
     assert read is not None, "it was asked before"
-    kinds, _ = distinct_objects(targets)
-    make = codec.over_memory if all(_is_over_memory(codec, kind) for kind in kinds) else None
-    stored = reading.opened.tree.arrays
-    buffers: list[Buffer] = []
+    ends = np.cumsum([len(whole.arrays) for whole in wholes]).tolist()
+    spans = list(zip(wholes, [0, *ends], ends, strict=False))
 
-    def over(slabs: Sequence[_native.Slab | None], offsets: Sequence[int]) -> Sequence[object]:
-        if make is not None:
-            return make.arrays_over(targets, slabs, offsets)
-        buffers.extend(memory.arrays_over([stored[number] for number in whole.arrays], slabs, offsets))
-        return buffers
+    def over(slabs: Sequence[_native.Slab | None], offsets: Sequence[int]) -> list[Sequence[Any]]:
+        return [
+            whole.over(reading.opened, slabs[begin:end], offsets[begin:end]) for whole, begin, end in spans
+        ]
 
     reading.check_cancelled()
-    made = read(whole.arrays, reading.options, reading.progress.add, reading.statistics, over)
-    if make is not None:
-        return made
-    try:
-        with paused_collection():
-            return codec.assemble(targets, [[buffer] for buffer in buffers])
-    except WaystationError as error:
-        index = error.context.pop("index", None)
-        raise error.where(leaf=None if index is None else whole.leaves[index])
+    arrays = [number for whole in wholes for number in whole.arrays]
+    made, boxes = read(arrays, reading.options, reading.progress.add, reading.statistics, over, requests)
+    for whole, leaves in zip(wholes, cast("list[Sequence[Any]]", made), strict=True):
+        maker.keep(whole.leaves, whole.finished(leaves))
+    return boxes
 
 
 def _stay_on_host(codec: Codec, batch: Sequence[Incoming]) -> list[bool]:

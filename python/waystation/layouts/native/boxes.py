@@ -9,6 +9,7 @@ chunks is a row of a matrix for each number of axes. A box that meets many chunk
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from waystation import grid
 from waystation._collection import paused_collection
-from waystation._distinct import distinct, distinct_objects
+from waystation._distinct import distinct
 from waystation._errors import Corrupt, InvalidInput, WaystationError
 from waystation.frameworks.base import StoredArray
 from waystation.grid import Box
@@ -155,59 +156,66 @@ def read_words(
     return _joined(_whole_words(decoded, rows), decoded, pieces)
 
 
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """Arrays that are read whole.
+
+    Attributes:
+        numbers: Their numbers.
+        kinds: What the tree says of them.
+        which: Of each, which of these.
+        forms: The dtypes of the kinds.
+    """
+
+    numbers: NDArray[np.int64]
+    kinds: Sequence[StoredArray]
+    which: NDArray[np.int64]
+    forms: Sequence[LogicalDtype]
+
+
 def words_of_arrays(
     decoded: tables.Tables,
-    arrays: NDArray[np.int64],
-    forms: Sequence[LogicalDtype],
+    arrays: Arrays,
     addresses: NDArray[np.int64],
     sizes: NDArray[np.int64],
     stored: Sequence[StoredArray],
     labels: Sequence[str],
+    others: Sequence[tuple[Request, LogicalDtype]],
 ) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """Plans the read of whole arrays, each into a buffer given by address and bytes; see `read_words`."""
-    kinds, which = distinct_objects(list(map(stored.__getitem__, arrays.tolist())))
-    singles = _single_chunks(decoded, arrays, [kind.storage_shape for kind in kinds], which, labels)
-    chosen = (singles >= 0) & (sizes > 0)
-    others = np.flatnonzero(singles < 0)
-    requests = [
-        Request(array, [grid.whole(kinds[kind].shape)])
-        for array, kind in zip(arrays[others].tolist(), which[others].tolist(), strict=True)
+    """Plans the read of whole arrays, and of other boxes after them, into buffers given by address and bytes:
+    see `read_words`."""
+    count = len(arrays.numbers)
+    singles = _single_chunks(decoded, arrays, labels)
+    rest = np.flatnonzero(singles < 0)
+    own = zip(arrays.numbers[rest].tolist(), arrays.which[rest].tolist(), strict=True)
+    several = [
+        (Request(number, [grid.whole(arrays.kinds[kind].shape)]), arrays.forms[kind]) for number, kind in own
     ]
+    requests = [*several, *others]
+    places = np.concatenate([rest, np.arange(count, len(sizes))])
+    chosen = np.flatnonzero((singles >= 0) & (sizes[:count] > 0))
     return read_words(
         decoded,
-        requests,
-        [forms[number] for number in others.tolist()],
-        addresses[others].tolist(),
-        sizes[others].tolist(),
+        [request for request, _ in requests],
+        [form for _, form in requests],
+        addresses[places].tolist(),
+        sizes[places].tolist(),
         stored,
         labels,
-        chunks=np.stack([singles, addresses, sizes], axis=1)[chosen],
+        chunks=np.stack([singles[chosen], addresses[chosen], sizes[chosen]], axis=1),
     )
 
 
-def _single_chunks(
-    decoded: tables.Tables,
-    arrays: NDArray[np.int64],
-    shapes: Sequence[tuple[int, ...]],
-    which: NDArray[np.int64],
-    labels: Sequence[str],
-) -> NDArray[np.int64]:
-    """The place of the chunk of each array that is one; -1 for others.
-
-    Args:
-        decoded: The tables.
-        arrays: Numbers of arrays.
-        shapes: What the tree has for shapes in storage.
-        which: Of each array, its shape among these.
-        labels: Key paths of all arrays.
-    """
-    entries = decoded.arrays[arrays]
+def _single_chunks(decoded: tables.Tables, arrays: Arrays, labels: Sequence[str]) -> NDArray[np.int64]:
+    """The place of the chunk of each array that is one; -1 for others."""
+    shapes, which = [kind.storage_shape for kind in arrays.kinds], arrays.which
+    entries = decoded.arrays[arrays.numbers]
     firsts = entries["first_dim"].astype(np.int64)
     differs = differing_shapes(decoded.dims, firsts, entries["ndim"], shapes, which)
     if differs.any():
         raise Corrupt(
             "the chunk table and the tree differ in an array's shape",
-            array=labels[int(arrays[np.argmax(differs)])],
+            array=labels[int(arrays.numbers[np.argmax(differs)])],
         )
     is_once = (entries["kind"] == tables.REGULAR) & (entries["chunk_count"] == 1)
     begins = firsts + entries["ndim"]

@@ -43,6 +43,7 @@ from waystation.layouts.opened import (
     Destinations,
     Mapped,
     Over,
+    Place,
     ReadOver,
     ReadStatistics,
     Request,
@@ -96,29 +97,33 @@ class OpenCheckpointable:
         on_job: Callable[[_native.Job], None],
         statistics: ReadStatistics,
         over: Over,
-    ) -> Sequence[object]:
+        requests: Sequence[Request] = (),
+    ) -> tuple[Sequence[object], list[list[np.ndarray[Any, Any]]]]:
         """See `ReadOver`."""
-        stored = self.tree.arrays
+        stored, count = self.tree.arrays, len(arrays)
         with paused_collection():
             kinds, which = distinct_objects([stored[number] for number in arrays])
             forms = [dtypes.of_stored(kind) for kind in kinds]
             nbytes = [_nbytes(kind.shape, form) for kind, form in zip(kinds, forms, strict=True)]
-            sizes = np.array(nbytes, np.int64)[which]
+            others = _forms(self, requests)
+            sizes = np.array([*nbytes, *_sizes(requests, others)], np.int64)
+            sizes = np.concatenate([sizes[which], sizes[len(kinds) :]])
             slabs, offsets, addresses = memory.place(sizes)
             words, used = boxes.words_of_arrays(
                 self.tables,
-                np.asarray(arrays, np.int64),
-                list(map(forms.__getitem__, which.tolist())),
+                boxes.Arrays(np.asarray(arrays, np.int64), kinds, which, forms),
                 addresses,
                 sizes,
                 stored,
                 self.tree.labels,
+                list(zip(requests, others, strict=True)),
             )
         destinations = Destinations(addresses, slabs)
         with _running(self, words, used, destinations, options, on_job, statistics), paused_collection():
-            made = over(slabs, offsets)
+            made = over(slabs[:count], offsets[:count])
         statistics.bytes_needed += int(sizes.sum())
-        return made
+        places = zip(slabs[count:], offsets[count:], strict=True)
+        return made, _as_arrays(places, requests, others)
 
     def paths(self, files: Sequence[int] | None = None) -> list[str]:
         """The data files, in table order, or those of these numbers."""
@@ -343,9 +348,15 @@ def read_boxes(
     places, addresses = allocate(sizes)
     destinations = Destinations(addresses, [place[0] for place in places])
     opened.fill(requests, destinations, options, on_job, statistics)
-    remaining = iter(places)
+    return _as_arrays(iter(places), requests, forms)
+
+
+def _as_arrays(
+    places: Iterator[Place], requests: Sequence[Request], forms: Sequence[dtypes.LogicalDtype]
+) -> list[list[np.ndarray[Any, Any]]]:
+    """The boxes of requests at places, in their order."""
     return [
-        [memory.as_array(next(remaining), box[1] + form.host_trailing, form.host) for box in request.boxes]
+        [memory.as_array(next(places), box[1] + form.host_trailing, form.host) for box in request.boxes]
         for request, form in zip(requests, forms, strict=True)
     ]
 
