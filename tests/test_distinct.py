@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from waystation._distinct import distinct
+from waystation._distinct import Shared, distinct, distinct_objects
 
 
 @given(arrays.arrays(st.sampled_from([np.int64, np.uint64, np.int32]), st.integers(0, 40)))
@@ -20,6 +20,17 @@ def test_they_are_ascending_and_each_is_there_once(values: NDArray[Any]) -> None
     found = distinct(values)
     assert found.dtype == values.dtype
     assert found.tolist() == sorted(set(values.tolist()))
+
+
+@given(st.lists(st.integers(0, 5)))
+def test_objects_are_the_same_through_those_that_they_share(numbers: list[int]) -> None:
+    objects = [object() for _ in range(6)]
+    given_ = [objects[number] for number in numbers]
+    shared = Shared(given_)
+    assert list(shared) == given_ == [shared[place] for place in range(len(shared))] == shared[:]
+    kinds, which = distinct_objects(shared)
+    assert kinds == list(dict.fromkeys(given_))
+    assert [kinds[place] for place in which.tolist()] == given_
 
 
 def test_a_first_load_does_not_import_masked_arrays(tmp_path: object) -> None:

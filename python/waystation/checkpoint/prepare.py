@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from waystation import _native
 from waystation._collection import paused_collection
-from waystation._distinct import distinct_objects
+from waystation._distinct import Shared, distinct_objects
 from waystation._errors import InvalidInput, StructureMismatch, UnsupportedLeaf, WaystationError
 from waystation._options import ArraySavingOptions, Options, StorageOptions
 from waystation.checkpoint import cast
@@ -221,7 +221,7 @@ class Taken:
 
     structure: Structure
     leaves: list[Leaf]
-    sources: list[ArraySource]
+    sources: Sequence[ArraySource]
     labels: list[str]
     chunks: Sequence[Chunk]
     cast: dict[int, str]
@@ -238,17 +238,19 @@ def take(described: Described, options: Options, writer: Writer = ALONE) -> Take
     wanted = cast.wanted_dtypes(described.sources, described.labels, saving)
     chunks: Sequence[Chunk]
     if are_whole(saving, writer) and not wanted:
-        chunks = whole_chunks(described.sources, described.addresses, described.owners)
+        sources = Shared(described.sources)
+        chunks = whole_chunks(sources, described.addresses, described.owners)
         described.owners = []
     else:
         described.expand()
+        sources = Shared(described.sources)
         sizes = {number: dtypes.of_name(name).host.itemsize for number, name in wanted.items()}
-        chunks = cut(described.sources, described.labels, saving, writer, sizes)
-    for source in described.sources:
+        chunks = cut(sources, described.labels, saving, writer, sizes)
+    for source in distinct_objects(sources)[0]:
         source.blocks = []
     if wanted:
-        cast.apply(chunks, described.sources, described.labels, wanted, cast.rule_of(saving))
-    return Taken(described.structure, described.leaves, described.sources, labels, chunks, wanted)
+        cast.apply(chunks, sources, described.labels, wanted, cast.rule_of(saving))
+    return Taken(described.structure, described.leaves, sources, labels, chunks, wanted)
 
 
 @paused_collection()

@@ -43,10 +43,22 @@ def sources(leaves: Sequence[Any]) -> list[ArraySource]:
 
 
 def contiguous(leaves: Sequence[Any]) -> Contiguous:
-    """Describes concrete arrays whose memory the buffer protocol gives, see `Codec.contiguous`."""
+    """Describes concrete arrays that one CPU device holds, see `Codec.contiguous`."""
     _check_readable(leaves)
-    alike = [form if form.single and form.reader is _viewed_by_buffer else None for form in _forms(leaves)]
-    return contiguous_by_kind(lambda leaf, form: _source(leaf, leaf, form), leaves, alike, hold=True)
+    forms = _forms(leaves)
+    alike = [form if form.single and form.plain else None for form in forms]
+    viewed = [like is not None and form.reader is _viewed for like, form in zip(alike, forms, strict=True)]
+    arrays: Sequence[Any] = leaves
+    if any(viewed):  # the buffer protocol does not know their dtype, that of NumPy does
+        try:
+            columns = zip(leaves, viewed, strict=True)
+            arrays = [_host_array(leaf) if is_viewed else leaf for leaf, is_viewed in columns]
+        except Exception as error:
+            _blame(leaves, error)
+            raise
+    return contiguous_by_kind(
+        lambda place: _source(leaves[place], leaves[place], forms[place]), arrays, alike, hold=True
+    )
 
 
 def _started(leaves: Sequence[Any], found: Sequence[_Form]) -> list[Any]:

@@ -49,30 +49,26 @@ def targets_by_kind(
 
 
 def contiguous_by_kind(
-    describe: Callable[[Any, Any], ArraySource],
-    leaves: Sequence[Any],
-    alike: Sequence[object],
-    *,
-    hold: bool,
+    describe: Callable[[int], ArraySource], arrays: Sequence[Any], alike: Sequence[object], *, hold: bool
 ) -> Contiguous:
     """What `Codec.contiguous` says of leaves whose memory the buffer protocol gives.
 
     Args:
-        describe: Describes a leaf, given with what it is like. Refusals are left to `Codec.sources`.
-        leaves: The leaves.
+        describe: Describes a leaf, given by its place. Refusals are left to `Codec.sources`.
+        arrays: Of each leaf what has the buffer.
         alike: Of each an object that leaves have in common of which the same is said, if their shapes agree;
             None leaves it to `Codec.sources`.
-        hold: Whether views keep the memory. Else the leaves do.
+        hold: Whether views keep the memory. Else the arrays do.
     """
-    found, starts, views = _native.view_arrays(list(leaves), list(alike), hold=hold)
+    found, starts, views = _native.view_arrays(list(arrays), list(alike), hold=hold)
     which = np.frombuffer(found, np.int64).copy()
     kinds: list[ArraySource | None] = []
     is_new = np.diff(np.maximum.accumulate(which), prepend=-1) > 0
     for first in np.flatnonzero(is_new).tolist():
         try:
-            kinds.append(replace(describe(leaves[first], alike[first]), blocks=[]))
+            kinds.append(replace(describe(first), blocks=[]))
         except WaystationError:
             which[which == len(kinds)] = -1
             kinds.append(None)
-    owners = leaves if views is None else [views] * len(leaves)
+    owners = arrays if views is None else [views] * len(arrays)
     return Contiguous(kinds, which, np.frombuffer(starts, np.int64), owners)

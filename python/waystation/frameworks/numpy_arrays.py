@@ -129,7 +129,7 @@ class NumpyCodec(Codec):
     def contiguous(self, leaves: Sequence[Any]) -> Contiguous:
         """Describes C-contiguous arrays."""
         alike = [leaf.dtype if type(leaf) is np.ndarray else None for leaf in leaves]
-        return contiguous_by_kind(lambda leaf, _: _source(leaf), leaves, alike, hold=False)
+        return contiguous_by_kind(lambda place: _source(leaves[place]), leaves, alike, hold=False)
 
     def targets(self, abstracts: Sequence[Any], stored: Sequence[StoredArray]) -> list[Target]:
         """Each array whole, in host memory."""
