@@ -1,6 +1,7 @@
 """The Rust engine. Internal: addresses are trusted, so only `waystation` itself may call it.
 
-Every function that may block releases the GIL. Errors are the classes of `waystation.errors`.
+Every function that may block releases the GIL. Errors are the classes of `waystation.errors`. `words` are
+records of the kind that is named, as `_plans` makes them.
 """
 
 from collections.abc import Sequence
@@ -91,8 +92,7 @@ def trim_arena() -> int:
     """Gives idle memory back to the system; returns the bytes freed."""
 
 def copy_batch(words: Buffer, owners: object, /, *, threads: int | None = None) -> None:
-    """Copies host memory to host memory in parallel. `words` (int64): records
-    `destination, source, nbytes`."""
+    """Copies host memory to host memory in parallel: `HOST_COPY`."""
 
 # ---- devices -----------------------------------------------------------------------------------
 
@@ -106,12 +106,11 @@ def gpu_direct_problem() -> str | None:
     Starts the driver, as `devices` does, and opens cuFile."""
 
 def copy_from_devices(words: Buffer, slabs: Sequence[Slab], owners: object, /) -> None:
-    """Copies device memory into slabs, as fast as the bus carries it.
+    """Copies device memory into slabs, as fast as the bus carries it: `ARRAY_COPY`.
 
-    `words` (int64): records `device, destination, source, row_bytes, rows, source_step`; rows follow one
-    another in `slabs`. What writes to the sources must have been waited for. The slabs are pinned, and
-    stay so in the arena. Unsupported without a CUDA driver. Ctrl-C is noticed; nothing writes to the
-    slabs afterwards.
+    Rows follow one another in `slabs`. What writes to the sources must have been waited for. The slabs are
+    pinned, and stay so in the arena. Unsupported without a CUDA driver. Ctrl-C is noticed; nothing writes to
+    the slabs afterwards.
     """
 
 # ---- files -------------------------------------------------------------------------------------
@@ -183,13 +182,9 @@ def start_write(
 ) -> Job:
     """Creates and writes data files. Each is `(path, header, file_bytes, words)`.
 
-    `header` fills the first bytes; `words` (int64) are segment records that cover the rest without
-    hole or overlap, in file order:
-    `file_offset, item_bytes, ndim, array_shape[ndim], block_count`, then per block
-    `source_device, source_address, offset[ndim], shape[ndim], strides_bytes[ndim]`
-    (`source_device` is -1 for host memory, else the CUDA ordinal; device blocks are C-contiguous).
-    The blocks partition the array (C order in the file). `ndim = 0` means one item of `item_bytes`
-    contiguous bytes. Existing paths are a Conflict. `owners` is kept until no thread reads sources.
+    `header` fills the first bytes; `words` are segments that cover the rest without hole or overlap, in file
+    order. The blocks of a segment partition its array (C order in the file); those of devices are
+    C-contiguous. Existing paths are a Conflict. `owners` is kept until no thread reads sources.
     A failed or cancelled job removes the files that it created. With `sync` they are durable when the job
     ends; with a `group`, which holds them until then, when that is synced. `staging_bytes` bounds the job's
     own memory (at least one block of checksums). `first` are ranges of plan positions (see
@@ -202,12 +197,12 @@ def compress_zstd(
     """Compresses arrays of host memory in parallel, each to one zstd frame with its size. With `checksum`,
     the CRC-32C of the frame follows it, little-endian, and counts as a part of it.
 
-    `words` (int64) are segment records as `start_write` takes them; their file offsets say nothing. Returns
-    memory and `(offset, nbytes)` of each frame in it. Ctrl-C is noticed afterwards.
+    `words` are segments, whose file offsets say nothing. Returns memory and `(offset, nbytes)` of each frame
+    in it. Ctrl-C is noticed afterwards.
     """
 
 def chunk_checksums(words: Buffer, owners: object, /, *, threads: int | None = None) -> list[int]:
-    """The CRC-32C of arrays of host memory, given as segment records. Ctrl-C is noticed afterwards."""
+    """The CRC-32C of arrays of host memory, given as segments. Ctrl-C is noticed afterwards."""
 
 def start_read(
     files: Sequence[tuple[str, int, Buffer | None]],
@@ -242,22 +237,15 @@ def start_read(
 
     `among` is the number of this process and the count of those that read the same through the page cache:
     each begins with another part.
-
-    `words` (int64) are records
-    `file, chunk_offset, item_bytes, ndim, chunk_shape[ndim], box_offset[ndim], box_shape[ndim],
-    destination_address, destination_strides_bytes[ndim]`.
-    `ndim = 0` means `item_bytes` contiguous bytes.
     """
 
 def decode_chunks(words: Buffer, owners: object, /, *, threads: int | None = None) -> None:
     """Verifies and decompresses chunks in memory in parallel, and puts boxes of them in place.
 
-    `words` (int64) are records
-    `address, nbytes, is_compressed, has_checksum, item_bytes, ndim, chunk_shape[ndim], box_offset[ndim],
-    box_shape[ndim], destination_address, destination_strides_bytes[ndim]`; those of one chunk follow each
-    other. A chunk is one zstd frame or the bytes themselves; where it has a checksum, its last four bytes are
-    the CRC-32C of the others. One that does not match, or has another length, is Corrupt; the error says
-    which `chunk`, counted from the first. Ctrl-C is noticed afterwards.
+    The records of one chunk follow each other. A chunk is one zstd frame or the bytes themselves; where
+    it has a checksum, its last four bytes are the CRC-32C of the others. One that does not match, or has
+    another length, is Corrupt; the error says which `chunk`, counted from the first. Ctrl-C is noticed
+    afterwards.
     """
 
 def decompress_zstd_frame(frame: Buffer, /, *, limit_bytes: int) -> bytes:
@@ -394,7 +382,7 @@ class AgentClient:
     ) -> Job:
         """Copies a version of a shard into a slot and has the agent verify and seal it.
 
-        `contents` and `data_bytes` are of `place_shard`; `words` are segment records as `start_write` takes
+        `contents` and `data_bytes` are of `place_shard`; `words` are segments, as `start_write` takes
         them, of host memory only, with offsets in the data; between segments are zeros. `owners` is kept
         until no thread reads sources. `Job.wait_gathered(data_bytes)` returns once everything was copied. Its
         result is `{"slot": int, "digest": int, "grant_s": float, "fill_s": float, "seal_s": float}`. Errors
@@ -562,13 +550,13 @@ class BlockTransport:
         """Bytes and blocks that are offered and not fetched yet."""
 
     def offer(self, words: Buffer, /) -> None:
-        """Offers blocks. `words` (int64) has for each: run, epoch, transfer, address, nbytes, number.
+        """Offers blocks: `OFFER`.
 
         Raises Conflict if a key is offered already; then none is.
         """
 
     def fetch(self, address: str, words: Buffer, number: int, deadline_s: float, /) -> BlockFetch:
-        """Asks for blocks; `words` (int64) has for each: run, epoch, transfer, address, nbytes."""
+        """Asks for blocks: `FETCH`."""
 
     def released(self) -> list[int] | None:
         """Waits for numbers whose memory is not needed any more; None once closed, and all have been told."""

@@ -37,7 +37,7 @@ LAYERS: list[set[str]] = [
     {"tree", "grid"},
     {"storage"},
     {"_native"},
-    {"_arguments", "_collection", "_distinct", "_extras", "_options", "_peers", "errors"},
+    {"_arguments", "_collection", "_distinct", "_extras", "_options", "_peers", "_plans", "errors"},
     {"_forks"},
     {"_errors", "_processes"},
 ]

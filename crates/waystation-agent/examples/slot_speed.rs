@@ -11,9 +11,10 @@ use waystation_agent::process;
 use waystation_agent::reader::SlotReader;
 use waystation_agent::store::{Config, Store, discard, slot_bytes};
 use waystation_agent::writer::{Placed, SlotWriter};
+use waystation_format::plan::HostCopy;
 use waystation_format::slot::{Entry, Id, ItemBox, Key, Tenant, Version, encode_contents};
 use waystation_io::aligned::AlignedBlock;
-use waystation_io::batch::{Copy, copy_all};
+use waystation_io::batch::copy_all;
 use waystation_io::copy::BoxCopy;
 use waystation_io::local::Local;
 use waystation_io::read::plan::Plan;
@@ -57,7 +58,7 @@ impl Shard {
     }
 
     fn copy(&self, target: &AlignedBlock, threads: usize) {
-        let copy = Copy {
+        let copy = HostCopy {
             destination: target.address().as_ptr() as usize,
             source: self.source.address().as_ptr() as usize,
             nbytes: self.nbytes as usize,

@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use waystation_format::Result;
+use waystation_format::plan::HostCopy;
 
 use crate::first_touch::prepare;
 use crate::job::in_parallel;
@@ -16,27 +17,16 @@ const PIECE_BYTES: usize = 4 << 20;
 /// Below this, starting threads takes longer than copying.
 const ALONE_BYTES: usize = 1 << 20;
 
-/// One contiguous copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
-    /// Address of the first byte to write.
-    pub destination: usize,
-    /// Address of the first byte to read.
-    pub source: usize,
-    /// Their number.
-    pub nbytes: usize,
-}
-
 /// Makes all copies, on up to `threads` threads, by default as many as there are cores.
 ///
 /// # Safety
 /// All sources must be readable, and all destinations writable and used by nobody else; nothing may overlap
 /// a destination.
-pub unsafe fn copy_all(copies: &[Copy], threads: Option<usize>) -> Result<()> {
+pub unsafe fn copy_all(copies: &[HostCopy], threads: Option<usize>) -> Result<()> {
     let total: usize = copies.iter().map(|copy| copy.nbytes).sum();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.unwrap_or(cores).clamp(1, (total / ALONE_BYTES).max(1));
-    let pieces: Vec<Copy> = copies.iter().flat_map(pieces).collect();
+    let pieces: Vec<HostCopy> = copies.iter().flat_map(pieces).collect();
     let stretches = stretches(&pieces, total.div_ceil(threads).min(PIECE_BYTES));
     let next = AtomicUsize::new(0);
     in_parallel(threads, "waystation-copy", &|| {
@@ -53,9 +43,9 @@ pub unsafe fn copy_all(copies: &[Copy], threads: Option<usize>) -> Result<()> {
 }
 
 /// A copy in pieces of a bounded size.
-fn pieces(copy: &Copy) -> impl Iterator<Item = Copy> {
-    let Copy { destination, source, nbytes } = *copy;
-    (0..nbytes).step_by(PIECE_BYTES).map(move |begin| Copy {
+fn pieces(copy: &HostCopy) -> impl Iterator<Item = HostCopy> {
+    let HostCopy { destination, source, nbytes } = *copy;
+    (0..nbytes).step_by(PIECE_BYTES).map(move |begin| HostCopy {
         destination: destination + begin,
         source: source + begin,
         nbytes: PIECE_BYTES.min(nbytes - begin),
@@ -64,9 +54,9 @@ fn pieces(copy: &Copy) -> impl Iterator<Item = Copy> {
 
 /// Divides copies into stretches of about `nbytes`: thousands of tiny ones must not contend for a counter,
 /// and no thread may be left with much more than the others.
-fn stretches(copies: &[Copy], nbytes: usize) -> Vec<&[Copy]> {
+fn stretches(copies: &[HostCopy], nbytes: usize) -> Vec<&[HostCopy]> {
     let mut stretch_bytes = 0;
-    let belong_together = |copy: &Copy, next: &Copy| {
+    let belong_together = |copy: &HostCopy, next: &HostCopy| {
         stretch_bytes += copy.nbytes;
         let fits = stretch_bytes + next.nbytes <= nbytes;
         stretch_bytes = if fits { stretch_bytes } else { 0 };
@@ -83,8 +73,8 @@ mod tests {
     #[test]
     fn stretches_are_all_copies_in_portions() {
         let divided = |sizes: &[usize], nbytes| -> Vec<Vec<usize>> {
-            let copies: Vec<Copy> =
-                sizes.iter().map(|&nbytes| Copy { destination: 1, source: 1, nbytes }).collect();
+            let copies: Vec<HostCopy> =
+                sizes.iter().map(|&nbytes| HostCopy { destination: 1, source: 1, nbytes }).collect();
             let stretches = stretches(&copies, nbytes);
             stretches.iter().map(|stretch| stretch.iter().map(|copy| copy.nbytes).collect()).collect()
         };
@@ -102,10 +92,10 @@ mod tests {
                 .map(|&nbytes| (0..nbytes).map(|index| (index % 251 + nbytes % 7) as u8).collect())
                 .collect();
             let mut targets: Vec<Vec<u8>> = sizes.iter().map(|&nbytes| vec![0; nbytes]).collect();
-            let copies: Vec<Copy> = sources
+            let copies: Vec<HostCopy> = sources
                 .iter()
                 .zip(&mut targets)
-                .map(|(source, target)| Copy {
+                .map(|(source, target)| HostCopy {
                     destination: target.as_mut_ptr() as usize,
                     source: source.as_ptr() as usize,
                     nbytes: source.len(),

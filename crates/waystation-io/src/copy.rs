@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use waystation_format::plan::Part;
 use waystation_format::{Error, Kind, Result};
 
 use crate::first_touch;
@@ -88,6 +89,13 @@ impl BoxCopy {
             box_shape.iter().zip(&linear_strides).map(|(extent, stride)| (extent - 1) * stride).sum();
         let (piece_bytes, axes) = merge_axes(item_bytes, box_shape, &linear_strides, strides_bytes);
         Ok(Self { address, first, end: first + last + item_bytes, piece_bytes, axes })
+    }
+
+    /// The box of a record of a plan, which goes to memory. A negative address becomes one in the upper half, which no
+    /// process has: refused here.
+    pub fn of(part: &Part<'_>) -> Result<Self> {
+        let Part { item_bytes, chunk_shape, offset, shape, destination, strides } = part;
+        Self::new(chunk_shape, *item_bytes, offset, shape, *destination, strides)
     }
 
     /// The linear bytes from the first to just after the last byte of the box (with gaps between, unless

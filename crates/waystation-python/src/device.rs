@@ -9,14 +9,15 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use waystation_format::{Error, Kind};
+use waystation_format::Kind;
+use waystation_format::plan::{ArrayCopy, each};
 use waystation_io::cuda::{self, CudaCopy, snapshot};
 use waystation_io::write::register_device_copy;
 
 use crate::error::{guarded, to_py};
+use crate::format::plan_words;
 use crate::job::{IntoDictionary, Job};
 use crate::memory::Slab;
-use crate::write::read_words;
 
 impl IntoDictionary for u64 {
     fn into_dictionary(self, py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
@@ -61,7 +62,8 @@ fn copy_from_devices(
     slabs: Vec<Bound<'_, Slab>>,
     owners: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let copies = parse_copies(&read_words(words)?).map_err(to_py)?;
+    let mut copies: Vec<ArrayCopy> = each(&plan_words(words)?, |_, copy| Ok(copy)).map_err(to_py)?;
+    copies.retain(|copy| copy.nbytes() > 0);
     if copies.is_empty() {
         return Ok(());
     }
@@ -79,30 +81,6 @@ fn range_of(slab: &Bound<'_, Slab>) -> PyResult<Range<usize>> {
     let start: usize = slab.getattr("address")?.extract()?;
     let nbytes: usize = slab.getattr("nbytes")?.extract()?;
     Ok(start..start + nbytes)
-}
-
-fn parse_copies(words: &[i64]) -> Result<Vec<snapshot::ArrayCopy>, Error> {
-    let invalid = |message: &'static str| Error::new(Kind::InvalidInput, message);
-    let (records, rest) = words.as_chunks::<6>();
-    if !rest.is_empty() {
-        return Err(invalid(
-            "copies from devices are records of device, destination, source, row_bytes, rows, source_step",
-        ));
-    }
-    let size = |word| usize::try_from(word).map_err(|_| invalid("the size of a copy is negative"));
-    let parse = |&[device, destination, source, row_bytes, rows, source_step]: &[i64; 6]| {
-        Ok(snapshot::ArrayCopy {
-            device: u32::try_from(device).map_err(|_| invalid("the device of a copy is not an ordinal"))?,
-            // Addresses are bit patterns: a device's may have the highest bit set.
-            destination: destination as usize,
-            source: source as u64,
-            row_bytes: size(row_bytes)?,
-            rows: size(rows)?,
-            source_step,
-        })
-    };
-    let copies: Result<Vec<_>, Error> = records.iter().map(parse).collect();
-    Ok(copies?.into_iter().filter(|copy| copy.nbytes() > 0).collect())
 }
 
 /// Adds the names of this file to the module, and makes device blocks writable by write jobs.

@@ -52,6 +52,20 @@ impl Bytes {
         // Waystation calls this module, and it hands over buffers that nobody writes meanwhile.
         unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast::<u8>(), self.0.len_bytes()) }
     }
+
+    /// The 64-bit words in it, copied.
+    pub fn words<T>(&self, decode: fn([u8; 8]) -> T) -> Result<Vec<T>, Error> {
+        let (words, rest) = self.as_slice().as_chunks::<8>();
+        if !rest.is_empty() {
+            return Err(invalid(format!("{} bytes are no whole number of 64-bit words", self.0.len_bytes())));
+        }
+        Ok(words.iter().map(|&word| decode(word)).collect())
+    }
+}
+
+/// The words of a plan: plans are small, copied, and decoded without the GIL.
+pub fn plan_words(plan: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    Bytes::of(plan)?.words(i64::from_ne_bytes).map_err(to_py)
 }
 
 fn invalid(message: String) -> Error {

@@ -11,12 +11,13 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use waystation_format::plan::{HostCopy, each};
 use waystation_format::{Error, Kind};
 use waystation_io::arena::{self, Arena};
-use waystation_io::batch::{Copy, copy_all};
+use waystation_io::batch::copy_all;
 
 use crate::error::guarded;
-use crate::write::read_words;
+use crate::format::plan_words;
 
 /// Host memory from the arena: page-aligned, writable through the buffer protocol.
 #[pyclass(frozen, module = "waystation._native")]
@@ -84,10 +85,10 @@ fn copy_batch(
     owners: &Bound<'_, PyAny>,
     threads: Option<usize>,
 ) -> PyResult<()> {
-    let words = read_words(words)?;
+    let words = plan_words(words)?;
     let result = py.detach(|| {
         guarded(|| {
-            let copies = parse_copies(&words)?;
+            let copies = each(&words, |_, copy| checked(copy))?;
             // SAFETY: only Waystation calls this module; it hands over addresses of memory that the owners
             // keep alive.
             unsafe { copy_all(&copies, threads) }
@@ -98,29 +99,16 @@ fn copy_batch(
     result
 }
 
-fn parse_copies(words: &[i64]) -> Result<Vec<Copy>, Error> {
-    let invalid = |message: &'static str| Error::new(Kind::InvalidInput, message);
-    let (records, rest) = words.as_chunks::<3>();
-    if !rest.is_empty() {
-        return Err(invalid("copies are records of destination, source, nbytes"));
+fn checked(copy: HostCopy) -> Result<HostCopy, Error> {
+    let HostCopy { destination, source, nbytes } = copy;
+    let invalid = |message: &'static str| Err(Error::new(Kind::InvalidInput, message));
+    if nbytes > 0 && (destination == 0 || source == 0) {
+        return invalid("a copy has no address");
     }
-    let mut copies = Vec::with_capacity(records.len());
-    for &[destination, source, nbytes] in records {
-        let number = |word: i64| usize::try_from(word).ok();
-        let (Some(destination), Some(source), Some(nbytes)) =
-            (number(destination), number(source), number(nbytes))
-        else {
-            return Err(invalid("an address or size of a copy is negative"));
-        };
-        if nbytes > 0 && (destination == 0 || source == 0) {
-            return Err(invalid("a copy has no address"));
-        }
-        if destination.checked_add(nbytes).is_none() || source.checked_add(nbytes).is_none() {
-            return Err(invalid("a copy reaches beyond the address space"));
-        }
-        copies.push(Copy { destination, source, nbytes });
+    if destination.checked_add(nbytes).is_none() || source.checked_add(nbytes).is_none() {
+        return invalid("a copy reaches beyond the address space");
     }
-    Ok(copies)
+    Ok(copy)
 }
 
 /// Adds the names of this file to the module.

@@ -15,8 +15,8 @@ use waystation_format::{Error, Kind, Result};
 use waystation_io::write::host_segments;
 
 use crate::error::{guarded, to_py};
+use crate::format::plan_words;
 use crate::job::{IntoDictionary, Job};
-use crate::write::read_words;
 
 /// A box of an array as Python gives it: path, dtype, shape of the array, offset, shape, bytes.
 type EntryTuple = (String, String, Vec<u64>, Vec<u64>, Vec<u64>, u64);
@@ -105,7 +105,7 @@ impl AgentClient {
         data_bytes: u64,
         threads: Option<usize>,
     ) -> PyResult<Job> {
-        let words = read_words(words)?;
+        let words = plan_words(words)?;
         let contents = contents.as_bytes().to_vec();
         let handle = py.detach(|| {
             guarded(|| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use waystation_format::{Error, Kind, Result};
+use waystation_format::{Kind, Result};
 use waystation_io::cuda::{CuFile, CudaCopy};
 use waystation_io::mode::Mode;
 use waystation_io::read::device::{Devices, Region};
@@ -15,7 +15,7 @@ use waystation_io::read::{self, Options, Statistics};
 
 use crate::directory::{Directory, storage_of};
 use crate::error::guarded;
-use crate::format::Bytes;
+use crate::format::{Bytes, plan_words};
 use crate::job::{IntoDictionary, Job};
 use crate::throttle::open_throttle;
 
@@ -51,7 +51,7 @@ fn start_read(
     root: Option<PyRef<'_, Directory>>,
     may_be_longer: bool,
 ) -> PyResult<Job> {
-    let words = Bytes::of(words)?;
+    let words = plan_words(words)?;
     let storage = storage_of(root);
     let regions = device_memory.map(|regions| {
         let region = |(device, address, nbytes)| Region { device, address, nbytes };
@@ -65,7 +65,7 @@ fn start_read(
         guarded(|| {
             let mode = mode.map(str::parse::<Mode>).transpose()?;
             let files = held.into_iter().map(read_file).collect::<Result<_>>()?;
-            let plan = Plan::new(files, &integers(words.as_slice(), i64::from_ne_bytes)?)?;
+            let plan = Plan::new(files, &words)?;
             let throttle = open_throttle(throttle)?;
             let devices = regions.map(|regions| Devices::new(Arc::new(CudaCopy), regions)).transpose()?;
             let gpu_direct =
@@ -99,10 +99,9 @@ fn decode_chunks(
     owners: &Bound<'_, PyAny>,
     threads: Option<usize>,
 ) -> PyResult<()> {
-    let words = Bytes::of(words)?;
+    let words = plan_words(words)?;
     let result = py.detach(|| {
         guarded(|| {
-            let words = integers(words.as_slice(), i64::from_ne_bytes)?;
             // SAFETY: only Waystation calls this module; it hands over addresses of memory that the owners
             // keep alive, and of destinations that are nobody else's meanwhile.
             unsafe { read::decode_chunks(&words, threads) }
@@ -135,17 +134,8 @@ fn open_cufile() -> Result<GpuDirect> {
 }
 
 fn read_file((path, file_bytes, checksums): (PathBuf, u64, Option<Bytes>)) -> Result<ReadFile> {
-    let checksums = checksums.map(|bytes| integers(bytes.as_slice(), u64::from_le_bytes)).transpose()?;
+    let checksums = checksums.map(|bytes| bytes.words(u64::from_le_bytes)).transpose()?;
     Ok(ReadFile { path, file_bytes, checksums })
-}
-
-fn integers<T>(bytes: &[u8], decode: fn([u8; 8]) -> T) -> Result<Vec<T>> {
-    let (words, rest) = bytes.as_chunks::<8>();
-    if !rest.is_empty() {
-        let message = format!("{} bytes are no whole number of 64-bit integers", bytes.len());
-        return Err(Error::new(Kind::InvalidInput, message));
-    }
-    Ok(words.iter().map(|&word| decode(word)).collect())
 }
 
 impl IntoDictionary for Statistics {

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use waystation_format::plan::{Fetch, Key, Offer, each};
 use waystation_format::{Error, Kind, Result};
-use waystation_transport::{Block, Key, Scope, Target, Transport, Waiting};
+use waystation_transport::{Block, Scope, Target, Transport, Waiting};
 
 use crate::error::{guarded, to_py};
+use crate::format::plan_words;
 use crate::of_process::OfProcess;
-use crate::write::read_words;
 
 /// How long a wait goes on before Ctrl-C is looked for.
 const SLICE: Duration = Duration::from_millis(100);
@@ -52,12 +53,16 @@ impl BlockTransport {
 
     #[pyo3(signature = (words, /))]
     fn offer(&self, py: Python<'_>, words: &Bound<'_, PyAny>) -> PyResult<()> {
-        let words = read_words(words)?;
+        let words = plan_words(words)?;
         py.detach(|| {
             guarded(|| {
+                let offered = |_, offer: Offer| {
+                    let Offer { address, nbytes, number, .. } = offer;
+                    Ok((key(offer.key), Block { address, nbytes, number }))
+                };
                 // SAFETY: only Waystation calls this module; it hands over addresses of memory that it keeps
                 // until the numbers are released.
-                unsafe { self.0.get()?.offer(records::<6>(&words)?.map(offered).collect::<Result<_>>()?) }
+                unsafe { self.0.get()?.offer(each(&words, offered)?) }
             })
         })
     }
@@ -71,11 +76,13 @@ impl BlockTransport {
         number: u64,
         deadline_s: f64,
     ) -> PyResult<BlockFetch> {
-        let words = read_words(words)?;
+        let words = plan_words(words)?;
         let waiting = py.detach(|| {
             guarded(|| {
                 let within = duration(deadline_s)?;
-                let targets = records::<5>(&words)?.map(wanted).collect::<Result<_>>()?;
+                let targets = each(&words, |_, Fetch { key: of, address, nbytes }| {
+                    Ok(Target { key: key(of), address, nbytes })
+                })?;
                 // SAFETY: only Waystation calls this module; it hands over addresses of memory that it keeps,
                 // and that nobody uses, until the number is released.
                 unsafe { self.0.get()?.fetch(address, targets, number, within) }
@@ -167,33 +174,8 @@ impl BlockFetch {
     }
 }
 
-fn records<const N: usize>(words: &[i64]) -> Result<impl Iterator<Item = Result<[usize; N]>>> {
-    let (records, rest) = words.as_chunks::<N>();
-    if !rest.is_empty() {
-        return Err(Error::new(Kind::InvalidInput, format!("blocks are records of {N} words")));
-    }
-    Ok(records.iter().map(|record| {
-        let mut words = [0; N];
-        for (word, &given) in words.iter_mut().zip(record) {
-            *word = usize::try_from(given)
-                .map_err(|_| Error::new(Kind::InvalidInput, "a word of a block is negative"))?;
-        }
-        Ok(words)
-    }))
-}
-
-fn offered(record: Result<[usize; 6]>) -> Result<(Key, Block)> {
-    let [run, epoch, transfer, address, nbytes, number] = record?;
-    Ok((key(run, epoch, transfer), Block { address, nbytes, number: number as u64 }))
-}
-
-fn wanted(record: Result<[usize; 5]>) -> Result<Target> {
-    let [run, epoch, transfer, address, nbytes] = record?;
-    Ok(Target { key: key(run, epoch, transfer), address, nbytes })
-}
-
-fn key(run: usize, epoch: usize, transfer: usize) -> Key {
-    Key { run: run as u64, epoch: epoch as u64, transfer: transfer as u64 }
+fn key(Key { run, epoch, transfer }: Key) -> waystation_transport::Key {
+    waystation_transport::Key { run, epoch, transfer }
 }
 
 fn duration(seconds: f64) -> Result<Duration> {

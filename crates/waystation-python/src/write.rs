@@ -5,14 +5,13 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
-use waystation_format::{Error, Kind};
 use waystation_io::mode::Mode;
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
 use crate::directory::storage_of;
 use crate::error::{guarded, to_py};
 use crate::files::{SyncGroup, durability};
-use crate::format::Bytes;
+use crate::format::plan_words;
 use crate::job::{IntoDictionary, Job};
 use crate::memory::Slab;
 use crate::throttle::open_throttle;
@@ -79,7 +78,7 @@ fn compress_zstd(
     checksum: bool,
     threads: Option<usize>,
 ) -> PyResult<(Slab, Vec<(usize, usize)>)> {
-    let words = read_words(words)?;
+    let words = plan_words(words)?;
     // SAFETY: only Waystation calls this module; it hands over addresses of memory that the owners keep alive.
     let compressed = py.detach(|| guarded(|| unsafe { write::compress(&words, level, checksum, threads) }));
     // The caller's reference keeps the memory alive until here.
@@ -97,7 +96,7 @@ fn chunk_checksums(
     owners: &Bound<'_, PyAny>,
     threads: Option<usize>,
 ) -> PyResult<Vec<u32>> {
-    let words = read_words(words)?;
+    let words = plan_words(words)?;
     // SAFETY: only Waystation calls this module; it hands over addresses of memory that the owners keep alive.
     let sums = py.detach(|| guarded(|| unsafe { write::chunk_checksums(&words, threads) }));
     // The caller's reference keeps the memory alive until here.
@@ -110,19 +109,8 @@ fn read_file((path, header, file_bytes, words): &FileTuple<'_>) -> PyResult<File
         path: path.into(),
         header: header.as_bytes().to_vec(),
         file_bytes: *file_bytes,
-        words: read_words(words)?,
+        words: plan_words(words)?,
     })
-}
-
-/// The int64 words of a buffer, copied: plans are small and parsed without the GIL.
-pub fn read_words(buffer: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    let bytes = Bytes::of(buffer)?;
-    let (words, rest) = bytes.as_slice().as_chunks::<8>();
-    if !rest.is_empty() {
-        let message = "the words of a plan must be whole int64 numbers";
-        return Err(to_py(Error::new(Kind::InvalidInput, message)));
-    }
-    Ok(words.iter().map(|word| i64::from_ne_bytes(*word)).collect())
 }
 
 /// Adds the names of this file to the module.

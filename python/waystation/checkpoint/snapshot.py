@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import _native, grid
+from waystation import _native, _plans, grid
 from waystation._distinct import distinct_objects
 from waystation._options import MemoryOptions, Options
 from waystation.frameworks.base import ArraySource, Block
@@ -192,8 +192,9 @@ def _copy_whole(
         return True
     sizes = lengths.tolist()
     found, addresses = _allocate_of(sizes, is_bounded=shares.is_bounded)(sizes)
-    words = np.stack([addresses, columns.addresses[places], lengths], axis=1)
-    _native.copy_batch(words.ravel(), columns.owners)
+    begins = columns.addresses[places]
+    plan = _plans.of_columns(_plans.HOST_COPY, destination=addresses, source=begins, nbytes=lengths)
+    _native.copy_batch(plan, columns.owners)
     columns.addresses[places] = addresses
     for place, (slab, _) in zip(places.tolist(), found, strict=True):
         columns.owners[place] = slab
@@ -262,8 +263,8 @@ def _copy(copies: _Copies, *, is_bounded: bool) -> None:
     sizes = copies.sizes()
     places, addresses = _allocate_of(sizes, is_bounded=is_bounded)(sizes)
     owners = [block.owner for block in copies.blocks]
-    on_host: list[int] = []
-    on_devices: list[int] = []
+    on_host: list[tuple[int, ...]] = []
+    on_devices: list[tuple[int, ...]] = []
     pinned: dict[int, _native.Slab] = {}
     for number, (block, item) in enumerate(zip(copies.blocks, copies.item_bytes, strict=True)):
         slab, offset = places[number]
@@ -271,18 +272,19 @@ def _copy(copies: _Copies, *, is_bounded: bool) -> None:
             continue
         address = int(addresses[number])
         if block.device >= 0:
-            on_devices += blocks.records(block, item, address)
+            on_devices += blocks.copies(block, item, address)
             pinned[slab.address] = slab
         elif is_contiguous(block, item):
-            on_host += (address, block.address, sizes[number])
+            on_host.append((address, block.address, sizes[number]))
         else:
             copy: np.ndarray[Any, Any] = np.ndarray(block.shape, f"V{item}", slab, offset)
             np.copyto(copy, view_of(block, len(block.shape), copy.dtype))
         _repoint(block, address, item, slab)
     if on_devices:
-        _native.copy_from_devices(np.asarray(on_devices, np.int64), list(pinned.values()), owners)
+        plan = _plans.of_rows(_plans.ARRAY_COPY, on_devices)
+        _native.copy_from_devices(plan, list(pinned.values()), owners)
     if on_host:
-        _native.copy_batch(np.asarray(on_host, np.int64), owners)
+        _native.copy_batch(_plans.of_rows(_plans.HOST_COPY, on_host), owners)
 
 
 def _repoint(block: Block, address: int, item_bytes: int, slab: Any) -> None:

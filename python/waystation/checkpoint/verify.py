@@ -14,9 +14,7 @@ import os
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from waystation import _native, storage
+from waystation import _native, _plans, storage
 from waystation._arguments import require_function
 from waystation._errors import Corrupt, NotFound, PermissionDenied, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
@@ -370,7 +368,7 @@ def _verify_window(
 
 
 def _read(file: _BlockFile, begin: int, end: int, checksums: bytes | memoryview, slab: _native.Slab) -> None:
-    words = np.array([0, begin, end - begin, 0, slab.address], np.int64)
+    words = _plans.byte_reads([0], begin, end - begin, slab.address)
     # What was appended has been told already.
     job = _native.start_read(
         [(file.path, file.nbytes, checksums)], words, slab, root=file.root.engine, may_be_longer=True

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-from waystation import _native, storage
+from waystation import _native, _plans, storage
 from waystation._errors import InvalidInput, TensorNotFound, WrongType
 from waystation._options.in_effect import current_options
 from waystation.compat.errors import Directory, NoSuchDevice, NotPositive, translated
@@ -385,8 +385,10 @@ def load_bytes(data: Buffer, framework: Framework) -> dict[str, Any]:
         sizes = spans[:, 1] - spans[:, 0]
         places, addresses = memory.allocate(sizes.tolist())
         start = np.frombuffer(data, np.uint8).ctypes.data
-        words = np.stack([addresses, start + spans[:, 0], sizes], axis=1)[sizes > 0]
-        _native.copy_batch(np.ascontiguousarray(words), (data, places))
+        copies = _plans.of_columns(
+            _plans.HOST_COPY, destination=addresses, source=start + spans[:, 0], nbytes=sizes
+        )
+        _native.copy_batch(copies, (data, places))
         held = [
             as_array(place, tensor.shape, dtypes.of_stored(tensor).host)
             for place, tensor in zip(places, stored, strict=True)

@@ -13,9 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from waystation import _native, storage
+from waystation import _native, _plans, storage
 from waystation._errors import InvalidInput, WrongType
 from waystation._options.in_effect import current_options
 from waystation.compat.errors import Directory, NoSuchDtype, NotPositive, translated
@@ -109,12 +107,9 @@ def serialize_file(
     """
     with translated():
         header, placed = _planned(tensor_dict, metadata)
-        words: list[int] = []
-        position = len(header)
-        for spec in placed:
-            words += [position, spec.data_len, 0, 1, -1, spec.data_ptr]
-            position += spec.data_len
-        _write(storage.absolute(filename), header, position, np.array(words, np.int64))
+        lengths = [spec.data_len for spec in placed]
+        words = _plans.byte_segments(len(header), lengths, [spec.data_ptr for spec in placed])
+        _write(storage.absolute(filename), header, len(header) + sum(lengths), words)
 
 
 def _planned(
@@ -166,7 +161,7 @@ def _storage_dtype(name: str) -> str:
     return known.storage
 
 
-def _write(path: str, header: bytes, nbytes: int, words: np.ndarray) -> None:
+def _write(path: str, header: bytes, nbytes: int, words: _plans.Words) -> None:
     """Writes a file beside its place, makes it durable and moves it there."""
     if storage.is_directory(path):
         raise Directory(f"'{path}' is a directory; give the name of a file", path=path)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from waystation import _forks, grid
+from waystation import _forks, _plans, grid
 from waystation._errors import Corrupt, NotFound, Unavailable
 from waystation._options import Options
 from waystation.grid import Box
@@ -236,13 +236,11 @@ def is_structure(path: str) -> bool:
 def _read(held: HeldShard, wanted: Sequence[tuple[str, int, int]], options: Options) -> dict[str, bytes]:
     """Reads parts of a slot, each given by its path, offset and length."""
     buffers = {path: np.empty(nbytes, np.uint8) for path, _, nbytes in wanted}
-    words: list[int] = []
-    for path, offset, nbytes in wanted:
-        if nbytes:
-            words += [0, offset, nbytes, 0, buffers[path].ctypes.data]
-    if words:
-        records = np.asarray(words, np.int64)
+    extents = [(offset, nbytes, buffers[path].ctypes.data) for path, offset, nbytes in wanted if nbytes]
+    if extents:
+        offsets, lengths, addresses = np.array(extents, np.int64).T
+        reads = _plans.byte_reads(np.zeros_like(offsets), offsets, lengths, addresses)
         # A slot goes on after its data.
-        job = read_job.start([held.file], records, (buffers, held), options, may_be_longer=True)
+        job = read_job.start([held.file], reads, (buffers, held), options, may_be_longer=True)
         read_job.finish(job, ReadStatistics())
     return {path: buffer.tobytes() for path, buffer in buffers.items()}

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import storage
+from waystation import _plans, storage
 from waystation._collection import paused_collection
 from waystation._distinct import distinct
 from waystation._errors import Conflict, WaystationError
@@ -32,8 +32,6 @@ from waystation.safetensors.checksums import FileChecksums, blocks_of, checksums
 from waystation.safetensors.description import stored_as
 from waystation.safetensors.headers import Header, Tensor, check_unchanged
 from waystation.safetensors.readable import Boxes, Readable
-
-_WHOLE_WORDS = 5  # of a record of the engine without axes
 
 # On either side of a stretch the engine reads up to the next page, or, where blocks are verified, all of the
 # block.
@@ -63,7 +61,7 @@ class _Wanted:
     """
 
     whole: NDArray[np.int64]
-    parts: list[tuple[int, list[int]]]
+    parts: list[tuple[int, tuple[int, ...]]]
 
 
 @dataclass(slots=True)
@@ -248,7 +246,7 @@ class OpenFiles(Readable):
         Raises:
             Conflict: A file changed.
         """
-        parts: list[tuple[int, list[int]]] = []
+        parts: list[tuple[int, tuple[int, ...]]] = []
         nbytes = 0
         for number, box, address, strides in boxes:
             item_bytes = dtypes.of_stored(self.array(number)).host.itemsize
@@ -275,7 +273,7 @@ class OpenFiles(Readable):
             for request, form in zip(boxes.requests, boxes.forms, strict=True)
             for box in request.boxes
         ]
-        parts: list[tuple[int, list[int]]] = []
+        parts: list[tuple[int, tuple[int, ...]]] = []
         for place in chosen:
             number, item_bytes, box = places[place]
             strides = contiguous_strides(box[1], item_bytes)
@@ -284,10 +282,9 @@ class OpenFiles(Readable):
 
     def _part(
         self, number: int, item_bytes: int, box: Box, address: int, strides: Sequence[int]
-    ) -> list[int]:
-        """The record of a part of a tensor, without its file."""
-        shape, begin = self.array(number).shape, self.tensors[number][3]
-        return [begin, item_bytes, len(shape), *shape, *box[0], *box[1], address, *strides]
+    ) -> tuple[int, ...]:
+        """What plans say of a part of a tensor."""
+        return _plans.part(item_bytes, self.array(number).shape, *box, address, strides)
 
     @paused_collection()
     def _words(self, wanted: _Wanted) -> _Words:
@@ -296,19 +293,14 @@ class OpenFiles(Readable):
         own = self._files[tensors_of_whole]
         files_of_parts = [int(self._files[number]) for number, _ in wanted.parts]
         used = sorted({*distinct(own).tolist(), *files_of_parts})
-        records = np.zeros((len(own), _WHOLE_WORDS), np.int64)
-        records[:, 0] = np.searchsorted(used, own) if used else 0
-        records[:, 1], ends = self._spans[tensors_of_whole].T
-        records[:, 2] = ends - records[:, 1]
-        records[:, 4] = addresses
-        places = {file: place for place, file in enumerate(used)}
-        others = [
-            word
-            for file, (_, record) in zip(files_of_parts, wanted.parts, strict=True)
-            for word in (places[file], *record)
-        ]
-        words = np.concatenate([records.ravel(), np.array(others, np.int64)])
-        files = np.concatenate([records[:, 0], [places[file] for file in files_of_parts]]).astype(np.int64)
+        places_of_whole, places_of_parts = np.searchsorted(used, own), np.searchsorted(used, files_of_parts)
+        begins, ends = self._spans[tensors_of_whole].T
+        others: list[int] = []
+        for place, (number, part) in zip(places_of_parts.tolist(), wanted.parts, strict=True):
+            others += _plans.read(place, self.tensors[number][3], part)
+        whole = _plans.byte_reads(places_of_whole, begins, ends - begins, addresses)
+        words = np.concatenate([whole, np.array(others, np.int64)])
+        files = np.concatenate([places_of_whole, places_of_parts]).astype(np.int64)
         tensors = np.concatenate([tensors_of_whole, [number for number, _ in wanted.parts]]).astype(np.int64)
         return words, used, files, tensors
 

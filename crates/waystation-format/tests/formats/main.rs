@@ -5,6 +5,7 @@ mod arrangements;
 mod hostile_headers;
 mod hostile_indexes;
 mod hostile_sums;
+mod plans;
 mod safetensors_oracle;
 mod slots;
 mod table_support;

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use waystation_format::plan::ArrayCopy;
 use waystation_format::{Error, Kind, Result};
 
 use super::driver::Driver;
@@ -28,36 +29,12 @@ const MOST_THREADS: usize = 16;
 /// Bytes that a thread faults in at a time.
 const POPULATE_BYTES: usize = 64 << 20;
 
-/// One array, or a part of one, to copy: rows at a constant step on the device, one after another on the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ArrayCopy {
-    /// Ordinal of the device.
-    pub device: u32,
-    /// Where the first row goes in host memory.
-    pub destination: usize,
-    /// Where it begins on the device.
-    pub source: u64,
-    /// Contiguous bytes of each row.
-    pub row_bytes: usize,
-    /// Number of rows.
-    pub rows: usize,
-    /// Bytes from one row to the next on the device; matters only if there are several.
-    pub source_step: i64,
-}
-
-impl ArrayCopy {
-    /// Bytes of all rows; those of a copy that was checked do not overflow.
-    pub fn nbytes(&self) -> usize {
-        self.row_bytes.saturating_mul(self.rows)
+/// A copy as one row that holds all bytes, where they lie one after another on the device, too.
+fn joined(copy: &ArrayCopy) -> ArrayCopy {
+    if copy.rows == 1 || copy.source_step != copy.row_bytes as i64 {
+        return *copy;
     }
-
-    /// One row that holds all bytes, where they lie one after another on the device, too.
-    fn joined(self) -> Self {
-        if self.rows == 1 || self.source_step != self.row_bytes as i64 {
-            return self;
-        }
-        Self { row_bytes: self.nbytes(), rows: 1, source_step: 0, ..self }
-    }
+    ArrayCopy { row_bytes: copy.nbytes(), rows: 1, source_step: 0, ..*copy }
 }
 
 /// Starts copying in the background to memory that lies in `slabs`. The outcome is the number of bytes.
@@ -147,7 +124,7 @@ fn pieces(copies: &[ArrayCopy]) -> Vec<Vec<DeviceRows>> {
     let mut by_device: BTreeMap<u32, Vec<Vec<DeviceRows>>> = BTreeMap::new();
     let mut held: BTreeMap<u32, usize> = BTreeMap::new();
     for copy in copies {
-        for rows in parts_of(&copy.joined()) {
+        for rows in parts_of(&joined(copy)) {
             let own = by_device.entry(copy.device).or_default();
             let held = held.entry(copy.device).or_default();
             match own.last_mut() {

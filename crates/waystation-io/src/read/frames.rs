@@ -8,10 +8,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use waystation_format::checksum::crc32c;
+use waystation_format::plan::{Decode, each};
 use waystation_format::{Error, Kind, Result};
 use zstd::bulk::Decompressor;
 
-use super::plan::Words;
 use crate::copy::{BoxCopy, array_bytes};
 use crate::job::in_parallel;
 
@@ -45,9 +45,7 @@ impl Encoded {
 /// Decodes chunks, on up to `threads` threads, by default as many as there are cores. An error says of which it
 /// is, counted from the first.
 ///
-/// `words` are records
-/// `address, nbytes, is_compressed, has_checksum, item_bytes, ndim, chunk_shape[ndim], box_offset[ndim], box_shape[ndim],
-/// destination_address, destination_strides_bytes[ndim]`; those of one chunk follow each other.
+/// `words` are records of [`Decode`]; those of one chunk follow each other.
 ///
 /// # Safety
 /// Encoded chunks must be readable and destinations writable host memory that nobody else uses meanwhile, without
@@ -154,31 +152,19 @@ fn fill(source: &[u8], target: &mut [u8], decompressor: &mut Decompressor<'_>) -
 }
 
 fn parse(words: &[i64]) -> Result<Vec<Encoded>> {
-    let mut words = Words::new(words);
     let mut chunks: Vec<Encoded> = Vec::new();
-    while !words.is_empty() {
-        let address = words.size("address")?;
-        let nbytes = words.size("nbytes")?;
-        let is_compressed = words.flag("is_compressed")?;
-        let has_checksum = words.flag("has_checksum")?;
-        let item_bytes = words.unsigned("item_bytes")?;
-        let ndim = words.unsigned("ndim")?;
-        let chunk_shape = words.unsigned_list("chunk_shape", ndim)?;
-        let box_offset = words.unsigned_list("box_offset", ndim)?;
-        let box_shape = words.unsigned_list("box_shape", ndim)?;
-        let destination = words.size("destination_address")?;
-        let strides = words.list("destination_strides_bytes", ndim)?;
-        let chunk_bytes = array_bytes(&chunk_shape, item_bytes)?;
-        let copy = BoxCopy::new(&chunk_shape, item_bytes, &box_offset, &box_shape, destination, strides)?;
-        if address == 0 || copy.nbytes() == 0 {
+    each(words, |_, record| {
+        let Decode { source, nbytes, is_compressed, has_checksum, part } = record;
+        let copy = BoxCopy::of(&part)?;
+        if source == 0 || copy.nbytes() == 0 {
             return Err(Error::new(Kind::InvalidInput, "a chunk has no address, or nothing is wanted of it"));
         }
-        let chunk_bytes = usize::try_from(chunk_bytes)
+        let chunk_bytes = usize::try_from(array_bytes(&part.chunk_shape, part.item_bytes)?)
             .map_err(|_| Error::new(Kind::InvalidInput, "a chunk is larger than memory could be"))?;
         match chunks.last_mut() {
-            Some(last) if (last.address, last.nbytes) == (address, nbytes) => last.copies.push(copy),
+            Some(last) if (last.address, last.nbytes) == (source, nbytes) => last.copies.push(copy),
             _ => chunks.push(Encoded {
-                address,
+                address: source,
                 nbytes,
                 is_compressed,
                 has_checksum,
@@ -186,7 +172,8 @@ fn parse(words: &[i64]) -> Result<Vec<Encoded>> {
                 copies: vec![copy],
             }),
         }
-    }
+        Ok(())
+    })?;
     Ok(chunks)
 }
 

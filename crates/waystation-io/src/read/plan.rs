@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use waystation_format::checksum::BLOCK_BYTES;
+use waystation_format::plan::{Read, each};
 use waystation_format::{Error, Kind, Result};
 
 use super::device::Regions;
@@ -120,25 +121,19 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Decodes and checks the records of `words`:
-    /// `file, chunk_offset, item_bytes, ndim, chunk_shape[ndim], box_offset[ndim], box_shape[ndim],
-    /// destination_address, destination_strides_bytes[ndim]`.
+    /// Decodes and checks the records of `words`, see [`Read`].
     pub fn new(files: Vec<ReadFile>, words: &[i64]) -> Result<Self> {
         files.iter().try_for_each(check_checksums)?;
         let mut pieces: Vec<Vec<Piece>> = files.iter().map(|_| Vec::new()).collect();
-        let mut words = Words::new(words);
-        let mut records = 0;
-        while !words.is_empty() {
-            let (file, mut piece) =
-                read_record(&mut words, &files).map_err(|error| error.with("record", records.to_string()))?;
+        let records = each(words, |number, record| {
+            let (file, piece) = piece_of(number, record, &files)?;
             if piece.copy.nbytes() > 0 {
-                piece.record = records;
                 pieces[file].push(piece);
             }
-            records += 1;
-        }
+            Ok(())
+        })?;
         let files = files.into_iter().zip(pieces).map(|(file, pieces)| FilePlan::new(file, pieces));
-        Ok(Self { files: files.collect(), records })
+        Ok(Self { files: files.collect(), records: records.len() })
     }
 
     /// Sends the pieces whose destinations lie in regions of devices to these. InvalidInput if only a part
@@ -174,92 +169,23 @@ fn check_checksums(file: &ReadFile) -> Result<()> {
     }
 }
 
-fn read_record(words: &mut Words<'_>, files: &[ReadFile]) -> Result<(usize, Piece)> {
-    let file = words.unsigned("file")?;
+/// The piece of a record, and the place of its file.
+fn piece_of(number: usize, record: Read<'_>, files: &[ReadFile]) -> Result<(usize, Piece)> {
+    let Read { file, chunk_offset, part } = record;
     let (index, file) = usize::try_from(file)
         .ok()
         .and_then(|index| Some((index, files.get(index)?)))
         .ok_or_else(|| invalid(format!("the plan names file {file} of {}", files.len())))?;
-    let chunk_offset = words.unsigned("chunk_offset")?;
-    let item_bytes = words.unsigned("item_bytes")?;
-    let ndim = words.unsigned("ndim")?;
-    let chunk_shape = words.unsigned_list("chunk_shape", ndim)?;
-    let box_offset = words.unsigned_list("box_offset", ndim)?;
-    let box_shape = words.unsigned_list("box_shape", ndim)?;
-    let address = words.next("destination_address")?;
-    let strides = words.list("destination_strides_bytes", ndim)?;
     let in_file = |error: Error| error.with("path", file.path.display().to_string());
-    let chunk_bytes = array_bytes(&chunk_shape, item_bytes).map_err(in_file)?;
+    let chunk_bytes = array_bytes(&part.chunk_shape, part.item_bytes).map_err(in_file)?;
     if chunk_offset.checked_add(chunk_bytes).is_none_or(|end| end > file.file_bytes) {
         return Err(in_file(invalid(format!(
             "a chunk of {chunk_bytes} bytes at offset {chunk_offset} reaches beyond its file of {} bytes",
             file.file_bytes
         ))));
     }
-    // A negative address becomes one in the upper half, which no process has: refused there.
-    let copy = BoxCopy::new(&chunk_shape, item_bytes, &box_offset, &box_shape, address as usize, strides)
-        .map_err(in_file)?;
-    Ok((index, Piece { chunk_offset, copy, record: 0, device: None }))
-}
-
-/// Takes words off the front of a plan.
-pub struct Words<'a> {
-    left: &'a [i64],
-}
-
-impl<'a> Words<'a> {
-    /// All words of a plan.
-    pub fn new(words: &'a [i64]) -> Self {
-        Self { left: words }
-    }
-
-    /// Whether all have been taken.
-    pub fn is_empty(&self) -> bool {
-        self.left.is_empty()
-    }
-
-    fn next(&mut self, field: &'static str) -> Result<i64> {
-        Ok(self.list(field, 1)?[0])
-    }
-
-    /// So many words as they are.
-    pub fn list(&mut self, field: &'static str, count: u64) -> Result<&'a [i64]> {
-        let taken = usize::try_from(count).ok().and_then(|count| self.left.split_at_checked(count));
-        let Some((list, left)) = taken else {
-            return Err(invalid(format!("the plan ends inside a record, at its {field}")));
-        };
-        self.left = left;
-        Ok(list)
-    }
-
-    /// A word that counts something.
-    pub fn unsigned(&mut self, field: &'static str) -> Result<u64> {
-        unsigned(self.next(field)?, field)
-    }
-
-    /// A word that is an address or a size in memory.
-    pub fn size(&mut self, field: &'static str) -> Result<usize> {
-        let word = self.unsigned(field)?;
-        usize::try_from(word).map_err(|_| invalid(format!("the plan has the {field} {word}")))
-    }
-
-    /// A word that says yes (1) or no (0).
-    pub fn flag(&mut self, field: &'static str) -> Result<bool> {
-        match self.next(field)? {
-            0 => Ok(false),
-            1 => Ok(true),
-            word => Err(invalid(format!("the plan has the {field} {word}, which is neither 0 nor 1"))),
-        }
-    }
-
-    /// So many words that count something.
-    pub fn unsigned_list(&mut self, field: &'static str, count: u64) -> Result<Vec<u64>> {
-        self.list(field, count)?.iter().map(|&word| unsigned(word, field)).collect()
-    }
-}
-
-fn unsigned(word: i64, field: &str) -> Result<u64> {
-    u64::try_from(word).map_err(|_| invalid(format!("the plan has the negative {field} {word}")))
+    let copy = BoxCopy::of(&part).map_err(in_file)?;
+    Ok((index, Piece { chunk_offset, copy, record: number, device: None }))
 }
 
 fn invalid(message: String) -> Error {

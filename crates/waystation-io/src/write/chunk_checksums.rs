@@ -16,7 +16,7 @@ use crate::segment::Segment;
 const LEAST_BYTES_PER_THREAD: u64 = 4 << 20;
 const PIECE_BYTES: u64 = 256 << 10;
 
-/// The CRC-32C of every array of `words` (segment records, see [`super::FileInput`]), on up to `threads` threads,
+/// The CRC-32C of every array of `words` (records of [`waystation_format::plan::Segment`]), on up to `threads` threads,
 /// by default as many as there are cores.
 ///
 /// # Safety

@@ -31,7 +31,7 @@ pub struct Compressed {
     pub values: Vec<Range<usize>>,
 }
 
-/// Compresses every array of `words` (segment records, see [`super::FileInput`]) on up to `threads` threads,
+/// Compresses every array of `words` (records of [`waystation_format::plan::Segment`]) on up to `threads` threads,
 /// by default as many as there are cores. With `checksum`, the CRC-32C of each frame follows it, little-endian,
 /// as a part of its value.
 ///

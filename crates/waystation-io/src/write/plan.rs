@@ -8,15 +8,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use waystation_format::checksum::Crc64;
+use waystation_format::plan::{self, each};
 use waystation_format::{Error, Kind, Result};
 
 use crate::copy::{BoxCopy, array_bytes};
 use crate::segment::{Segment, is_partition};
 
-/// More axes than any array library has.
-const MOST_AXES: usize = 64;
-
-/// One file as the caller describes it; `words` are the segment records of `_native.start_write`.
+/// One file as the caller describes it; `words` are records of [`plan::Segment`].
 #[derive(Clone, Debug)]
 pub struct FileInput {
     /// Where the file is to be; nothing may be there yet.
@@ -106,23 +104,19 @@ impl FilePlan {
         if i64::try_from(file_bytes).is_err() {
             return Err(invalid("the size of the file is beyond what a file can have"));
         }
-        let mut words = Words(&words);
         let mut end = header.len() as u64;
-        let mut segments = Vec::new();
-        while !words.0.is_empty() {
-            let index = segments.len();
-            let at = |error: Error| error.with("segment", index.to_string());
-            let segment = parse_segment(&mut words).map_err(at)?;
+        let segments = each(&words, |_, record| {
+            let segment = PlannedSegment::new(record)?;
             if segment.file_offset != end {
                 let message = format!("a segment begins at {} instead of {end}", segment.file_offset);
-                return Err(at(Error::new(Kind::InvalidInput, message)));
+                return Err(Error::new(Kind::InvalidInput, message));
             }
             end = end
                 .checked_add(segment.host.nbytes())
                 .filter(|&end| end <= file_bytes)
-                .ok_or_else(|| at(invalid("a segment reaches beyond the end of its file")))?;
-            segments.push(segment);
-        }
+                .ok_or_else(|| invalid("a segment reaches beyond the end of its file"))?;
+            Ok(segment)
+        })?;
         if end != file_bytes {
             let message = format!("header and segments end at {end}, the file at {file_bytes}");
             return Err(Error::new(Kind::InvalidInput, message));
@@ -194,100 +188,48 @@ impl FilePlan {
 
 /// The segments of words that belong to no file: their offsets say nothing.
 pub(super) fn parse_segments(words: &[i64]) -> Result<Vec<PlannedSegment>> {
-    let mut words = Words(words);
-    let mut segments = Vec::new();
-    while !words.0.is_empty() {
-        let index = segments.len();
-        let segment = parse_segment(&mut words);
-        segments.push(segment.map_err(|error| error.with("segment", index.to_string()))?);
-    }
-    Ok(segments)
+    each(words, |_, record| PlannedSegment::new(record))
 }
 
 /// The segments of words and where each begins, for a target that is no file and has room between them.
 ///
 /// InvalidInput if they break a rule of segments, Unsupported if memory of a device is among their sources.
 pub fn host_segments(words: &[i64]) -> Result<Vec<(u64, Segment)>> {
-    let host_only = |(index, segment): (usize, PlannedSegment)| {
+    each(words, |_, record| {
+        let segment = PlannedSegment::new(record)?;
         if segment.devices.is_empty() {
             return Ok((segment.file_offset, segment.host));
         }
         let message = "memory of a device is among the sources; copy it to host memory first";
-        Err(Error::new(Kind::Unsupported, message).with("segment", index.to_string()))
-    };
-    parse_segments(words)?.into_iter().enumerate().map(host_only).collect()
+        Err(Error::new(Kind::Unsupported, message))
+    })
 }
 
-fn parse_segment(words: &mut Words<'_>) -> Result<PlannedSegment> {
-    let file_offset = words.size()?;
-    let item_bytes = words.size()?;
-    let ndim = words.size()? as usize;
-    if ndim > MOST_AXES {
-        return Err(invalid("an array has too many axes"));
-    }
-    let shape = words.sizes(ndim)?;
-    let nbytes = array_bytes(&shape, item_bytes)?;
-    let block_count = words.size()? as usize;
-    let block_words = 2 + 3 * ndim;
-    if block_count > words.0.len() / block_words {
-        return Err(invalid("the words of the plan end within a segment"));
-    }
-    let mut boxes = Vec::with_capacity(block_count);
-    let mut host = Vec::new();
-    let mut devices: Vec<(u32, Vec<BoxCopy>)> = Vec::new();
-    for _ in 0..block_count {
-        let device = words.next()?;
-        let address = words.next()? as usize;
-        let (offset, extent) = (words.sizes(ndim)?, words.sizes(ndim)?);
-        let block = BoxCopy::new(&shape, item_bytes, &offset, &extent, address, words.take(ndim)?)?;
-        boxes.push((offset, extent));
-        match (u32::try_from(device), device) {
-            (_, -1) => host.push(block),
-            (Err(_), _) => return Err(invalid("the device of a block is neither -1 nor an ordinal")),
-            (Ok(device), _) => match devices.iter_mut().find(|(known, _)| *known == device) {
-                Some((_, blocks)) => blocks.push(block),
-                None => devices.push((device, vec![block])),
-            },
+impl PlannedSegment {
+    fn new(record: plan::Segment<'_>) -> Result<Self> {
+        let plan::Segment { file_offset, item_bytes, shape, blocks } = record;
+        let nbytes = array_bytes(&shape, item_bytes)?;
+        let mut host = Vec::new();
+        let mut devices: Vec<(u32, Vec<BoxCopy>)> = Vec::new();
+        for plan::Block { device, source, offset, shape: extent, strides } in &blocks {
+            let block = BoxCopy::new(&shape, item_bytes, offset, extent, *source, strides)?;
+            match device {
+                None => host.push(block),
+                Some(device) => match devices.iter_mut().find(|(known, _)| known == device) {
+                    Some((_, blocks)) => blocks.push(block),
+                    None => devices.push((*device, vec![block])),
+                },
+            }
         }
+        let views: Vec<(&[u64], &[u64])> =
+            blocks.iter().map(|block| (&block.offset[..], &block.shape[..])).collect();
+        if nbytes > 0 && !is_partition(&shape, &views) {
+            return Err(invalid("the blocks of an array overlap or leave a hole"));
+        }
+        let devices =
+            devices.into_iter().map(|(device, blocks)| (device, Segment::new(nbytes, blocks))).collect();
+        Ok(Self { file_offset, host: Segment::new(nbytes, host), devices })
     }
-    let views: Vec<(&[u64], &[u64])> =
-        boxes.iter().map(|(offset, extent)| (&offset[..], &extent[..])).collect();
-    if nbytes > 0 && !is_partition(&shape, &views) {
-        return Err(invalid("the blocks of an array overlap or leave a hole"));
-    }
-    let devices =
-        devices.into_iter().map(|(device, blocks)| (device, Segment::new(nbytes, blocks))).collect();
-    Ok(PlannedSegment { file_offset, host: Segment::new(nbytes, host), devices })
-}
-
-/// The words that are still to be read.
-struct Words<'a>(&'a [i64]);
-
-impl<'a> Words<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [i64]> {
-        let (taken, rest) = self
-            .0
-            .split_at_checked(count)
-            .ok_or_else(|| invalid("the words of the plan end within a segment"))?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn next(&mut self) -> Result<i64> {
-        Ok(self.take(1)?[0])
-    }
-
-    fn size(&mut self) -> Result<u64> {
-        size(self.next()?)
-    }
-
-    fn sizes(&mut self, count: usize) -> Result<Vec<u64>> {
-        self.take(count)?.iter().map(|&word| size(word)).collect()
-    }
-}
-
-fn size(word: i64) -> Result<u64> {
-    u64::try_from(word).map_err(|_| invalid("a size or offset of the plan is negative"))
 }
 
 fn named(error: Error, path: &Path) -> Error {

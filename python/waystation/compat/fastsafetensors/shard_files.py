@@ -11,9 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from waystation import _forks, storage
+from waystation import _forks, _plans, storage
 from waystation._errors import from_os_error
 from waystation._options.in_effect import current_options
 from waystation.compat.fastsafetensors.tensors import wrapped
@@ -58,15 +56,11 @@ def by_addresses(files: Sequence[Staged], tensors: Sequence[Sequence[Any]], *, f
     codec_sources = []
     records = []
     for file, own in zip(files, tensors, strict=True):
-        words: list[int] = []
-        position = len(file.header)
-        for tensor in own:
-            held = wrapped(tensor).detach().contiguous().real_tensor.cpu()
-            codec_sources.append(held)
-            if held.nbytes:
-                words += [position, held.nbytes, 0, 1, -1, held.data_ptr()]
-            position += held.nbytes
-        records.append((file.place, file.header, file.nbytes, np.array(words, np.int64)))
+        held = [wrapped(tensor).detach().contiguous().real_tensor.cpu() for tensor in own]
+        codec_sources += held
+        lengths = [tensor.nbytes for tensor in held]
+        words = _plans.byte_segments(len(file.header), lengths, [tensor.data_ptr() for tensor in held])
+        records.append((file.place, file.header, file.nbytes, words))
     engine_job.run(
         records,
         codec_sources,

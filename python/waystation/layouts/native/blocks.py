@@ -1,8 +1,8 @@
 """Blocks of memory: those of devices on their way to the host, those of the host as NumPy sees them.
 
 The device's copy engine takes rows at a constant step. A block whose rows have no such step is described by
-several records; what lies one after another is one row. Invariants: on the host a block becomes contiguous,
-in C order; the records of a block fill it in that order.
+several copies; what lies one after another is one row. Invariants: on the host a block becomes contiguous,
+in C order; the copies of a block fill it in that order.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _native, grid
+from waystation import _native, _plans, grid
 from waystation.frameworks.base import Block
 
 
-def records(block: Block, item_bytes: int, destination: int) -> list[int]:
-    """What `_native.copy_from_devices` takes for a block that is to begin at `destination`."""
+def copies(block: Block, item_bytes: int, destination: int) -> list[tuple[int, ...]]:
+    """Rows of `ARRAY_COPY` for a block that is to begin at `destination`."""
     pairs = zip(block.shape, block.strides, strict=True)
     axes = [(extent, stride) for extent, stride in pairs if extent != 1]
     if any(extent == 0 for extent, _ in axes):
@@ -30,18 +30,18 @@ def records(block: Block, item_bytes: int, destination: int) -> list[int]:
         rows, step = axes.pop()
     while axes and axes[-1][1] == rows * step:
         rows *= axes.pop()[0]
-    words: list[int] = []
+    found: list[tuple[int, ...]] = []
     for index in itertools.product(*(range(extent) for extent, _ in axes)):
         source = block.address + sum(at * stride for at, (_, stride) in zip(index, axes, strict=True))
-        words += (block.device, destination, source, row_bytes, rows, step)
+        found.append((block.device, destination, source, row_bytes, rows, step))
         destination += row_bytes * rows
-    return words
+    return found
 
 
 def copied_to_host(block: Block, item_bytes: int) -> Block:
     """A block of device memory as one of host memory."""
     slab = _native.allocate(math.prod(block.shape) * item_bytes)
-    words = np.array(records(block, item_bytes, slab.address), np.int64)
+    words = _plans.of_rows(_plans.ARRAY_COPY, copies(block, item_bytes, slab.address))
     _native.copy_from_devices(words, [slab], [block.owner])
     strides = grid.contiguous_strides(block.shape, item_bytes)
     return Block(block.offset, block.shape, strides, slab.address, slab)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import grid
+from waystation import _plans, grid
 from waystation._collection import paused_collection
 from waystation._distinct import distinct
 from waystation._errors import Corrupt, InvalidInput, WaystationError
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 # The chunks that a box meets, and what it takes of each: number, box and common part, one by one or of all.
 _Found: TypeAlias = list[tuple[int, Box, Box]] | tuple[NDArray[np.int64], grid.BoxArray, grid.BoxArray]
+
+
+# Of parts of files: the file, where it begins there, its length, and where in memory it goes.
+_Extents: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 class MissingBox(InvalidInput):
@@ -153,7 +157,7 @@ def read_words(
             position += 1
     rows = np.array(whole, np.int64).reshape(-1, 3)
     rows = rows if chunks is None else np.concatenate([chunks, rows])
-    return _joined(_whole_words(decoded, rows), decoded, pieces)
+    return _joined(_whole(decoded, rows), decoded, pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,18 +321,16 @@ def _prefetch_boxes(decoded: tables.Tables, entries: tables.Table) -> None:
     places.prefetch(decoded.dims, begins, begins + 2 * ndims * -(-counts // grid.GROUP_BOXES))
 
 
-def _whole_words(decoded: tables.Tables, whole: NDArray[np.int64]) -> np.ndarray[Any, Any]:
-    records = np.zeros((len(whole), 5), np.int64)
-    if len(whole):
-        chunks = decoded.chunks[whole[:, 0]]
-        if np.any(chunks["length"] != whole[:, 2]):
-            raise Corrupt("a chunk has a length that does not fit the shape of its array")
-        records[:, 0] = chunks["file"]
-        records[:, 1] = chunks["offset"]
-        records[:, 2] = chunks["length"]
-        records[:, 4] = whole[:, 1]
-        places.check_inside(decoded, records[:, 0], records[:, 1], records[:, 2])
-    return records
+def _whole(decoded: tables.Tables, whole: NDArray[np.int64]) -> _Extents:
+    numbers, addresses, sizes = whole.T
+    if not len(whole):
+        return numbers, numbers, numbers, numbers
+    chunks = decoded.chunks[numbers]
+    files, offsets, lengths = (chunks[field].astype(np.int64) for field in ("file", "offset", "length"))
+    if np.any(lengths != sizes):
+        raise Corrupt("a chunk has a length that does not fit the shape of its array")
+    places.check_inside(decoded, files, offsets, lengths)
+    return files, offsets, lengths, addresses
 
 
 def _meeting(decoded: tables.Tables, shapes: _Shapes, array: int, part: Box) -> _Found:
@@ -395,9 +397,7 @@ def is_held(
     return _volume(_meeting(decoded, shapes, array, box)) == grid.volume(box)
 
 
-def _joined(
-    whole: NDArray[np.int64], decoded: tables.Tables, pieces: _Pieces
-) -> tuple[NDArray[np.int64], list[int]]:
+def _joined(whole: _Extents, decoded: tables.Tables, pieces: _Pieces) -> tuple[NDArray[np.int64], list[int]]:
     """Makes a record for each piece, in their order, after those of whole arrays.
 
     Records count files by their place among those that are used.
@@ -408,27 +408,31 @@ def _joined(
         order = rows[:, 0]
         arrays[order], chunks[order] = rows[:, 1], rows[:, 2]
         lengths[order] = _of_axes(rows, ndim)[:, 1].prod(axis=1) * rows[:, 3]
-        widths[order] = _PLAIN_COLUMNS + 4 * ndim
+        widths[order] = _plans.read_kind(ndim).itemsize // _plans.WORD_BYTES
     files, offsets = (
         places.find_places(decoded, arrays, chunks, lengths) if pieces.count else (arrays, arrays)
     )
-    used = distinct(np.concatenate([whole[:, 0], files]))
-    whole[:, 0] = np.searchsorted(used, whole[:, 0])
+    used = distinct(np.concatenate([whole[0], files]))
+    head = _plans.byte_reads(np.searchsorted(used, whole[0]), *whole[1:])
     files = np.searchsorted(used, files)
-    starts = whole.size + np.cumsum(widths) - widths
-    words = np.empty(whole.size + int(widths.sum()), np.int64)
-    words[: whole.size] = whole.ravel()
+    starts = head.size + np.cumsum(widths) - widths
+    words = np.empty(head.size + int(widths.sum()), np.int64)
+    words[: head.size] = head
     for ndim, rows in by_axes:
         order, of_axes = rows[:, 0], _of_axes(rows, ndim)
         chunk_offset, chunk_shape, offset, shape, box_offset, strides = of_axes.transpose(1, 0, 2)
-        records = np.empty((len(rows), _PLAIN_COLUMNS + 4 * ndim), np.int64)
-        records[:, 0], records[:, 1] = files[order], offsets[order]
-        records[:, 2], records[:, 3] = rows[:, 3], ndim
-        records[:, 4 : 4 + ndim] = chunk_shape
-        records[:, 4 + ndim : 4 + 2 * ndim] = offset - chunk_offset
-        records[:, 4 + 2 * ndim : 4 + 3 * ndim] = shape
-        records[:, 4 + 3 * ndim] = rows[:, 4] + ((offset - box_offset) * strides).sum(axis=1)
-        records[:, 5 + 3 * ndim :] = strides
+        records = _plans.of_columns(
+            _plans.read_kind(ndim),
+            file=files[order],
+            chunk_offset=offsets[order],
+            item_bytes=rows[:, 3],
+            ndim=ndim,
+            chunk_shape=chunk_shape,
+            offset=offset - chunk_offset,
+            shape=shape,
+            destination=rows[:, 4] + ((offset - box_offset) * strides).sum(axis=1),
+            strides=strides,
+        ).reshape(len(rows), -1)
         words[starts[order][:, None] + np.arange(records.shape[1])] = records
     return words, used.tolist()
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _native, storage
+from waystation import _native, _plans, storage
 from waystation._collection import paused_collection
 from waystation._distinct import distinct_objects
 from waystation._errors import Corrupt, InvalidInput, NotFound, WaystationError
@@ -446,11 +446,8 @@ def _with_headers(
     files = opened.tables.files[np.array([used[number] for number in unread], np.int64)]
     lengths = files["data_start"].astype(np.int64)
     slab = _native.allocate(int(lengths.sum()))
-    records = np.zeros((len(unread), 5), np.int64)
-    records[:, 0] = unread
-    records[:, 2] = lengths
-    records[:, 4] = slab.address + np.cumsum(lengths) - lengths
-    return slab, np.concatenate([records.ravel(), words])
+    headers = _plans.byte_reads(unread, 0, lengths, slab.address + np.cumsum(lengths) - lengths)
+    return slab, np.concatenate([headers, words])
 
 
 def _name_arrays(opened: OpenCheckpointable, error: WaystationError) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import _native
+from waystation import _native, _plans
 from waystation._distinct import distinct_objects
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import names, tables
@@ -216,15 +216,16 @@ def _words(
     item_bytes: Mapping[int, int],
 ) -> NDArray[np.int64]:
     """The engine's records of the chunks of a file: see `segment_words`."""
-    plain = np.zeros((len(offsets), 6), np.int64)
-    plain[:, 0], plain[:, 1], plain[:, 3], plain[:, 4], plain[:, 5] = offsets, lengths, 1, -1, addresses
     if not others:
-        return plain[lengths > 0].ravel()
+        return _plans.byte_segments_at(offsets, lengths, addresses)
     words: list[int] = []
-    for place, (row, offset) in enumerate(zip(plain.tolist(), offsets.tolist(), strict=True)):
+    rows = zip(offsets.tolist(), lengths.tolist(), addresses.tolist(), strict=True)
+    for place, (offset, nbytes, address) in enumerate(rows):
         other = others.get(place)
-        if lengths[place]:
-            words += row if other is None else segment_words(offset, other, item_bytes[place])
+        if other is not None and nbytes:
+            words += segment_words(offset, other, item_bytes[place])
+        elif nbytes:
+            words += _plans.byte_segment(offset, nbytes, address)
     return np.asarray(words, np.int64)
 
 
@@ -233,16 +234,12 @@ def _format_tag(frameworks: Set[str]) -> str:
     return "pt" if "torch" in frameworks else "flax" if "jax" in frameworks else "np"
 
 
-def segment_words(file_offset: int, chunk: Chunk, item_bytes: int) -> list[int]:
+def segment_words(file_offset: int, chunk: Chunk, item_bytes: int) -> Sequence[int]:
     """The engine's record of one chunk: see `_native.start_write`."""
     blocks = chunk.blocks
     if len(blocks) == 1 and is_contiguous(blocks[0], item_bytes):
-        return [file_offset, chunk.nbytes, 0, 1, blocks[0].device, blocks[0].address]
-    shape = chunk.shape
-    words = [file_offset, item_bytes, len(shape), *shape, len(blocks)]
-    for block in blocks:
-        words += [block.device, block.address, *block.offset, *block.shape, *block.strides]
-    return words
+        return _plans.byte_segment(file_offset, chunk.nbytes, blocks[0].address, blocks[0].device)
+    return _plans.segment(file_offset, item_bytes, chunk.shape, blocks)
 
 
 def _file_entries(files: Sequence[PlannedFile], process: int) -> tables.Table:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import _native, grid
+from waystation import _native, _plans, grid
 from waystation._collection import paused_collection
 from waystation._errors import Corrupt, WaystationError
 from waystation.grid import Box, ChunkGrid
@@ -76,12 +76,10 @@ class PartRead(NamedTuple):
         address, strides = self.buffer.__array_interface__["data"][0], self.buffer.strides
         return address + sum(at * step for at, step in zip(self.part.in_box, strides, strict=True)), strides
 
-    def chunk_words(self) -> tuple[int, ...]:
-        """What records of the engine say of a chunk, of a box in it, and of where that goes."""
+    def planned(self) -> tuple[int, ...]:
+        """What plans say of it."""
         zarr, part = self.array.zarr, self.part
-        address, strides = self.place()
-        head = (zarr.item_bytes, len(part.shape), *zarr.read_shape)
-        return (*head, *part.in_chunk, *part.shape, address, *strides)
+        return _plans.part(zarr.item_bytes, zarr.read_shape, part.in_chunk, part.shape, *self.place())
 
 
 class ChunkPlaces:
@@ -169,13 +167,10 @@ class ChunkPlaces:
                 extents.append((files.number(value), value.offset + begin, nbytes))
         if not in_files:
             return
-        records = np.zeros((len(in_files), 5), np.int64)
-        records[:, :3] = extents
-        lengths = records[:, 2].copy()
+        numbers, offsets, lengths = np.array(extents, np.int64).T
         slab = _native.allocate(int(lengths.sum()))
         begins = np.cumsum(lengths) - lengths
-        records[:, 4] = slab.address + begins
-        read(files, records.ravel(), slab)
+        read(files, _plans.byte_reads(numbers, offsets, lengths, slab.address + begins), slab)
         content = memoryview(slab)
         for (place, value), begin, nbytes in zip(in_files, begins.tolist(), lengths.tolist(), strict=True):
             self._keep_index(place, value, content[begin : begin + nbytes].tobytes())

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import _native
+from waystation import _native, _plans
 from waystation._collection import paused_collection
 from waystation._errors import WaystationError
 from waystation.layouts.orbax.chunk_places import PartRead, StoredChunk, name_array
@@ -119,7 +119,7 @@ def _start(frames: list[_Frame], group_bytes: int, engine: Engine) -> _Group:
     slab = _native.allocate(max(group_bytes, in_files)) if in_files else None
     owners: list[object] = [slab]
     files = Files()
-    words: list[int] = []
+    reads: list[tuple[int, int, int, int]] = []
     addresses: list[int] = []
     used = 0
     for frame in frames:
@@ -134,8 +134,9 @@ def _start(frames: list[_Frame], group_bytes: int, engine: Engine) -> _Group:
         used += _room(frame.chunk)
         addresses.append(address)
         if nbytes:
-            words += (files.number(value), offset, nbytes, 0, address)
-    return _Group(frames, addresses, owners, engine.start(files, np.asarray(words, np.int64), slab))
+            reads.append((files.number(value), offset, nbytes, address))
+    words = _plans.byte_reads(*np.array(reads, np.int64).reshape(-1, 4).T)
+    return _Group(frames, addresses, owners, engine.start(files, words, slab))
 
 
 def _decode(group: _Group, engine: Engine) -> None:
@@ -162,5 +163,7 @@ def _decoding(group: _Group, engine: Engine) -> NDArray[np.int64]:
             zarr = read.array.zarr
             verify = zarr.has_checksum and engine.verifies_chunks
             nbytes = frame.chunk.nbytes if verify else frame.chunk.nbytes - zarr.checksum_bytes
-            words += (address, nbytes, not zarr.is_direct, verify, *read.chunk_words())
+            words += _plans.decode(
+                address, nbytes, read.planned(), is_compressed=not zarr.is_direct, has_checksum=verify
+            )
     return np.asarray(words, np.int64)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import storage
+from waystation import _plans, storage
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, WaystationError
 from waystation._options import Options
@@ -280,5 +280,5 @@ def _plan(reads: Sequence[PartRead]) -> tuple[Files, NDArray[np.int64]]:
     for read in reads:
         chunk = read.part.chunk
         assert chunk is not None
-        words += (files.number(chunk.value), chunk.offset, *read.chunk_words())
+        words += _plans.read(files.number(chunk.value), chunk.offset, read.planned())
     return files, np.asarray(words, np.int64)

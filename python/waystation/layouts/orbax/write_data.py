@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import _native
+from waystation import _native, _plans
 from waystation._options import Options
 from waystation.frameworks.base import Block
 from waystation.layouts.native import engine_job, write_plan
@@ -271,13 +271,10 @@ class _Frames:
         return [self._file("".join(self._data_files[-1]), address, frames)]
 
     def _file(self, name: str, address: int, frames: Sequence[tuple[int, int]]) -> engine_job.FileRecord:
-        words: list[int] = []
-        end = 0
-        for offset, nbytes in frames:
-            words += (end, nbytes, 0, 1, -1, address + offset)
-            end += nbytes
-        self._written.append((name, end))
-        return os.path.join(self._directory, name), b"", end, np.asarray(words, np.int64)
+        lengths = [nbytes for _, nbytes in frames]
+        words = _plans.byte_segments(0, lengths, [address + offset for offset, _ in frames])
+        self._written.append((name, sum(lengths)))
+        return os.path.join(self._directory, name), b"", sum(lengths), words
 
     def note_checksums(self, checksums: Sequence[bytes]) -> None:
         """Takes the block checksums of the next files that have been written."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation import grid
+from waystation import _plans, grid
 from waystation._errors import InvalidInput
 from waystation._options import ArraySavingOptions
 from waystation.frameworks import dtypes
@@ -380,7 +380,7 @@ class _File:
         return kept
 
     def _add_memory(self, memory: NDArray[Any], nbytes: int) -> None:
-        self.words += [self.end, nbytes, 0, 1, -1, memory.ctypes.data]
+        self.words += _plans.byte_segment(self.end, nbytes, memory.ctypes.data)
         self.end += nbytes
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from waystation import _forks, _native
+from waystation import _forks, _native, _plans
 from waystation._errors import Cancelled, InvalidInput, WaystationError
 from waystation.runtime.transport.interface import Block, Key, Wanted
 
@@ -79,15 +79,15 @@ class TcpTransport:
 
     def offer(self, blocks: Mapping[Key, Block]) -> None:
         """See `Transport.offer`."""
-        words = np.empty((len(blocks), 6), np.int64)
+        offers = []
         lent = {}
-        for row, (key, block) in zip(words, blocks.items(), strict=True):
+        for key, block in blocks.items():
             number = next(self._numbers)
             lent[number] = array = np.ascontiguousarray(block)
-            row[:] = (*key, array.ctypes.data, array.nbytes, number)
+            offers.append((*key, array.ctypes.data, array.nbytes, number))
         self._lent.update(lent)
         try:
-            self._native.offer(words)
+            self._native.offer(_plans.of_rows(_plans.OFFER, offers))
         except BaseException:
             for number in lent:
                 self._lent.pop(number, None)
@@ -102,13 +102,12 @@ class TcpTransport:
                 for than one host may be at a time.
         """
         blocks = _memory(wanted)
-        words = np.empty((len(wanted), 5), np.int64)
-        for row, each, block in zip(words, wanted, blocks, strict=True):
-            row[:] = (*each.key, block.ctypes.data, block.nbytes)
+        places = [(block.ctypes.data, block.nbytes) for block in blocks]
+        rows = [(*each.key, *place) for each, place in zip(wanted, places, strict=True)]
         number = next(self._numbers)
         self._lent[number] = blocks
         try:
-            native = self._native.fetch(address, words, number, deadline_s)
+            native = self._native.fetch(address, _plans.of_rows(_plans.FETCH, rows), number, deadline_s)
         except BaseException:
             self._lent.pop(number, None)
             raise
