@@ -335,6 +335,9 @@ def place_shard(
     data each box begins, and how long the data are.
     """
 
+def place_hosts(domains: Sequence[str], copies: int, /) -> list[list[int]]:
+    """The groups of hosts, given by their failure domains, that keep so many copies of their shards."""
+
 @final
 class AgentClient:
     """This process, as the agent of its host knows it.

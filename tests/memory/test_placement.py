@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,9 +12,6 @@ from hypothesis import strategies as st
 
 from waystation.errors import InvalidInput
 from waystation.memory import Placement, place
-
-# What the agent's twin in Rust is tested with.
-VECTORS = Path(__file__).parents[2] / "crates" / "waystation-agent" / "tests" / "placements.json"
 
 
 def sizes_of_domains(host_count: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
@@ -163,12 +158,3 @@ def test_wrong_plans_are_refused() -> None:
         Placement(1, ())
     with pytest.raises(InvalidInput, match="3 copies need groups"):
         Placement(3, ((0, 1),))
-
-
-def test_groups_that_agents_find_too() -> None:
-    vectors = json.loads(VECTORS.read_text())
-    assert len(vectors) >= 80
-    for vector in vectors:
-        domains = [f"{number:03}" for number in vector["domains"]]
-        found = place(len(domains), vector["copies"], domains)
-        assert [list(group) for group in found.groups] == vector["groups"], vector

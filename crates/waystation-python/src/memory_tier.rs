@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use waystation_agent::client::{Client, Saved, Shard};
 use waystation_agent::local::message::{At, Beginning, HexNumber, Request, SlotReport, Standing, Status};
+use waystation_agent::protocol::placement;
 use waystation_agent::reader::SlotReader;
 use waystation_agent::writer::Placed;
 use waystation_format::slot::{Entry, Id, ItemBox, Version, encode_contents, place};
@@ -24,6 +25,7 @@ type EntryTuple = (String, String, Vec<u64>, Vec<u64>, Vec<u64>, u64);
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(place_shard, module)?)?;
+    module.add_function(wrap_pyfunction!(place_hosts, module)?)?;
     module.add_class::<AgentClient>()?;
     module.add_class::<HeldShard>()
 }
@@ -38,6 +40,12 @@ fn place_shard(py: Python<'_>, entries: Vec<EntryTuple>) -> PyResult<(Bound<'_, 
         Ok((encode_contents(&placed, data_bytes)?, offsets, data_bytes))
     })?;
     Ok((PyBytes::new(py, &contents), offsets, data_bytes))
+}
+
+#[pyfunction]
+#[pyo3(signature = (domains, copies, /))]
+fn place_hosts(py: Python<'_>, domains: Vec<String>, copies: usize) -> Vec<Vec<usize>> {
+    py.detach(|| placement::place(&domains, copies))
 }
 
 fn entry_at(((path, dtype, array_shape, offset, shape, length), &place): (EntryTuple, &u64)) -> Entry {

@@ -1,4 +1,4 @@
-"""Which hosts keep copies of whose shards.
+"""Which hosts keep copies of whose shards: the plan that the agents follow, which they make themselves.
 
 The strategy is that of GEMINI (Wang et al., SOSP 2023): hosts form groups of as many as there are copies, and
 in a group everybody keeps the shards of all; fewer distinct sets of holders mean fewer combinations of losses
@@ -20,12 +20,11 @@ hosts and m copies:
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from waystation import _native
 from waystation._arguments import INTEGER, require_type
 from waystation.errors import InvalidInput
 
@@ -133,108 +132,7 @@ def place(host_count: int, copies: int, domains: Sequence[str] | None = None) ->
             f"{copies} copies of each shard cannot be kept by {host_count} hosts; ask for 1 to {host_count}"
         )
     named = None if domains is None else tuple(domains)
-    in_order = Placement(copies, _consecutive_groups(host_count, copies), named)
-    if named is None or in_order.least_domains == copies:
-        return in_order
-    dealt = [
-        Placement(copies, _deal(named, sizes, copies), named) for sizes in _group_sizes(host_count, copies)
-    ]
-    # The first of the best: they begin with those that have the fewest different sets of holders.
-    return max([in_order, *dealt], key=lambda found: (found.least_domains, found.total_domains))
-
-
-def _consecutive_groups(host_count: int, copies: int) -> tuple[tuple[int, ...], ...]:
-    last = (host_count // copies - 1) * copies
-    groups = [tuple(range(first, first + copies)) for first in range(0, last, copies)]
-    return (*groups, tuple(range(last, host_count)))
-
-
-def _group_sizes(host_count: int, copies: int) -> Iterator[list[int]]:
-    """Sizes of groups, rings last: what is left over is in one ring at first, then in more and more."""
-    count, left_over = divmod(host_count, copies)
-    for most in range(max(left_over, 1), 0, -1):
-        extras = [most] * (left_over // most) + [left_over % most] * (left_over % most > 0)
-        if len(extras) <= count:
-            yield [copies] * (count - len(extras)) + [copies + extra for extra in sorted(extras)]
-
-
-def _deal(domains: Sequence[str], sizes: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
-    """Deals the hosts to groups of these sizes, one domain after the other, the largest first."""
-    hosts_of: dict[str, list[int]] = {}
-    for host, domain in enumerate(domains):
-        hosts_of.setdefault(domain, []).append(host)
-    table = _Table(sizes, copies)
-    for hosts in sorted(hosts_of.values(), key=lambda hosts: (-len(hosts), hosts[0])):
-        table.deal(hosts)
-    return tuple(
-        tuple(sorted(members)) if len(members) == copies else _arrange(members, domains)
-        for members in table.groups
-    )
-
-
-class _Table:
-    """Groups that are being filled.
-
-    A host goes where it puts its domain into the most sets of holders that had none of it: the first of a
-    domain into every group, then a second into each ring, where one cannot be in all sets. The others have no
-    such use and go where most room is left, so that there is a place for each later domain in as many groups
-    as can be. Among groups in which a host is of the same use, most room decides too: for domains of at most
-    as many hosts as there are groups, that is Ryser's construction of a matrix of zeros and ones with given
-    sums, which finds groups without repeated domains if there are any.
-
-    Attributes:
-        groups: The members so far, those of one domain side by side.
-    """
-
-    def __init__(self, sizes: Sequence[int], copies: int) -> None:
-        self.groups: list[list[int]] = [[] for _ in sizes]
-        self._room = list(sizes)
-        self._rings = [number for number, size in enumerate(sizes) if size > copies]
-        # By room, then by number. An entry whose room is no longer that of its group is passed over.
-        self._roomiest = [(-size, number) for number, size in enumerate(sizes)]
-        heapq.heapify(self._roomiest)
-
-    def deal(self, hosts: Sequence[int]) -> None:
-        """Deals the hosts of a domain."""
-        waiting = iter(hosts)
-        firsts = [self._take_roomiest() for _ in range(min(len(hosts), self._open_count()))]
-        for number in firsts:
-            self._put(next(waiting), number)
-        left = len(hosts) - len(firsts)
-        rings = sorted((ring for ring in self._rings if self._room[ring]), key=lambda ring: -self._room[ring])
-        for number in rings[:left]:
-            self._put(next(waiting), number)
-        for host in waiting:
-            self._put(host, self._take_roomiest())
-
-    def _open_count(self) -> int:
-        return sum(room > 0 for room in self._room)
-
-    def _take_roomiest(self) -> int:
-        while True:
-            room, number = heapq.heappop(self._roomiest)
-            if -room == self._room[number]:
-                return number
-
-    def _put(self, host: int, number: int) -> None:
-        self.groups[number].append(host)
-        self._room[number] -= 1
-        if self._room[number]:
-            heapq.heappush(self._roomiest, (-self._room[number], number))
-
-
-def _arrange(members: Sequence[int], domains: Sequence[str]) -> tuple[int, ...]:
-    """The order of a ring: a domain that has several of its members is met by every set of holders.
-
-    A set of holders lacks fewer than half of the members, all neighbours. Members of one domain are put half
-    a ring apart, or one place less, so never all of them among those.
-    """
-    size, half = len(members), len(members) // 2
-    counts = Counter(domains[host] for host in members)
-    # Sorting is stable, so members of one domain stay side by side.
-    in_turn = sorted(members, key=lambda host: (-counts[domains[host]], domains[host]))
-    ring = [0] * size
-    for turn, host in enumerate(in_turn):
-        place_in_ring = turn * half % size if size % 2 else turn // 2 + turn % 2 * half
-        ring[place_in_ring] = host
-    return tuple(ring)
+    if named is not None and len(named) != host_count:
+        raise InvalidInput(f"there are {host_count} hosts, and domains of {len(named)}")
+    groups = _native.place_hosts(list(map(str, range(host_count))) if named is None else named, copies)
+    return Placement(copies, tuple(map(tuple, groups)), named)

@@ -1,7 +1,6 @@
 //! Which hosts keep copies of whose shards: GEMINI's groups and rings, with failure domains.
 //!
-//! The twin of `waystation.memory.placement`, which says what is promised and why: the same hosts give the same groups.
-//! A group of as many members as there are copies keeps all of its shards everywhere; in a larger one, a ring, a shard
+//! `waystation.memory.placement` says what is promised and why, and `tests/memory/test_placement.py` proves it. A group of as many members as there are copies keeps all of its shards everywhere; in a larger one, a ring, a shard
 //! is kept by its owner and the next members. Invariant: every host is in one group, none is smaller than the copies.
 
 use std::cmp::Reverse;
@@ -117,8 +116,14 @@ fn deal<D: Ord>(domains: &[D], sizes: &[usize], copies: usize) -> Vec<Vec<usize>
     table.groups
 }
 
-/// Groups that are being filled. A host goes where it puts its domain into the most sets of holders that had none of it:
-/// the first of a domain into every group, then a second into each ring; the others where most room is left.
+/// Groups that are being filled.
+///
+/// A host goes where it puts its domain into the most sets of holders that had none of it: the first of a domain into
+/// every group, then a second into each ring, where one cannot be in all sets. The others have no such use and go where
+/// most room is left, so that there is a place for each later domain in as many groups as can be. Among groups in which a
+/// host is of the same use, most room decides too: for domains of at most as many hosts as there are groups, that is
+/// Ryser's construction of a matrix of zeros and ones with given sums, which finds groups without repeated domains if
+/// there are any.
 struct Table {
     groups: Vec<Vec<usize>>,
     room: Vec<usize>,

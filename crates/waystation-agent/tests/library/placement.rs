@@ -1,4 +1,4 @@
-//! Who keeps whose shards: the same as `waystation.memory.placement` says, whose promises its own tests prove.
+//! Who keeps whose shards. `tests/memory/test_placement.py` proves what is promised of it.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use waystation_agent::protocol::names::AgentId;
 use waystation_agent::protocol::placement::{holders_of, place};
 
-/// Groups that Python has found; `tests/memory/test_placement.py` sees that it still does.
+/// Groups that agents of earlier versions have found: all agents of a cluster must find the same.
 const VECTORS: &str = include_str!("../placements.json");
 
 #[derive(Deserialize)]
@@ -19,7 +19,7 @@ struct Vector {
 }
 
 #[test]
-fn groups_are_those_of_the_python_twin() {
+fn groups_stay_what_they_were() {
     let vectors: Vec<Vector> = serde_json::from_str(VECTORS).expect("they are JSON");
     assert!(vectors.len() >= 80);
     for Vector { domains, copies, groups } in vectors {
