@@ -55,7 +55,7 @@ def read_kind(axes: int) -> Kind:
 def of_columns(kind: Kind, /, **columns: Any) -> Words:
     """The words of records by their columns. The first is an array; another may be one number for all."""
     assert columns.keys() == kind.fields.keys(), f"{columns.keys()} are not the columns of {kind}"  # type: ignore[union-attr]
-    records = np.empty(len(next(iter(columns.values()))), kind)
+    records = np.empty(len(columns[kind.names[0]]), kind)  # type: ignore[index]
     for field, column in columns.items():
         records[field] = column
     return records.view(np.int64)
@@ -76,6 +76,13 @@ def byte_reads(files: ArrayLike, offsets: ArrayLike, lengths: ArrayLike, destina
         ndim=0,
         destination=destinations,
     )
+
+
+def reads(axes: int, /, **columns: Any) -> Words:
+    """Reads of boxes of chunks that have so many axes: a row of words for each."""
+    kind = read_kind(axes)
+    columns = {field: column for field, column in columns.items() if axes or field not in _OF_AXES}
+    return of_columns(kind, ndim=axes, **columns).reshape(-1, kind.itemsize // WORD_BYTES)
 
 
 def part(

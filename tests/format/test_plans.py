@@ -34,10 +34,8 @@ def read(record: dict[str, Any]) -> tuple[int, ...]:
 
 
 def read_by_columns(record: dict[str, Any]) -> _plans.Words:
-    axes = len(record["shape"])
-    kind = _plans.read_kind(axes)
-    columns = {field: [value] for field, value in record.items() if axes or not isinstance(value, list)}
-    return _plans.of_columns(kind, **columns, ndim=axes)
+    made = _plans.reads(len(record["shape"]), **{field: [value] for field, value in record.items()})
+    return made.ravel()
 
 
 def decode(record: dict[str, Any]) -> tuple[int, ...]:
@@ -105,6 +103,13 @@ def test_there_are_plans_without_records() -> None:
     assert not len(_plans.of_rows(_plans.OFFER, []))
     assert not len(_plans.byte_reads([], [], [], []))
     assert not len(_plans.byte_segments(8, [], []))
+    for axes in (0, 2):
+        of_axes: np.ndarray = np.empty((0, axes), np.int64)
+        columns = dict.fromkeys(
+            ("file", "chunk_offset", "item_bytes", "destination"), of_axes[:, 0:0].ravel()
+        )
+        columns |= dict.fromkeys(("chunk_shape", "offset", "shape", "strides"), of_axes)
+        assert _plans.reads(axes, **columns).shape == (0, 5 + 4 * axes)
 
 
 def test_a_column_too_few_is_noticed() -> None:

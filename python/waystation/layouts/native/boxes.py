@@ -421,18 +421,17 @@ def _joined(whole: _Extents, decoded: tables.Tables, pieces: _Pieces) -> tuple[N
     for ndim, rows in by_axes:
         order, of_axes = rows[:, 0], _of_axes(rows, ndim)
         chunk_offset, chunk_shape, offset, shape, box_offset, strides = of_axes.transpose(1, 0, 2)
-        records = _plans.of_columns(
-            _plans.read_kind(ndim),
+        records = _plans.reads(
+            ndim,
             file=files[order],
             chunk_offset=offsets[order],
             item_bytes=rows[:, 3],
-            ndim=ndim,
             chunk_shape=chunk_shape,
             offset=offset - chunk_offset,
             shape=shape,
             destination=rows[:, 4] + ((offset - box_offset) * strides).sum(axis=1),
             strides=strides,
-        ).reshape(len(rows), -1)
+        )
         words[starts[order][:, None] + np.arange(records.shape[1])] = records
     return words, used.tolist()
 
