@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,15 @@ def test_names_follow_the_format(tmp_path: Path) -> None:
         assert steps_of(again) == [12, 13]
         assert again.delete(12)
         assert not (tmp_path / "step_000012").exists()
+
+
+def test_a_step_that_is_still_being_saved_is_deleted_once_it_is_there(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save_async(1, {"x": np.zeros(10_000_000)})
+        assert checkpointer.delete(1)
+        checkpointer.save_async(2, {"x": np.zeros(10_000_000)})
+        assert checkpointer.delete_async(2).result()
+        assert (list(checkpointer.checkpoints), os.listdir(tmp_path)) == ([], [])
 
 
 def test_a_step_is_deleted_whole_or_in_part(tmp_path: Path) -> None:

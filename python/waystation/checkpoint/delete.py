@@ -39,6 +39,8 @@ def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok
     deletion by Orbax has left that did not end. The other checkpointables can be loaded all the time; who is
     loading the one that is deleted gets an error.
 
+    It acts on what is committed: a save in the background that has not ended goes on, and commits later.
+
     Args:
         path: The checkpoint.
         checkpointable_name: Which checkpointable; None for the whole checkpoint.
