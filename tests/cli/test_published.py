@@ -77,3 +77,17 @@ def test_what_was_never_summed(model: Path, run) -> None:
 def test_checkpoints_are_verified_as_such(tmp_path: Path, run) -> None:
     waystation.save(tmp_path / "checkpoint", {"w": np.ones(3)})
     assert run("verify", tmp_path / "checkpoint").out.startswith("[DIR]/checkpoint: intact")
+    for inside in (tmp_path / "checkpoint" / "state", next((tmp_path / "checkpoint").rglob("*.safetensors"))):
+        outcome = run("verify", inside)
+        assert outcome.code == 2
+        assert "'waystation verify [DIR]/checkpoint' check them" in outcome.err
+
+
+def test_what_cannot_be_verified_is_not_advised_to_be_verified(tmp_path: Path, run) -> None:
+    (tmp_path / "empty.safetensors").touch()
+    outcome = run("verify", tmp_path / "empty.safetensors")
+    assert outcome.code == 2
+    assert "is too short for a safetensors header" in outcome.err
+    assert "hint" not in outcome.err
+    outcome = run("sum", tmp_path / "empty.safetensors")
+    assert "'waystation verify PATH' lists all damage" in outcome.err

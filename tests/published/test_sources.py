@@ -91,6 +91,8 @@ def test_our_own_checkpoints(tmp_path: Path) -> None:
         "a.b": [0, 1, 2, 3, 4, 5],
         "c": [[1, 1, 1], [1, 1, 1]],
     }
+    with pytest.raises(errors.NotFound, match=rf"a checkpoint; waystation\.load\('{tmp_path}/checkpoint'\)"):
+        waystation.safetensors.load(tmp_path / "checkpoint", framework="numpy")
 
 
 # ---- what is refused ---------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def _verify(
     traceback: Traceback = False,
 ) -> None:
     """Read a checkpoint (or a model that was summed) whole and check every checksum. Damage exits with 1."""
-    with reporting(as_json, traceback) as output:
+    with reporting(as_json, traceback, verifies=True) as output:
         from waystation.cli.commands import published, verify
 
         if not every and published.is_model(path):

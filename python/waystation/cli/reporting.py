@@ -31,8 +31,14 @@ _HINTS = {
 
 
 @contextmanager
-def reporting(as_json: bool, show_traceback: bool) -> Iterator[Output]:
-    """Gives a command its output, and ends the process with the exit code that belongs to its outcome."""
+def reporting(as_json: bool, show_traceback: bool, *, verifies: bool = False) -> Iterator[Output]:
+    """Gives a command its output, and ends the process with the exit code that belongs to its outcome.
+
+    Args:
+        as_json: Whether stdout is for one JSON document.
+        show_traceback: Whether to show the traceback of an error.
+        verifies: Whether the command is `verify`, which is then not advised.
+    """
     from waystation.errors import WaystationError
 
     output = Output(as_json=as_json)
@@ -51,11 +57,12 @@ def reporting(as_json: bool, show_traceback: bool) -> Iterator[Output]:
             sys.stdout.close()
         raise typer.Exit(PIPE_CLOSED) from None
     except WaystationError as error:
-        _report(output, error.kind, error.message, _shown_context(error), show_traceback)
+        hint = None if verifies and error.kind == "Corrupt" else _HINTS.get(error.kind)
+        _report(output, error.kind, error.message, _shown_context(error), hint, show_traceback)
         raise typer.Exit(FAILED) from None
     except Exception as error:
         message = f"unexpected {type(error).__name__}: {error}"
-        _report(output, "Internal", message, {}, show_traceback)
+        _report(output, "Internal", message, {}, _HINTS["Internal"], show_traceback)
         raise typer.Exit(FAILED) from None
 
 
@@ -68,10 +75,12 @@ def _shown_context(error: Any) -> dict[str, Any]:
     }
 
 
-def _report(output: Output, kind: str, message: str, context: dict[str, Any], show_traceback: bool) -> None:
+def _report(
+    output: Output, kind: str, message: str, context: dict[str, Any], hint: str | None, show_traceback: bool
+) -> None:
     if show_traceback:
         output.note(tracebacks.format_exc().rstrip())
-    hint = None if "waystation" in message or "; " in message else _HINTS.get(kind)
+    hint = None if "waystation" in message or "; " in message else hint
     lines = [plain(line) for line in message.split("\n")]
     output.note("\n".join([f"error: {lines[0]}", *lines[1:]]), style="red")
     for key, value in context.items():

@@ -24,12 +24,10 @@ from waystation._errors import (
     Unsupported,
     WaystationError,
 )
-from waystation.layouts.native import names
 from waystation.layouts.native.records import dump_json
-from waystation.layouts.orbax import checkpoint as orbax
 from waystation.safetensors.headers import LENGTH_BYTES, LIMIT_BYTES, Header, check_unchanged
 from waystation.safetensors.index import SUFFIX, read_index
-from waystation.safetensors.sources import WHOLE_FILE, Files, find
+from waystation.safetensors.sources import WHOLE_FILE, Files, checkpoint_of, find
 from waystation.storage import write_lock
 from waystation.storage.attempts import new_attempt_id, remove_dead
 
@@ -126,12 +124,7 @@ def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _to
     require_function("on_progress", on_progress)
     headers = find(files)
     for directory in dict.fromkeys(os.path.dirname(header.path) for header in headers):
-        if is_in_checkpoint(directory):
-            raise InvalidInput(
-                f"'{directory}' is (in) a checkpoint, which has checksums of its own: loads of it and "
-                "'waystation verify' check them",
-                path=directory,
-            )
+        _refuse_checkpoint(directory)
     summed = _sum(headers, on_progress)
     by_directory: dict[str, list[tuple[Header, FileChecksums]]] = {}
     for header, found in zip(headers, summed, strict=True):
@@ -144,14 +137,6 @@ def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _to
             known |= {os.path.basename(header.path): found for header, found in pairs}
             written.append(_write(directory, known))
     return written
-
-
-def is_in_checkpoint(directory: str) -> bool:
-    """Whether a directory is a checkpoint, of ours or of Orbax, or a checkpointable of one."""
-    return any(
-        storage.is_file(os.path.join(each, names.RECORD)) or orbax.is_checkpoint(each)
-        for each in (directory, os.path.dirname(directory))
-    )
 
 
 def forget_checksums(directory: str, file_names: Sequence[str]) -> None:
@@ -307,15 +292,27 @@ def require_checksums(
     """The checksums of files that all have some.
 
     Raises:
-        InvalidInput: One has none.
+        InvalidInput: One has none, or is a file of a checkpoint.
     """
     for header, own in zip(headers, found, strict=True):
         if own is None:
+            _refuse_checkpoint(os.path.dirname(header.path))
             raise InvalidInput(
                 "there are no checksums of the file; run 'waystation sum' where it is known to be whole",
                 path=header.path,
             )
     return [own for own in found if own is not None]
+
+
+def _refuse_checkpoint(directory: str) -> None:
+    """Refuses files of checkpoints."""
+    checkpoint = checkpoint_of(directory)
+    if checkpoint is not None:
+        raise InvalidInput(
+            f"'{directory}' is (in) a checkpoint, which has checksums of its own: loads of it and "
+            f"'waystation verify {checkpoint}' check them",
+            path=directory,
+        )
 
 
 def blocks_of(header: Header, checksums: FileChecksums | None) -> bytes | None:

@@ -22,8 +22,9 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from waystation import _forks, _native, storage
 from waystation._errors import Conflict, InvalidInput, NotFound
 from waystation.safetensors import replacing
-from waystation.safetensors.checksums import forget_checksums, is_in_checkpoint
+from waystation.safetensors.checksums import forget_checksums
 from waystation.safetensors.index import encode_index
+from waystation.safetensors.sources import checkpoint_of
 from waystation.storage import write_lock
 from waystation.storage.attempts import new_attempt_id, remove_dead_exports
 
@@ -95,7 +96,7 @@ class Destination:
     def _check(self) -> None:
         if storage.is_there(self.directory) and not storage.is_directory(self.directory):
             raise InvalidInput(f"'{self.directory}' is not a directory", path=self.directory)
-        if is_in_checkpoint(self.directory):
+        if checkpoint_of(self.directory) is not None:
             raise InvalidInput(
                 f"'{self.directory}' is (in) a checkpoint; write to elsewhere", path=self.directory
             )

@@ -21,6 +21,8 @@ from waystation._errors import (
     WaystationError,
     WrongType,
 )
+from waystation.layouts.native.names import RECORD
+from waystation.layouts.orbax import checkpoint as orbax
 from waystation.safetensors.headers import Header, read_headers
 from waystation.safetensors.index import SUFFIX, Index, read_index
 from waystation.storage.foreign import described, hub_advice
@@ -150,11 +152,26 @@ def _in_directory(directory: str) -> tuple[list[str], Index | None]:
     revision = _cached_revision(directory, names)
     if revision is not None:
         return _in_directory(revision)
+    checkpoint = checkpoint_of(directory)
+    if checkpoint is not None:
+        raise NotFound(
+            f"there is no safetensors file in '{directory}', which is (in) a checkpoint; "
+            f"waystation.load('{checkpoint}') reads that",
+            path=directory,
+        )
     foreign = described(directory)
     raise NotFound(
         f"there is no safetensors file in '{directory}'" + (f", which is {foreign}" if foreign else ""),
         path=directory,
     )
+
+
+def checkpoint_of(directory: str) -> str | None:
+    """The checkpoint, of ours or of Orbax, that a directory is or is a checkpointable of; None if none."""
+    for each in (directory, os.path.dirname(directory)):
+        if storage.is_file(os.path.join(each, RECORD)) or orbax.is_checkpoint(each):
+            return each
+    return None
 
 
 def _check_numbers(directory: str, names: Sequence[str]) -> None:
