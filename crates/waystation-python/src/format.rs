@@ -229,22 +229,32 @@ fn build_safetensors_header<'py>(
     metadata: Option<Bound<'py, PyDict>>,
     align_bytes: u64,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let tensors = tensors.iter().map(planned).collect::<PyResult<Vec<_>>>()?;
+    // Tensors are many and of few kinds, of which Python passes the same objects again and again.
+    let mut known: HashMap<(usize, usize), (Dtype, Vec<u64>)> = HashMap::new();
+    let mut plan = |(name, dtype, shape): &PlannedTensor<'py>| {
+        let name = text(name)?;
+        let kind = (dtype.as_ptr() as usize, shape.as_ptr() as usize);
+        if !known.contains_key(&kind) {
+            known.insert(kind, kind_of(&name, dtype, shape)?);
+        }
+        let (dtype, shape) = &known[&kind];
+        Ok(Planned { name: name.into(), dtype: *dtype, shape: shape.clone().into() })
+    };
+    let tensors = tensors.iter().map(&mut plan).collect::<PyResult<Vec<_>>>()?;
     let metadata = metadata.map(|metadata| text_pairs(&metadata)).transpose()?;
     let build = || guarded(|| safetensors::build(&tensors, metadata.as_deref(), align_bytes));
     Ok(PyBytes::new(py, &py.detach(build)?))
 }
 
-fn planned((name, dtype, shape): &PlannedTensor<'_>) -> PyResult<Planned<'static>> {
-    let name = text(name)?;
-    let about = |message: String| to_py(invalid(message).with("tensor", name.as_str()));
-    let Some(dtype) = Dtype::from_name(&text(dtype)?) else {
+fn kind_of(name: &str, dtype: &Bound<'_, PyString>, shape: &Bound<'_, PyAny>) -> PyResult<(Dtype, Vec<u64>)> {
+    let about = |message: String| to_py(invalid(message).with("tensor", name));
+    let Some(found) = Dtype::from_name(&text(dtype)?) else {
         return Err(about(format!("safetensors has no dtype {dtype:?}")));
     };
-    let Ok(shape) = shape.extract::<Vec<u64>>() else {
+    let Ok(extents) = shape.extract::<Vec<u64>>() else {
         return Err(about(format!("the shape {shape:?} does not consist of unsigned 64-bit extents")));
     };
-    Ok(Planned { name: name.into(), dtype, shape: shape.into() })
+    Ok((found, extents))
 }
 
 fn text_pairs(pairs: &Bound<'_, PyDict>) -> PyResult<Vec<(String, String)>> {

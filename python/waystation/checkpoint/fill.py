@@ -8,6 +8,7 @@ is filled and the leaves are made (`transfers/filling.py`), where other processe
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -150,31 +151,49 @@ class _Batch:
 @paused_collection()
 def _sort(opened: Opened, decided: Decided, loading: ArrayLoadingOptions, leaves: _Leaves) -> list[_Batch]:
     """Converts scalars at once and sorts array leaves by the codec that makes them."""
+    if decided.abstracts is None:
+        return _sort_as_saved(opened, decided, loading, leaves)
     batches: dict[str, _Batch] = {}
-    known: dict[object, _Batch] = {}  # by the type of the abstract leaf, or the framework of the stored one
-    abstracts = decided.abstracts
+    known: dict[type, _Batch] = {}
     arrays = opened.tree.arrays
-    for number, leaf in enumerate(decided.stored):
-        abstract = None if abstracts is None else abstracts[number]
+    for number, (leaf, abstract) in enumerate(zip(decided.stored, decided.abstracts, strict=True)):
         is_array = type(leaf) is ArrayLeaf
         if leaf is wanted.PLACEHOLDER:
             leaves.made[number] = leaf
             continue
-        if not is_array and (abstract is None or is_scalar(abstract)):
-            leaves.made[number] = leaf if abstract is None else _converted(leaf, abstract, decided, number)
+        if not is_array and is_scalar(abstract):
+            leaves.made[number] = _converted(leaf, abstract, decided, number)
             continue
-        value = None if is_array else _as_array(leaf, decided, number)
-        stored = arrays[leaf.array] if value is None else registry.stored_scalar(value)
-        kind = stored.framework if abstract is None else type(abstract)
-        batch = known.get(kind)
+        batch = known.get(type(abstract))
         if batch is None:
-            codec = _codec(stored, abstract, loading)
-            batch = known[kind] = batches.setdefault(codec.name, _Batch(codec))
-        if value is not None:
-            batch.values[len(batch.numbers)] = value
+            codec = _codec_for(abstract)
+            batch = known[type(abstract)] = batches.setdefault(codec.name, _Batch(codec))
+        if not is_array:
+            value = batch.values[len(batch.numbers)] = _as_array(leaf, decided, number)
         batch.numbers.append(number)
-        batch.stored.append(stored)
+        batch.stored.append(arrays[leaf.array] if is_array else registry.stored_scalar(value))
         batch.arrays.append(leaf.array if is_array else -1)
+    return list(batches.values())
+
+
+def _sort_as_saved(
+    opened: Opened, decided: Decided, loading: ArrayLoadingOptions, leaves: _Leaves
+) -> list[_Batch]:
+    """Takes scalars as they are and sorts array leaves by the codec that has saved them."""
+    leaves.made[:] = decided.stored
+    numbers = [number for number, leaf in enumerate(decided.stored) if type(leaf) is ArrayLeaf]
+    arrays = [decided.stored[number].array for number in numbers]
+    stored = list(map(opened.tree.arrays.__getitem__, arrays))
+    frameworks = [array.framework for array in stored]
+    batches: dict[str, _Batch] = {}
+    for framework in dict.fromkeys(frameworks):
+        name = "numpy" if loading.restore_on_host else framework
+        codec = registry.available_codec(name)
+        batch = batches.setdefault(codec.name, _Batch(codec))
+        own = [own == framework for own in frameworks]
+        batch.numbers += itertools.compress(numbers, own)
+        batch.stored += itertools.compress(stored, own)
+        batch.arrays += itertools.compress(arrays, own)
     return list(batches.values())
 
 
@@ -186,11 +205,7 @@ def _as_array(value: Scalar, decided: Decided, number: int) -> np.ndarray[Any, A
     return array
 
 
-def _codec(stored: StoredArray, abstract: Any, loading: ArrayLoadingOptions) -> Codec:
-    if abstract is None:
-        if loading.restore_on_host:
-            return registry.codec_by_name("numpy")
-        return registry.available_codec(stored.framework)
+def _codec_for(abstract: Any) -> Codec:
     codec = None if is_scalar(abstract) else registry.codec_for(abstract)
     return registry.codec_by_name("numpy") if codec is None else codec
 

@@ -138,6 +138,8 @@ def decode_nodes(value: Any, path: str) -> list[Node]:
     nodes: list[Node] = []
     awaited, last = 1, len(value) - 1  # nodes that must still come; the number of the last one
     for number, item in enumerate(value):
+        if number < len(nodes):  # one of several leaves that were taken together
+            continue
         if awaited == 0:
             raise Corrupt(f"a tree structure ends at node {number} but goes on", path=path, node=number)
         if type(item) is int and item == 0:
@@ -150,6 +152,10 @@ def decode_nodes(value: Any, path: str) -> list[Node]:
             raise error.where(path=path, node=number) from None
         nodes.append(node)
         awaited += node.count - 1
+        children = value[number + 1 : number + 1 + node.count]
+        if children and not any(children) and set(map(type, children)) == {int}:
+            nodes += [LEAF] * node.count
+            awaited -= node.count
     if awaited:
         raise Corrupt(f"a tree structure lacks {awaited} of its nodes", path=path)
     return nodes

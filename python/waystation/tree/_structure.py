@@ -7,6 +7,8 @@ of what a file holds: kinds, tags and keys, not live classes or static data.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -82,7 +84,7 @@ class Structure:
             Corrupt: The value is not a structure.
         """
         nodes = decode_nodes(value, path)
-        found = sum(node is LEAF for node in nodes)
+        found = sum(map(operator.is_, nodes, itertools.repeat(LEAF)))
         if leaf_count is not None and found != leaf_count:
             raise Corrupt(f"a tree structure has {found} leaves where {leaf_count} are described", path=path)
         return cls(nodes, found)

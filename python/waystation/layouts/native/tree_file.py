@@ -20,7 +20,7 @@ from waystation._distinct import distinct_objects
 from waystation._errors import Corrupt, WaystationError
 from waystation.frameworks.base import StoredArray
 from waystation.layouts.native.records import dump_json, load_json
-from waystation.layouts.opened import ArrayLeaf, Scalar, StoredTree
+from waystation.layouts.opened import ArrayLeaf, Leaf, Scalar, StoredTree
 from waystation.tree import Structure
 
 _EXTENT_LIMIT = 1 << 62
@@ -72,7 +72,11 @@ def decode(data: bytes, path: str) -> StoredTree:
         encoded = body["leaves"]
         numbers = [leaf for leaf in encoded if type(leaf) is int]
         _require(numbers == list(range(len(arrays))), "array leaves are not numbered in order")
-        leaves = [ArrayLeaf(leaf) if type(leaf) is int else _decode_scalar(leaf) for leaf in encoded]
+        leaves: list[Leaf]
+        if len(numbers) == len(encoded):
+            leaves = list(map(ArrayLeaf, numbers))
+        else:
+            leaves = [ArrayLeaf(leaf) if type(leaf) is int else _decode_scalar(leaf) for leaf in encoded]
         _require(len(leaves) == structure.leaf_count, "leaves and structure differ in number")
     except WaystationError:
         raise
