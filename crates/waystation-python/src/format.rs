@@ -1,6 +1,7 @@
 //! The `# format` section of `_native.pyi`: headers, tables and sealed JSON. Pure calls on bytes.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
@@ -234,10 +235,10 @@ fn build_safetensors_header<'py>(
     let mut plan = |(name, dtype, shape): &PlannedTensor<'py>| {
         let name = text(name)?;
         let kind = (dtype.as_ptr() as usize, shape.as_ptr() as usize);
-        if !known.contains_key(&kind) {
-            known.insert(kind, kind_of(&name, dtype, shape)?);
-        }
-        let (dtype, shape) = &known[&kind];
+        let (dtype, shape) = match known.entry(kind) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(place) => place.insert(kind_of(&name, dtype, shape)?),
+        };
         Ok(Planned { name: name.into(), dtype: *dtype, shape: shape.clone().into() })
     };
     let tensors = tensors.iter().map(&mut plan).collect::<PyResult<Vec<_>>>()?;
