@@ -87,10 +87,11 @@ def describe(state: Any) -> Described:
     """
     values, structure = flatten(state)
     codecs = _codecs(values, structure)
-    leaves: list[Leaf] = list(values)
     numbers = [number for number, name in enumerate(codecs) if name is not None]
-    for array, number in enumerate(numbers):
-        leaves[number] = ArrayLeaf(array)
+    arrays = map(ArrayLeaf, range(len(numbers)))
+    leaves: list[Leaf] = [
+        value if name is None else next(arrays) for value, name in zip(values, codecs, strict=True)
+    ]
     paths = structure.labels()
     labels = paths if len(paths) == len(numbers) else list(map(paths.__getitem__, numbers))
     described = Described(
