@@ -155,7 +155,7 @@ def check_state_larger_than_memory(client: pw.Client, directory: str) -> None:
         np.ones(LARGE, np.float32)
     state = {"a": fill(np.float32(1)), "b": fill(np.float32(2))}
     state["b"] = add(state["a"], state["b"])
-    path = os.path.join(directory, "large")
+    path = Path(directory, "large")
     client.save(path, state)
     loaded = client.load(path, state)
     assert float(total(add(loaded["a"], loaded["b"]))) == 4.0 * LARGE

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import pickle
 import queue
 import socket
+import struct
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from pickle import PicklingError
 from typing import Any, TypeVar
 
@@ -20,6 +24,7 @@ from waystation.errors import Internal, InvalidInput, NotFound, Unavailable
 from waystation.runtime.cluster import calls as calls_of_programs
 from waystation.runtime.cluster.calls import ClientCalls
 from waystation.runtime.cluster.connection import Connection
+from waystation.runtime.control import packing
 from waystation.runtime.control.connector import Connector
 from waystation.runtime.control.credentials import CONTROLLER, MOST_BYTES, RUN, Role, issue
 from waystation.runtime.control.listener import Listener
@@ -47,7 +52,8 @@ class Manager:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.listener = self.run(Listener.start("127.0.0.1", SECRET))
+        self.told: list[str] = []
+        self.listener = self.run(Listener.start("127.0.0.1", SECRET, self.told.append))
         self.calls = self.run(self._enter())
 
     async def _enter(self) -> ClientCalls:
@@ -141,6 +147,50 @@ def test_a_call_that_makes_no_sense_is_refused_and_the_next_one_is_taken(
     "body", [b"no pack", b"\xff" * 40, pack_calls([Call("free", ((1, 2),), 1)], Packer())[:-1]]
 )
 def test_what_is_no_pack_ends_the_connection(manager: Manager, body: bytes) -> None:
+    say(manager, body)
+    assert manager.lost.wait(WAIT_S)
+
+
+class Calls:
+    """A pickle of it calls a function."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.reduced = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+@pytest.mark.parametrize(
+    ("hostile", "named"),
+    [
+        (lambda path: Calls(os.system, f"touch '{path}'"), "posix.system"),
+        (lambda path: Calls(eval, f"open({str(path)!r}, 'w')"), "builtins.eval"),
+        (lambda path: Calls(packing._message, "posix", "system", [f"touch '{path}'"]), "posix.system"),
+        (lambda path: Calls(packing._message, "pathlib", "Path.touch", [str(path)]), "pathlib.Path.touch"),
+        (lambda path: Calls(packing._error, "waystation.storage", "opened", str(path), {}), "storage.opened"),
+        (lambda path: Calls(packing._error, "waystation.__main__", "x", "", {}), "waystation.__main__.x"),
+        (lambda path: InvalidInput, "waystation.errors.InvalidInput"),
+        (lambda path: SliceRequest, "waystation.runtime.resources.requests.SliceRequest"),
+    ],
+)
+@pytest.mark.parametrize("place", ["in a call", "known"])
+def test_the_manager_makes_nothing_of_a_hostile_pickle(
+    manager: Manager, tmp_path: Path, hostile: Callable[[Path], Any], named: str, place: str
+) -> None:
+    path = tmp_path / "written"
+    objects = ([hostile(path)], []) if place == "known" else ([], [("share", (1, hostile(path)))])
+    pickled = pickle.dumps(objects, 5)
+    say(manager, struct.pack("<BQQQ", 0, 0, len(pickled), 0) + pickled)
+    assert manager.lost.wait(WAIT_S)
+    assert not path.exists()
+    (told,) = manager.told
+    assert told.startswith("the connection of 'one' is ended: 'one' has sent '")
+    assert f"{named}'" in told
+
+
+def say(manager: Manager, body: bytes) -> None:
+    """Sends a message as program 'one' until the manager ends the connection."""
     credential = issue(SECRET, Role.PROGRAM, "one")
     keys = _native.PeerKeys.of_issued(credential.key, credential.controller)
     host, _, port = manager.listener.address.rpartition(":")
@@ -153,7 +203,6 @@ def test_what_is_no_pack_ends_the_connection(manager: Manager, body: bytes) -> N
         with contextlib.suppress(ConnectionResetError):
             while opened.recv(1 << 10):
                 pass
-    assert manager.lost.wait(WAIT_S)
 
 
 def test_what_cannot_be_sent_ends_the_connection_and_keeps_nobody_waiting(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import struct
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from waystation._options.layouts import AtomicityMode, CheckpointLayout
 from waystation.errors import Corrupt, InvalidInput
+from waystation.frameworks.base import StoredArray
+from waystation.frameworks.carried import AbstractKeys, CarriedArray
+from waystation.frameworks.numpy_arrays import AbstractNumpy
 from waystation.runtime.control import packing
 from waystation.runtime.control.host_messages import (
     AbandonWork,
@@ -24,10 +30,13 @@ from waystation.runtime.control.host_messages import (
     unpack_told,
 )
 from waystation.runtime.control.packing import Packer, Unpacker
+from waystation.runtime.controller.lowered import Dispatch
 from waystation.runtime.devices import DeviceId
+from waystation.runtime.errors import HostLost
+from waystation.runtime.host_options import HostOptions, SaveManner
 from waystation.runtime.ir import Sharding, Value
 from waystation.runtime.messages import Done, Fetched, Get, Message, Put, Restore, Run, Save, Spill
-from waystation.runtime.resources import Placement
+from waystation.runtime.resources import Placement, SliceRequest
 from waystation.runtime.state_trees import StateTree
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
@@ -79,6 +88,56 @@ def test_errors_and_arrays_arrive() -> None:
     assert isinstance(failed.error, InvalidInput)
     assert (ended.work, ended.device_seconds, ended.error, ended.fetched) == (8, 0.25, None, ())
     assert fetched.fetched[0].blocks[0][1] == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        SliceRequest.of(4, host_labels={"zone": "a"}, shared=True),
+        Dispatch.SEQUENTIAL,
+        Sharding((("d", 1),), (("d",),)),
+        Value(0, (4,), "float32", 0, Sharding((("d", 1),))),
+        StateTree.of_names("x"),
+        StateTree(b"{}", ((0, 1), (1, "x"), (2, b"y"), (3, ...), (4, int), (5, 1j), (6, np.float32(1)))),
+        StateTree(b"{}", ((0, AbstractNumpy((2,), ml_dtypes.bfloat16)), (1, AbstractKeys((), "key<fry>")))),
+        SaveManner(
+            True, {"a": [1, None]}, HostOptions((("checkpoint_layout", CheckpointLayout.SAFETENSORS),))
+        ),
+        HostOptions((("atomicity.mode", AtomicityMode.AUTO),), ((0, ("bfloat16", 4096, (0,))),)),
+        ml_dtypes.bfloat16(1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_programs_tell_the_manager_arrives(value: Any) -> None:
+    packer = Packer()
+    packer.integers.append(packer.object(value))
+    assert Unpacker("one").open(packer.take()).object() == value
+
+
+def test_what_travels_for_others_to_save_arrives() -> None:
+    packer = Packer()
+    stored = StoredArray((2,), "float16", "torch", "F16", (2,), None, {"requires_grad": True})
+    packer.integers.append(packer.object(CarriedArray(stored, 2, np.arange(4, dtype=np.uint8))))
+    found = Unpacker("one").open(packer.take()).object()
+    assert (found.stored, found.item_bytes, found.data.tolist()) == (stored, 2, [0, 1, 2, 3])
+
+
+def test_what_the_manager_takes_is_there() -> None:
+    for module, names in packing.MESSAGES.items():
+        assert names <= vars(importlib.import_module(module)).keys()
+
+
+class OwnError(HostLost):
+    """An error of a program's own, which the manager cannot import."""
+
+
+def test_errors_of_a_programs_own_arrive_as_what_they_are_based_on() -> None:
+    packer = Packer()
+    error = OwnError("it will not", host="left/0", count=3, where=Path("here"), dtype=np.str_("x"))
+    done = unpack_done(Unpacker("left/0").open(pack_done([Done(7, 0.5, error)], packer)))
+    assert type(done[0].error) is HostLost
+    assert done[0].error.context == {"host": "left/0", "count": 3, "where": "here", "dtype": "x"}
+    assert type(done[0].error.context["dtype"]) is str
 
 
 def test_to_run_a_list_once_more_is_a_few_integers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ hosts, which are small, travel through here and the controller; containers need 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -35,6 +36,7 @@ from waystation.runtime.host_options import (
 from waystation.runtime.ir import Sharding, Value
 from waystation.runtime.state_trees import StateTree, require_small
 from waystation.runtime.tracing import Array
+from waystation.storage import PathLike
 from waystation.transfers.handle import AsyncResponse, Progress
 from waystation.tree import Structure, flatten, format_key_path, iterate_leaves, unflatten
 
@@ -87,7 +89,7 @@ class Apart:
 
 
 def begin_save(
-    client: Client, path: str, state: Any, *, overwrite: bool, custom_metadata: Any = None
+    client: Client, path: PathLike, state: Any, *, overwrite: bool, custom_metadata: Any = None
 ) -> Callable[[float | None], None]:
     """Has a state saved as it is now, with the options in effect; returns what waits until it is committed.
 
@@ -117,22 +119,22 @@ def begin_save(
         except WaystationError as error:  # which the array keeps
             raise copy.copy(error).where(array=_key_path(apart.structure, number)) from None
     manner = SaveManner(overwrite, custom_metadata, options)
-    return client.backend.begin_save(path, StateTree.of(apart.structure, values), handles, manner)
+    return client.backend.begin_save(os.fspath(path), StateTree.of(apart.structure, values), handles, manner)
 
 
-def in_background(wait: Callable[[float | None], None], path: str) -> Callable[[Progress], None]:
+def in_background(wait: Callable[[float | None], None], path: PathLike) -> Callable[[Progress], None]:
     """What a thread does for a save that has begun: it waits, and calls what options say, as they are now."""
     callback = current_options().asynchronous.post_finalization_callback
 
     def work(progress: Progress) -> None:
         wait(None)
         if callback is not None:
-            called_back(callback, path)
+            called_back(callback, os.fspath(path))
 
     return work
 
 
-def begin_load(client: Client, path: str, abstract_state: Any) -> Callable[[float | None], Any]:
+def begin_load(client: Client, path: PathLike, abstract_state: Any) -> Callable[[float | None], Any]:
     """Has a state loaded with the options in effect; returns what waits for its values, and gives the state.
 
     Raises:
@@ -156,7 +158,7 @@ def begin_load(client: Client, path: str, abstract_state: Any) -> Callable[[floa
             wanted[number] = handle, value_like(array, handle)
         asked = {number: _asked(leaf) for number, leaf in apart.values.items()}
         tree = StateTree.of(apart.structure, asked)
-        wait = client.backend.begin_load(path, tree, wanted, options=options)
+        wait = client.backend.begin_load(os.fspath(path), tree, wanted, options=options)
     structure = apart.structure
     shardings = {
         number: leaf.sharding
@@ -249,6 +251,8 @@ def _asked(leaf: Any) -> Any:
         return asked_of(leaf)
     if isinstance(leaf, np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct):
         return AbstractNumpy(leaf.shape, leaf.dtype, isinstance(leaf, np.generic))
+    if isinstance(leaf, AbstractNumpy):  # of a class that others may not have
+        return AbstractNumpy(leaf.shape, leaf.dtype, leaf.scalar)
     return leaf
 
 

@@ -39,6 +39,7 @@ from waystation.runtime.tracing import Array, Batch, Callee, Kind, Recorder, Ref
 from waystation.runtime.tracing.arrays import SliceLike
 from waystation.runtime.tracing.recordings import donated
 from waystation.runtime.tracing.releases import ForgottenFunction, ForgottenProgram, Freed, Registration
+from waystation.storage import PathLike
 from waystation.transfers.handle import AsyncResponse, Progress
 from waystation.tree import iterate_leaves
 
@@ -169,7 +170,9 @@ class Client:
             on = Slice(self, value.slice, shape, names)
             return Array(self, kind, on, reference=Reference(handle, self._freed))
 
-    def save(self, path: str, state: Any, *, overwrite: bool = False, custom_metadata: Any = None) -> None:
+    def save(
+        self, path: PathLike, state: Any, *, overwrite: bool = False, custom_metadata: Any = None
+    ) -> None:
         """Saves a state as one checkpoint; returns when it is committed. Its arrays may be on several
         islands: hosts write their own shards, no element of them comes through here, and one act makes all
         of it visible.
@@ -190,7 +193,7 @@ class Client:
         begin_save(self, path, state, overwrite=overwrite, custom_metadata=custom_metadata)(None)
 
     def save_async(
-        self, path: str, state: Any, *, overwrite: bool = False, custom_metadata: Any = None
+        self, path: PathLike, state: Any, *, overwrite: bool = False, custom_metadata: Any = None
     ) -> AsyncResponse[None]:
         """Saves a state as it is now, and returns once hosts will do so before whatever is called later.
 
@@ -209,7 +212,7 @@ class Client:
         saving.on_end(end)
         return saving
 
-    def load(self, path: str, like: Any) -> Any:
+    def load(self, path: PathLike, like: Any) -> Any:
         """Loads a state, to one island or several; hosts read what they need. Returns at once, with arrays
         that will be there, unless other values are wanted, which it waits for.
 
@@ -227,7 +230,7 @@ class Client:
         """
         return begin_load(self, path, like)(None)
 
-    def load_async(self, path: str, like: Any) -> AsyncResponse[Any]:
+    def load_async(self, path: PathLike, like: Any) -> AsyncResponse[Any]:
         """Loads a state in the background; takes what `load` does. The handle's `result()` is the state once
         all of it is there, and raises whatever has failed."""
         finish = begin_load(self, path, like)

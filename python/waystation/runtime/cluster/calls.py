@@ -54,7 +54,7 @@ class ClientCalls:
         self._settled = settled
         self._end: End | None = None
         self._packer = Packer()
-        self._unpacker = Unpacker()
+        self._unpacker = Unpacker(client)
         self._loop = asyncio.get_running_loop()
         self._taken = 0  # calls, in this turn of the loop
         self._waiting: deque[Call] = deque()

@@ -71,7 +71,7 @@ class HostConnection:
         self._is_urgent = False
         self._later: asyncio.TimerHandle | None = None
         self._packer = Packer()
-        self._unpacker = Unpacker()
+        self._unpacker = Unpacker(end.name)
         end.attend(self._hear, on_lost)
 
     @property

@@ -6,30 +6,60 @@ it is referred to; others travel in the pack that refers to them. So a few integ
 once more, and nothing is pickled. Of an array, the pickle has dtype, shape and place; its elements travel as
 they are. Packs are unpacked in the order in which they were packed. Objects are unpickled: only what has come
 over a connection whose other end has proved itself may be unpacked. No I/O.
+
+The manager trusts neither programs nor hosts: it makes plain data, Waystation's errors, and what `MESSAGES`
+names, and refuses all else. Messages and errors are told by a name and their fields, and never by their
+class, whose attributes a pickle could change. Functions of programs reach the manager as bytes.
 """
 
 from __future__ import annotations
 
 import copyreg
+import dataclasses
 import functools
 import io
 import math
 import pickle
 import struct
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from waystation._errors import Corrupt, Unsupported
+from waystation._errors import Corrupt, Unsupported, WaystationError
 from waystation.frameworks import dtypes
 
 # When so many are known, both ends forget all of them.
 MOST_KNOWN = 1 << 13
 
+# What programs and hosts tell the manager besides plain data and errors, by module.
+MESSAGES = {
+    "waystation._options.layouts": {"AtomicityMode", "CheckpointLayout"},
+    "waystation.frameworks.base": {"StoredArray"},
+    "waystation.frameworks.carried": {"AbstractKeys", "CarriedArray"},
+    "waystation.frameworks.numpy_arrays": {"AbstractNumpy"},
+    "waystation.runtime.controller.lowered": {"Dispatch"},
+    "waystation.runtime.host_options": {"HostOptions", "SaveManner"},
+    "waystation.runtime.ir.program": {"Value"},
+    "waystation.runtime.ir.shardings": {"Sharding"},
+    "waystation.runtime.messages": {"Fetched"},
+    "waystation.runtime.resources.requests": {"Assignment", "SliceRequest"},
+    "waystation.runtime.state_trees": {"StateTree"},
+}
+# What pickles of plain data name: types of Python, and what makes dtypes and scalars of NumPy.
+_PLAIN = {
+    "builtins": {"Ellipsis", "bool", "bytes", "complex", "float", "int", "str"},
+    "ml_dtypes": {dtype.name for dtype in dtypes.TABLE.values()},
+    "numpy": {"dtype"},
+    "numpy._core.multiarray": {"scalar"},
+    "numpy.core.multiarray": {"scalar"},
+}
+
 _HEADER = struct.Struct("<BQQQ")
 _INTEGER_BYTES = 8
+_PLAIN_CONTEXT = {str, int, float, bool}
 
 
 class Packer:
@@ -79,16 +109,21 @@ class Packer:
 
 
 class Unpacker:
-    """The other end of a `Packer`."""
+    """The other end of a `Packer`.
 
-    def __init__(self) -> None:
+    Args:
+        sender: Who has packed, if it is not trusted with more than plain data and messages.
+    """
+
+    def __init__(self, sender: str | None = None) -> None:
+        self._sender = sender
         self._known: list[Any] = []
 
     def open(self, packed: bytes) -> Pack:
         """What a pack says.
 
         Raises:
-            Corrupt: It is none.
+            Corrupt: It is none, or has what the sender may not tell.
         """
         start = _HEADER.size
         if len(packed) < start:
@@ -101,11 +136,22 @@ class Unpacker:
         if forget:
             self._known = []
         view = memoryview(packed)
-        new, objects = _unpickled(view[objects_at:elements_at], view[elements_at:]) if said else ((), ())
+        new, objects = self._objects(view[objects_at:elements_at], view[elements_at:]) if said else ((), ())
         self._known += new
         numbers = array("q")
         numbers.frombytes(view[start:objects_at])
         return Pack(numbers, self._known, objects)
+
+    def _objects(self, said: memoryview, elements: memoryview) -> tuple[list[Any], list[Any]]:
+        try:
+            new, objects = _Unpickler(io.BytesIO(said), elements, self._sender).load()
+            return list(new), list(objects)
+        except Corrupt:
+            raise
+        except Exception as error:
+            raise Corrupt(
+                f"the objects of a pack of control cannot be made: {type(error).__name__}: {error}"
+            ) from error
 
 
 class _Arrays:
@@ -126,23 +172,86 @@ class _Arrays:
         return _array_at, (name, value.shape, start)
 
 
+class _Reductions(dict[type, Callable[[Any], Any]]):
+    """How objects of each type are pickled, where not as Python does it."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        if issubclass(kind, WaystationError):
+            return _reduced_error
+        if kind.__name__ in MESSAGES.get(kind.__module__, ()):
+            return _reduced_message
+        raise KeyError(kind)
+
+
+def _reduced_message(value: Any) -> Any:
+    kind = type(value)
+    if isinstance(value, Enum):
+        fields = [value.value]
+    else:
+        fields = [getattr(value, each.name) for each in dataclasses.fields(value) if not each.kw_only]
+    return _message, (kind.__module__, kind.__name__, fields)
+
+
+def _reduced_error(error: WaystationError) -> Any:
+    """An error as one of Waystation's own classes, with plain context: the other end need not have others."""
+    kind = next(each for each in type(error).__mro__ if each.__module__.startswith("waystation."))
+    context = {
+        key: each if type(each) in _PLAIN_CONTEXT else str(each) for key, each in error.context.items()
+    }
+    return _error, (kind.__module__, kind.__name__, str(error.message), context)
+
+
+# In pickles these stand for the methods of `_Unpickler` that have their names.
 def _array_at(name: str, shape: tuple[int, ...], start: int) -> np.ndarray[Any, Any]:
-    """Stands for `_Unpickler.array_at` where no array of a pack has elements."""
-    return _Unpickler(io.BytesIO(), memoryview(b"")).array_at(name, shape, start)
+    raise NotImplementedError
+
+
+def _message(module: str, name: str, fields: Sequence[Any]) -> Any:
+    raise NotImplementedError
+
+
+def _error(module: str, name: str, message: str, context: dict[str, Any]) -> WaystationError:
+    raise NotImplementedError
+
+
+_STAND_INS = {each.__name__ for each in (_array_at, _message, _error)}
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, elements: memoryview) -> None:
+    def __init__(self, file: io.BytesIO, elements: memoryview, sender: str | None) -> None:
         super().__init__(file)
         self._elements = elements
+        self._sender = sender
 
     def find_class(self, module: str, name: str) -> Any:
         """See `pickle.Unpickler`."""
-        if (module, name) == (__name__, _array_at.__name__):
-            return self.array_at
+        if module == __name__ and name in _STAND_INS:
+            return getattr(self, name)
+        if self._sender is not None and name not in _PLAIN.get(module, ()):
+            raise self._refused(module, name)
         return super().find_class(module, name)
 
-    def array_at(self, name: str, shape: tuple[int, ...], start: int) -> np.ndarray[Any, Any]:
+    def _message(self, module: str, name: str, fields: Sequence[Any]) -> Any:
+        if name not in MESSAGES.get(module, ()):
+            raise self._refused(module, name)
+        return super().find_class(module, name)(*fields)
+
+    def _error(self, module: str, name: str, message: str, context: dict[str, Any]) -> WaystationError:
+        is_own = module.startswith("waystation.") and "__" not in module and "." not in name
+        kind = super().find_class(module, name) if is_own else None
+        if not (isinstance(kind, type) and issubclass(kind, WaystationError)):
+            raise self._refused(module, name)
+        return kind(message, **context)
+
+    def _refused(self, module: str, name: str) -> Corrupt:
+        own = f"{module}.{name}"
+        return Corrupt(
+            f"'{self._sender}' has sent '{own}'; the manager takes plain data and messages of Waystation",
+            sender=self._sender,
+            name=own,
+        )
+
+    def _array_at(self, name: str, shape: tuple[int, ...], start: int) -> np.ndarray[Any, Any]:
         """An array whose elements begin there."""
         dtype = dtypes.numpy_dtype(name)
         if dtype is None:
@@ -169,16 +278,9 @@ def _pickled(new: list[Any], objects: list[Any]) -> tuple[bytes, list[np.ndarray
     arrays, file = _Arrays(), io.BytesIO()
     pickler = pickle.Pickler(file, 5)
     # Nothing of Python's is asked of other objects, as methods of a pickler of our own would be.
-    pickler.dispatch_table = copyreg.dispatch_table | {np.ndarray: arrays.reduce}
+    pickler.dispatch_table = _Reductions(copyreg.dispatch_table | {np.ndarray: arrays.reduce})
     pickler.dump((new, objects))
     return file.getvalue(), arrays.found
-
-
-def _unpickled(said: memoryview, elements: memoryview) -> tuple[list[Any], list[Any]]:
-    """What a pickle has, of which the other end has proved itself."""
-    unpickler = _Unpickler(io.BytesIO(said), elements) if elements else None
-    found: tuple[list[Any], list[Any]] = unpickler.load() if unpickler else pickle.loads(said)  # noqa: S301
-    return found
 
 
 class Pack:
