@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import subprocess
 import sys
 import time
@@ -35,6 +36,11 @@ def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
     finally:
         process.kill()
         process.communicate()
+
+
+def manager_of(cluster: Cluster) -> int:
+    """The process of the manager, which says itself where it is."""
+    return int(re.match(r"process (\d+) on", cluster._connection._where)[1])
 
 
 @contextlib.contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import pytest
-from tests.runtime.cluster.driving import visiting
+from tests.runtime.cluster.driving import manager_of, visiting
 
 from waystation.errors import Unavailable
-from waystation.runtime.cluster import connect
+from waystation.runtime.cluster import connect, connecting
 from waystation.runtime.cluster.connecting import look
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime needs Python 3.12")
@@ -43,3 +45,19 @@ def test_a_cluster_whose_connection_to_ray_the_program_has_ended_says_so(address
     ray.shutdown()
     second.close()
     assert not ray.is_initialized()  # nothing was started in order to leave
+
+
+@pytest.mark.timeout(600)
+def test_a_manager_that_does_not_answer_is_not_waited_for_for_ever(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "_ENTER_TIMEOUT_S", 2.0)
+    with visiting(address) as cluster:
+        manager = manager_of(cluster)
+        os.kill(manager, signal.SIGSTOP)
+        try:
+            with pytest.raises(Unavailable, match="has not let this program in within 2 s"):
+                connect(address)
+        finally:
+            os.kill(manager, signal.SIGCONT)
+        assert cluster.status().clients >= 2  # it goes on

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.cluster.driving import visiting, wait_until
+from tests.runtime.cluster.driving import manager_of, visiting, wait_until
 from tests.support.long import amount
 
 from waystation.errors import NotFound
 from waystation.runtime.client import client as client_module
 from waystation.runtime.client.client import Client
-from waystation.runtime.cluster import Cluster
 
 CALLS = 20
 # What a program that is kept costs is three times that, in the manager and in each host.
@@ -28,11 +27,6 @@ SLACK = 8  # programs that are on their way out
 def resident_bytes(process_id: int) -> int:
     status = Path(f"/proc/{process_id}/status").read_text()
     return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
-
-
-def manager_of(cluster: Cluster) -> int:
-    """The process of the manager, which says itself where it is."""
-    return int(re.match(r"process (\d+) on", cluster._connection._where)[1])
 
 
 def different_programs(client: Client, functions: list[Any], start: int, count: int, x: Any) -> None:

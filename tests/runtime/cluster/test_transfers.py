@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
@@ -14,7 +13,16 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tests.runtime.cluster.driving import HANDLES, WAIT_S, Slice, exported, rows, visiting, wait_until
+from tests.runtime.cluster.driving import (
+    HANDLES,
+    WAIT_S,
+    Slice,
+    exported,
+    manager_of,
+    rows,
+    visiting,
+    wait_until,
+)
 
 from waystation.runtime.cluster import Cluster, ClusterBackend, connect
 from waystation.runtime.errors import HostLost
@@ -68,9 +76,7 @@ def test_time_in_which_processes_are_stopped_is_no_evidence(address: str) -> Non
     deadline_s = 6.0
     with visiting(address, name="stopped") as cluster:
         (host,) = cluster.add_island("stopped", deadline_s=deadline_s).status().hosts
-        found = re.match(r"process (\d+) on", cluster._connection._where)
-        assert found is not None
-        manager = int(found[1])
+        manager = manager_of(cluster)
         given, made = begin_to_compute(cluster.backend(), "stopped", turns_in(deadline_s))
         wait_until(lambda: cluster.island("stopped").status().hosts[0].doing == "turns")
         stopped = [host.process_id, manager]

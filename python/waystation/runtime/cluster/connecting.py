@@ -30,6 +30,8 @@ from waystation.runtime.resources.requests import as_count
 
 _ANSWER_TIMEOUT_S = 60.0
 _LEAVE_TIMEOUT_S = 10.0
+# Ray may have to start the manager, which takes it a minute where much else starts.
+_ENTER_TIMEOUT_S = 300.0
 _JOIN_ATTEMPTS = 3
 
 
@@ -238,7 +240,12 @@ def _enter(ray: Any, name: str | None, undo: contextlib.ExitStack) -> Connection
         # It never comes; the manager waits for it as long as this program, its owner, lives.
         attended = manager.attend.remote(name)
         try:
-            entrance: Entrance = ask(manager.enter.remote(name, [attended]))
+            entrance: Entrance = ask(manager.enter.remote(name, [attended]), _ENTER_TIMEOUT_S)
+        except TimeoutError:
+            raise Unavailable(
+                f"the cluster's manager has not let this program in within {_ENTER_TIMEOUT_S:g} s: it does "
+                "not run, or Ray cannot start it; see whether a process of it is stopped, and Ray's own logs"
+            ) from None
         except Unavailable:
             if attempt + 1 == _JOIN_ATTEMPTS:
                 raise
