@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import struct
 from pathlib import Path
@@ -125,6 +126,30 @@ def test_what_travels_for_others_to_save_arrives() -> None:
 def test_what_the_manager_takes_is_there() -> None:
     for module, names in packing.MESSAGES.items():
         assert names <= vars(importlib.import_module(module)).keys()
+
+
+def test_members_of_a_programs_enumerations_arrive_as_plain_text_and_numbers() -> None:
+    class Side(enum.StrEnum):
+        LEFT = "left"
+
+    class Mixed(str, enum.Enum):  # noqa: UP042
+        LEFT = "left"
+
+    class Count(enum.IntEnum):
+        TWO = 2
+
+    class Share(float):
+        pass
+
+    class Key(bytes):
+        pass
+
+    told = [Side.LEFT, Mixed.LEFT, Count.TWO, Share(0.5), Key(b"k"), np.float64(0.5), np.str_("text")]
+    packer = Packer()
+    packer.integers.append(packer.object(told))
+    found = Unpacker("one").open(packer.take()).object()
+    assert found == ["left", "left", 2, 0.5, b"k", 0.5, "text"]
+    assert [type(each) for each in found] == [str, str, int, float, bytes, np.float64, np.str_]
 
 
 class OwnError(HostLost):

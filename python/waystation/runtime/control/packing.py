@@ -180,7 +180,16 @@ class _Reductions(dict[type, Callable[[Any], Any]]):
             return _reduced_error
         if kind.__name__ in MESSAGES.get(kind.__module__, ()):
             return _reduced_message
+        if kind.__module__.partition(".")[0] != "numpy":  # whose scalars arrive as what they are
+            for plain in (str, int, float, bytes):
+                if issubclass(kind, plain):
+                    return functools.partial(_reduced_to, plain)
         raise KeyError(kind)
+
+
+def _reduced_to(plain: type, value: Any) -> Any:
+    """Text and numbers of a program's own classes, such as members of its enumerations, as plain ones."""
+    return plain, (plain.__getnewargs__(value)[0],)  # type: ignore[attr-defined]
 
 
 def _reduced_message(value: Any) -> Any:
