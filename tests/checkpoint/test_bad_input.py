@@ -20,6 +20,7 @@ from flax import nnx
 
 import waystation
 from waystation import _native, errors
+from waystation.layouts.native import tree_file
 
 
 def tree(directory: Path) -> dict[str, bytes | None]:
@@ -378,14 +379,53 @@ def test_shape_mismatch_shows_the_difference(saved: Path) -> None:
 
 def test_a_load_never_imports_what_a_file_names(tmp_path: Path) -> None:
     waystation.save(tmp_path / "checkpoint", {"x": 1})
-    tree_file = tmp_path / "checkpoint" / "state" / "tree.json"
-    assert b"antigravity" not in tree_file.read_bytes()
-    body = json.loads(tree_file.read_bytes())["record"]
+    tree = tmp_path / "checkpoint" / "state" / "tree.json"
+    assert b"antigravity" not in tree.read_bytes()
+    body = json.loads(tree.read_bytes())["record"]
     body["structure"] = json.loads(json.dumps(body["structure"]).replace("dict", "antigravity.Thing"))
-    tree_file.write_bytes(_native.seal_json(json.dumps(body).encode()))
+    tree.write_bytes(_native.seal_json(json.dumps(body).encode()))
     with pytest.raises(errors.Corrupt):
         waystation.load(tmp_path / "checkpoint")
     assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("shape", [[2]], "no extent"),
+        ("shape", [-1], "no extent"),
+        ("shape", [True], "no extent"),
+        ("shape", [1.0], "no extent"),
+        ("storage_shape", [{}], "no extent"),
+        ("dtype", ["float64"], "no string"),
+        ("framework", {}, "no string"),
+        ("storage_dtype", None, "no string"),
+        ("label", [1], "no string"),
+        ("sharding", [0], "a sharding number"),
+        ("sharding", -1, "a sharding number"),
+    ],
+)
+def test_a_column_of_the_tree_that_holds_something_else_is_corrupt(
+    tmp_path: Path, column: str, value: Any, told: str
+) -> None:
+    waystation.save(tmp_path / "checkpoint", {"a": np.ones((1,)), "b": np.ones(()), "c": np.ones((1,))})
+    body = json.loads((tmp_path / "checkpoint" / "state" / "tree.json").read_bytes())["record"]
+    values = body["arrays"][column]
+    same = values["all"] if isinstance(values, dict) else values[0]
+    # Beside one that is right, and that True or 1.0 equals.
+    body["arrays"][column] = [same, same, value]
+    with pytest.raises(errors.Corrupt, match=told) as caught:
+        tree_file.decode(_native.seal_json(json.dumps(body).encode()), "tree.json")
+    assert caught.value.context["path"] == "tree.json"
+
+
+@pytest.mark.parametrize("extra", [None, [], {"0": 5}, {"0": None}, {"7": {}}, {"-1": {}}, {"x": {}}])
+def test_something_odd_said_of_single_arrays_is_corrupt(tmp_path: Path, extra: Any) -> None:
+    waystation.save(tmp_path / "checkpoint", {"a": np.ones(3)})
+    body = json.loads((tmp_path / "checkpoint" / "state" / "tree.json").read_bytes())["record"]
+    body["arrays"]["extra"] = extra
+    with pytest.raises(errors.Corrupt, match=r"said of|invalid literal"):
+        tree_file.decode(_native.seal_json(json.dumps(body).encode()), "tree.json")
 
 
 def difference(path: Path, state: Any, abstract: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -124,9 +125,15 @@ def _decode_arrays(body: dict[str, Any]) -> tuple[list[StoredArray], list[str]]:
     _require(type(count) is int and 0 <= count <= len(body["leaves"]), "the number of arrays is out of range")
     labels, *described = [_full_column(body["arrays"][name], count) for name in _COLUMNS]
     shardings = _decode_shardings(body["shardings"], body["meshes"])
-    _require(set(map(type, labels)) <= {str}, "a name is no string")
-    # Arrays are many and of few kinds: each kind is looked at once, and is one object.
     shapes, dtypes, frameworks, storage_dtypes, storage_shapes, numbers = described
+    for names in (labels, dtypes, frameworks, storage_dtypes):
+        _require(set(map(type, names)) <= {str}, "a name is no string")
+    _require(set(map(type, numbers)) <= {int, type(None)}, "a sharding number is no number")
+    given = [shape for shape in storage_shapes if shape is not None]
+    extents = itertools.chain(itertools.chain.from_iterable(shapes), itertools.chain.from_iterable(given))
+    _require(set(map(type, extents)) <= {int}, "a shape holds something that is no extent")
+    # Arrays are many and of few kinds: each kind is looked at once, and is one object. Kinds that compare
+    # equal are the same, as True and 1.0 have been refused.
     storage_shapes = [None if shape is None else tuple(shape) for shape in storage_shapes]
     columns = map(tuple, shapes), dtypes, frameworks, storage_dtypes, storage_shapes, numbers
     known: dict[tuple[Any, ...], StoredArray] = {}
@@ -142,8 +149,10 @@ def _decode_arrays(body: dict[str, Any]) -> tuple[list[StoredArray], list[str]]:
 
 def _add_extras(arrays: list[StoredArray], extras: dict[str, dict[str, Any]]) -> None:
     """Adds what is said of single arrays; those that are alike stay one object."""
+    _require(type(extras) is dict, "what is said of single arrays is no object")
     known: dict[tuple[int, str], StoredArray] = {}
     for text, extra in extras.items():
+        _require(type(extra) is dict, "what is said of an array is no object")
         number = int(text)
         _require(0 <= number < len(arrays), "something is said of an array that is not there")
         kind = id(arrays[number]), repr(extra)
@@ -155,9 +164,7 @@ def _add_extras(arrays: list[StoredArray], extras: dict[str, dict[str, Any]]) ->
 def _decode_kind(kind: tuple[Any, ...], shardings: Sequence[dict[str, Any]]) -> StoredArray:
     """What is said of all arrays that are alike."""
     shape, dtype, framework, storage_dtype, storage_shape, sharding = kind
-    _require(all(type(name) is str for name in (dtype, framework, storage_dtype)), "a name is no string")
-    if sharding is not None:
-        _require(type(sharding) is int and sharding >= 0, "a sharding number is negative")
+    _require(sharding is None or sharding >= 0, "a sharding number is negative")
     shape = _shape(shape)
     return StoredArray(
         shape,
@@ -197,7 +204,7 @@ def _decode_shardings(shardings: list[dict[str, Any]], meshes: list[dict[str, An
 
 def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
     for extent in shape:
-        if type(extent) is not int or not 0 <= extent < _EXTENT_LIMIT:
+        if not 0 <= extent < _EXTENT_LIMIT:
             raise ValueError("a shape holds something that is no extent")
     return shape
 
