@@ -120,10 +120,9 @@ class Kept:
     def __init__(self) -> None:
         self.found: dict[int, Any] = {}
 
-    def keep(self, arrays: Sequence[Incoming], leaves: Sequence[Any]) -> None:
+    def keep(self, numbers: Sequence[int], leaves: Sequence[Any]) -> None:
         """Takes arrays that are made."""
-        for incoming, leaf in zip(arrays, leaves, strict=True):
-            self.found[incoming.leaf] = leaf
+        self.found.update(zip(numbers, leaves, strict=True))
 
     def make(self, codec: Any, arrays: Sequence[Incoming], *, wait: bool) -> None:
         """Nothing goes another way."""
