@@ -1,4 +1,4 @@
-"""Records of copies from devices, carried out here on host memory."""
+"""Rows of copies from devices, carried out here on host memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waystation.frameworks.base import Block
-from waystation.layouts.native.blocks import records
+from waystation.layouts.native.blocks import copies
 
 
 @st.composite
@@ -25,16 +25,15 @@ def boxes(draw: st.DrawFn) -> tuple[np.ndarray, tuple[slice, ...]]:
 
 
 @given(boxes())
-def test_records_fill_a_block_in_order(drawn: tuple[np.ndarray, tuple[slice, ...]]) -> None:
+def test_rows_fill_a_block_in_order(drawn: tuple[np.ndarray, tuple[slice, ...]]) -> None:
     array, box = drawn
     view = array[box]
     address = view.__array_interface__["data"][0]
     block = Block((0,) * view.ndim, view.shape, view.strides, address, array, 0)
     place = np.zeros(view.shape, np.int16)
     begin = place.ctypes.data
-    words = records(block, 2, begin)
     filled = begin
-    for device, destination, source, row_bytes, rows, step in np.reshape(words, (-1, 6)).astype(int).tolist():
+    for device, destination, source, row_bytes, rows, step in copies(block, 2, begin):
         assert (device, destination) == (0, filled)
         for row in range(rows):
             ctypes.memmove(filled, source + row * step, row_bytes)
@@ -43,10 +42,10 @@ def test_records_fill_a_block_in_order(drawn: tuple[np.ndarray, tuple[slice, ...
     assert np.array_equal(place, view)
 
 
-def test_what_can_be_one_record_is_one() -> None:
+def test_what_can_be_one_row_is_one() -> None:
     whole = Block((0, 0, 0), (4, 8, 16), (8 * 16 * 4, 16 * 4, 4), 4096, None, 0)
-    assert records(whole, 4, 0) == [0, 0, 4096, 4 * 8 * 16 * 4, 1, 0]
+    assert copies(whole, 4, 0) == [(0, 0, 4096, 4 * 8 * 16 * 4, 1, 0)]
     columns = Block((0, 0, 0), (4, 8, 2), (8 * 16 * 4, 16 * 4, 4), 4096, None, 0)
-    assert records(columns, 4, 0) == [0, 0, 4096, 8, 32, 64]
+    assert copies(columns, 4, 0) == [(0, 0, 4096, 8, 32, 64)]
     rows = Block((0, 0, 0), (4, 2, 2), (8 * 16 * 4, 16 * 4, 4), 4096, None, 0)
-    assert len(records(rows, 4, 0)) == 4 * 6
+    assert len(copies(rows, 4, 0)) == 4

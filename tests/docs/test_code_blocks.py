@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.support.warm_python import python
 
 ROOT = Path(__file__).parents[2]
 PYTHON = {"python", "py"}
@@ -107,8 +106,7 @@ def run_shell(block: Block) -> None:
     code = block.code
     if block.language == "console":  # lines with a prompt are commands, the others what they print
         code = "\n".join(line[2:] for line in code.splitlines() if line.startswith("$ "))
-    # `python`, also as what a launch starts, is the one of the tests, which has the frameworks imported.
-    path = os.pathsep.join((os.path.dirname(python()), os.path.dirname(sys.executable), os.environ["PATH"]))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", code],
         env={**os.environ, "PATH": path},
