@@ -330,10 +330,10 @@ def load_at_once(place: Place) -> list[bool]:
     connect(place)
     decide = Loading._decide
 
-    def late(self: Loading, opened: Any, *arguments: Any) -> Any:
+    def late(self: Loading, state: str, opened: Any, *arguments: Any) -> Any:
         number = list(MESHES).index(Path(opened.directory).parent.name)
         time.sleep(0.3 * ((number + place.index) % len(MESHES)))
-        return decide(self, opened, *arguments)
+        return decide(self, state, opened, *arguments)
 
     Loading._decide = late  # type: ignore[method-assign]
     with options():
