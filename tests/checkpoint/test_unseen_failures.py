@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+import waystation
+from waystation import errors
 
 PROGRAM = """
 import atexit, resource, signal, sys
@@ -51,3 +55,38 @@ def test_an_error_of_the_program_keeps_its_traceback(tmp_path: Path) -> None:
     assert code == 1
     assert "ValueError: of the program" in err
     assert FAILED in err
+
+
+def test_what_a_function_of_the_program_raised_is_told_with_what_became_of_the_save(tmp_path: Path) -> None:
+    program = """
+import waystation
+context = waystation.Context()
+context.array.saving.on_statistics = lambda statistics: 1 / 0
+with context:
+    waystation.save_async("checkpoint", {"a": 1})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "raised by array.saving.on_statistics; '" in done.stderr
+    assert "checkpoint' is whole" in done.stderr
+
+
+def test_an_operation_does_not_wait_for_its_own_end(tmp_path: Path) -> None:
+    asked: list[bool] = []
+
+    def ask(_: waystation.SaveStatistics) -> None:
+        begun.wait(60)
+        with pytest.raises(errors.InvalidInput, match="its own end"):
+            saving.result()
+        asked.append(True)
+
+    begun = threading.Event()
+    context = waystation.Context()
+    context.array.saving.on_statistics = ask
+    with context:
+        saving = waystation.save_async(tmp_path / "checkpoint", {"a": 1})
+    begun.set()
+    saving.result()
+    assert asked == [True]

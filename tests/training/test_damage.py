@@ -65,7 +65,20 @@ def lose_record(step: Path) -> None:
     (step / "state" / "record.json").unlink()
 
 
-DAMAGES = [damage_data, lose_data, cut_data, damage_tree, lose_tables, lose_record]
+def replace_tree(step: Path) -> None:
+    (step / "state" / "tree.json").unlink()
+    (step / "state" / "tree.json").mkdir()
+
+
+def replace_record(step: Path) -> None:
+    (step / "state" / "record.json").unlink()
+    (step / "state" / "record.json").mkdir()
+
+
+DAMAGES = [
+    *(damage_data, lose_data, cut_data, damage_tree, lose_tables, lose_record),
+    *(replace_tree, replace_record),
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)

@@ -216,11 +216,6 @@ def in_background(
         respond: Makes the response, which runs what it is given in the background.
         on_committed: Called there once the checkpoint is committed, before the program hears of it.
     """
-    with saving.closed_on_error():
-        saving.begin(checkpointables, custom_metadata, is_state=is_state)
-        drained = saving.prepare(checkpointables, snapshot=True)
-    # The thread must not keep what the caller may want to be freed: leaves that were copied.
-    del checkpointables
     copied_out = threading.Event()
     callback = current_options().asynchronous.post_finalization_callback
 
@@ -236,6 +231,10 @@ def in_background(
             called_back(callback, saving.target)
 
     with saving.closed_on_error():
+        saving.begin(checkpointables, custom_metadata, is_state=is_state)
+        drained = saving.prepare(checkpointables, snapshot=True)
+        # The thread must not keep what the caller may want to be freed: leaves that were copied.
+        del checkpointables
         response = respond(f"saving '{saving.target}'", work)
     if not drained:
         try:
@@ -372,9 +371,11 @@ def add_checkpointables(path: PathLike, checkpointables: dict[str, Any]) -> None
     target, layout = resolve(path), NativeLayout()
     destination = SharedStorage(_ExistingCheckpoint(target), layout)
     deadline_s = options.multiprocessing.deadline_s
+    begun_ns = time.time_ns()
     with Saving(
-        target, options, layout, destination, deadline_s=deadline_s, begun_ns=time.time_ns()
+        target, options, layout, destination, deadline_s=deadline_s, begun_ns=begun_ns, is_ordered=True
     ) as saving:
+        saving.await_those_before(Progress())  # what they leave is added to
         saving.begin(checkpointables, None)
         saving.prepare(checkpointables)
         saving.finish(Progress())

@@ -13,10 +13,10 @@ these go and what makes them visible. Nothing here knows any of them.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -207,11 +207,24 @@ class Destination(Protocol):
         ...
 
 
-class CallOrder:
-    """The saves of this process to each path, which commit in the order in which they were called.
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A save of this process, among those to the same path.
 
-    Each save has an event, which is set when the save has ended. The save alone keeps it: nothing waits for a
-    save that nobody has any more because a thread was interrupted.
+    Attributes:
+        target: The path.
+        ended: Set when the save has ended, well or not.
+    """
+
+    target: str
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class CallOrder:
+    """The saves of this process that run, in the order of their calls; those to one path commit so.
+
+    It has no lock, since a signal handler that saves may interrupt any step: to append and to remove are one
+    act each.
     """
 
     def __init__(self) -> None:
@@ -220,19 +233,24 @@ class CallOrder:
 
     def begin_in_child(self) -> None:
         """See `waystation._forks.Watched`: the parent's saves are none of the child's."""
-        self._lock = threading.Lock()
-        self._last: weakref.WeakValueDictionary[str, threading.Event] = weakref.WeakValueDictionary()
+        self._running: list[Turn] = []
 
-    def enter(self, target: str) -> tuple[threading.Event, weakref.ref[threading.Event] | None]:
-        """The event of a save that was called now, and that of the one before it."""
-        own = threading.Event()
-        with self._lock:
-            before = self._last.get(target)
-            self._last[target] = own
-        return own, None if before is None else weakref.ref(before)
+    def enter(self, turn: Turn) -> list[Turn]:
+        """Adds a save that is called now; returns those to the same path that were called before."""
+        self._running.append(turn)
+        running = tuple(self._running)
+        return [each for each in running[: running.index(turn)] if each.target == turn.target]
+
+    def leave(self, turn: Turn) -> None:
+        """Says that a save has ended; does nothing the second time."""
+        turn.ended.set()
+        with contextlib.suppress(ValueError):
+            self._running.remove(turn)
 
 
 _order = CallOrder()
+# The save that calls what runs now.
+_outer: contextvars.ContextVar[Turn | None] = contextvars.ContextVar("outer_save", default=None)
 
 
 @contextlib.contextmanager
@@ -278,8 +296,9 @@ class Saving:
         self._destination = destination
         self._is_background = False
         self._is_ordered = is_ordered
-        self._ended: threading.Event | None = None
-        self._before: weakref.ref[threading.Event] | None = None
+        self._turn = Turn(target)
+        self._outer = _outer.get()
+        self._before: list[Turn] | None = None  # None: it has no place in the order yet
         session = open_session(what, options, deadline_s=deadline_s)
         ending = open_session(f"the end of: {what}", options, deadline_s=deadline_s)
         writer = Writer(session.process_index, session.process_count, session.primary, is_local)
@@ -296,18 +315,19 @@ class Saving:
         return self._save.writer.process_count
 
     def __enter__(self) -> Self:
+        self._outside = _outer.set(self._turn)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _outer.reset(self._outside)
         self._close()
         if isinstance(error, WaystationError):
             error.where(checkpoint=self.target)
 
     def _close(self) -> None:
-        if self._ended is not None:
-            self._ended.set()
+        _order.leave(self._turn)
         if self._save.calls is not None:
             self._save.calls.close()
         self._layout.release()
@@ -318,11 +338,14 @@ class Saving:
     @contextlib.contextmanager
     def closed_on_error(self) -> Iterator[None]:
         """Ends the save if the block fails."""
+        outside = _outer.set(self._turn)
         try:
             yield
         except BaseException:
             self._close()
             raise
+        finally:
+            _outer.reset(outside)
 
     # ---- the stages ----------------------------------------------------------------------------
 
@@ -341,8 +364,29 @@ class Saving:
             checkpointables,
             lambda: self._check_call(checkpointables, custom_metadata, is_state=is_state),
         )
-        if self._is_ordered:
-            self._ended, self._before = _order.enter(self.target)
+        self._enter_order()
+
+    def await_those_before(self, progress: Progress) -> None:
+        """Waits for the saves of this process to the same path that were called before. What bounds them
+        bounds this.
+
+        A save that is cancelled meanwhile goes on to where all processes hear of that.
+        """
+        self._enter_order()
+        for turn in self._before or ():
+            while not progress.cancelled and not turn.ended.wait(_LOOK_EVERY_S):
+                pass
+
+    def _enter_order(self) -> None:
+        """Takes its place among the saves of this process.
+
+        It waits for none if another save that has not ended calls it: by a handler, or by a signal handler or
+        destructor in its thread. That save would wait for this one.
+        """
+        if self._is_ordered and self._before is None:
+            before = _order.enter(self._turn)
+            is_inside = self._outer is not None and not self._outer.ended.is_set()
+            self._before = [] if is_inside else before
 
     def _check_call(
         self, checkpointables: Mapping[str, Any], custom_metadata: Any, *, is_state: bool
@@ -457,21 +501,10 @@ class Saving:
                 save.clock.blocked_s = save.clock.now_s()
             on_copied_out()
 
-        self._await_those_before(progress)
+        self.await_those_before(progress)
         self._destination.finish(save, progress, copied_out)
         self._statistics = self._measured(progress)
         self._statistics.log()
-
-    def _await_those_before(self, progress: Progress) -> None:
-        """Waits for the save of this process that was called before; what bounds that bounds this.
-
-        A save that is cancelled meanwhile goes on to where all processes hear of that.
-        """
-        while self._before is not None and not progress.cancelled:
-            before = self._before()
-            if before is None or before.wait(_LOOK_EVERY_S):
-                self._before = None
-            del before  # or it would be kept
 
     def _measured(self, progress: Progress) -> SaveStatistics:
         """What the save has moved, once it is committed."""

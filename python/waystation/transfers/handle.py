@@ -151,9 +151,14 @@ class AsyncResponse(Generic[T]):
         Raises:
             TimeoutError: The operation still runs after `timeout` seconds; it goes on.
             WaystationError: What the operation failed with.
-            InvalidInput: The operation runs in the parent of this process.
+            InvalidInput: The operation runs in the parent of this process, or it is the operation itself that
+                asks, as a function that it calls: it would wait for its own end.
         """
         self._require_owner()
+        if threading.current_thread() is self._thread and not self._finished.is_set():
+            raise InvalidInput(
+                f"{self._what} cannot wait for its own end; call result() outside of what it calls"
+            )
         # The event's lock is asked for only where this process can release it.
         if not self._finished.is_set() and not self._finished.wait(timeout):
             raise TimeoutError(f"{self._what} still runs after {timeout} s")
@@ -268,7 +273,7 @@ def _report_unread() -> None:
             "%s failed, and the program has ended without asking for the result: %s\n(Call result() on what "
             "the call returned. The program ends with status 1.)",
             failure.what,
-            failure.error,
+            "\n".join((str(failure.error), *getattr(failure.error, "__notes__", ()))),
         )
     if failures:
         # The table's only reference: nothing that outlives the table may keep the object.

@@ -137,7 +137,8 @@ fn read_small_file(path: &Path, limit_bytes: u64, root: Option<&Directory>) -> R
     let file = open_to_read(root, path, OFlags::empty(), "open the file")?;
     let metadata = file.metadata().map_err(|error| Error::from_io(error, "examine the file", path))?;
     let named = |kind, message: String| Error::new(kind, message).with("path", path.display().to_string());
-    if metadata.is_dir() {
+    // Beneath a checkpoint it is damage, wherever it comes from; else the caller has named it.
+    if metadata.is_dir() && root.is_none() {
         return Err(named(Kind::InvalidInput, "a file was expected, but this is a directory".to_owned()));
     }
     if !metadata.is_file() {
