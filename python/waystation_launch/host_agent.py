@@ -174,6 +174,7 @@ class HostAgent:
         """
         if (status := self._status()) is not None:
             self._check(status)
+            self._tell_of_its_memory(status)
             self._process_id = int(status["process"])
             self._own_directory = self._found_directory()
             return
@@ -208,6 +209,19 @@ class HostAgent:
                 f"the agent that serves '{self.directory}' is {described}; end it "
                 f"(pid {status['process']}), or give another directory",
                 path=str(self.directory),
+            )
+
+    def _tell_of_its_memory(self, status: dict[str, Any]) -> None:
+        """Says that a running agent keeps the slots it has, where this launch asks for others."""
+        if self._memory is None:
+            return
+        found = status["slot_count"], status["slot_bytes"]
+        wanted = self._slots()
+        if found != wanted:
+            self._tell(
+                f"{self._name} of '{self.directory}' runs already and keeps its memory: {_in_words(*found)}, "
+                f"where this launch asks for {_in_words(*wanted)}; to change that, end it first (pid "
+                f"{status['process']})"
             )
 
     def restart(self) -> None:
@@ -250,27 +264,33 @@ class HostAgent:
                 f"no agent serves '{self.directory}' yet; say what a new one may take, such as "
                 "--agent-memory 8GiB"
             )
-        memory_bytes = bytes_of(self._memory)
-        slots = (self._versions + 1) * self._process_count  # and one for the version that is written
+        slots, slot_bytes = self._slots()
         # The run is that of the directory, so that a later launch is of the same.
         run = b"waystation launch " + os.fsencode(self.directory)
         options: list[str] = []
         if self._membership is not None:
-            slots *= self._membership.copies
             run = b"\0".join([b"waystation launch", *map(str.encode, self._membership.names)])
             options = self._membership.options()
-        slot_bytes = (memory_bytes - _STORE_BYTES) // slots // _SLOT_STEP_BYTES * _SLOT_STEP_BYTES
-        if slot_bytes < 2 * _SLOT_STEP_BYTES:
-            raise InvalidInput(f"--agent-memory {self._memory} is too little for {slots} slots; give more")
         return [
             f"--directory={self.directory}",
             f"--run-id={hashlib.sha256(run).hexdigest()[:32]}",
             f"--slots={slots}",
             f"--versions={self._versions}",
             f"--slot-bytes={slot_bytes}",
-            f"--memory-cap-bytes={memory_bytes}",
+            f"--memory-cap-bytes={bytes_of(self._memory)}",
             *options,
         ]
+
+    def _slots(self) -> tuple[int, int]:
+        """How many slots a new agent has, and of how many bytes each is."""
+        assert self._memory is not None
+        slots = (self._versions + 1) * self._process_count  # and one for the version that is written
+        if self._membership is not None:
+            slots *= self._membership.copies
+        slot_bytes = (bytes_of(self._memory) - _STORE_BYTES) // slots // _SLOT_STEP_BYTES * _SLOT_STEP_BYTES
+        if slot_bytes < 2 * _SLOT_STEP_BYTES:
+            raise InvalidInput(f"--agent-memory {self._memory} is too little for {slots} slots; give more")
+        return slots, slot_bytes
 
     @property
     def _log_path(self) -> str:
@@ -279,6 +299,10 @@ class HostAgent:
     def _last_words(self) -> str:
         with open(self._log_path, encoding="utf-8", errors="replace") as log:
             return (log.read().splitlines() or ["nothing"])[-1]
+
+
+def _in_words(slots: int, slot_bytes: int) -> str:
+    return f"{slots} slots of {slot_bytes} bytes"
 
 
 def bytes_of(text: str) -> int:

@@ -77,17 +77,21 @@ def test_later_errors_are_raised_by_the_handle(tmp_path: Path) -> None:
     state = {"x": jnp.zeros(1 << 26)}
     first = waystation.save_async(tmp_path / "checkpoint", state)
     second = waystation.save_async(tmp_path / "checkpoint", state)
-    errors = [response.exception() for response in (first, second) if not _waits(response)]
-    assert [type(error) for error in errors] == [waystation.errors.Conflict]
+    errors = [response.exception() for response in (first, second)]  # which waits, as a future's does
+    assert [type(error) for error in errors] == [type(None), waystation.errors.Conflict]
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
 
 
-def _waits(response: waystation.AsyncResponse[None]) -> bool:
-    try:
-        response.result()
-    except waystation.errors.WaystationError:
-        return False
-    return True
+def test_exception_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
+    may_end = threading.Event()
+    context = waystation.Context()
+    context.array.saving.on_statistics = lambda _: may_end.wait(60)
+    with context:
+        response = waystation.save_async(tmp_path / "checkpoint", {"x": np.zeros(8)})
+    with pytest.raises(TimeoutError, match=r"still runs after 0\.01 s"):
+        response.exception(0.01)
+    may_end.set()
+    assert response.exception(60) is None
 
 
 def test_handle(tmp_path: Path) -> None:

@@ -227,3 +227,13 @@ def test_a_child_waits_for_no_save_of_its_parent(tmp_path: Path) -> None:
     assert waystation.load(path)["step"] == 1
     with saving:
         pass
+
+
+def test_a_load_of_what_is_being_saved_says_so(tmp_path: Path) -> None:
+    path, gate = tmp_path / "checkpoint", threading.Event()
+    first = begin(path, 1, gate)
+    with pytest.raises(errors.NotFound, match="1 save is still writing it; wait for that"):
+        waystation.load(path)
+    gate.set()
+    first.result()
+    assert waystation.load_checkpointables(path, {"state": None})["state"] == {"step": 1}

@@ -187,6 +187,16 @@ def test_the_agent_outlives_a_launcher_that_is_killed(store: Path, tmp_path: Pat
     assert agent_of(store) == served_by
 
 
+def test_a_running_agent_keeps_its_memory_and_the_launch_says_so(store: Path, tmp_path: Path) -> None:
+    program = "--", sys.executable, "-c", "pass"
+    first = launch(tmp_path, *options_of(store), *program)
+    same = launch(tmp_path, *options_of(store), *program)
+    more = launch(tmp_path, "--agent", str(store), "--agent-memory", "1GiB", *program)
+    assert [done.returncode for done in (first, same, more)] == [0, 0, 0], more.stderr
+    assert ["keeps its memory" in done.stderr for done in (first, same, more)] == [False, False, True]
+    assert f"end it first (pid {agent_of(store)})" in more.stderr
+
+
 def test_a_second_launch_is_refused_while_the_first_one_lives(store: Path, tmp_path: Path) -> None:
     code = "import time\nprint('here', flush=True)\ntime.sleep(600)"
     brief = "--agent", str(store), "--", sys.executable, "-c", "print('there')"

@@ -79,7 +79,8 @@ class ArrayLoadingOptions(OptionGroup):
         broadcast_concurrent_bytes: Short for `load_and_broadcast_options.broadcast_memory_limit_bytes`.
         use_load_and_broadcast: Orbax's name of `load_and_broadcast`.
         on_statistics: Function that is called with the `LoadStatistics` of every checkpointable loaded, in
-            the thread that loads, when the arrays are complete. The load raises what it raises.
+            the thread that loads, when the arrays are complete. If it raises, the load raises the same
+            error, with a note that the checkpoint is whole.
     """
 
     LoadAndBroadcastOptions = _Broadcast

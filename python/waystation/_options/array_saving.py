@@ -121,7 +121,9 @@ class ArraySavingOptions(OptionGroup):
             abstract state need.
         array_metadata_store: In Orbax's layouts: None omits `array_metadatas`, which stores the kind of PRNG
             keys.
-        on_statistics: Function that is called with the `SaveStatistics` of every save, once it is committed.
+        on_statistics: Function that is called with the `SaveStatistics` of every save, once it is committed,
+            in the thread that saves. If it raises, the save raises the same error, with a note that the
+            checkpoint is whole.
     """
 
     StorageOptions = _Storage

@@ -28,7 +28,7 @@ from waystation.layouts.opened import ArrayLeaf, Opened, Scalar
 from waystation.transfers import filling, fit, in_place, staging
 from waystation.transfers.buffers import Buffer, Incoming
 from waystation.transfers.handle import Progress
-from waystation.transfers.statistics import LoadStatistics
+from waystation.transfers.statistics import LoadStatistics, give
 
 
 class Filling:
@@ -111,8 +111,7 @@ class Filling:
             checkpointable,
         )
         statistics.log()
-        if loading.on_statistics is not None:
-            loading.on_statistics(statistics)
+        give(statistics, loading.on_statistics, "array.loading.on_statistics")
 
 
 # ---- deciding ----------------------------------------------------------------------------------

@@ -342,13 +342,20 @@ def _beside(target: str) -> str:
     """Tells of unfinished attempts at this checkpoint and of committed neighbours."""
     parent, name = os.path.split(target)
     try:
-        attempts = len(leftovers(parent, name))
+        attempts = leftovers(parent, name)
     except (OSError, NotFound, PermissionDenied):
         return ""
     near = _checkpoints_in(parent)
     told = []
     if attempts:
-        told.append(f"{attempts} unfinished attempt(s) at it stand beside it: the save did not end")
+        running = sum(attempt.is_running for attempt in attempts)
+        dead = sum(attempt.dead for attempt in attempts)
+        if running:
+            told.append(f"{running} save{'s are' if running > 1 else ' is'} still writing it; wait for that")
+        if dead:
+            told.append(f"{dead} unfinished attempt(s) at it stand beside it: the save did not end")
+        if elsewhere := len(attempts) - running - dead:
+            told.append(f"{elsewhere} unfinished attempt(s) at it stand beside it, of another machine")
     if near:
         told.append(f"checkpoints there: {_last_of(near)}")
     return f" ({'; '.join(told)})" if told else ""

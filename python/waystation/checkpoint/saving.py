@@ -38,7 +38,7 @@ from waystation.frameworks.base import ArraySource
 from waystation.layouts.native.chunks import Chunk, Writer
 from waystation.layouts.native.records import callers_json
 from waystation.transfers.handle import Progress
-from waystation.transfers.statistics import SaveStatistics
+from waystation.transfers.statistics import SaveStatistics, give
 
 # How often a save that waits for the one before looks whether it was cancelled.
 _LOOK_EVERY_S = 0.1
@@ -521,13 +521,7 @@ class Saving:
     def report(self) -> None:
         """Gives the program the statistics, last of all, since its function may fail."""
         on_statistics = self._save.options.array.saving.on_statistics
-        if on_statistics is None:
-            return
-        try:
-            on_statistics(self._statistics)
-        except Exception as error:
-            error.add_note(f"raised by array.saving.on_statistics; '{self.target}' is whole")
-            raise
+        give(self._statistics, on_statistics, "array.saving.on_statistics")
 
     @contextlib.contextmanager
     def _naming(self, name: str, checkpointables: Collection[str]) -> Iterator[None]:

@@ -26,7 +26,7 @@ from waystation.safetensors.request import Placing, Request, decide, options_of
 from waystation.safetensors.sources import Files
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import AsyncResponse, Progress
-from waystation.transfers.statistics import LoadStatistics
+from waystation.transfers.statistics import LoadStatistics, give
 
 _PROGRESS_INTERVAL_S = 0.1
 _MOST_ATTEMPTS = 50  # while a model is replaced
@@ -291,5 +291,4 @@ def _report(request: Request, filling: Filling, duration_s: float) -> None:
         path, read.bytes_needed, read.bytes_read, duration_s, first_touch_s=read.first_touch_s
     )
     statistics.log()
-    if request.options.array.loading.on_statistics is not None:
-        request.options.array.loading.on_statistics(statistics)
+    give(statistics, request.options.array.loading.on_statistics, "array.loading.on_statistics")

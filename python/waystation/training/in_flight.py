@@ -28,9 +28,9 @@ class StepResponse(AsyncResponse[bool]):
         self.was_asked = False
         super().__init__(what, work)
 
-    def exception(self) -> BaseException | None:
-        """What it failed with, None if it succeeded; the `Checkpointer` does not raise that any more."""
-        error = super().exception()
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See `AsyncResponse.exception`; the `Checkpointer` does not raise that error any more."""
+        error = super().exception(timeout)
         self.was_asked = True
         return error
 

@@ -154,6 +154,21 @@ class AsyncResponse(Generic[T]):
             InvalidInput: The operation runs in the parent of this process, or it is the operation itself that
                 asks, as a function that it calls: it would wait for its own end.
         """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return self._value  # type: ignore[return-value]
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits for the end; returns what the operation failed with, None if it succeeded.
+
+        Args:
+            timeout: Seconds to wait at most; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: The operation still runs after `timeout` seconds; it goes on.
+            InvalidInput: As `result` does.
+        """
         self._require_owner()
         if threading.current_thread() is self._thread and not self._finished.is_set():
             raise InvalidInput(
@@ -162,20 +177,6 @@ class AsyncResponse(Generic[T]):
         # The event's lock is asked for only where this process can release it.
         if not self._finished.is_set() and not self._finished.wait(timeout):
             raise TimeoutError(f"{self._what} still runs after {timeout} s")
-        error = self.exception()
-        if error is not None:
-            raise error
-        return self._value  # type: ignore[return-value]
-
-    def exception(self) -> BaseException | None:
-        """What a finished operation failed with, None if it succeeded.
-
-        Raises:
-            InvalidInput: The operation still runs, here or in the parent of this process.
-        """
-        self._require_owner()
-        if not self._finished.is_set():
-            raise InvalidInput(f"{self._what} still runs; call result() to wait for it")
         if self._failure is None:
             return None
         with contextlib.suppress(ValueError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 _log = logging.getLogger("waystation")
 
@@ -90,3 +92,20 @@ class SaveStatistics:
             self.written_s,
             self.synced_s,
         )
+
+
+def give(
+    statistics: LoadStatistics | SaveStatistics, on_statistics: Callable[[Any], object] | None, option: str
+) -> None:
+    """Calls the function that the program gave as `option`, if it gave one.
+
+    What the function raises gets a note that the checkpoint is whole: of the error alone, a program could
+    not tell.
+    """
+    if on_statistics is None:
+        return
+    try:
+        on_statistics(statistics)
+    except Exception as error:
+        error.add_note(f"raised by {option}; '{statistics.path}' is whole")
+        raise

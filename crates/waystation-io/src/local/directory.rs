@@ -138,7 +138,9 @@ impl Directory {
         } else {
             "a symbolic link leads out of the directory on the way to this file"
         };
-        let message = format!("{what}; put the file itself there, or allow such links if you trust them");
+        let message = format!(
+            "{what}; put the file itself there, or, if you trust the links, load with file.follow_links_out = True"
+        );
         Error::new(Kind::Unsupported, message)
             .with("path", path.display().to_string())
             .with("directory", self.path.display().to_string())
