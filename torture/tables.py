@@ -126,8 +126,8 @@ io_uring (*ring*), the three layouts of Orbax, a safetensors file, and the memor
 ends with each program (*memory*), with one that stays (*agent*), and of three and five hosts. Others are
 genuine Orbax, `torch.distributed.checkpoint` and the safetensors library.
 
-A save to the memory tier waits a few seconds until other hosts have its copies, so that training goes on. On a
-busy machine a step may therefore be left out, with a warning. It counts if the next step is left out, too.
+A save to the memory tier waits a few seconds until other hosts have its copies, so that training goes on. On
+a busy machine a step may therefore be left out, with a warning. It counts if the next step is left out, too.
 
 Files of safetensors have no checksums, so a load of one by itself cannot tell that its data were damaged,
 whichever library makes it. Waystation puts none into their `__metadata__`: other tools copy that to files
