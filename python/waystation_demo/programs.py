@@ -174,7 +174,7 @@ class Programs:
         return inherited | {
             # The runs share what XLA compiles: each mesh is compiled once.
             "JAX_COMPILATION_CACHE_DIR": str(self._directory / "compiled"),
-            "JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
 
     def _log(self, name: str) -> Path:
