@@ -150,6 +150,8 @@ print()
         assert by_case[in_memory.NAME, limits.PREFIX + way]["seconds"] > 0
 
 
+@pytest.mark.long
+@only_long
 def test_what_runs_beside_a_load_adds_its_figures(tmp_path: Path) -> None:
     request = {"loader": "safetensors-torch", "way": "pread"}
     jobs, samples = outcomes_of(tmp_path, {**request, "beside": "jobs"}, {**request, "beside": "samples"})

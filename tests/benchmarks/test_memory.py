@@ -97,6 +97,8 @@ def test_what_was_saved_to_memory_is_recovered_after_its_process_was_killed(tmp_
     assert saved["cpu_s_per_gb"] >= saved["cpu_s"] / (saved["state_bytes"] / 1e9)
 
 
+@pytest.mark.long
+@only_long
 @pytest.mark.usefixtures("in_this_process")
 def test_memory_is_used_round_after_round_by_both_frameworks(tmp_path: Path) -> None:
     with bench_in(tmp_path) as bench:
@@ -181,6 +183,8 @@ def test_the_command_measures_and_says_what_it_found(
     assert not any((tmp_path / "work").iterdir())
 
 
+@pytest.mark.long
+@only_long
 def test_a_lost_host_is_recovered_from_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "_start", benchmark_processes.start)
     count = replication.HOSTS

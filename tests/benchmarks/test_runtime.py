@@ -28,10 +28,13 @@ from benchmarks.runtime.report import evaluate
 from benchmarks.runtime.shapes import Shape
 from benchmarks.runtime.turns import Timed, in_rounds
 from benchmarks.targets import Line
+from tests.support.long import only_long
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
+@only_long
 def test_the_command_measures_all_systems_and_shows_what_it_has_kept(tmp_path: Path) -> None:
     module = [sys.executable, "-m", "benchmarks.runtime"]
     command = [*module, "--quick", "--experiments", "dispatch", "--shapes", "1x2"]

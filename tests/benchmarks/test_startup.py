@@ -48,6 +48,8 @@ needs_transformers = pytest.mark.skipif(
 # ---- starts ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
+@only_long
 @needs_transformers
 def test_every_loader_makes_the_model_say_the_same(tmp_path: Path) -> None:
     written, damaged = tmp_path / "written", tmp_path / "damaged"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.long import only_long
 from tests.support.warm_python import python
 
 from waystation.errors import Conflict
@@ -77,6 +78,8 @@ def test_plot_is_a_png(told: tuple[Path, str], report: dict[str, Any]) -> None:
     assert Path(report["plot"]).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
+@only_long
 def test_tolerance_tells_other_data_from_other_rounding(
     told: tuple[Path, str], report: dict[str, Any]
 ) -> None:
