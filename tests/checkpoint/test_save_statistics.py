@@ -95,3 +95,17 @@ def test_a_checkpointer_knows_a_step_whose_statistics_nobody_took(
                 save(checkpointer, step)
         assert [found.step for found in checkpointer.checkpoints] == [2]
     assert not (tmp_path / "1").exists()
+
+
+def test_an_error_of_the_function_of_loads_is_no_damage(tmp_path: Path) -> None:
+    def fail(_: waystation.LoadStatistics) -> None:
+        raise RuntimeError("no metrics today")
+
+    waystation.save(tmp_path / "checkpoint", STATE)
+    context = waystation.Context()
+    context.array.loading.on_statistics = fail
+    with context, pytest.raises(RuntimeError, match="no metrics today") as caught:
+        waystation.load(tmp_path / "checkpoint")
+    assert caught.value.__notes__ == [
+        f"raised by array.loading.on_statistics; '{tmp_path}/checkpoint' is whole"
+    ]
