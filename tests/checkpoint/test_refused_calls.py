@@ -106,6 +106,47 @@ def test_without_new_threads_a_save_is_refused_and_nothing_is_left(tmp_path: Pat
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
 
 
+WITHOUT_THREADS = """
+import sys, threading
+import numpy as np
+import waystation
+from waystation.errors import Unavailable
+
+target, call = sys.argv[1:]
+state = {"a": np.arange(3)}
+waystation.save(target, state)
+threading.stack_size(1 << 62)  # more than there is
+try:
+    if call == "save_async":
+        waystation.save_async(target, state, overwrite=True)
+    else:
+        getattr(waystation, call)(target)
+except Unavailable as error:
+    assert "could not start a thread" in str(error), error
+else:
+    raise AssertionError("threads were started")
+threading.stack_size(0)
+assert np.array_equal(waystation.load(target)["a"], state["a"])
+waystation.save(target, state, overwrite=True)
+print("right")
+"""
+
+
+@pytest.mark.parametrize("call", ["save_async", "load_async", "load_checkpointables_async", "delete_async"])
+def test_what_cannot_go_to_the_background_is_refused_and_nothing_waits_for_it(
+    call: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THREADS, str(tmp_path / "checkpoint"), call],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
+
+
 WITHOUT_DESCRIPTORS = """
 import os, resource, sys
 import waystation

@@ -96,7 +96,7 @@ def load_async(
     loading = Loading(resolve(path), [name], options, is_in_background=True)
     loading.require_checkpoint()
     run = with_mesh_in_effect(functools.partial(loading.run, abstract_state))
-    return AsyncResponse(f"loading '{loading.target}'", run)
+    return loading.in_background(run)
 
 
 def _options(framework: str | None, abstract_state: Any) -> Options:
@@ -158,7 +158,7 @@ def load_checkpointables_async(
     loading, abstracts = _opened(path, abstract_checkpointables, is_in_background=True)
     progress = Progress()
     loading.begin(abstracts, progress)
-    return AsyncResponse(f"loading '{loading.target}'", lambda _: loading.end(), progress)
+    return loading.in_background(lambda _: loading.end(), progress)
 
 
 def load_pytree(*args: Any, **kwargs: Any) -> Any:

@@ -37,7 +37,7 @@ from waystation.frameworks.participation import participation
 from waystation.layouts.native import handler_files
 from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.opened import Opened
-from waystation.transfers.handle import Progress
+from waystation.transfers.handle import AsyncResponse, Progress
 from waystation.tree import unflatten
 
 T = TypeVar("T")
@@ -168,6 +168,16 @@ class Loading:
 
     def _was_replaced(self) -> bool:
         return self._held is not None and self._held.was_replaced()
+
+    def in_background(
+        self, work: Callable[[Progress], T], progress: Progress | None = None
+    ) -> AsyncResponse[T]:
+        """Has the rest of the load done in the background; ends the load if that cannot begin."""
+        try:
+            return AsyncResponse(f"loading '{self.target}'", work, progress)
+        except BaseException:
+            self.close()
+            raise
 
     def require_checkpoint(self) -> None:
         """Refuses a path that holds no checkpoint; ends the load then."""

@@ -317,7 +317,8 @@ class OpenMemoryTier:
                 is_copied.set()
             self._has_saved(store, Whole(version, saving.process_count), slots.saved_bytes)
 
-        response = AsyncResponse(f"saving {saving.target}", work)
+        with saving.closed_on_error():
+            response = AsyncResponse(f"saving {saving.target}", work)
         self._flight = version.step, response
         try:
             is_copied.wait()

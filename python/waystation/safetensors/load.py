@@ -219,7 +219,11 @@ def _require_same(parts: Sequence[bytes]) -> bytes:
 
 def _started(request: Request, session: Session, again: Decide | None) -> AsyncResponse[dict[str, Any]]:
     what = f"loading '{request.opened.headers[0].path}'"
-    return AsyncResponse(what, lambda progress: _load_what_is_there(request, session, progress, again))
+    try:
+        return AsyncResponse(what, lambda progress: _load_what_is_there(request, session, progress, again))
+    except BaseException:
+        session.close()
+        raise
 
 
 def _watched(

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 from waystation._arguments import require_function
-from waystation._errors import Cancelled, InvalidInput
+from waystation._errors import Cancelled, InvalidInput, Unavailable
 from waystation.layouts.opened import Job
 
 T = TypeVar("T")
@@ -96,6 +96,9 @@ class AsyncResponse(Generic[T]):
 
     It belongs to the process that started the operation. In a child that was forked while the operation ran,
     every method raises InvalidInput: the thread that does the work is in the parent only.
+
+    Raises:
+        Unavailable: The system starts no thread.
     """
 
     def __init__(self, what: str, work: Callable[[Progress], T], progress: Progress | None = None) -> None:
@@ -111,7 +114,13 @@ class AsyncResponse(Generic[T]):
         self._thread = threading.Thread(
             target=self._run, args=(work,), name=f"waystation: {what}", daemon=False
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise Unavailable(
+                f"could not start a thread for {what}: {error}; allow more processes (ulimit -u) or more "
+                "memory, or use the call that does not end in _async"
+            ) from error
 
     def __repr__(self) -> str:
         # Asks for no lock, which a thread of a forked child's parent may hold.

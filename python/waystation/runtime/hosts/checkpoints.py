@@ -104,10 +104,7 @@ class Checkpoints:
                 current_options(),
                 is_in_background=not may_broadcast(instruction),
             )
-        return AsyncResponse(
-            f"loading '{instruction.path}'",
-            lambda progress: _loaded(instruction, loading.run(abstract, progress)),
-        )
+        return loading.in_background(lambda progress: _loaded(instruction, loading.run(abstract, progress)))
 
     def identify(self, instruction: Identify) -> str:
         """What tells a checkpoint from any other.
