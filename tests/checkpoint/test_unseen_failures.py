@@ -90,3 +90,49 @@ def test_an_operation_does_not_wait_for_its_own_end(tmp_path: Path) -> None:
     begun.set()
     saving.result()
     assert asked == [True]
+
+
+HELD = """
+import gc, os, resource, signal, sys, weakref
+import numpy, waystation
+from pathlib import Path
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path = os.path.abspath("checkpoint")
+waystation.save(path, {"a": numpy.arange(1 << 10)})
+for file in Path(path).rglob("*.safetensors"):
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+gc.disable()
+
+def fail(call, *arguments, **options):
+    try:
+        response = call(path, *arguments, **options)
+        if call is waystation.load_async:
+            response.result()
+    except OSError if call is waystation.save else waystation.errors.Corrupt:
+        return
+    raise AssertionError("it did not fail")
+
+def held():
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return [link for link in links if os.path.exists(link) and os.path.realpath(link).startswith(path)]
+
+array = numpy.zeros(1 << 20)
+fail(waystation.save, {"a": array}, overwrite=True)
+array = weakref.ref(array)
+fail(waystation.load)
+fail(waystation.load_async)
+gc.collect()
+assert array() is None, "an array of a save that failed"
+assert held() == [], held()
+"""
+
+
+def test_what_has_failed_holds_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HELD], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")

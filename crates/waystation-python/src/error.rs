@@ -12,7 +12,12 @@ use waystation_format::{Error, Kind};
 
 /// The Python exception of an engine error.
 pub fn to_py(error: Error) -> PyErr {
-    Python::attach(|py| match build(py, &error) {
+    exception_of(&error)
+}
+
+/// An exception of Python for an error that is kept.
+pub fn exception_of(error: &Error) -> PyErr {
+    Python::attach(|py| match build(py, error) {
         Ok(exception) => PyErr::from_value(exception),
         Err(failure) => failure,
     })

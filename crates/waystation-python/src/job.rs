@@ -13,7 +13,7 @@ use pyo3::types::PyDict;
 use waystation_format::{Error, Kind};
 use waystation_io::job::Handle;
 
-use crate::error::to_py;
+use crate::error::{exception_of, to_py};
 
 /// How long Ctrl-C may go unnoticed.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
@@ -34,7 +34,7 @@ trait Running: Send + Sync {
     fn wait(&self, timeout: Duration) -> bool;
     fn front(&self) -> u64;
     fn wait_front(&self, position: u64, timeout: Duration) -> bool;
-    fn take_outcome(&self, py: Python<'_>) -> Option<PyResult<Py<PyDict>>>;
+    fn take_outcome(&self, py: Python<'_>) -> Option<Result<Py<PyDict>, Error>>;
 }
 
 impl<T: IntoDictionary> Running for Handle<T> {
@@ -70,9 +70,10 @@ impl<T: IntoDictionary> Running for Handle<T> {
         self.shared().wait_front(position, Some(timeout))
     }
 
-    fn take_outcome(&self, py: Python<'_>) -> Option<PyResult<Py<PyDict>>> {
+    fn take_outcome(&self, py: Python<'_>) -> Option<Result<Py<PyDict>, Error>> {
         let outcome = self.shared().take_outcome()?;
-        Some(outcome.map_err(to_py).and_then(|value| Ok(value.into_dictionary(py)?.unbind())))
+        let internal = |error: PyErr| Error::new(Kind::Internal, error.to_string());
+        Some(outcome.and_then(|value| Ok(value.into_dictionary(py).map_err(internal)?.unbind())))
     }
 }
 
@@ -81,7 +82,8 @@ impl<T: IntoDictionary> Running for Handle<T> {
 pub struct Job {
     running: Box<dyn Running>,
     owners: Mutex<Option<Py<PyAny>>>,
-    result: PyOnceLock<PyResult<Py<PyDict>>>,
+    // No exception of Python: its traceback has the frames that hold the job.
+    result: PyOnceLock<Result<Py<PyDict>, Error>>,
 }
 
 impl Job {
@@ -176,10 +178,10 @@ impl Job {
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
         self.wait(py, None)?;
         py.detach(|| self.running.join());
-        let lost = || Err(to_py(Error::new(Kind::Internal, "a finished job has no outcome")));
+        let lost = || Err(Error::new(Kind::Internal, "a finished job has no outcome"));
         match self.result.get_or_init(py, || self.running.take_outcome(py).unwrap_or_else(lost)) {
             Ok(statistics) => Ok(statistics.clone_ref(py)),
-            Err(error) => Err(error.clone_ref(py)),
+            Err(error) => Err(exception_of(error)),
         }
     }
 }

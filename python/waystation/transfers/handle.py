@@ -144,6 +144,7 @@ class AsyncResponse(Generic[T]):
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._call(callback)
+        del self  # as in `result`
 
     def _call(self, callback: Callable[[], Any]) -> None:
         try:
@@ -164,9 +165,12 @@ class AsyncResponse(Generic[T]):
                 asks, as a function that it calls: it would wait for its own end.
         """
         error = self.exception(timeout)
-        if error is not None:
+        if error is None:
+            return self._value  # type: ignore[return-value]
+        try:
             raise error
-        return self._value  # type: ignore[return-value]
+        finally:
+            del self, error  # this frame is one of the error's, which the handle holds
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end; returns what the operation failed with, None if it succeeded.
