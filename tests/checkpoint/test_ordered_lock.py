@@ -30,3 +30,15 @@ def test_turns_come_in_order(started: list[int], given_up: set[int]) -> None:
     for thread in threads:
         thread.join()
     assert seen == [number for number in range(5) if number not in given_up]
+
+
+def test_a_ticket_that_is_dropped_has_ended() -> None:
+    dropped, later = Ticket(), Ticket()
+    waiter = threading.Thread(target=later.wait, daemon=True)
+    waiter.start()
+    waiter.join(0.1)
+    assert waiter.is_alive()
+    del dropped
+    waiter.join(60)
+    assert not waiter.is_alive()
+    later.end()

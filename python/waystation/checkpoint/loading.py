@@ -13,10 +13,13 @@ Invariant: after `prepare` a state can fail by damage of its data only.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import json
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -192,9 +195,9 @@ class Loading:
 
     def close(self) -> None:
         """Ends the load; idempotent."""
+        self._ticket.end()  # first: whatever interrupts the rest, other loads go on
         self._forget()
         self._begin = lambda: None  # which would keep the load, and the directory that it holds, for a while
-        self._ticket.end()
         self._session.close()
 
     # ---- the steps -----------------------------------------------------------------------------
@@ -406,7 +409,14 @@ class _Queue:
     def begin(self) -> None:
         """Begins without tickets, with a condition that no thread holds."""
         self.condition = threading.Condition()
-        self.waiting: deque[Ticket] = deque()
+        self.waiting: deque[weakref.ref[Ticket]] = deque()
+
+    def drop(self, place: weakref.ref[Ticket]) -> None:
+        """Takes a place out of the order."""
+        with self.condition:
+            with contextlib.suppress(ValueError):
+                self.waiting.remove(place)
+            self.condition.notify_all()
 
 
 _queue = _Queue()
@@ -414,21 +424,25 @@ os.register_at_fork(after_in_child=_queue.begin)
 
 
 class Ticket:
-    """The place of one load in the order; taken when it is made."""
+    """The place of one load in the order; taken when it is made.
+
+    One that is dropped has ended: Ctrl-C may come before its load has anything that could end it.
+    """
 
     def __init__(self) -> None:
+        self._place = weakref.ref(self, _queue.drop)
         with _queue.condition:
-            _queue.waiting.append(self)
+            _queue.waiting.append(self._place)
 
     def wait(self) -> None:
         """Waits until all earlier tickets have ended."""
+        pause_s = 1.0
         with _queue.condition:
-            waiting = _queue.waiting
-            _queue.condition.wait_for(lambda: self not in waiting or waiting[0] is self)
+            waiting, place = _queue.waiting, self._place
+            while not _queue.condition.wait_for(lambda: place not in waiting or waiting[0] is place, pause_s):
+                gc.collect()  # a load that was interrupted may be in a cycle with its error
+                pause_s = min(2 * pause_s, 60.0)
 
     def end(self) -> None:
         """Lets the next ticket go on. Idempotent, and allowed before all earlier tickets have ended."""
-        with _queue.condition:
-            if self in _queue.waiting:
-                _queue.waiting.remove(self)
-                _queue.condition.notify_all()
+        _queue.drop(self._place)
