@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ import torch.distributed
 from tests.support.programs import Place, raised
 
 from waystation.compat import fastsafetensors as own
+from waystation.frameworks import torch_groups
 
 
 def genuine() -> ModuleType:
@@ -175,6 +177,18 @@ def uneven(place: Place, directory: Path, name: str, axis: int) -> Any:
     found = digest(buffer.get_sharded(name, axis))
     buffer.close()
     return found
+
+
+def left_early(place: Place, nbytes: int) -> Any:
+    """What each process gets from one that waits for the last, once process 0 has left with the store."""
+    place.connect()
+    group = torch_groups.of_group(torch.distributed.group.WORLD)
+    own_part = torch.zeros(nbytes, dtype=torch.uint8)
+    parts = [torch.full((nbytes,), rank + 1, dtype=torch.uint8) for rank in range(place.count)]
+    if place.index == place.count - 1:
+        time.sleep(3)  # longer than a collective may take before deaths are looked for
+    group.scatter(parts if place.index == 1 else [], own_part, 1, nbytes)
+    return bool((own_part == place.index + 1).all())
 
 
 def damaged(place: Place, directory: Path) -> Any:

@@ -111,6 +111,10 @@ def test_blocks_that_do_not_divide_evenly(tmp_path: Path) -> None:
         assert values(tmp_path, 3, group_scenarios.uneven, model, name, axis) == expected
 
 
+def test_process_0_may_leave_before_the_others_have_their_parts(tmp_path: Path) -> None:
+    assert values(tmp_path, 3, group_scenarios.left_early, 64 << 20) == [True] * 3
+
+
 def test_a_file_that_one_process_cannot_read_fails_in_all(tmp_path: Path) -> None:
     model = write(tmp_path / "model", files=3)
     errors = values(tmp_path, 3, group_scenarios.damaged, model)

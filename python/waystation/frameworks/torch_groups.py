@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _PATIENCE_S = 1.0  # which collectives may take before deaths are looked for
 _NEWS_S = 15.0  # a death that made a collective fail is known by then
+_LAST_S = 5.0  # what a collective still gets once the process with the store is gone
 _PAUSE_S = 0.1
 
 
@@ -340,7 +341,7 @@ def _finish(work: Any, tensor: torch.Tensor, ranks: Sequence[int], *, may_wait_a
 
     Raises:
         RuntimeError: It failed, or did not end within the deadline.
-        Unavailable: A process has died.
+        Unavailable: A process has died, and the collective has not come in spite of that.
     """
     if tensor.device.type != "cpu":
         work.wait()
@@ -357,16 +358,31 @@ def _finish(work: Any, tensor: torch.Tensor, ranks: Sequence[int], *, may_wait_a
                 return
             except RuntimeError as error:
                 failure = error
-            if require_alive is None:
-                what = "sending what one process has read to the others"
-                require_alive = watching.enter_context(coordination.of_torch().watching(what, ranks))
-            require_alive()
+            try:
+                if require_alive is None:
+                    what = "sending what one process has read to the others"
+                    require_alive = watching.enter_context(coordination.of_torch().watching(what, ranks))
+                require_alive()
+            except Unavailable:
+                # Process 0 may have had its part, and have left with the store.
+                if _comes(work, min(_LAST_S, deadline_s)):
+                    return
+                raise
             now_s = time.monotonic()
             if work.is_completed():
                 failed_s = failed_s or now_s
                 time.sleep(_PAUSE_S)
             if now_s - begun_s > deadline_s or (failed_s is not None and now_s - failed_s > _NEWS_S):
                 raise failure
+
+
+def _comes(work: Any, timeout_s: float) -> bool:
+    """Whether a collective ends well within so long."""
+    try:
+        work.wait(timedelta(seconds=timeout_s))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _first_line(error: Exception) -> str:
