@@ -220,7 +220,7 @@ class HostAgent:
         if found != wanted:
             self._tell(
                 f"{self._name} of '{self.directory}' runs already and keeps its memory: {_in_words(*found)}, "
-                f"where this launch asks for {_in_words(*wanted)}; to change that, end it first (pid "
+                f"where this launch asks for {_in_words(*wanted)}; to change that, end that agent first (pid "
                 f"{status['process']})"
             )
 

@@ -194,7 +194,7 @@ def test_a_running_agent_keeps_its_memory_and_the_launch_says_so(store: Path, tm
     more = launch(tmp_path, "--agent", str(store), "--agent-memory", "1GiB", *program)
     assert [done.returncode for done in (first, same, more)] == [0, 0, 0], more.stderr
     assert ["keeps its memory" in done.stderr for done in (first, same, more)] == [False, False, True]
-    assert f"end it first (pid {agent_of(store)})" in more.stderr
+    assert f"end that agent first (pid {agent_of(store)})" in more.stderr
 
 
 def test_a_second_launch_is_refused_while_the_first_one_lives(store: Path, tmp_path: Path) -> None:
