@@ -5,10 +5,10 @@ PYTHON := .venv/bin/python
 LOCKED := $(if $(CI),--locked)
 FUZZ_SECONDS ?= 20
 TEST_LONG_SECONDS ?=
-# So many processes of pytest share the tests: two more than there are cores, for many tests wait, for the disk,
+# So many processes of pytest share the tests: four more than there are cores, for many tests wait, for the disk,
 # for others, for a death to be noticed. Each takes 1.2 GB, and half a minute of CPU to import and collect all tests.
 # Each takes the next file of tests that nobody has begun, the longest first (tests/conftest.py).
-TEST_PROCESSES ?= $(shell echo $$((2 + $$(nproc))))
+TEST_PROCESSES ?= $(shell echo $$((4 + $$(nproc))))
 
 # cargo and maturin must see the same interpreter, or each would compile PyO3 for its own.
 export PYO3_PYTHON := $(CURDIR)/$(PYTHON)
