@@ -38,6 +38,7 @@ PURPOSES = {
     "storage": "files of checkpoints",
     "_native": "the boundary",
     "agent": "the memory tier of a host",
+    "store": "object stores",
     "io": "files, threads, devices",
     "transport": "blocks between hosts",
     "peers": "proved, signed links",

@@ -69,7 +69,7 @@ pub fn register_device_copy(device_copy: Arc<dyn DeviceCopy>) -> Result<()> {
 }
 
 /// Whoever copies from devices, or Unsupported.
-pub(crate) fn registered() -> Result<Arc<dyn DeviceCopy>> {
+pub fn registered() -> Result<Arc<dyn DeviceCopy>> {
     REGISTERED.get().cloned().ok_or_else(|| {
         Error::new(
             Kind::Unsupported,

@@ -23,7 +23,9 @@ use waystation_format::{Error, Kind, Result};
 pub use self::blocks::{Blocks, Piece};
 pub use self::chunk_checksums::chunk_checksums;
 pub use self::compress::{Compressed, compress};
-pub use self::device::{DeviceCopies, DeviceCopy, DeviceRows, register_device_copy};
+pub use self::device::{
+    DeviceCopies, DeviceCopy, DeviceRows, register_device_copy, registered as registered_device_copy,
+};
 pub use self::plan::{FileInput, FilePlan, Plan, host_segments};
 use crate::job::{Handle, Shared};
 use crate::mode::Mode;

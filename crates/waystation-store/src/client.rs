@@ -1,0 +1,111 @@
+//! The client of one store in one process.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::ClientConfigKey;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::http::HttpBuilder;
+use object_store::memory::InMemory;
+use object_store::multipart::MultipartStore;
+use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use waystation_format::{Error, Kind, Result};
+
+use crate::Settings;
+use crate::errors::told;
+
+/// Whoever makes the requests, with their connections.
+pub struct Client {
+    /// Whole objects, ranges and listings.
+    pub objects: Arc<dyn ObjectStore>,
+    /// Whether the store creates an object on condition that there is none, once that is known.
+    pub honours_conditions: OnceLock<bool>,
+    uploads: Option<Arc<dyn MultipartStore>>,
+}
+
+impl Client {
+    /// The client of everything beneath `root`.
+    pub fn new(root: &str, settings: &Settings) -> Result<Self> {
+        // What `reqwest` encrypts with. Another one that the process has is as good.
+        drop(rustls::crypto::ring::default_provider().install_default());
+        Self::built(root, settings).map_err(|error| {
+            let error = told(&error, "use the store", Path::new(root));
+            if error.kind() == Kind::InvalidInput { error } else { error.with_kind(Kind::InvalidInput) }
+        })
+    }
+
+    fn built(root: &str, settings: &Settings) -> object_store::Result<Self> {
+        let retry = RetryConfig { retry_timeout: settings.deadline, ..RetryConfig::default() };
+        macro_rules! build {
+            ($builder:expr) => {{
+                let mut builder = $builder.with_url(root).with_retry(retry);
+                for (name, value) in &settings.options {
+                    builder = builder.with_config(name.to_ascii_lowercase().parse()?, value);
+                }
+                Arc::new(builder.build()?)
+            }};
+        }
+        let scheme = root.split_once("://").map_or(root, |(scheme, _)| scheme);
+        match scheme {
+            "gs" => Ok(Self::of(build!(GoogleCloudStorageBuilder::from_env()))),
+            "az" | "abfs" | "abfss" => Ok(Self::of(build!(MicrosoftAzureBuilder::from_env()))),
+            "http" | "https" => {
+                let mut options = ClientOptions::new().with_allow_http(scheme == "http");
+                for (name, value) in &settings.options {
+                    options =
+                        options.with_config(name.to_ascii_lowercase().parse::<ClientConfigKey>()?, value);
+                }
+                let builder =
+                    HttpBuilder::new().with_url(root).with_retry(retry).with_client_options(options);
+                Ok(Self {
+                    objects: Arc::new(builder.build()?),
+                    uploads: None,
+                    honours_conditions: OnceLock::new(),
+                })
+            }
+            _ => Ok(Self::of(build!(AmazonS3Builder::from_env()))),
+        }
+    }
+
+    /// A store in memory.
+    pub fn in_memory() -> Self {
+        Self::of(Arc::new(InMemory::new()))
+    }
+
+    fn of<T: ObjectStore + MultipartStore>(store: Arc<T>) -> Self {
+        let objects: Arc<dyn ObjectStore> = Arc::clone(&store) as _;
+        Self { objects, uploads: Some(store), honours_conditions: OnceLock::new() }
+    }
+
+    /// Uploads in parts. Unsupported where nothing can be written.
+    pub fn uploads(&self, root: &str) -> Result<&dyn MultipartStore> {
+        self.uploads.as_deref().ok_or_else(|| {
+            let message =
+                "what is behind HTTP can be read only; save to a file system, or to s3://, gs:// or az://";
+            Error::new(Kind::Unsupported, message).with("path", root)
+        })
+    }
+}
+
+/// The scheme and the bucket of a location.
+pub fn root_of(location: &str) -> Result<String> {
+    let invalid = |message: &'static str| Err(Error::new(Kind::InvalidInput, message).with("path", location));
+    let Some((scheme, rest)) = location.split_once("://") else {
+        return invalid("this is no location of an object store; give one like s3://bucket/name");
+    };
+    if !["s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https"].contains(&scheme) {
+        return invalid("no store has this scheme; use s3, gs, az, https, or a path of this system");
+    }
+    let bucket = rest.split('/').next().unwrap_or_default();
+    if bucket.contains('@') && !scheme.starts_with("abfs") {
+        // The location may hold a password, so it is not repeated.
+        let message = "a location may not hold credentials; give them as options or in the environment";
+        return Err(Error::new(Kind::InvalidInput, message));
+    }
+    if bucket.is_empty() {
+        return invalid("the location names no bucket; give one like s3://bucket/name");
+    }
+    Ok(format!("{scheme}://{bucket}"))
+}

@@ -1,0 +1,130 @@
+//! Errors of stores, told without anything that a store or a client says about credentials.
+//!
+//! A message of a store may repeat a request with its signature and the id of a key, and an address may hold a token.
+//! So messages are made here, from the kind of an error, the status of the answer, and the code that the store gives.
+
+use std::error::Error as StdError;
+use std::path::Path;
+use std::time::Duration;
+
+use object_store::client::{HttpError, HttpErrorKind};
+use rustix::io::Errno;
+use waystation_format::{Error, Kind};
+
+/// Codes of stores are words; whatever else is between the tags is not repeated.
+const MOST_CODE_BYTES: usize = 64;
+/// How a refused request is told from one that failed, by the codes of stores that answer it with status 400.
+const REFUSALS: [&str; 4] = ["ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthenticationFailed"];
+
+/// The error of a request that failed; `action` completes "could not …".
+pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
+    use object_store::Error as Store;
+    let answer = Answer::of(error);
+    let (kind, reason) = match error {
+        Store::NotFound { .. } => (Kind::NotFound, "it is not there".to_owned()),
+        Store::AlreadyExists { .. } => (Kind::Conflict, "there is one already".to_owned()),
+        Store::Precondition { .. } | Store::NotModified { .. } => {
+            (Kind::Conflict, "it is not the version that was read any more".to_owned())
+        }
+        Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => {
+            return refused(&answer, action, path);
+        }
+        Store::NotSupported { .. } | Store::NotImplemented { .. } => {
+            (Kind::Unsupported, "this store cannot do that".to_owned())
+        }
+        Store::InvalidPath { .. } => (Kind::InvalidInput, "no object can have this name".to_owned()),
+        Store::UnknownConfigurationKey { key, .. } => {
+            (Kind::InvalidInput, format!("the store has no option '{key}'"))
+        }
+        _ if answer.code.as_deref().is_some_and(|code| REFUSALS.contains(&code)) => {
+            return refused(&answer, action, path);
+        }
+        _ => (answer.kind(), answer.reason(error)),
+    };
+    Error::new(kind, format!("could not {action}: {reason}")).with("path", path.display().to_string())
+}
+
+/// The error of requests that have not ended in time.
+pub fn late(deadline: Duration, action: &str, path: &Path) -> Error {
+    let message = format!(
+        "could not {action}: the store did not answer within {} s; try again, or give it longer by the option \
+         'deadline_s'",
+        deadline.as_secs_f64()
+    );
+    Error::new(Kind::Unavailable, message).with("path", path.display().to_string())
+}
+
+/// The error of an object that is not there.
+pub fn not_found(path: &Path) -> Error {
+    let message = "there is no such object";
+    Error::new(Kind::NotFound, message).with("path", path.display().to_string())
+}
+
+/// Python knows by the number that the caller may not do this.
+fn refused(answer: &Answer, action: &str, path: &Path) -> Error {
+    let code = answer.code.as_deref().map_or_else(String::new, |code| format!(" ({code})"));
+    let message = format!(
+        "could not {action}: the store refuses it{code}; check the credentials, what they allow, and the region"
+    );
+    Error::new(Kind::InvalidInput, message)
+        .with("path", path.display().to_string())
+        .with("errno", Errno::ACCESS.raw_os_error().to_string())
+}
+
+/// What is known about an answer, or why there is none.
+#[derive(Debug, Default)]
+struct Answer {
+    status: Option<u16>,
+    code: Option<String>,
+    failure: Option<HttpErrorKind>,
+}
+
+impl Answer {
+    /// The crate has a type for this, which it does not publish. What that prints begins with the status.
+    fn of(error: &object_store::Error) -> Self {
+        let mut answer = Self::default();
+        let mut source = error.source();
+        while let Some(found) = source {
+            if let Some(http) = found.downcast_ref::<HttpError>() {
+                answer.failure = Some(http.kind());
+            }
+            let text = found.to_string();
+            answer.status =
+                answer.status.or_else(|| text.split_once("status code: ")?.1.get(..3)?.parse().ok());
+            answer.code = answer.code.or_else(|| code_in(&text).map(str::to_owned));
+            source = found.source();
+        }
+        answer
+    }
+
+    fn kind(&self) -> Kind {
+        match self.status {
+            Some(status @ 400..500) if !matches!(status, 408 | 429) => Kind::InvalidInput,
+            _ => Kind::Unavailable,
+        }
+    }
+
+    fn reason(&self, error: &object_store::Error) -> String {
+        let code = self.code.as_deref().map_or_else(String::new, |code| format!(" ({code})"));
+        match (self.status, self.failure) {
+            (Some(status), _) => format!("the store answered with status {status}{code}"),
+            (None, Some(HttpErrorKind::Connect)) => "the store cannot be reached".to_owned(),
+            (None, Some(HttpErrorKind::Timeout)) => "the store did not answer in time".to_owned(),
+            (None, Some(_)) => "the connection to the store was lost".to_owned(),
+            (None, None) => match error {
+                object_store::Error::Generic { store, .. } => {
+                    format!("the client of {store} cannot make sense of its settings, or of the answer")
+                }
+                _ => "the store's answer makes no sense".to_owned(),
+            },
+        }
+    }
+}
+
+/// The code that a store gives in the XML of its answer.
+fn code_in(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once("<Code>")?;
+    let (code, _) = rest.split_once("</Code>")?;
+    let is_word = code.len() <= MOST_CODE_BYTES && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    is_word.then_some(code)
+}

@@ -1,0 +1,186 @@
+//! Object stores as a storage of the engine: S3, Google Cloud Storage, Azure Blob Storage, and files behind HTTP.
+//!
+//! Requests, signatures and retries are those of the `object_store` crate. What is here decides which requests are
+//! made, how many at a time, and what becomes of their bytes. Design 7 explains it. Invariants: every request ends
+//! within the deadline of its store; no credential reaches a message; a job touches no object but those that it
+//! created; nothing of a store is used in a process that was forked from its own.
+
+mod client;
+mod errors;
+mod objects;
+mod process;
+mod read;
+mod write;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::GetOptions;
+use waystation_format::{Error, Kind, Result};
+use waystation_io::read::{Batch, Statistics};
+use waystation_io::storage::{NewFiles, Storage, StoredFile};
+use waystation_io::write::{Options, Plan};
+
+use self::client::Client;
+use self::errors::told;
+pub use self::objects::{Condition, Listing, Version};
+use self::process::PerProcess;
+
+/// How a store is reached and used.
+#[derive(Clone)]
+pub struct Settings {
+    /// Options of the store by the names that the `object_store` crate has for them, beside what the environment says.
+    /// They may hold credentials.
+    pub options: Vec<(String, String)>,
+    /// Until when a request must have succeeded, with everything that is tried again.
+    pub deadline: Duration,
+    /// Whether to save to a store that cannot create an object on condition that there is none.
+    pub allow_unconditional: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { options: Vec::new(), deadline: Duration::from_secs(120), allow_unconditional: false }
+    }
+}
+
+/// Everything beneath one bucket, or one host.
+#[derive(Clone)]
+pub struct ObjectStorage {
+    /// What all paths begin with: `s3://bucket`.
+    root: Arc<str>,
+    settings: Arc<Settings>,
+    client: Arc<PerProcess<Client>>,
+}
+
+impl ObjectStorage {
+    /// The storage of everything that has the scheme and the bucket of `location`. Asks nobody yet.
+    ///
+    /// # Errors
+    /// InvalidInput if it is no location of an object store.
+    pub fn new(location: &str, settings: Settings) -> Result<Self> {
+        let root = client::root_of(location)?.into();
+        Ok(Self { root, settings: Arc::new(settings), client: Arc::new(PerProcess::new()) })
+    }
+
+    /// A store in the memory of this process, for tests: `memory://name`.
+    pub fn in_memory(name: &str) -> Self {
+        let root = format!("memory://{name}").into();
+        Self { root, settings: Arc::default(), client: Arc::new(PerProcess::of(Client::in_memory())) }
+    }
+
+    /// The client of this process.
+    fn client(&self) -> Result<&Client> {
+        self.client.get(|| Client::new(&self.root, &self.settings))
+    }
+
+    /// The key of a path.
+    fn key(&self, path: &Path) -> Result<object_store::path::Path> {
+        let key = path.to_str().and_then(|path| path.strip_prefix(&*self.root)).ok_or_else(|| {
+            Error::new(Kind::InvalidInput, format!("this does not lie in {}", self.root))
+                .with("path", path.display().to_string())
+        })?;
+        object_store::path::Path::parse(key).map_err(|error| {
+            Error::new(Kind::InvalidInput, format!("no object can have this name: {error}"))
+                .with("path", path.display().to_string())
+        })
+    }
+
+    /// Waits for requests.
+    ///
+    /// # Errors
+    /// Those of the requests; Unavailable if they do not end within the deadline.
+    fn wait<T>(
+        &self,
+        action: &str,
+        path: &Path,
+        requests: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        process::runtime()?.block_on(async {
+            match tokio::time::timeout(self.settings.deadline, requests).await {
+                Ok(outcome) => outcome.map_err(|error| told(&error, action, path)),
+                Err(_) => Err(errors::late(self.settings.deadline, action, path)),
+            }
+        })
+    }
+}
+
+impl fmt::Debug for ObjectStorage {
+    /// Without the settings, which may hold credentials.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("ObjectStorage").field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
+impl Storage for ObjectStorage {
+    fn open(&self, path: &Path) -> Result<Box<dyn StoredFile>> {
+        let version = self.head(path)?.ok_or_else(|| errors::not_found(path))?;
+        Ok(Box::new(Object { storage: self.clone(), path: path.to_owned(), version }))
+    }
+
+    unsafe fn read(&self, batch: &Batch<'_>) -> Result<Statistics> {
+        // SAFETY: as the caller promises.
+        unsafe { read::read(self, batch) }
+    }
+
+    /// Nothing is known without a request; `begin` refuses names that are taken.
+    fn check_new(&self, plan: &Plan) -> Result<()> {
+        self.client()?.uploads(&self.root)?;
+        plan.files.iter().try_for_each(|file| self.key(&file.path).map(drop))
+    }
+
+    fn begin<'a>(&'a self, plan: &'a Plan, options: &'a Options) -> Result<Box<dyn NewFiles + 'a>> {
+        Ok(Box::new(write::NewObjects::begin(self, plan, options)?))
+    }
+}
+
+/// One version of an object.
+struct Object {
+    storage: ObjectStorage,
+    path: PathBuf,
+    version: Version,
+}
+
+impl StoredFile for Object {
+    fn nbytes(&self) -> u64 {
+        self.version.nbytes
+    }
+
+    fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> Result<()> {
+        let in_place = |error: Error| error.with("offset", offset.to_string());
+        let end = offset.saturating_add(bytes.len() as u64);
+        if end > self.version.nbytes {
+            let message = format!("the object has {} bytes, and ends before the range", self.version.nbytes);
+            return Err(in_place(
+                Error::new(Kind::Corrupt, message).with("path", self.path.display().to_string()),
+            ));
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let key = self.storage.key(&self.path)?;
+        let options = GetOptions {
+            range: Some((offset..end).into()),
+            if_match: self.version.tag.clone(),
+            ..GetOptions::default()
+        };
+        let objects = &self.storage.client()?.objects;
+        let found = self
+            .storage
+            .wait("read the object", &self.path, async {
+                objects.get_opts(&key, options).await?.bytes().await
+            })
+            .map_err(in_place)?;
+        if found.len() != bytes.len() {
+            let message =
+                format!("the store sent {} bytes where {} were asked for", found.len(), bytes.len());
+            return Err(in_place(
+                Error::new(Kind::Unavailable, message).with("path", self.path.display().to_string()),
+            ));
+        }
+        bytes.copy_from_slice(&found);
+        Ok(())
+    }
+}

@@ -1,0 +1,185 @@
+//! Small objects, whole: records, tables and listings, as Python asks for them.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use futures_util::TryStreamExt;
+use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutResult, UpdateVersion};
+use waystation_format::{Error, Kind, Result};
+
+use crate::ObjectStorage;
+use crate::errors::told;
+
+/// What tells an object from its other versions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// The ETag. Of equal contents it may be equal.
+    pub tag: Option<String>,
+    /// The generation or version, where the store counts them.
+    pub generation: Option<String>,
+    /// The length of the object.
+    pub nbytes: u64,
+    /// When it was written, by the clock of the store; none for what was just written.
+    pub modified: Option<SystemTime>,
+}
+
+impl Version {
+    fn of(meta: &ObjectMeta) -> Self {
+        let since = Duration::from_micros(u64::try_from(meta.last_modified.timestamp_micros()).unwrap_or(0));
+        Self {
+            tag: meta.e_tag.clone(),
+            generation: meta.version.clone(),
+            nbytes: meta.size,
+            modified: Some(SystemTime::UNIX_EPOCH + since),
+        }
+    }
+
+    fn written(result: PutResult, nbytes: usize) -> Self {
+        Self { tag: result.e_tag, generation: result.version, nbytes: nbytes as u64, modified: None }
+    }
+}
+
+/// What must be so when an object is put.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// Nothing has its name.
+    New,
+    /// This version of it is there still.
+    Unchanged(Version),
+    /// Anything.
+    Any,
+}
+
+/// What lies directly beneath a prefix.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// Objects, by name.
+    pub objects: Vec<(String, Version)>,
+    /// Prefixes of further objects, which stand for directories.
+    pub directories: Vec<String>,
+}
+
+impl ObjectStorage {
+    /// What is at a path; `None` if no object is.
+    pub fn head(&self, path: &Path) -> Result<Option<Version>> {
+        let (key, objects) = (self.key(path)?, &self.client()?.objects);
+        let found = self.wait("look at the object", path, async { absent(objects.head(&key).await) })?;
+        Ok(found.as_ref().map(Version::of))
+    }
+
+    /// A whole object. Corrupt if it is longer than `limit_bytes`: it is not read then.
+    pub fn get(&self, path: &Path, limit_bytes: u64) -> Result<(Vec<u8>, Version)> {
+        let (key, objects) = (self.key(path)?, &self.client()?.objects);
+        let found = self.wait("read the object", path, async {
+            let found = objects.get_opts(&key, GetOptions::default()).await?;
+            let version = Version::of(&found.meta);
+            let content =
+                if version.nbytes <= limit_bytes { found.bytes().await?.to_vec() } else { Vec::new() };
+            Ok((content, version))
+        })?;
+        if found.1.nbytes > limit_bytes {
+            let message = format!(
+                "the object has {} bytes, more than {limit_bytes}, which is the most it may",
+                found.1.nbytes
+            );
+            return Err(Error::new(Kind::Corrupt, message).with("path", path.display().to_string()));
+        }
+        Ok(found)
+    }
+
+    /// Puts a whole object, in one act. Conflict if the condition is not met.
+    ///
+    /// The content must be one that nobody else would put, as by a random number in it: where the answer to a request
+    /// was lost, the object itself tells whether this call has put it, and equal contents have equal tags.
+    pub fn put(&self, path: &Path, content: &[u8], condition: &Condition) -> Result<Version> {
+        let (key, objects) = (self.key(path)?, &self.client()?.objects);
+        let mode = match condition {
+            Condition::New => PutMode::Create,
+            Condition::Any => PutMode::Overwrite,
+            Condition::Unchanged(version) => PutMode::Update(UpdateVersion {
+                e_tag: version.tag.clone(),
+                version: version.generation.clone(),
+            }),
+        };
+        let action = if *condition == Condition::Any { "write the object" } else { "commit the object" };
+        self.wait(action, path, async {
+            let options = PutOptions { mode, ..PutOptions::default() };
+            match objects.put_opts(&key, content.to_vec().into(), options).await {
+                Ok(result) => Ok(Version::written(result, content.len())),
+                Err(error) if is_refused_condition(&error) => {
+                    // A request that was repeated finds what it wrote at first.
+                    match objects.get_opts(&key, GetOptions::default()).await {
+                        Ok(found) if found.meta.size == content.len() as u64 => {
+                            let version = Version::of(&found.meta);
+                            if found.bytes().await? == content { Ok(version) } else { Err(error) }
+                        }
+                        _ => Err(error),
+                    }
+                }
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// What lies directly beneath a path, by name. Nothing, if nothing is there.
+    pub fn list(&self, directory: &Path) -> Result<Listing> {
+        let (prefix, objects) = (self.key(directory)?, &self.client()?.objects);
+        let found = self.wait("list what is there", directory, objects.list_with_delimiter(Some(&prefix)))?;
+        let name = |path: &object_store::path::Path| path.filename().map(str::to_owned);
+        let mut listing = Listing {
+            objects: found
+                .objects
+                .iter()
+                .filter_map(|meta| Some((name(&meta.location)?, Version::of(meta))))
+                .collect(),
+            directories: found.common_prefixes.iter().filter_map(name).collect(),
+        };
+        listing.objects.sort_unstable_by(|first, second| first.0.cmp(&second.0));
+        listing.directories.sort_unstable();
+        Ok(listing)
+    }
+
+    /// Removes an object; one that is gone already is no error.
+    pub fn remove(&self, path: &Path) -> Result<()> {
+        let (key, objects) = (self.key(path)?, &self.client()?.objects);
+        self.wait("remove the object", path, async { absent(objects.delete(&key).await) }).map(drop)
+    }
+
+    /// Removes all that lies beneath a path, however many requests that takes; what is gone already is no error.
+    pub fn remove_all(&self, directory: &Path) -> Result<()> {
+        let (prefix, objects) = (self.key(directory)?, &self.client()?.objects);
+        let failed = |error: object_store::Error| told(&error, "remove what is there", directory);
+        crate::process::runtime()?.block_on(async {
+            let keys = Box::pin(objects.list(Some(&prefix)).map_ok(|meta| meta.location));
+            let mut removed = objects.delete_stream(keys);
+            loop {
+                // A tree has no bound, so the deadline is that of each step.
+                match tokio::time::timeout(self.settings.deadline, removed.try_next()).await {
+                    Err(_) => {
+                        return Err(crate::errors::late(
+                            self.settings.deadline,
+                            "remove what is there",
+                            directory,
+                        ));
+                    }
+                    Ok(Ok(None)) => return Ok(()),
+                    Ok(Ok(Some(_)) | Err(object_store::Error::NotFound { .. })) => {}
+                    Ok(Err(error)) => return Err(failed(error)),
+                }
+            }
+        })
+    }
+}
+
+/// `None` where something is not there.
+fn absent<T>(outcome: object_store::Result<T>) -> object_store::Result<Option<T>> {
+    match outcome {
+        Err(object_store::Error::NotFound { .. }) => Ok(None),
+        outcome => outcome.map(Some),
+    }
+}
+
+/// Whether a store has refused a request because of its condition.
+pub fn is_refused_condition(error: &object_store::Error) -> bool {
+    matches!(error, object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. })
+}
