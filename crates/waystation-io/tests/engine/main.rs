@@ -13,6 +13,8 @@ mod read_frames;
 mod read_gpu_direct;
 mod read_support;
 mod storage;
+#[path = "../../../waystation-store/tests/support/mod.rs"]
+mod store_support;
 mod sync_group;
 mod table_pages;
 mod unmapping;

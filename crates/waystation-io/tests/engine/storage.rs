@@ -1,4 +1,5 @@
-//! What every storage does, whatever it is: the same cases in files of this system, and in a store in memory.
+//! What every storage does, whatever it is: the same cases in files of this system, in object stores (in memory, and on
+//! a real server where that is installed), and in a storage in memory that fails where a test says.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,8 +17,11 @@ use waystation_io::table_pages::table_counts;
 use waystation_io::write::{self, FileInput};
 use waystation_io::{Error, Kind, Result};
 
+use waystation_store::{Condition, ObjectStorage};
+
 use crate::memory_storage::MemoryStorage;
 use crate::read_support::{BLOCK, Memory, bytes_of, checksums_of, finish_in, run_in};
+use crate::store_support::{Bucket, Gateway, names_beneath};
 use crate::write_support::{AUTOMATIC, noise, plain};
 
 /// A storage, and how a test sees it from outside.
@@ -78,8 +82,62 @@ impl Place for Arc<MemoryStorage> {
     }
 }
 
-fn places() -> [Box<dyn Place>; 2] {
-    [Box::new(OnDisk(tempfile::tempdir().unwrap())), Box::new(Arc::new(MemoryStorage::default()))]
+impl Place for ObjectStorage {
+    fn storage(&self) -> Arc<dyn Storage> {
+        Arc::new(self.clone())
+    }
+
+    fn directory(&self) -> PathBuf {
+        PathBuf::from("memory://bucket/run")
+    }
+
+    fn put(&self, path: &Path, content: &[u8]) {
+        ObjectStorage::put(self, path, content, &Condition::Any).unwrap();
+    }
+
+    fn get(&self, path: &Path) -> Option<Vec<u8>> {
+        ObjectStorage::get(self, path, u64::MAX).ok().map(|(content, _)| content)
+    }
+
+    fn names(&self) -> Vec<PathBuf> {
+        names_beneath(self, &Place::directory(self))
+    }
+}
+
+impl Place for Bucket {
+    fn storage(&self) -> Arc<dyn Storage> {
+        Place::storage(&self.storage)
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.path("run")
+    }
+
+    fn put(&self, path: &Path, content: &[u8]) {
+        Place::put(&self.storage, path, content);
+    }
+
+    fn get(&self, path: &Path) -> Option<Vec<u8>> {
+        Place::get(&self.storage, path)
+    }
+
+    fn names(&self) -> Vec<PathBuf> {
+        let mut names = names_beneath(&self.storage, &self.directory());
+        names.extend(self.uploads());
+        names
+    }
+}
+
+fn places() -> Vec<Box<dyn Place>> {
+    let mut places: Vec<Box<dyn Place>> = vec![
+        Box::new(OnDisk(tempfile::tempdir().unwrap())),
+        Box::new(Arc::new(MemoryStorage::default())),
+        Box::new(ObjectStorage::in_memory("bucket")),
+    ];
+    if let Some(gateway) = Gateway::shared() {
+        places.push(Box::new(gateway.bucket()));
+    }
+    places
 }
 
 fn outcome<T: Send + 'static>(job: &Handle<T>) -> Result<T> {
@@ -308,7 +366,7 @@ fn a_name_that_is_taken_is_refused_before_anything_is_written() {
         let sources = sources();
         let (files, contents) = inputs(&*place, &sources);
         place.put(&contents[2].0, b"somebody else's");
-        let error = start_write(&*place, files).err().unwrap();
+        let error = start_write(&*place, files).and_then(|job| outcome(&job)).unwrap_err();
         assert_eq!((error.kind(), error.context("path")), (Kind::Conflict, contents[2].0.to_str()));
         assert_eq!(place.names(), [contents[2].0.clone()]);
         assert_eq!(place.get(&contents[2].0).unwrap(), b"somebody else's");
