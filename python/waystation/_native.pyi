@@ -5,9 +5,11 @@ records of the kind that is named, as `_plans` makes them.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeAlias, final
 
 from typing_extensions import Buffer
+
+_Version: TypeAlias = tuple[int, int, str | None, str | None]
 
 BLOCK_BYTES: int  # file bytes under one checksum
 TABLE_KINDS: tuple[str, ...]
@@ -135,6 +137,48 @@ class Directory:
         """Its descriptor, which stays its own."""
 
 @final
+class ObjectStore:
+    """Everything beneath one bucket; asks nobody before it is used. The engine takes it as `root`, and then
+    whole locations as paths. A version is its length, time of change (ns), ETag and generation. NotFound has
+    the context `bucket` where there is no bucket."""
+
+    def __new__(
+        cls,
+        location: str,
+        /,
+        *,
+        options: Sequence[tuple[str, str]],
+        deadline_s: float,
+        allow_unconditional: bool,
+    ) -> ObjectStore: ...
+    def status(self, path: str, /) -> tuple[bool, _Version] | None:
+        """Whether only objects beneath it are there, and the version of the object that is."""
+
+    def get(self, wanted: Sequence[tuple[str, int]], /) -> list[tuple[bytes, _Version]]:
+        """Whole objects by path and limit, several at a time. Corrupt if one is longer than its limit."""
+
+    def get_range(self, path: str, begin: int, end: int, version: _Version, /) -> bytes:
+        """Raises Conflict if the object is not this version any more."""
+
+    def put(
+        self, path: str, content: bytes, /, *, new: bool = False, unchanged: _Version | None = None
+    ) -> _Version:
+        """Puts a whole object; Conflict if it is to be new, or unchanged, and is not."""
+
+    def put_all(self, contents: Sequence[tuple[str, Buffer]], /) -> None:
+        """Puts whole objects, several at a time."""
+
+    def copy(self, source: str, target: str, /) -> None:
+        """Has the store copy an object."""
+
+    def list(self, directory: str, /) -> tuple[list[tuple[str, _Version]], list[str]]:
+        """The names of the objects directly beneath, with their versions, and of what stands for
+        directories."""
+
+    def remove(self, path: str, /) -> None: ...
+    def remove_all(self, directory: str, /) -> None: ...
+
+@final
 class Job:
     """A batch of reads or writes in the background. Dropping it cancels it and waits."""
 
@@ -179,6 +223,7 @@ def start_write(
     staging_bytes: int | None = None,
     first: Sequence[tuple[int, int]] | None = None,
     throttle: str | None = None,
+    root: ObjectStore | None = None,
 ) -> Job:
     """Creates and writes data files. Each is `(path, header, file_bytes, words)`.
 
@@ -220,7 +265,7 @@ def start_read(
     announce: bool = False,
     gpu_direct: bool = False,
     among: tuple[int, int] | None = None,
-    root: Directory | None = None,
+    root: Directory | ObjectStore | None = None,
     may_be_longer: bool = False,
 ) -> Job:
     """Reads boxes of stored chunks to chosen addresses. Each file is
@@ -271,7 +316,9 @@ def read_small_files(
     """Reads whole files in parallel; one that is larger than the limit, of all or its own, is Corrupt before
     memory is taken for it."""
 
-def table_counts(path: str, kind: str, file_bytes: int, /, *, root: Directory | None = None) -> list[int]:
+def table_counts(
+    path: str, kind: str, file_bytes: int, /, *, root: Directory | ObjectStore | None = None
+) -> list[int]:
     """The number of entries of each section of a table of `file_bytes`; reads its header page."""
 
 def read_table_entries(
@@ -281,7 +328,7 @@ def read_table_entries(
     ranges: Sequence[tuple[int, int, int]],
     /,
     *,
-    root: Directory | None = None,
+    root: Directory | ObjectStore | None = None,
 ) -> list[bytes]:
     """Reads `(section, begin, end)` ranges of raw entries, in parallel, and verifies every page that it
     reads, the header page too. A reserved field in use is Unsupported; what must be true between entries

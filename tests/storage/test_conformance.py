@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from tests.support.s3 import bucket
 
 from waystation import storage
 from waystation.errors import Conflict, Corrupt, NotFound
 from waystation.storage.attempts import new_attempt_id
 from waystation.storage.base import Identity, Storage
 
-# Each makes a storage, and the path of an empty directory in it.
-STORAGES: dict[str, Callable[[Path], tuple[Storage, str]]] = {
-    "local": lambda place: (storage.of(place), os.fspath(place)),
+# Each gives the path of an empty directory of its storage.
+STORAGES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
+    "local": lambda place: contextlib.nullcontext(os.fspath(place)),
+    "s3": lambda _: in_a_bucket(),
 }
 
 
+@contextlib.contextmanager
+def in_a_bucket() -> Iterator[str]:
+    own = bucket()
+    with own.context():
+        yield f"{own.location}/directory"
+
+
 @pytest.fixture(params=STORAGES)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Storage, str]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Storage, str]]:
     """A storage, and an empty directory in it."""
-    return STORAGES[request.param](tmp_path)
+    with STORAGES[request.param](tmp_path) as directory:
+        yield storage.of(directory), directory
 
 
 def read(found: Storage, path: str) -> bytes:
@@ -98,7 +110,7 @@ def test_only_the_version_that_was_read_is_replaced(place: tuple[Storage, str]) 
     found.remove_file(path)
     with pytest.raises(Conflict, match="removed meanwhile"):
         found.replace(path, b"third", new_attempt_id(), expected=version)
-    assert list(found.entries(directory)) == [], "nothing is left of those that failed"
+    assert storage.entries_or_none(directory) == [], "nothing is left of those that failed"
 
 
 def test_a_copy_makes_no_other_version(place: tuple[Storage, str]) -> None:
@@ -160,7 +172,7 @@ def test_what_is_removed_is_gone_with_all_below(place: tuple[Storage, str]) -> N
         found.create(f"{directory}/{name}", b"", new_attempt_id())
     found.remove_tree(f"{directory}/a")
     found.remove_file(f"{directory}/e")
-    assert list(found.entries(directory)) == []
+    assert storage.entries_or_none(directory) == []
 
 
 def test_a_copy_outlives_its_source(place: tuple[Storage, str]) -> None:

@@ -10,6 +10,7 @@ use waystation_io::local::Local;
 use waystation_io::storage::Storage;
 
 use crate::error::guarded;
+use crate::store::ObjectStore;
 
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -40,9 +41,20 @@ pub fn opened(root: Option<PyRef<'_, Directory>>) -> Option<Arc<directory::Direc
     root.and_then(|root| root.0.clone())
 }
 
-/// The storage beneath a directory that a function was given, or else that of whole paths.
-pub fn storage_of(root: Option<PyRef<'_, Directory>>) -> Arc<dyn Storage> {
-    Local::beneath(opened(root))
+/// What a function of the engine takes as the root of its paths.
+#[derive(FromPyObject)]
+pub enum Root<'py> {
+    Directory(PyRef<'py, Directory>),
+    Store(PyRef<'py, ObjectStore>),
+}
+
+/// The storage of a root that a function was given, or else that of whole paths.
+pub fn storage_of(root: Option<Root<'_>>) -> Arc<dyn Storage> {
+    match root {
+        Some(Root::Store(store)) => Arc::new(store.0.clone()),
+        Some(Root::Directory(directory)) => Local::beneath(opened(Some(directory))),
+        None => Local::by_path(),
+    }
 }
 
 #[pymethods]

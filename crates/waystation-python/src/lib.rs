@@ -17,6 +17,7 @@ mod memory_tier;
 mod of_process;
 mod peers;
 mod read;
+mod store;
 mod tables;
 mod throttle;
 mod transport;
@@ -35,6 +36,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     memory_tier::register(module)?;
     peers::register(module)?;
     read::register(module)?;
+    store::register(module)?;
     tables::register(module)?;
     throttle::register(module)?;
     transport::register(module)?;

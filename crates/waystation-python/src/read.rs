@@ -13,7 +13,7 @@ use waystation_io::read::gpu_direct::GpuDirect;
 use waystation_io::read::plan::{Plan, ReadFile};
 use waystation_io::read::{self, Options, Statistics};
 
-use crate::directory::{Directory, storage_of};
+use crate::directory::{Root, storage_of};
 use crate::error::guarded;
 use crate::format::{Bytes, plan_words};
 use crate::job::{IntoDictionary, Job};
@@ -48,7 +48,7 @@ fn start_read(
     announce: bool,
     gpu_direct: bool,
     among: Option<(usize, usize)>,
-    root: Option<PyRef<'_, Directory>>,
+    root: Option<Root<'_>>,
     may_be_longer: bool,
 ) -> PyResult<Job> {
     let words = plan_words(words)?;

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use waystation_io::table_pages;
 
-use crate::directory::{Directory, storage_of};
+use crate::directory::{Root, storage_of};
 use crate::error::guarded;
 use crate::format::table_kind;
 
@@ -25,7 +25,7 @@ fn table_counts(
     path: PathBuf,
     kind: &str,
     file_bytes: u64,
-    root: Option<PyRef<'_, Directory>>,
+    root: Option<Root<'_>>,
 ) -> PyResult<Vec<u64>> {
     let (kind, storage) = (table_kind(kind)?, storage_of(root));
     py.detach(|| guarded(|| table_pages::table_counts(&path, kind, file_bytes, &*storage)))
@@ -39,7 +39,7 @@ fn read_table_entries<'py>(
     kind: &str,
     file_bytes: u64,
     ranges: Vec<(usize, u64, u64)>,
-    root: Option<PyRef<'_, Directory>>,
+    root: Option<Root<'_>>,
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
     let (kind, storage) = (table_kind(kind)?, storage_of(root));
     let ranges: Vec<(usize, Range<u64>)> =

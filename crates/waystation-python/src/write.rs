@@ -8,7 +8,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use waystation_io::mode::Mode;
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
-use crate::directory::storage_of;
+use crate::directory::{Root, storage_of};
 use crate::error::{guarded, to_py};
 use crate::files::{SyncGroup, durability};
 use crate::format::plan_words;
@@ -39,7 +39,7 @@ impl IntoDictionary for Statistics {
 #[pyfunction]
 #[pyo3(signature = (
     files, owners, /, *, sync=true, group=None, mode=None, block_bytes=None, depth=None, threads=None, staging_bytes=None,
-    first=None, throttle=None
+    first=None, throttle=None, root=None
 ))]
 #[allow(clippy::too_many_arguments)] // the stub's
 fn start_write(
@@ -55,7 +55,9 @@ fn start_write(
     staging_bytes: Option<usize>,
     first: Option<Vec<(u64, u64)>>,
     throttle: Option<PathBuf>,
+    root: Option<Root<'_>>,
 ) -> PyResult<Job> {
+    let storage = storage_of(root);
     let mode = mode.map(str::parse).transpose().map_err(to_py)?;
     let first = first.unwrap_or_default().into_iter().map(|(begin, end)| begin..end).collect();
     let throttle = open_throttle(throttle).map_err(to_py)?;
@@ -64,7 +66,7 @@ fn start_write(
     let inputs = files.iter().map(read_file).collect::<PyResult<Vec<_>>>()?;
     // SAFETY: only Waystation calls this module; it hands over addresses of memory that `owners` keeps
     // alive, and the job keeps `owners` until no thread reads it.
-    let handle = py.detach(|| guarded(|| unsafe { write::start(storage_of(None), inputs, options) }))?;
+    let handle = py.detach(|| guarded(|| unsafe { write::start(storage, inputs, options) }))?;
     Ok(Job::new(handle, owners))
 }
 

@@ -16,10 +16,16 @@ const MOST_CODE_BYTES: usize = 64;
 /// How a refused request is told from one that failed, by the codes of stores that answer it with status 400.
 const REFUSALS: [&str; 4] = ["ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthenticationFailed"];
 
+/// Codes of stores that say that there is no bucket, and not only no object.
+const NO_BUCKET: [&str; 2] = ["NoSuchBucket", "ContainerNotFound"];
+
 /// The error of a request that failed; `action` completes "could not …".
 pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
     use object_store::Error as Store;
     let answer = Answer::of(error);
+    if answer.code.as_deref().is_some_and(|code| NO_BUCKET.contains(&code)) {
+        return no_bucket(action, path);
+    }
     let (kind, reason) = match error {
         Store::NotFound { .. } => (Kind::NotFound, "it is not there".to_owned()),
         Store::AlreadyExists { .. } => (Kind::Conflict, "there is one already".to_owned()),
@@ -58,6 +64,16 @@ pub fn late(deadline: Duration, action: &str, path: &Path) -> Error {
 pub fn not_found(path: &Path) -> Error {
     let message = "there is no such object";
     Error::new(Kind::NotFound, message).with("path", path.display().to_string())
+}
+
+fn no_bucket(action: &str, path: &Path) -> Error {
+    let shown = path.display().to_string();
+    let bucket: String = shown.split_inclusive('/').take(3).collect();
+    let bucket = bucket.trim_end_matches('/').to_owned();
+    let message = format!(
+        "could not {action}: there is no bucket '{bucket}'; create it, or check its name, the endpoint and the region"
+    );
+    Error::new(Kind::NotFound, message).with("path", shown).with("bucket", bucket)
 }
 
 /// Python knows by the number that the caller may not do this.

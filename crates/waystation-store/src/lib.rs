@@ -17,7 +17,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::GetOptions;
 use waystation_format::{Error, Kind, Result};
 use waystation_io::read::{Batch, Statistics};
 use waystation_io::storage::{NewFiles, Storage, StoredFile};
@@ -25,7 +24,7 @@ use waystation_io::write::{Options, Plan};
 
 use self::client::Client;
 use self::errors::told;
-pub use self::objects::{Condition, Listing, Version};
+pub use self::objects::{Condition, Found, Listing, Version};
 use self::process::PerProcess;
 
 /// How a store is reached and used.
@@ -78,7 +77,8 @@ impl ObjectStorage {
 
     /// The key of a path.
     fn key(&self, path: &Path) -> Result<object_store::path::Path> {
-        let key = path.to_str().and_then(|path| path.strip_prefix(&*self.root)).ok_or_else(|| {
+        let beneath = path.to_str().and_then(|path| path.strip_prefix(&*self.root));
+        let key = beneath.filter(|key| key.is_empty() || key.starts_with('/')).ok_or_else(|| {
             Error::new(Kind::InvalidInput, format!("this does not lie in {}", self.root))
                 .with("path", path.display().to_string())
         })?;
@@ -160,19 +160,7 @@ impl StoredFile for Object {
         if bytes.is_empty() {
             return Ok(());
         }
-        let key = self.storage.key(&self.path)?;
-        let options = GetOptions {
-            range: Some((offset..end).into()),
-            if_match: self.version.tag.clone(),
-            ..GetOptions::default()
-        };
-        let objects = &self.storage.client()?.objects;
-        let found = self
-            .storage
-            .wait("read the object", &self.path, async {
-                objects.get_opts(&key, options).await?.bytes().await
-            })
-            .map_err(in_place)?;
+        let found = self.storage.get_range(&self.path, offset..end, &self.version).map_err(in_place)?;
         if found.len() != bytes.len() {
             let message =
                 format!("the store sent {} bytes where {} were asked for", found.len(), bytes.len());

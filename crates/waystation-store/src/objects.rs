@@ -1,14 +1,23 @@
 //! Small objects, whole: records, tables and listings, as Python asks for them.
 
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use futures_util::TryStreamExt;
+use bytes::Bytes;
+use futures_util::future::try_join;
+use futures_util::stream::iter;
+use futures_util::{FutureExt, StreamExt, TryStreamExt};
 use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutResult, UpdateVersion};
+use tokio::time::timeout;
 use waystation_format::{Error, Kind, Result};
 
 use crate::ObjectStorage;
-use crate::errors::told;
+use crate::errors::{late, not_found, told};
+use crate::process::runtime;
+
+/// Requests for small objects in flight.
+const AT_A_TIME: usize = 32;
 
 /// What tells an object from its other versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +48,15 @@ impl Version {
     }
 }
 
+/// What is at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// An object.
+    Object(Version),
+    /// Objects lie beneath it.
+    Directory,
+}
+
 /// What must be so when an object is put.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
@@ -67,24 +85,50 @@ impl ObjectStorage {
         Ok(found.as_ref().map(Version::of))
     }
 
+    /// What is at a path: an object, or what stands for a directory, because objects lie beneath it.
+    pub fn status(&self, path: &Path) -> Result<Option<Found>> {
+        let (key, objects) = (self.key(path)?, &self.client()?.objects);
+        self.wait("look at what is there", path, async {
+            let beneath = objects.list(Some(&key)).boxed().into_future();
+            let (object, (first, _)) =
+                try_join(async { absent(objects.head(&key).await) }, beneath.map(Ok)).await?;
+            Ok(match object {
+                Some(meta) => Some(Found::Object(Version::of(&meta))),
+                None => first.transpose()?.map(|_| Found::Directory),
+            })
+        })
+    }
+
     /// A whole object. Corrupt if it is longer than `limit_bytes`: it is not read then.
     pub fn get(&self, path: &Path, limit_bytes: u64) -> Result<(Vec<u8>, Version)> {
-        let (key, objects) = (self.key(path)?, &self.client()?.objects);
-        let found = self.wait("read the object", path, async {
-            let found = objects.get_opts(&key, GetOptions::default()).await?;
+        self.get_all(&[(path.to_owned(), limit_bytes)])?.pop().ok_or_else(|| not_found(path))
+    }
+
+    /// Whole objects with their limits, several at a time; as `get`.
+    pub fn get_all(&self, wanted: &[(PathBuf, u64)]) -> Result<Vec<(Vec<u8>, Version)>> {
+        let objects = &self.client()?.objects;
+        self.several(wanted, "read the object", |(path, limit_bytes)| async move {
+            let key = self.key(path)?;
+            let failed = |error| told(&error, "read the object", path);
+            let found = objects.get_opts(&key, GetOptions::default()).await.map_err(failed)?;
             let version = Version::of(&found.meta);
-            let content =
-                if version.nbytes <= limit_bytes { found.bytes().await?.to_vec() } else { Vec::new() };
-            Ok((content, version))
-        })?;
-        if found.1.nbytes > limit_bytes {
-            let message = format!(
-                "the object has {} bytes, more than {limit_bytes}, which is the most it may",
-                found.1.nbytes
-            );
-            return Err(Error::new(Kind::Corrupt, message).with("path", path.display().to_string()));
-        }
-        Ok(found)
+            if version.nbytes > *limit_bytes {
+                let message = format!(
+                    "the object has {} bytes, more than {limit_bytes}, which is the most it may",
+                    version.nbytes
+                );
+                return Err(Error::new(Kind::Corrupt, message).with("path", path.display().to_string()));
+            }
+            Ok((found.bytes().await.map_err(failed)?.to_vec(), version))
+        })
+    }
+
+    /// A range of one version of an object. Conflict if another one has its place.
+    pub fn get_range(&self, path: &Path, range: Range<u64>, version: &Version) -> Result<Bytes> {
+        let (key, objects) = (self.key(path)?, &self.client()?.objects);
+        let options =
+            GetOptions { range: Some(range.into()), if_match: version.tag.clone(), ..GetOptions::default() };
+        self.wait("read the object", path, async { objects.get_opts(&key, options).await?.bytes().await })
     }
 
     /// Puts a whole object, in one act. Conflict if the condition is not met.
@@ -121,6 +165,38 @@ impl ObjectStorage {
         })
     }
 
+    /// Puts whole objects, several at a time, whatever has their names.
+    pub fn put_all(&self, contents: &[(PathBuf, &[u8])]) -> Result<()> {
+        let objects = &self.client()?.objects;
+        self.several(contents, "write the object", |(path, content)| async move {
+            let put = objects.put(&self.key(path)?, content.to_vec().into()).await;
+            put.map(drop).map_err(|error| told(&error, "write the object", path))
+        })
+        .map(drop)
+    }
+
+    /// Does something for each of several paths, some at a time. The first error ends it.
+    fn several<'a, W, T, F: Future<Output = Result<T>>>(
+        &self,
+        wanted: &'a [(PathBuf, W)],
+        action: &str,
+        call: impl Fn(&'a (PathBuf, W)) -> F,
+    ) -> Result<Vec<T>> {
+        let deadline = self.settings.deadline;
+        let in_time = |entry: &'a (PathBuf, W)| {
+            let requests = timeout(deadline, call(entry));
+            async move { requests.await.unwrap_or_else(|_| Err(late(deadline, action, &entry.0))) }
+        };
+        runtime()?
+            .block_on(async { iter(wanted.iter().map(in_time)).buffered(AT_A_TIME).try_collect().await })
+    }
+
+    /// Puts a copy of an object, which the store makes, where nothing is.
+    pub fn copy(&self, source: &Path, target: &Path) -> Result<()> {
+        let (from, to, objects) = (self.key(source)?, self.key(target)?, &self.client()?.objects);
+        self.wait("copy the object", source, objects.copy(&from, &to))
+    }
+
     /// What lies directly beneath a path, by name. Nothing, if nothing is there.
     pub fn list(&self, directory: &Path) -> Result<Listing> {
         let (prefix, objects) = (self.key(directory)?, &self.client()?.objects);
@@ -149,18 +225,14 @@ impl ObjectStorage {
     pub fn remove_all(&self, directory: &Path) -> Result<()> {
         let (prefix, objects) = (self.key(directory)?, &self.client()?.objects);
         let failed = |error: object_store::Error| told(&error, "remove what is there", directory);
-        crate::process::runtime()?.block_on(async {
+        runtime()?.block_on(async {
             let keys = Box::pin(objects.list(Some(&prefix)).map_ok(|meta| meta.location));
             let mut removed = objects.delete_stream(keys);
             loop {
                 // A tree has no bound, so the deadline is that of each step.
-                match tokio::time::timeout(self.settings.deadline, removed.try_next()).await {
+                match timeout(self.settings.deadline, removed.try_next()).await {
                     Err(_) => {
-                        return Err(crate::errors::late(
-                            self.settings.deadline,
-                            "remove what is there",
-                            directory,
-                        ));
+                        return Err(late(self.settings.deadline, "remove what is there", directory));
                     }
                     Ok(Ok(None)) => return Ok(()),
                     Ok(Ok(Some(_)) | Err(object_store::Error::NotFound { .. })) => {}

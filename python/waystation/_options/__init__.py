@@ -31,6 +31,7 @@ from waystation._options.layouts import (
 )
 from waystation._options.memory import MemoryOptions
 from waystation._options.processes import AsyncOptions, MultiprocessingOptions
+from waystation._options.stores import ObjectStoreOptions, StoreSettings
 from waystation._options.trees import (
     CheckpointablesOptions,
     PyTreeLoadingOptions,
@@ -54,6 +55,7 @@ __all__ = [
     "FileOptions",
     "MemoryOptions",
     "MultiprocessingOptions",
+    "ObjectStoreOptions",
     "OptionGroup",
     "Options",
     "PathwaysOptions",
@@ -62,6 +64,7 @@ __all__ = [
     "PyTreeOptions",
     "SafetensorsOptions",
     "StorageOptions",
+    "StoreSettings",
 ]
 
 
@@ -83,6 +86,7 @@ class Options(OptionGroup):
     array: ArrayOptions = field(default_factory=ArrayOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     file: FileOptions = field(default_factory=FileOptions)
+    storage: ObjectStoreOptions = field(default_factory=ObjectStoreOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     multiprocessing: MultiprocessingOptions = field(default_factory=MultiprocessingOptions)
     asynchronous: AsyncOptions = field(default_factory=AsyncOptions)

@@ -25,6 +25,7 @@ from waystation._options import (
     FileOptions,
     MemoryOptions,
     MultiprocessingOptions,
+    ObjectStoreOptions,
     Options,
     PathwaysOptions,
     PyTreeOptions,
@@ -119,6 +120,11 @@ class Context:
     def file(self) -> FileOptions:
         """Options of files."""
         return self._options.file
+
+    @property
+    def storage(self) -> ObjectStoreOptions:
+        """Options of object stores."""
+        return self._options.storage
 
     @property
     def engine(self) -> EngineOptions:

@@ -16,7 +16,7 @@ from waystation._errors import (
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import local_storage, opening
 from waystation.checkpoint.handlers.choice import METRICS
-from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.paths import PathLike, locate
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.sessions import open_session
 from waystation.layouts.native import commit
@@ -82,7 +82,7 @@ class _Deletion:
             if not name or name in {".", ".."} or set(name) & {"/", "\\", "\0"}:
                 raise InvalidInput(f"{name!r} cannot be the name of a checkpointable")
             check_names([name])
-        self.target = resolve(path)
+        self.target = locate(path)
         self._name = name
         self._missing_ok = missing_ok
         self._is_orbax = False

@@ -19,7 +19,7 @@ from waystation.checkpoint import opening, remote_state, wanted
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import CheckpointMetadata
-from waystation.checkpoint.paths import PathLike, naming_checkpoint, resolve
+from waystation.checkpoint.paths import PathLike, locate, naming_checkpoint, resolve
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.stored import AUTO, state_name
 from waystation.frameworks.mesh_in_effect import with_mesh_in_effect
@@ -70,7 +70,7 @@ def load(
     if backend is not None:
         _require_plain(checkpointable_name)
         return backend.load(resolve(path), abstract_state)
-    loading = Loading(resolve(path), [state_name(checkpointable_name)], options)
+    loading = Loading(locate(path), [state_name(checkpointable_name)], options)
     return loading.run(abstract_state, Progress())
 
 
@@ -93,7 +93,7 @@ def load_async(
         _require_plain(checkpointable_name)
         return backend.load_async(resolve(path), abstract_state)
     name = state_name(checkpointable_name)
-    loading = Loading(resolve(path), [name], options, is_in_background=True)
+    loading = Loading(locate(path), [name], options, is_in_background=True)
     loading.require_checkpoint()
     run = with_mesh_in_effect(functools.partial(loading.run, abstract_state))
     return loading.in_background(run)
@@ -187,7 +187,7 @@ def asked_for(asked: Any) -> tuple[list[str] | None, dict[str, Any]]:
 def _opened(path: PathLike, asked: Any, *, is_in_background: bool) -> tuple[Loading, dict[str, Any]]:
     """A load of what is asked for, which is empty where everything is."""
     names, abstracts = asked_for(asked)
-    loading = Loading(resolve(path), names, current_options(), is_in_background=is_in_background)
+    loading = Loading(locate(path), names, current_options(), is_in_background=is_in_background)
     return loading, abstracts
 
 
@@ -200,7 +200,7 @@ def require_match(path: PathLike, abstract_state: Any) -> None:
         CheckpointNotFound, CheckpointableNotFound, InvalidInput, StructureMismatch, Corrupt, Unsupported: As
             `waystation.load`.
     """
-    target, options = resolve(path), current_options()
+    target, options = locate(path), current_options()
     opened = opening.open_checkpoint(target, [AUTO], options)
     (stored,) = opened.stored.values()
     tree = opening.require_state(stored, target).tree

@@ -14,7 +14,7 @@ from waystation.checkpoint import opening
 from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.nested_state import abstract_state
-from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.paths import PathLike, locate
 from waystation.checkpoint.published import abstract_model, require_checkpointables
 from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored, state_name
@@ -134,7 +134,7 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
         described = abstract_model(stored) if opened.is_model else _describe(stored, held)
         return _made(opened, stored.name, described)
 
-    return read_what_is_there(resolve(path), current_options(), read)
+    return read_what_is_there(locate(path), current_options(), read)
 
 
 def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, Any]]:
@@ -167,7 +167,7 @@ def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, Any
                 described[name] = None
         return _made(opened, None, described)
 
-    return read_what_is_there(resolve(path), current_options(), read)
+    return read_what_is_there(locate(path), current_options(), read)
 
 
 def pytree_metadata(*args: Any, **kwargs: Any) -> CheckpointMetadata[Any]:

@@ -44,16 +44,29 @@ def resolve(path: PathLike) -> str:
     Raises:
         InvalidInput: It is no path on a mounted file system, or names no directory; WrongType: no path.
     """
-    parent, name = os.path.split(storage.absolute(path))
-    if not name:
+    return _resolved(storage.absolute(path), path)
+
+
+def locate(path: PathLike) -> str:
+    """What `resolve` gives, or the location in an object store that a path is.
+
+    Raises:
+        InvalidInput: It is neither, or names no directory; WrongType: no path.
+    """
+    return _resolved(storage.located(path), path)
+
+
+def _resolved(whole: str, path: PathLike) -> str:
+    parent, name = os.path.split(whole)
+    if not name or parent.endswith(":"):
         raise InvalidInput(f"'{path}' names no directory that could be a checkpoint", path=os.fspath(path))
     return os.path.join(storage.resolved(parent), name)
 
 
 def resolved_or_none(path: PathLike) -> str | None:
-    """What `resolve` gives; None for text at which no file system has anything."""
+    """What `locate` gives; None for text at which no storage has anything."""
     try:
-        return resolve(path)
+        return locate(path)
     except WrongType:
         raise
     except InvalidInput:
@@ -92,14 +105,14 @@ def _look_at(target: str) -> tuple[storage.Root | None, Layout | None]:
     directory, therefore, and one that has lost its place says nothing of what is there.
     """
     for _ in range(MOST_ATTEMPTS):
-        if not storage.is_directory(target):
-            return None, None
         try:
             root = storage.of(target).hold(target, follow_links_out=True)
             layout = layout_in(root)
         except WaystationError as error:
             if not storage.is_absence(error):
                 raise
+            if not storage.is_directory(target):
+                return None, None
             continue
         if layout is not None or root.is_current():
             return root, layout
@@ -143,6 +156,8 @@ def _has_lost_record(root: storage.Root) -> bool:
     name = os.path.basename(root.path)
     if storage.names.attempt_target(name) is not None or names.is_aside(name):
         return False
+    if storage.of(root.path).renames is None:
+        return False  # so does what a killed save has left
     try:
         parts = [os.path.join(root.path, entry.name) for entry in storage.entries(root.path, root)]
         return any(storage.is_file(names.checkpointable_record(part), root) for part in parts)
@@ -166,13 +181,16 @@ def check_destination(
     """
     if storage.names.attempt_target(os.path.basename(target)) is not None:
         raise InvalidInput(f"'{target}' is the name of an unfinished attempt; choose another", path=target)
-    _check_outside(target)
+    is_in_store = storage.of(target).renames is None
+    if not is_in_store:  # where who deletes a checkpoint deletes its own data only
+        _check_outside(target)
     for _ in range(MOST_ATTEMPTS):
         if _has_room(target, overwrite, on_set_aside):
             break
     else:
         raise always_replaced(target)
-    _check_writable(os.path.dirname(target))
+    if not is_in_store:
+        _check_writable(os.path.dirname(target))
 
 
 def _has_room(target: str, overwrite: bool, on_set_aside: Callable[[str], None] | None) -> bool:
@@ -183,6 +201,12 @@ def _has_room(target: str, overwrite: bool, on_set_aside: Callable[[str], None] 
     """
     root, layout = _look_at(target)
     if layout is not None:
+        if overwrite and layout != "native" and storage.of(target).renames is None:
+            raise Unsupported(
+                f"'{target}' is a checkpoint in Orbax's layout, which is replaced in file systems only; "
+                "save to another path",
+                path=target,
+            )
         if not overwrite:
             raise Conflict(
                 f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
@@ -225,7 +249,15 @@ def _check_free(target: str, root: storage.Root | None) -> None:
     found = storage.status(target, follow_links=False)
     if found is None or (root is None and found.kind == "directory"):
         return  # what has come meanwhile the commit meets
-    if root is None or found.kind != "directory":
+    if root is not None and storage.of(target).renames is None:
+        # What a killed save has left, the next one removes.
+        others = [
+            entry.name for entry in storage.entries(target, root) if not names.is_of_attempt(entry.name)
+        ]
+        if not others:
+            return
+        reason, advice = "not a checkpoint and not empty", "remove it, save to a path inside it"
+    elif root is None or found.kind != "directory":
         reason, advice = "not a checkpoint and no directory", "remove it"
     elif _has_lost_record(root):
         reason = f"a checkpoint that has lost its {names.RECORD}"
@@ -303,7 +335,7 @@ def require_checkpoint(target: str) -> None:
             "of one",
             path=target,
         )
-    foreign = described(target)
+    foreign = None if storage.of(target).renames is None else described(target)
     if foreign is not None:
         raise InvalidLayoutError(
             f"'{target}' is not a checkpoint of Waystation or Orbax, but {foreign}", path=target
@@ -315,6 +347,11 @@ def require_checkpoint(target: str) -> None:
         )
     if present:
         raise NotDirectory(f"'{target}' is a file, not a checkpoint directory", path=target)
+    try:
+        storage.of(target).hold(target)
+    except NotFound as error:
+        if "bucket" in error.context:
+            raise CheckpointNotFound(error.message, **error.context) from error
     raise CheckpointNotFound(
         f"there is no checkpoint '{target}'{_beside(target)}{hub_advice(target)}", path=target
     )
@@ -371,7 +408,12 @@ def _checkpoints_in(directory: str) -> list[str]:
 
 
 def _names_in(directory: PathLike, is_meant: Callable[[str], bool]) -> list[str]:
-    """The names of the directories in a directory that are meant, sorted; none if it cannot be looked at."""
+    """The names of the directories in a directory that are meant, sorted; none if it cannot be looked at.
+
+    In a store none are looked for, as each would take a request.
+    """
+    if storage.of(directory).renames is None:
+        return []
     try:
         found = [name for name in storage.directories(directory) if is_meant(os.path.join(directory, name))]
     except (OSError, NotFound, PermissionDenied):

@@ -17,15 +17,17 @@ from typing import Any
 
 from typing_extensions import TypeVar
 
+from waystation import storage
 from waystation._arguments import require_type
 from waystation._errors import Conflict, InvalidInput, Unsupported
+from waystation._options import Options
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import remote_state
 from waystation.checkpoint.handlers.choice import METRICS, STATE
 from waystation.checkpoint.local_saving import OwnStorage
 from waystation.checkpoint.native_saving import FileLayout, NativeLayout, NewPlace, SharedStorage
 from waystation.checkpoint.orbax_saving import OrbaxLayout
-from waystation.checkpoint.paths import PathLike, require_native_checkpoint, resolve
+from waystation.checkpoint.paths import PathLike, locate, require_native_checkpoint, resolve
 from waystation.checkpoint.saving import Destination, Saving
 from waystation.layouts.native import commit, orphans
 from waystation.storage.attempts import Attempt
@@ -274,11 +276,13 @@ def open_saving(
 
     See `paths.check_destination` for `on_set_aside`.
     """
-    options, target = current_options(), resolve(path)
+    options, target = current_options(), locate(path)
     deadline_s = options.multiprocessing.deadline_s
     if timeout_s is not None:
         deadline_s = min(deadline_s, timeout_s)
     is_native = options.array.saving.use_ocdbt is None
+    if storage.of(target).renames is None:
+        _check_store(target, options, is_native=is_native)
     layout = NativeLayout() if is_native else OrbaxLayout()
     destination: Destination = SharedStorage(NewPlace(target, overwrite, on_set_aside), layout)
     if is_native and options.multiprocessing.primary_host is None:
@@ -287,6 +291,17 @@ def open_saving(
     return Saving(
         target, options, layout, destination, deadline_s=deadline_s, begun_ns=begun_ns, is_ordered=True
     )
+
+
+def _check_store(target: str, options: Options, *, is_native: bool) -> None:
+    """Refuses what is saved to file systems only."""
+    if not is_native or options.multiprocessing.primary_host is None:
+        what = (
+            "checkpoints in Orbax's layouts"
+            if not is_native
+            else "parts of processes with storage of their own"
+        )
+        raise Unsupported(f"{what} are saved to file systems only, not to '{target}'", path=target)
 
 
 def check_checkpointables(checkpointables: object) -> None:

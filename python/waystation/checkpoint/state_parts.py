@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from waystation import _native, storage
+from waystation.layouts.native import names
 from waystation.layouts.native.records import Digest, dump_json, read_vouched
 
 _Decoded = TypeVar("_Decoded")
@@ -25,21 +26,25 @@ class _Part(Protocol):
         ...
 
 
-def write(path: str, names: Sequence[str], parts: Sequence[_Part], process: int) -> bytes:
+def write(path: str, checkpointables: Sequence[str], parts: Sequence[_Part], process: int) -> bytes:
     """Writes what this process says of each state; returns what the primary needs to read it."""
     encoded = [part.encode() for part in parts]
-    paths = [_path(path, name, process) for name in names]
-    _native.write_small_files(list(zip(paths, encoded, strict=True)), sync=False)
+    paths = [_path(path, name, process) for name in checkpointables]
+    contents = list(zip(paths, encoded, strict=True))
+    if storage.engine_of(path) is None:
+        _native.write_small_files(contents, sync=False)
+    else:
+        storage.of(path).write_files(contents)
     return dump_json([Digest.of(content).to_json() for content in encoded])
 
 
 def collect(
-    path: str, names: Sequence[str], told: Sequence[bytes], decode: Callable[[bytes], _Decoded]
+    path: str, checkpointables: Sequence[str], told: Sequence[bytes], decode: Callable[[bytes], _Decoded]
 ) -> list[list[_Decoded]]:
     """Reads and removes what the processes have written: of each state the parts in their order."""
     digests = [json.loads(part) for part in told]
     collected = []
-    for number, name in enumerate(names):
+    for number, name in enumerate(checkpointables):
         paths = [_path(path, name, process) for process in range(len(told))]
         vouched = {
             own: Digest.from_json(dump_json(digests[process][number]), own)
@@ -53,4 +58,4 @@ def collect(
 
 
 def _path(path: str, name: str, process: int) -> str:
-    return os.path.join(path, name, f"p{process:05}.part")
+    return os.path.join(names.directory_in(path, name), f"p{process:05}.part")

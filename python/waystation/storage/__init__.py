@@ -1,14 +1,15 @@
 """Storage: where checkpoints are, and the only part of the package that asks the system about their files.
 
-`Storage` is the protocol, `of` the storage of a path; the local file system is the first implementation. The
+`Storage` is the protocol, `of` the storage of a path: the local file system, or an object store. The
 functions here serve call sites that do not care which it is. They take whole paths, which messages name, and
-`root`, the directory held open that the path is in; without one they go by the path. Attempts, leases and
-the lock of writers have modules of their own. The data of arrays do not pass here: the engine moves them.
+`root`, the directory held open that the path is in; without one they go by the path. Attempts, leases and the
+lock of writers have modules of their own. The data of arrays do not pass here: the engine moves them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -38,6 +39,7 @@ __all__ = [
     "absolute",
     "check_links",
     "directories",
+    "engine_of",
     "engine_root",
     "entries",
     "entries_or_none",
@@ -47,6 +49,7 @@ __all__ = [
     "is_file",
     "is_there",
     "list_names",
+    "located",
     "make_directory",
     "mapped",
     "names",
@@ -67,6 +70,7 @@ __all__ = [
 PathLike = str | os.PathLike[str]
 
 _LOCAL: Storage = LocalStorage()
+_SHORTENED = re.compile("(s3|s3a|gs|az|abfs|abfss):/[^/]")
 
 
 def absolute(path: object) -> str:
@@ -84,7 +88,7 @@ def absolute(path: object) -> str:
         raise UnusablePath(f"{text!r} is not a usable path")
     if "://" in text:
         raise InvalidInput(
-            f"'{text}' is a URL; this version knows paths of mounted file systems only", path=text
+            f"'{text}' is a URL, and this works on paths of mounted file systems only", path=text
         )
     try:
         whole = os.path.abspath(os.path.expanduser(text))
@@ -104,9 +108,34 @@ def absolute(path: object) -> str:
     return whole
 
 
+def located(path: object) -> str:
+    """The absolute form of a path, or the location in an object store that it is (`s3://bucket/name`).
+
+    Raises:
+        InvalidInput: It is a URL, and no such location; and what `absolute` raises.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if isinstance(text, str) and "://" in text:
+        from waystation.storage import object_store
+
+        return object_store.location(text)
+    if isinstance(path, os.PathLike) and isinstance(text, str) and _SHORTENED.match(text):
+        raise InvalidInput(
+            f"'{text}' was a location of an object store, from which pathlib has taken a slash; give it as a "
+            "string",
+            path=text,
+        )
+    return absolute(path)
+
+
 def of(path: PathLike) -> Storage:
-    """The storage that a path is in. There is one so far; the scheme of a URL will choose another."""
-    return _LOCAL
+    """The storage that a path is in, as `absolute` and `located` give it."""
+    text = os.fspath(path)
+    if "://" not in text:
+        return _LOCAL
+    from waystation.storage import object_store
+
+    return object_store.of(text)
 
 
 def resolved(path: PathLike) -> str:
@@ -133,9 +162,14 @@ def renames(path: PathLike) -> Renames:
     return found
 
 
-def engine_root(root: Root | None) -> _native.Directory | None:
+def engine_root(root: Root | None) -> _native.Directory | _native.ObjectStore | None:
     """A directory held open, as functions of the engine take it."""
     return None if root is None else root.engine
+
+
+def engine_of(path: PathLike) -> _native.ObjectStore | None:
+    """What the engine writes to at a path; None for files of this system."""
+    return of(path).engine
 
 
 # ---- looking -----------------------------------------------------------------------------------

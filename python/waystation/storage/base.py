@@ -26,6 +26,8 @@ class Identity(NamedTuple):
         nbytes: Its length.
         modified_ns: When its content changed last, by the clock of the storage; for people.
         changed_ns: When anything about it changed last; no program can set that.
+        tag: What a store calls the version; None in a file system.
+        generation: How often it was written, where a store counts that.
     """
 
     device: int
@@ -33,6 +35,8 @@ class Identity(NamedTuple):
     nbytes: int
     modified_ns: int
     changed_ns: int
+    tag: str | None = None
+    generation: str | None = None
 
     def change_to(self, present: Identity) -> str:
         """What happened to a file that had this identity and has another one at present."""
@@ -153,7 +157,7 @@ class Root(Reader, Protocol):
         ...
 
     @property
-    def engine(self) -> _native.Directory:
+    def engine(self) -> _native.Directory | _native.ObjectStore:
         """The same directory, as the engine takes it."""
         ...
 
@@ -221,6 +225,10 @@ class Storage(Reader, Protocol):
         """
         ...
 
+    def write_files(self, contents: Sequence[tuple[str, bytes]]) -> None:
+        """Writes new files, several at a time, durably. Their names are nobody else's."""
+        ...
+
     def new_file(self, path: str) -> AbstractContextManager[IO[bytes]]:
         """A new file, which is written within the block, and is durable once the block is left.
 
@@ -249,6 +257,11 @@ class Storage(Reader, Protocol):
 
     def remove_tree(self, path: str) -> None:
         """Removes a directory with all that is below it, or a file; what is gone already is no error."""
+        ...
+
+    @property
+    def engine(self) -> _native.ObjectStore | None:
+        """What the engine takes as the root of whole paths; None for files of this system."""
         ...
 
     @property

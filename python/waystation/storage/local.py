@@ -152,6 +152,8 @@ class LocalRoot(LocalReader):
 class LocalStorage(LocalReader):
     """See `base.Storage`; it is also what it can do besides."""
 
+    engine = None
+
     def __init__(self) -> None:
         super().__init__(None)
 
@@ -241,6 +243,10 @@ class LocalStorage(LocalReader):
                 os.unlink(aside)
             raise
         _native.sync_paths([directory])
+
+    def write_files(self, contents: Sequence[tuple[str, bytes]]) -> None:
+        """See `base.Storage`."""
+        _native.write_small_files(contents)
 
     @contextlib.contextmanager
     def new_file(self, path: str) -> Iterator[IO[bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+COMMIT = "checkpoint.json"  # what makes a directory a checkpoint, in a storage without renames as well
 OWNER = "owner.json"
 WRITER = ".waystation-writer"  # of the process that replaces what is in a directory
 WRITER_REMOVAL = ".waystation-writer-removal"
@@ -27,6 +28,12 @@ def attempt_target(directory_name: str) -> str | None:
     """The checkpoint name that an attempt's directory belongs to; None for other directories."""
     target, infix, attempt_id = directory_name.rpartition(ATTEMPT_INFIX)
     return target if infix and attempt_id else None
+
+
+def attempt_id(directory_name: str) -> str | None:
+    """The id of the attempt that a directory belongs to; None for other directories."""
+    _, infix, found = directory_name.rpartition(ATTEMPT_INFIX)
+    return found if infix and found else None
 
 
 def transaction(attempt_id: str) -> str | None:

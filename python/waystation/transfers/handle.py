@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import contextvars
 import logging
 import os
 import sys
@@ -111,8 +112,10 @@ class AsyncResponse(Generic[T]):
         self._value: T | None = None
         self._failure: _Failure | None = None
         _responses.add(self)
+        # The options in effect say how an object store is reached.
+        run = contextvars.copy_context().run
         self._thread = threading.Thread(
-            target=self._run, args=(work,), name=f"waystation: {what}", daemon=False
+            target=run, args=(self._run, work), name=f"waystation: {what}", daemon=False
         )
         try:
             self._thread.start()

@@ -30,7 +30,7 @@ from waystation._errors import (
     Unsupported,
     WaystationError,
 )
-from waystation.layouts.native import names, records
+from waystation.layouts.native import in_store, names, records
 from waystation.storage import leases, write_lock
 from waystation.storage.attempts import Attempt
 
@@ -211,6 +211,9 @@ def replace_record(
 
 def withdraw(target: str, attempt_id: str) -> None:
     """Removes a checkpoint: it is gone in one act, whatever happens to the removal of its files."""
+    if storage.of(target).renames is None:
+        in_store.withdraw(target)
+        return
     parent, name = os.path.split(target)
     grave = os.path.join(parent, storage.names.attempt(name, attempt_id))
     storage.renames(target).over(target, grave, "delete", target)
@@ -225,6 +228,9 @@ def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
     Raises:
         CheckpointableNotFound: It has gone meanwhile.
     """
+    if storage.of(target).renames is None:
+        in_store.withdraw_checkpointable(target, name, attempt_id)
+        return
     with locked(target):
         record, version = read_version(target)
         remaining = dict(record.checkpointables)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from waystation import _native
+from waystation import _native, storage
 from waystation._errors import WaystationError
 from waystation._options import Options
 
@@ -79,6 +79,7 @@ def start(
         staging_bytes=engine.staging_bytes,
         first=first,
         throttle=engine.throttle_path,
+        root=storage.engine_of(files[0][0]) if files else None,
     )
 
 

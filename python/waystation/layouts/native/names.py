@@ -7,7 +7,7 @@ import os
 from waystation import storage
 from waystation.storage.names import ATTEMPT_ID
 
-RECORD = "checkpoint.json"
+RECORD = storage.names.COMMIT
 CHECKPOINTABLE_RECORD = "record.json"
 HANDLED_RECORD = ".waystation-record.json"  # the same, among files of a handler, which may have any names
 TREE = "tree.json"
@@ -33,6 +33,11 @@ def data_file(process: int, sequence: int) -> str:
     return f"p{process:05}-{sequence:03}.safetensors"
 
 
+def is_of_attempt(name: str) -> bool:
+    """Whether an attempt has given something inside a checkpoint this name."""
+    return storage.names.attempt_id(name) is not None or mover(name) is not None
+
+
 def partial(target: str) -> str:
     """The directory beside a checkpoint in which its parts are, until they become one."""
     return f"{target}{PARTIAL_SUFFIX}"
@@ -56,6 +61,17 @@ def is_aside(name: str) -> bool:
 def moved_in(directory: str, attempt_id: str) -> str:
     """Name of a checkpointable's directory that an attempt moves into a checkpoint that is there already."""
     return f"{directory}-{attempt_id}"
+
+
+def directory_in(attempt_path: str, name: str) -> str:
+    """Where an attempt writes a checkpointable. Without renames that is where it stays, in the checkpoint
+    itself."""
+    if storage.of(attempt_path).renames is not None:
+        return os.path.join(attempt_path, name)
+    target, own = os.path.split(attempt_path)
+    attempt_id = storage.names.attempt_id(own)
+    assert attempt_id is not None, "this is the path of an attempt"
+    return os.path.join(target, moved_in(name, attempt_id))
 
 
 def mover(directory: str) -> str | None:

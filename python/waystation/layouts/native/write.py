@@ -20,6 +20,7 @@ from waystation._options import Options
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import engine_job, handler_files, merge, names, tree_file
 from waystation.layouts.native.chunks import Chunk
+from waystation.layouts.native.in_store import StoreAttempt
 from waystation.layouts.native.merge import Part
 from waystation.layouts.native.records import (
     HANDLED,
@@ -70,7 +71,7 @@ class Handled:
 
     def directory(self, attempt_path: str) -> str:
         """Where the handler puts its files."""
-        return os.path.join(attempt_path, self.name)
+        return names.directory_in(attempt_path, self.name)
 
 
 @dataclass(slots=True)
@@ -104,8 +105,9 @@ def write_data(
     Returns:
         What is to be merged, of each. The files are durable, but for those that `group` holds.
     """
+    directories = {entry.name: names.directory_in(attempt_path, entry.name) for entry in prepared}
     files = [
-        (os.path.join(attempt_path, entry.name, file.name), file.header, file.file_bytes, file.words)
+        (os.path.join(directories[entry.name], file.name), file.header, file.file_bytes, file.words)
         for entry in prepared
         for file in entry.plan.files
     ]
@@ -117,9 +119,9 @@ def write_data(
 
 
 def write_metadata(
-    attempt: Attempt,
+    attempt: Attempt | StoreAttempt,
     states: Sequence[tuple[Prepared, Sequence[Part]]],
-    group: _native.SyncGroup,
+    group: _native.SyncGroup | None,
     checkpoint: CheckpointRecord,
     handled: Sequence[Handled] = (),
 ) -> None:
@@ -128,7 +130,7 @@ def write_metadata(
     Args:
         attempt: The attempt; every process has written its data.
         states: Each with the parts of all processes, in their order.
-        group: What is not durable yet.
+        group: What is not durable yet; None where everything is once it is written.
         checkpoint: The record, without its checkpointables. Of a part of a save to local storage, which
             afterwards is prepared, it says so: such need not make up the arrays, is not to be lost with its
             name, and keeps its owner record until it is committed.
@@ -144,13 +146,16 @@ def write_metadata(
     entries: dict[str, tuple[str, Digest]] = {}
     for prepared, parts in states:
         contents = metadata_files(prepared, parts, partial=is_part)
-        directory = os.path.join(attempt.path, prepared.name)
+        directory = names.directory_in(attempt.path, prepared.name)
         files += [(os.path.join(directory, name), data) for name, data in contents.items()]
-        entries[prepared.name] = (prepared.name, Digest.of(contents[names.CHECKPOINTABLE_RECORD]))
+        entries[prepared.name] = (
+            os.path.basename(directory),
+            Digest.of(contents[names.CHECKPOINTABLE_RECORD]),
+        )
     for entry in handled:
         made = handler_files.digests(entry.directory(attempt.path))
         record = CheckpointableRecord(entry.process_count, {}, HANDLED, entry.handler, made).encode()
-        place = os.path.join(attempt.path, entry.name, names.HANDLED_RECORD)
+        place = os.path.join(entry.directory(attempt.path), names.HANDLED_RECORD)
         if storage.is_there(place):
             raise InvalidInput(
                 f"the handler of '{entry.name}' has written a file '{names.HANDLED_RECORD}', a name that is "
@@ -160,6 +165,11 @@ def write_metadata(
         files.append((place, record))
         entries[entry.name] = (entry.name, Digest.of(record))
     checkpoint = dataclasses.replace(checkpoint, checkpointables=entries)
+    if isinstance(attempt, StoreAttempt):
+        storage.of(attempt.target).write_files(files)
+        attempt.record = checkpoint
+        return
+    assert group is not None, "files of this system are not durable yet"
     files.append((os.path.join(attempt.path, names.RECORD), checkpoint.encode()))
     _native.write_small_files(files, group=group)
     if not is_part:
@@ -211,7 +221,7 @@ def _run(
         observer.on_copied_out()
         return []
     data_bytes = sum(entry.plan.data_bytes for entry in prepared)
-    if observer.alone:
+    if observer.alone and storage.engine_of(attempt_path) is None:
         engine_job.calibrate_once(attempt_path, options, data_bytes)
     return engine_job.run(
         files,

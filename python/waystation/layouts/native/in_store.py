@@ -1,0 +1,193 @@
+"""Checkpoints in a storage without renames: the attempt, the commit, and what is left of killed saves.
+
+An attempt writes beneath the path of the checkpoint from the start, to directories whose names have its id,
+so that no name is ever used again. The commit creates `checkpoint.json`, or replaces the version that was
+there when the attempt began: one request, which fails if another writer was faster. Failure sequence: killed
+before the commit, what was there stays, and the data of the attempt are beneath it, without a name; killed
+after it, the new checkpoint is there, and the data that it replaced are without one. Whoever saves or deletes
+there next removes data without a name whose attempt has no lease any more (`remove_dead`).
+
+A gap is left: a process that is stopped for ten minutes right between the last renewal of its lease and its
+commit may commit what another one has removed. A load then finds files missing, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator
+
+from waystation import _forks, storage
+from waystation._errors import (
+    CheckpointableNotFound,
+    Conflict,
+    Corrupt,
+    NotFound,
+    Unsupported,
+    WaystationError,
+)
+from waystation.layouts.native import names, records
+from waystation.storage.attempts import new_attempt_id
+from waystation.storage.store_leases import Lease, end_if_dead
+
+_log = logging.getLogger("waystation")
+
+
+class StoreAttempt:
+    """One try at writing the checkpoint at `target`, beneath that path.
+
+    Args:
+        target: The path.
+        overwrite: Whether it replaces the checkpoint that is there now.
+
+    Attributes:
+        target: The path.
+        id: What the names of its data have in them.
+        path: The directory of its lease; `names.directory_in` says where its data are.
+        record: What is to be committed, once that is known.
+
+    Raises:
+        PermissionDenied, Unavailable, NotFound: The store refuses it, cannot be reached, or has no such
+            bucket.
+    """
+
+    def __init__(self, target: str, *, overwrite: bool) -> None:
+        self.target = target
+        self.id = new_attempt_id()
+        self.path = os.path.join(target, storage.names.attempt("", self.id))
+        self.record: records.CheckpointRecord | None = None
+        self._owner = _forks.Owner()
+        self._replaced = _version(target) if overwrite else None
+        self._lease = Lease(self.path)
+
+    def heartbeat(self) -> None:
+        """Nothing: a thread renews the lease."""
+
+    def publish(self) -> None:
+        """Commits, and removes what that replaces.
+
+        Raises:
+            Conflict: Another writer was faster, or has taken this one for dead.
+        """
+        assert self.record is not None, "the metadata have been written"
+        place, path = storage.of(self.target), os.path.join(self.target, names.RECORD)
+        self._lease.renew()
+        if self._replaced is None:
+            try:
+                place.create(path, self.record.encode(), self.id)
+            except Conflict as error:
+                raise Conflict(
+                    f"another save to '{self.target}' was faster; give overwrite=True to replace what it has "
+                    "saved, or another path",
+                    path=self.target,
+                ) from error
+        else:
+            generation, version = self._replaced
+            record = dataclasses.replace(self.record, generation=generation + 1)
+            place.replace(path, record.encode(), self.id, expected=version)
+        self._lease.end()
+        with _warned(f"what is not needed of '{self.target}' any more"):
+            storage.remove_tree(self.path)
+            if self._replaced is not None:
+                remove_dead(self.target)
+
+    def discard(self) -> None:
+        """Removes all that the attempt has made; in a child that was forked meanwhile it does nothing."""
+        if not self._owner.is_here:
+            return
+        self._lease.end()
+        with _warned(f"what a failed save has written to '{self.target}'"):
+            for entry in storage.entries_or_none(self.target):
+                if names.mover(entry.name) == self.id:
+                    storage.remove_tree(os.path.join(self.target, entry.name))
+            storage.remove_tree(self.path)
+
+
+@contextlib.contextmanager
+def _warned(what: str) -> Iterator[None]:
+    """For removals: how the save itself has ended says more. What stays is removed by the next one."""
+    try:
+        yield
+    except WaystationError as error:
+        _log.warning("%s could not be removed: %s", what, error)
+
+
+def _version(target: str) -> tuple[int, storage.Identity] | None:
+    """Generation and version of the checkpoint that is there; of one whose record is damaged, the generation
+    is 0."""
+    path = os.path.join(target, names.RECORD)
+    try:
+        content, version = storage.read_version(path, limit_bytes=records.RECORD_LIMIT_BYTES)
+    except NotFound:
+        return None
+    try:
+        return records.CheckpointRecord.decode(content, path).generation, version
+    except (Corrupt, Unsupported):
+        return 0, version
+
+
+def withdraw(target: str) -> None:
+    """Removes a checkpoint: it is gone in one act, whatever happens to the removal of its data."""
+    storage.remove_file(os.path.join(target, names.RECORD))
+    remove_dead(target)
+
+
+def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
+    """Removes one of several checkpointables: a new version of the record, which does not name it, is the
+    act.
+
+    Raises:
+        CheckpointableNotFound: It has gone meanwhile.
+        Conflict: The checkpoint was replaced meanwhile.
+    """
+    path = os.path.join(target, names.RECORD)
+    content, version = storage.read_version(path, limit_bytes=records.RECORD_LIMIT_BYTES)
+    record = records.CheckpointRecord.decode(content, path)
+    remaining = dict(record.checkpointables)
+    if remaining.pop(name, None) is None:
+        raise CheckpointableNotFound(
+            f"checkpoint '{target}' has no checkpointable '{name}' any more", path=target
+        )
+    shrunk = dataclasses.replace(record, generation=record.generation + 1, checkpointables=remaining)
+    storage.of(target).replace(path, shrunk.encode(), attempt_id, expected=version)
+    remove_dead(target)
+
+
+def remove_dead(target: str) -> list[str]:
+    """Removes data beneath a path that its record does not name, and whose attempt is over; returns the
+    paths.
+
+    An attempt takes its lease before it writes anything, and gives it up after its commit. So the leases are
+    looked at
+    before the record is: what has none and is not named then, nobody will name.
+    """
+    present = [entry.name for entry in storage.entries_or_none(target) if entry.kind == "directory"]
+    leases = [name for name in present if storage.names.attempt_target(name) == ""]
+    data = {name: mover for name in present if (mover := names.mover(name)) is not None}
+    owners = {*data.values(), *map(storage.names.attempt_id, leases)}
+    over = {owner for owner in owners if end_if_dead(_lease_of(target, owner))}
+    if not over:
+        return []
+    try:
+        record = records.CheckpointRecord.decode(
+            storage.read_file(os.path.join(target, names.RECORD), limit_bytes=records.RECORD_LIMIT_BYTES),
+            target,
+        )
+        named = {directory for directory, _ in record.checkpointables.values()}
+    except NotFound:
+        named = set()
+    except (Corrupt, Unsupported):
+        return []  # nothing tells what is its own
+    removed = [
+        os.path.join(target, name) for name, owner in data.items() if owner in over and name not in named
+    ]
+    removed += [_lease_of(target, owner) for owner in over if storage.names.attempt("", owner) in leases]
+    for path in removed:
+        storage.remove_tree(path)
+    return removed
+
+
+def _lease_of(target: str, attempt_id: str) -> str:
+    return os.path.join(target, storage.names.attempt("", attempt_id))

@@ -1,0 +1,102 @@
+"""Leases in an object store: objects that show that a process is alive.
+
+A process renews its lease each `HEARTBEAT_S`; one that was not renewed for `EXPIRES_S`, by the clock of the
+store, has run out. Whoever takes a process for dead condemns its lease first, on condition that it is the
+version that has run out; the process renews it on the same condition. So one of the two is told that the
+other was faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+
+from waystation import _forks, _native
+from waystation._errors import Conflict, NotFound, WaystationError
+from waystation.storage import names, object_store
+from waystation.storage.attempts import new_attempt_id, owner_record
+from waystation.storage.signs_of_life import EXPIRES_S, HEARTBEAT
+
+_LIMIT_BYTES = 64 << 10
+_CONDEMNED = b'{"is_condemned": true}'
+
+
+class Lease:
+    """That of this process on the attempt whose directory is given."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = os.path.join(directory, names.OWNER)
+        # The thread that renews it knows no options.
+        self._store = object_store.of(directory).engine
+        self._renewals = 0
+        self._version = self._store.put(self._path, self._content(), new=True)
+        self._lock = threading.Lock()
+        _forks.watch(self)
+        HEARTBEAT.begin(self, self._touch)
+
+    def begin_in_child(self) -> None:
+        """See `_forks.Watched`: it is the parent's."""
+        self._lock = threading.Lock()
+
+    def _content(self) -> bytes:
+        return json.dumps(owner_record() | {"renewals": self._renewals}).encode()
+
+    def renew(self) -> None:
+        """Shows that this process is alive.
+
+        Raises:
+            Conflict: Somebody has taken it for dead.
+        """
+        with self._lock:
+            self._renewals += 1
+            try:
+                self._version = self._store.put(self._path, self._content(), unchanged=self._version)
+            except (Conflict, NotFound) as error:
+                raise Conflict(
+                    f"this process gave no sign of life for {EXPIRES_S / 60:g} minutes, so another one has "
+                    "removed what it was writing; do it again",
+                    path=self._path,
+                ) from error
+
+    def _touch(self) -> None:
+        with contextlib.suppress(WaystationError):  # who renews it last is told
+            self.renew()
+
+    def end(self) -> None:
+        """Renews it no more; once is enough."""
+        HEARTBEAT.end(self)
+
+
+def end_if_dead(directory: str) -> bool:
+    """Whether the process that writes the attempt with this directory has none any more, or has no lease:
+    then it can commit nothing."""
+    path, store = os.path.join(directory, names.OWNER), object_store.of(directory).engine
+    try:
+        ((content, version),) = store.get([(path, _LIMIT_BYTES)])
+    except NotFound:
+        return True
+    if content == _CONDEMNED:
+        return True
+    if not _has_run_out(store, directory, version[1]):
+        return False
+    try:
+        store.put(path, _CONDEMNED, unchanged=version)
+    except (Conflict, NotFound):
+        return False
+    return True
+
+
+def _has_run_out(store: _native.ObjectStore, directory: str, renewed_ns: int) -> bool:
+    """Whether what was renewed then has run out, by the clock of the store."""
+    if time.time_ns() - renewed_ns <= EXPIRES_S * 1e9:
+        return False
+    probe = os.path.join(os.path.dirname(directory), names.attempt("", new_attempt_id()), names.OWNER)
+    store.put(probe, _CONDEMNED, new=True)
+    try:
+        ((_, version),) = store.get([(probe, _LIMIT_BYTES)])
+    finally:
+        store.remove(probe)
+    return version[1] - renewed_ns > EXPIRES_S * 1e9

@@ -1,0 +1,424 @@
+"""Checkpoints in an object store: saves, loads, deletions, errors, and processes that are killed between
+requests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from tests.support import programs
+from tests.support.s3 import ACCESS_KEY, SECRET_KEY, Bucket, bucket, context, proxy
+
+import waystation
+from waystation.errors import (
+    CheckpointNotFound,
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+    Unsupported,
+    WaystationError,
+)
+from waystation.storage import signs_of_life, store_leases
+
+pytestmark = pytest.mark.usefixtures("place")
+
+
+@pytest.fixture
+def place() -> Bucket:
+    """A bucket."""
+    return bucket()
+
+
+def state_of(value: int) -> dict[str, Any]:
+    """A state with a large array, that is uploaded in parts, a small one and a scalar; all say which it
+    is."""
+    return {
+        "large": np.full(3 << 20, value, np.float32),
+        "small": np.arange(1000) + value,
+        "step": value,
+    }
+
+
+def value_of(state: dict[str, Any]) -> int:
+    """Which state it is; fails if it is a mixture."""
+    value = state["step"]
+    assert (state["large"] == value).all()
+    assert (state["small"] == np.arange(1000) + value).all()
+    return int(value)
+
+
+def in_another_process(call: Callable[..., None], *arguments: object) -> None:
+    """What a process of its own does: saves of one process wait for each other."""
+    process = programs.context.Process(target=call, args=arguments, daemon=True)
+    process.start()
+    process.join(programs.HANG_S)
+    assert process.exitcode == 0
+
+
+def save(endpoint: str, path: str, value: int, overwrite: bool) -> None:
+    with context(endpoint):
+        waystation.save(path, state_of(value), overwrite=overwrite)
+
+
+@contextlib.contextmanager
+def meanwhile(place: Bucket, act: Callable[[str, str], None]) -> Iterator[waystation.Context]:
+    """Options by which a save calls `act` with the method and the path of each of its requests, before
+    that."""
+
+    def on_request(number: int) -> bool:
+        act(*between.requests[number - 1])
+        return True
+
+    with proxy(place.endpoint, on_request) as between:
+        yield context(between.endpoint)
+
+
+def test_a_state_is_saved_loaded_described_replaced_and_deleted(place: Bucket) -> None:
+    path = f"{place.location}/run/ckpt"
+    with place.context():
+        assert not waystation.is_checkpoint(path)
+        waystation.save(path, state_of(1), custom_metadata={"of": "mine"})
+        assert waystation.is_checkpoint(path)
+        assert value_of(waystation.load(path)) == 1
+        described = waystation.metadata(path)
+        assert (described.path, described.custom_metadata) == (path, {"of": "mine"})
+        assert value_of(waystation.load(path, described)) == 1
+        with pytest.raises(Conflict, match="overwrite=True"):
+            waystation.save(path, state_of(2))
+        waystation.save_async(path, state_of(2), overwrite=True).result()
+        assert value_of(waystation.load_async(path).result()) == 2
+        assert len({name.split("/")[2] for name in place.names()}) == 2, "the old data are still there"
+        assert waystation.delete(path)
+        assert place.names() == []
+        assert not waystation.delete(path, missing_ok=True)
+        with pytest.raises(CheckpointNotFound, match="run/ckpt"):
+            waystation.load(path)
+
+
+def test_one_checkpointable_is_deleted(place: Bucket) -> None:
+    path = f"{place.location}/ckpt"
+    with place.context():
+        waystation.save_checkpointables(path, {"one": state_of(1), "two": state_of(2)})
+        assert waystation.delete(path, checkpointable_name="one")
+        assert not any("one" in name for name in place.names())
+        assert value_of(waystation.load_checkpointables(path)["two"]) == 2
+
+
+def test_a_part_is_read_by_ranges_and_with_another_sharding(place: Bucket) -> None:
+    path = f"{place.location}/ckpt"
+    devices = np.array(jax.devices())
+    rows = NamedSharding(jax.sharding.Mesh(devices, ("x",)), PartitionSpec("x"))
+    columns = NamedSharding(jax.sharding.Mesh(devices.reshape(2, 4), ("a", "b")), PartitionSpec("b", "a"))
+    values = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
+    with place.context():
+        waystation.save(path, {"w": jax.device_put(values, rows), "rest": np.zeros(8 << 20, np.uint8)})
+    found = []
+    options = place.context()
+    options.array.loading.on_statistics = found.append
+    with options:
+        asked = {"w": jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=columns), "rest": ...}
+        loaded = waystation.load(path, asked)
+    assert loaded["w"].sharding == columns
+    np.testing.assert_array_equal(loaded["w"], values)
+    assert found[0].bytes_read < values.nbytes + (1 << 20)
+
+
+def test_of_writers_at_once_one_wins_and_the_others_leave_nothing(place: Bucket) -> None:
+    for turn in range(3):
+        path = f"{place.location}/{turn}"
+        writers = [
+            programs.context.Process(target=save, args=(place.endpoint, path, value, False), daemon=True)
+            for value in (1, 2, 3)
+        ]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join(programs.HANG_S)
+        (winner,) = [value for value, writer in enumerate(writers, start=1) if writer.exitcode == 0]
+        with place.context():
+            assert value_of(waystation.load(path)) == winner
+        directories = {name.split("/")[1] for name in place.names() if name.startswith(f"{turn}/")}
+        assert len(directories) == 2, f"the record and one directory of data, not {directories}"
+
+
+def test_an_overwrite_of_another_version_is_refused(place: Bucket) -> None:
+    path = f"{place.location}/ckpt"
+    with place.context():
+        waystation.save(path, state_of(1))
+
+    def overwrite(method: str, name: str) -> None:
+        if method == "PUT" and name.endswith("record.json"):
+            in_another_process(save, place.endpoint, path, 3, True)
+
+    with meanwhile(place, overwrite) as options, options, pytest.raises(Conflict, match="was left alone"):
+        waystation.save(path, state_of(2), overwrite=True)
+    with place.context():
+        assert value_of(waystation.load(path)) == 3
+    assert len({name.split("/")[1] for name in place.names()}) == 2
+
+
+def test_readers_beside_a_writer_get_one_version(place: Bucket) -> None:
+    path = f"{place.location}/ckpt"
+    with place.context():
+        waystation.save(path, state_of(0))
+    stop, failures = threading.Event(), []
+
+    def read() -> None:
+        with place.context():
+            last = 0
+            while not stop.is_set():
+                try:
+                    found = value_of(waystation.load(path))
+                    assert found >= last
+                    last = found
+                except BaseException as error:
+                    failures.append(error)
+                    return
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        with place.context():
+            for value in range(1, 8):
+                waystation.save(path, state_of(value), overwrite=True)
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+    assert not failures, failures
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+
+def calls(path: str) -> list[Callable[[], object]]:
+    return [
+        lambda: waystation.save(path, {"a": np.ones(3)}),
+        lambda: waystation.save(path, {"a": np.ones(3)}, overwrite=True),
+        lambda: waystation.load(path),
+        lambda: waystation.metadata(path),
+        lambda: waystation.delete(path),
+    ]
+
+
+def failures(path: str, kind: type[WaystationError]) -> list[str]:
+    """What each call says; none shows a credential."""
+    messages = []
+    for call in calls(path):
+        with pytest.raises(kind) as caught:
+            call()
+        messages.append(str(caught.value))
+        shown = repr(caught.getrepr(style="short")) + repr(caught.value)
+        assert SECRET_KEY not in shown
+        assert ACCESS_KEY not in shown
+        assert path in messages[-1]
+    return messages
+
+
+def test_a_bucket_that_is_missing_is_named(place: Bucket) -> None:
+    with place.context():
+        for message in failures("s3://no-such-bucket/ckpt", NotFound):
+            assert "there is no bucket 's3://no-such-bucket'" in message
+        assert not waystation.is_checkpoint("s3://no-such-bucket/ckpt")
+
+
+def test_a_key_that_is_wrong_is_refused(place: Bucket) -> None:
+    with place.context(aws_secret_access_key="another"):
+        for message in failures(f"{place.location}/ckpt", PermissionDenied):
+            assert "check the credentials" in message
+        with pytest.raises(PermissionDenied):
+            waystation.is_checkpoint(f"{place.location}/ckpt")
+
+
+def test_a_store_that_does_not_answer_is_unavailable_in_the_end() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with context(f"http://127.0.0.1:{silent.getsockname()[1]}", deadline_s=0.2):
+            failures("s3://bucket/ckpt", Unavailable)
+
+
+def test_a_store_that_cannot_be_reached_is_unavailable_in_the_end() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        with context(f"http://127.0.0.1:{closed.getsockname()[1]}", deadline_s=0.2):
+            failures("s3://bucket/ckpt", Unavailable)
+
+
+@pytest.mark.parametrize(
+    "path", ["ftp://bucket/x", "s3://", "s3://bucket", "s3://bucket/a//b", "s3://bucket/a/../b"]
+)
+def test_locations_that_make_no_sense_are_refused(path: str) -> None:
+    for call in calls(path):
+        with pytest.raises(InvalidInput):
+            call()
+
+
+def test_no_location_holds_a_password_or_comes_from_pathlib() -> None:
+    with pytest.raises(InvalidInput, match="credentials") as caught:
+        waystation.load("s3://me:secret@bucket/x")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(InvalidInput, match="as a string"):
+        waystation.load(pathlib.Path("s3://bucket/ckpt"))
+
+
+class Position:
+    """Saves itself."""
+
+    async def save(self, directory: Any) -> Any:
+        raise NotImplementedError
+
+    async def load(self, directory: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_what_a_store_cannot_hold_yet_is_refused(place: Bucket) -> None:
+    path = f"{place.location}/ckpt"
+    options = place.context()
+    options.array.saving.use_ocdbt = True
+    with options, pytest.raises(Unsupported, match="file systems only"):
+        waystation.save(path, {"a": np.ones(3)})
+    with place.context(), pytest.raises(Unsupported, match="handler"):
+        waystation.save_checkpointables(path, {"state": {"a": np.ones(3)}, "position": Position()})
+    assert place.names() == []
+
+
+def test_data_that_are_missing_or_damaged_are_told(place: Bucket) -> None:
+    path = f"{place.location}/ckpt"
+    with place.context():
+        waystation.save(path, state_of(1))
+        (data,) = [name for name in place.names() if name.endswith(".safetensors")]
+        file = place._folder / data
+        content = bytearray(file.read_bytes())
+        content[-9] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(Corrupt, match="checksum"):
+            waystation.load(path)
+        file.unlink()
+        with pytest.raises(Corrupt, match="missing"):
+            waystation.load(path)
+
+
+def test_no_settings_are_shown() -> None:
+    made = context("http://127.0.0.1:1")
+    assert SECRET_KEY not in repr(made)
+    assert "aws_secret_access_key" in repr(made)
+    with pytest.raises(InvalidInput) as caught:
+        made.storage.settings = {"aws_secret_access_key": SECRET_KEY, "number": 5}  # type: ignore[dict-item]
+    assert SECRET_KEY not in str(caught.value)
+
+
+# ---- killed between requests -------------------------------------------------------------------
+
+
+def killed_at(place: Bucket, path: str, number: int, *, overwrite: bool) -> bool:
+    """Has another process save the state 2, and kills it as it makes a request; False if there are not so
+    many."""
+    started = threading.Event()
+
+    def kill(request: int) -> bool:
+        assert started.wait(programs.HANG_S)
+        if request < number:
+            return True
+        if request == number:
+            os.kill(process.pid or 0, signal.SIGKILL)
+        return False  # also what it had sent before it was killed
+
+    with proxy(place.endpoint, kill) as between:
+        process = programs.context.Process(
+            target=save, args=(between.endpoint, path, 2, overwrite), daemon=True
+        )
+        process.start()
+        started.set()
+        process.join(programs.HANG_S)
+        assert process.exitcode in (0, -signal.SIGKILL)
+        return process.exitcode != 0
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_killed_before_any_request_a_save_leaves_the_old_checkpoint_or_the_new(
+    place: Bucket, overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, outcomes = 0, []
+    while True:
+        number += 1
+        path = f"{place.location}/{number}"
+        with place.context():
+            if overwrite:
+                waystation.save(path, state_of(1))
+            was_killed = killed_at(place, path, number, overwrite=overwrite)
+            found = value_of(waystation.load(path)) if waystation.is_checkpoint(path) else None
+            outcomes.append(found)
+            assert found in ((1, 2) if overwrite else (None, 2))
+            # What is left is taken for dead at once, and the next save removes it.
+            with monkeypatch.context() as patched:
+                patched.setattr(store_leases, "EXPIRES_S", -10.0)
+                waystation.save(path, state_of(3), overwrite=True)
+            assert value_of(waystation.load(path)) == 3
+            own = [name for name in place.names() if name.startswith(f"{number}/")]
+            assert len({name.split("/")[1] for name in own}) == 2, own
+            waystation.delete(path)
+        if not was_killed:
+            break
+    assert outcomes == sorted(outcomes, key=lambda value: value or 0), "once it is there, it stays"
+    assert set(outcomes) == ({1, 2} if overwrite else {None, 2})
+
+
+def test_what_may_be_alive_is_left_alone(place: Bucket) -> None:
+    path = f"{place.location}/ckpt"
+    assert killed_at(place, path, 12, overwrite=False)
+    left = place.names()
+    assert left
+    with place.context():
+        waystation.save(path, state_of(1))
+        assert {*left} <= {*place.names()}
+        waystation.delete(path)
+    assert place.names() == left
+    assert signs_of_life.EXPIRES_S > 0
+
+
+def take_over(endpoint: str, path: str) -> None:
+    store_leases.EXPIRES_S = -10.0  # whoever else writes there counts as dead
+    with context(endpoint):
+        waystation.save(path, state_of(2))
+        waystation.delete(path)
+
+
+def test_a_save_that_was_taken_for_dead_does_not_commit(place: Bucket) -> None:
+    path = f"{place.location}/ckpt"
+
+    def overtake(method: str, name: str) -> None:
+        if method == "PUT" and name.endswith("record.json"):
+            in_another_process(take_over, place.endpoint, path)
+
+    with meanwhile(place, overtake) as options, options, pytest.raises(Conflict, match="sign of life"):
+        waystation.save(path, state_of(1))
+    assert place.names() == []
+
+
+# ---- answers that get lost ---------------------------------------------------------------------
+
+
+def test_requests_whose_connection_breaks_are_made_again(place: Bucket) -> None:
+    path = f"{place.location}/ckpt"
+    with proxy(place.endpoint, lambda number: number % 3 != 0) as between, context(between.endpoint):
+        waystation.save(path, state_of(1))
+        assert value_of(waystation.load(path)) == 1
+        waystation.save(path, state_of(2), overwrite=True)
+        assert value_of(waystation.load(path)) == 2
+        waystation.delete(path)
+    assert place.names() == []

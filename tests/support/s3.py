@@ -1,0 +1,197 @@
+"""A real server of S3's protocol on this machine, and a proxy before it that tests can stop at any
+request."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import http.client
+import http.server
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ports import claimed_ports
+from tests.support.programs import HANG_S
+
+import waystation
+
+ACCESS_KEY, SECRET_KEY = "waystationtests", "e5b1-not-to-be-seen"
+
+# Runs the server until this process ends, however that is: then the pipe is closed.
+_KEEPER = 'directory=$1; shift; "$@" >/dev/null 2>&1 & read -r _; kill $!; wait; rm -rf "$directory"'
+_numbers = itertools.count()
+
+
+class Bucket:
+    """A bucket of its own.
+
+    Attributes:
+        location: `s3://bucket`.
+        endpoint: Where its server listens.
+    """
+
+    def __init__(self, endpoint: str, folder: Path) -> None:
+        folder.mkdir()
+        self.location = f"s3://{folder.name}"
+        self.endpoint = endpoint
+        self._folder = folder
+
+    def names(self) -> list[str]:
+        """The names of all objects, in order; of uploads that were neither completed nor aborted as well."""
+        return sorted(
+            os.path.relpath(os.path.join(directory, file), self._folder)
+            for directory, _, files in os.walk(self._folder)
+            for file in files
+        )
+
+    def context(self, **given: Any) -> waystation.Context:
+        """Options by which it is reached."""
+        return context(self.endpoint, **given)
+
+
+def context(endpoint: str, *, deadline_s: float = HANG_S, **settings: str) -> waystation.Context:
+    """Options by which the server at an address is reached."""
+    made = waystation.Context()
+    made.storage.deadline_s = deadline_s
+    made.storage.settings = {
+        "aws_endpoint": endpoint,
+        "aws_allow_http": "true",
+        "aws_region": "us-east-1",
+        "aws_access_key_id": ACCESS_KEY,
+        "aws_secret_access_key": SECRET_KEY,
+        **settings,
+    }
+    return made
+
+
+def bucket() -> Bucket:
+    """A new bucket; skips the test where no server is installed."""
+    endpoint, directory = _server()
+    return Bucket(endpoint, directory / f"bucket-{os.getpid()}-{next(_numbers)}")
+
+
+@functools.cache
+def _server() -> tuple[str, Path]:
+    program = shutil.which("versitygw")
+    if program is None:
+        pytest.skip("there is no versitygw on the PATH (it is a module of Go)")
+    directory = Path(tempfile.mkdtemp(prefix="waystation-tests-s3-"))
+    claims = contextlib.ExitStack()
+    (port,) = claims.enter_context(claimed_ports(1))
+    address = f"127.0.0.1:{port}"
+    server = [program, "--quiet", "--port", address, "posix", os.fspath(directory)]
+    keeper = subprocess.Popen(
+        ["sh", "-c", _KEEPER, "keeper", os.fspath(directory), *server],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
+    )
+
+    def end() -> None:
+        assert keeper.stdin is not None
+        keeper.stdin.close()
+        keeper.wait(HANG_S)
+        claims.close()
+
+    atexit.register(end)
+    deadline = time.monotonic() + HANG_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+        except OSError:
+            assert time.monotonic() < deadline, "versitygw does not answer"
+            time.sleep(0.01)
+    return f"http://{address}", directory
+
+
+class Proxy:
+    """Passes requests on to a server, one after the other, and shows each to a test first.
+
+    Attributes:
+        endpoint: Where it listens.
+        requests: Method and path of each so far.
+    """
+
+    def __init__(self, endpoint: str, on_request: Callable[[int], bool]) -> None:
+        self.requests: list[tuple[str, str]] = []
+        self._target = endpoint.removeprefix("http://")
+        self._on_request = on_request
+        self._lock = threading.Lock()
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
+        proxy = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def handle_one_request(self) -> None:
+                with contextlib.suppress(ConnectionError):
+                    super().handle_one_request()
+
+            def pass_on(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                with proxy._lock:
+                    proxy.requests.append((self.command, self.path))
+                    number = len(proxy.requests)
+                    if not proxy._on_request(number):
+                        self.close_connection = True
+                        return
+                    status, headers, content = proxy._ask(self.command, self.path, self.headers, body)
+                self.send_response_only(status)
+                for name, value in headers:
+                    if name.lower() not in ("transfer-encoding", "connection"):
+                        self.send_header(name, value)
+                if not any(name.lower() == "content-length" for name, _ in headers):
+                    self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        for method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
+            setattr(Handler, f"do_{method}", Handler.pass_on)
+        return Handler
+
+    def _ask(
+        self, method: str, path: str, headers: Any, body: bytes
+    ) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = http.client.HTTPConnection(self._target)
+        try:
+            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in headers.items():
+                connection.putheader(name, value)
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+        finally:
+            connection.close()
+
+
+@contextlib.contextmanager
+def proxy(endpoint: str, on_request: Callable[[int], bool] = lambda _: True) -> Iterator[Proxy]:
+    """A proxy before a server. `on_request` is told the number of each request before it is passed on, and
+    returns whether it is; if not, the connection is closed."""
+    made = Proxy(endpoint, on_request)
+    made._thread.start()
+    try:
+        yield made
+    finally:
+        made._server.shutdown()
+        made._thread.join(HANG_S)
+        made._server.server_close()
