@@ -176,7 +176,8 @@ class ObjectStore:
         directories."""
 
     def remove(self, path: str, /) -> None: ...
-    def remove_all(self, directory: str, /) -> None: ...
+    def remove_all(self, directory: str, /) -> int:
+        """Removes what is beneath; returns how many objects that were."""
 
 @final
 class Job:

@@ -17,7 +17,17 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.support import programs
-from tests.support.s3 import ACCESS_KEY, SECRET_KEY, Bucket, bucket, context, proxy
+from tests.support.s3 import (
+    ACCESS_KEY,
+    LOSE_ANSWER,
+    PASS,
+    REFUSE,
+    SECRET_KEY,
+    Bucket,
+    bucket,
+    context,
+    proxy,
+)
 
 import waystation
 from waystation.errors import (
@@ -78,9 +88,9 @@ def meanwhile(place: Bucket, act: Callable[[str, str], None]) -> Iterator[waysta
     """Options by which a save calls `act` with the method and the path of each of its requests, before
     that."""
 
-    def on_request(number: int) -> bool:
+    def on_request(number: int) -> str:
         act(*between.requests[number - 1])
-        return True
+        return PASS
 
     with proxy(place.endpoint, on_request) as between:
         yield context(between.endpoint)
@@ -163,7 +173,7 @@ def test_an_overwrite_of_another_version_is_refused(place: Bucket) -> None:
         if method == "PUT" and name.endswith("record.json"):
             in_another_process(save, place.endpoint, path, 3, True)
 
-    with meanwhile(place, overwrite) as options, options, pytest.raises(Conflict, match="was left alone"):
+    with meanwhile(place, overwrite) as options, options, pytest.raises(Conflict, match="was faster"):
         waystation.save(path, state_of(2), overwrite=True)
     with place.context():
         assert value_of(waystation.load(path)) == 3
@@ -330,13 +340,13 @@ def killed_at(place: Bucket, path: str, number: int, *, overwrite: bool) -> bool
     many."""
     started = threading.Event()
 
-    def kill(request: int) -> bool:
+    def kill(request: int) -> str:
         assert started.wait(programs.HANG_S)
         if request < number:
-            return True
+            return PASS
         if request == number:
             os.kill(process.pid or 0, signal.SIGKILL)
-        return False  # also what it had sent before it was killed
+        return REFUSE  # also what it had sent before it was killed
 
     with proxy(place.endpoint, kill) as between:
         process = programs.context.Process(
@@ -413,12 +423,32 @@ def test_a_save_that_was_taken_for_dead_does_not_commit(place: Bucket) -> None:
 # ---- answers that get lost ---------------------------------------------------------------------
 
 
-def test_requests_whose_connection_breaks_are_made_again(place: Bucket) -> None:
+@pytest.mark.parametrize("failure", [REFUSE, LOSE_ANSWER])
+def test_requests_whose_connection_breaks_are_made_again(place: Bucket, failure: str) -> None:
     path = f"{place.location}/ckpt"
-    with proxy(place.endpoint, lambda number: number % 3 != 0) as between, context(between.endpoint):
+
+    def break_some(number: int) -> str:
+        return PASS if number % 3 else failure
+
+    with proxy(place.endpoint, break_some) as between, context(between.endpoint):
         waystation.save(path, state_of(1))
         assert value_of(waystation.load(path)) == 1
         waystation.save(path, state_of(2), overwrite=True)
         assert value_of(waystation.load(path)) == 2
         waystation.delete(path)
     assert place.names() == []
+
+
+def test_a_commit_whose_answer_never_comes_keeps_its_data(place: Bucket) -> None:
+    path = f"{place.location}/ckpt"
+
+    def lose(number: int) -> str:
+        method, name = between.requests[number - 1]
+        return LOSE_ANSWER if method == "PUT" and name.endswith("checkpoint.json") else PASS
+
+    with proxy(place.endpoint, lose) as between, context(between.endpoint, deadline_s=1.0):
+        with pytest.raises(Unavailable) as caught:
+            waystation.save(path, state_of(1))
+        assert any("is not known" in note for note in caught.value.__notes__)
+    with place.context():
+        assert value_of(waystation.load(path)) == 1

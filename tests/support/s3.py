@@ -32,6 +32,9 @@ ACCESS_KEY, SECRET_KEY = "waystationtests", "e5b1-not-to-be-seen"
 _KEEPER = 'directory=$1; shift; "$@" >/dev/null 2>&1 & read -r _; kill $!; wait; rm -rf "$directory"'
 _numbers = itertools.count()
 
+# What becomes of a request: it is passed on, or its connection is closed before that, or before the answer.
+PASS, REFUSE, LOSE_ANSWER = "pass", "refuse", "lose answer"
+
 
 class Bucket:
     """A bucket of its own.
@@ -123,7 +126,7 @@ class Proxy:
         requests: Method and path of each so far.
     """
 
-    def __init__(self, endpoint: str, on_request: Callable[[int], bool]) -> None:
+    def __init__(self, endpoint: str, on_request: Callable[[int], str]) -> None:
         self.requests: list[tuple[str, str]] = []
         self._target = endpoint.removeprefix("http://")
         self._on_request = on_request
@@ -151,10 +154,13 @@ class Proxy:
                 with proxy._lock:
                     proxy.requests.append((self.command, self.path))
                     number = len(proxy.requests)
-                    if not proxy._on_request(number):
-                        self.close_connection = True
+                    decision = proxy._on_request(number)
+                    self.close_connection = decision != PASS
+                    if decision == REFUSE:
                         return
                     status, headers, content = proxy._ask(self.command, self.path, self.headers, body)
+                    if decision == LOSE_ANSWER:
+                        return
                 self.send_response_only(status)
                 for name, value in headers:
                     if name.lower() not in ("transfer-encoding", "connection"):
@@ -184,9 +190,9 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def proxy(endpoint: str, on_request: Callable[[int], bool] = lambda _: True) -> Iterator[Proxy]:
+def proxy(endpoint: str, on_request: Callable[[int], str] = lambda _: PASS) -> Iterator[Proxy]:
     """A proxy before a server. `on_request` is told the number of each request before it is passed on, and
-    returns whether it is; if not, the connection is closed."""
+    returns what becomes of it."""
     made = Proxy(endpoint, on_request)
     made._thread.start()
     try:

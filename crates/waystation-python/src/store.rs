@@ -124,7 +124,7 @@ impl ObjectStore {
     }
 
     #[pyo3(signature = (directory, /))]
-    fn remove_all(&self, py: Python<'_>, directory: PathBuf) -> PyResult<()> {
+    fn remove_all(&self, py: Python<'_>, directory: PathBuf) -> PyResult<usize> {
         py.detach(|| guarded(|| self.0.remove_all(&directory)))
     }
 }

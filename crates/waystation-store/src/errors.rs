@@ -42,9 +42,7 @@ pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
         Store::UnknownConfigurationKey { key, .. } => {
             (Kind::InvalidInput, format!("the store has no option '{key}'"))
         }
-        _ if answer.code.as_deref().is_some_and(|code| REFUSALS.contains(&code)) => {
-            return refused(&answer, action, path);
-        }
+        _ if answer.is_refusal() => return refused(&answer, action, path),
         _ => (answer.kind(), answer.reason(error)),
     };
     Error::new(kind, format!("could not {action}: {reason}")).with("path", path.display().to_string())
@@ -111,6 +109,11 @@ impl Answer {
             source = found.source();
         }
         answer
+    }
+
+    fn is_refusal(&self) -> bool {
+        matches!(self.status, Some(401 | 403))
+            || self.code.as_deref().is_some_and(|code| REFUSALS.contains(&code))
     }
 
     fn kind(&self) -> Kind {

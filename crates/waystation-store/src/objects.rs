@@ -221,24 +221,28 @@ impl ObjectStorage {
         self.wait("remove the object", path, async { absent(objects.delete(&key).await) }).map(drop)
     }
 
-    /// Removes all that lies beneath a path, however many requests that takes; what is gone already is no error.
-    pub fn remove_all(&self, directory: &Path) -> Result<()> {
+    /// Removes all that lies beneath a path, however many requests that takes; returns how many objects that were.
+    /// What is gone already is no error.
+    pub fn remove_all(&self, directory: &Path) -> Result<usize> {
         let (prefix, objects) = (self.key(directory)?, &self.client()?.objects);
-        let failed = |error: object_store::Error| told(&error, "remove what is there", directory);
+        let action = "remove what is there";
+        let failed = |error: object_store::Error| told(&error, action, directory);
+        // A tree has no bound, so the deadline is that of each step.
+        let step = |_| late(self.settings.deadline, action, directory);
         runtime()?.block_on(async {
-            let keys = Box::pin(objects.list(Some(&prefix)).map_ok(|meta| meta.location));
-            let mut removed = objects.delete_stream(keys);
-            loop {
-                // A tree has no bound, so the deadline is that of each step.
-                match timeout(self.settings.deadline, removed.try_next()).await {
-                    Err(_) => {
-                        return Err(late(self.settings.deadline, "remove what is there", directory));
-                    }
-                    Ok(Ok(None)) => return Ok(()),
-                    Ok(Ok(Some(_)) | Err(object_store::Error::NotFound { .. })) => {}
-                    Ok(Err(error)) => return Err(failed(error)),
-                }
+            let mut keys = Vec::new();
+            let mut listed = objects.list(Some(&prefix));
+            while let Some(meta) =
+                timeout(self.settings.deadline, listed.try_next()).await.map_err(step)?.map_err(failed)?
+            {
+                keys.push(meta.location);
             }
+            let count = keys.len();
+            let mut removed = objects.delete_stream(iter(keys.into_iter().map(Ok)).boxed());
+            while let Some(outcome) = timeout(self.settings.deadline, removed.next()).await.map_err(step)? {
+                absent(outcome).map_err(failed)?;
+            }
+            Ok(count)
         })
     }
 }

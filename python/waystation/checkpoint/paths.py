@@ -181,16 +181,41 @@ def check_destination(
     """
     if storage.names.attempt_target(os.path.basename(target)) is not None:
         raise InvalidInput(f"'{target}' is the name of an unfinished attempt; choose another", path=target)
-    is_in_store = storage.of(target).renames is None
-    if not is_in_store:  # where who deletes a checkpoint deletes its own data only
-        _check_outside(target)
+    if storage.of(target).renames is None:
+        _check_room_in_store(target, overwrite=overwrite)
+        return
+    _check_outside(target)
     for _ in range(MOST_ATTEMPTS):
         if _has_room(target, overwrite, on_set_aside):
             break
     else:
         raise always_replaced(target)
-    if not is_in_store:
-        _check_writable(os.path.dirname(target))
+    _check_writable(os.path.dirname(target))
+
+
+def _check_room_in_store(target: str, *, overwrite: bool) -> None:
+    """`check_destination` for a storage without renames, where a listing tells all that can be told
+    beforehand.
+
+    What a killed save has left is not in the way. A path inside a checkpoint is no worse than others there:
+    who deletes that one removes its own data only.
+    """
+    present = {entry.name for entry in storage.entries_or_none(target)}
+    if names.RECORD in present:
+        if not overwrite:
+            raise _exists(target)
+    elif not all(map(names.is_of_attempt, present)):
+        raise Conflict(
+            f"'{target}' is not a checkpoint and not empty, so no save replaces it; remove it, save to a "
+            "path inside it, or choose another path",
+            path=target,
+        )
+
+
+def _exists(target: str) -> Conflict:
+    return Conflict(
+        f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
+    )
 
 
 def _has_room(target: str, overwrite: bool, on_set_aside: Callable[[str], None] | None) -> bool:
@@ -201,16 +226,8 @@ def _has_room(target: str, overwrite: bool, on_set_aside: Callable[[str], None] 
     """
     root, layout = _look_at(target)
     if layout is not None:
-        if overwrite and layout != "native" and storage.of(target).renames is None:
-            raise Unsupported(
-                f"'{target}' is a checkpoint in Orbax's layout, which is replaced in file systems only; "
-                "save to another path",
-                path=target,
-            )
         if not overwrite:
-            raise Conflict(
-                f"'{target}' exists already; give overwrite=True to replace it, or another path", path=target
-            )
+            raise _exists(target)
         return True
     try:
         _check_free(target, root)
@@ -249,15 +266,7 @@ def _check_free(target: str, root: storage.Root | None) -> None:
     found = storage.status(target, follow_links=False)
     if found is None or (root is None and found.kind == "directory"):
         return  # what has come meanwhile the commit meets
-    if root is not None and storage.of(target).renames is None:
-        # What a killed save has left, the next one removes.
-        others = [
-            entry.name for entry in storage.entries(target, root) if not names.is_of_attempt(entry.name)
-        ]
-        if not others:
-            return
-        reason, advice = "not a checkpoint and not empty", "remove it, save to a path inside it"
-    elif root is None or found.kind != "directory":
+    if root is None or found.kind != "directory":
         reason, advice = "not a checkpoint and no directory", "remove it"
     elif _has_lost_record(root):
         reason = f"a checkpoint that has lost its {names.RECORD}"

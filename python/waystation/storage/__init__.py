@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 
 from waystation import _native
 from waystation._errors import (
-    Corrupt,
     InvalidInput,
     NotFound,
     Unsupported,
@@ -308,12 +307,7 @@ def read_version(path: PathLike, *, limit_bytes: int) -> tuple[bytes, Identity]:
         NotFound: It is not there.
         Corrupt: It is no file, or larger than the limit.
     """
-    with opened(path) as file:
-        if file.status.kind != "file" or file.status.nbytes > limit_bytes:
-            raise Corrupt(
-                f"'{file.path}' is not a file of at most {limit_bytes} bytes, as was expected", path=file.path
-            )
-        return file.read(0, limit_bytes), file.status.identity
+    return of(path).read_version(os.fspath(path), limit_bytes=limit_bytes)
 
 
 def remove_file(path: PathLike) -> None:

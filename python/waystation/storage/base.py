@@ -197,6 +197,15 @@ class Storage(Reader, Protocol):
         """What else an empty directory is, which therefore must keep its place; None if nothing."""
         ...
 
+    def read_version(self, path: str, *, limit_bytes: int) -> tuple[bytes, Identity]:
+        """All of a file, and what tells this version from later ones, for `replace`.
+
+        Raises:
+            NotFound: It is not there.
+            Corrupt: It is no file, or larger than the limit.
+        """
+        ...
+
     def create(self, path: str, content: bytes, attempt_id: str) -> None:
         """Creates a file, whole and durable, in one act; takes what `replace` takes.
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import IO, TypeVar
 
 from waystation import _native
-from waystation._errors import Conflict, NotFound, Unsupported, WaystationError, from_os_error
+from waystation._errors import Conflict, Corrupt, NotFound, Unsupported, WaystationError, from_os_error
 from waystation.storage import names
 from waystation.storage.base import Entry, Identity, Kind, OpenFile, Root, Status
 
@@ -208,6 +208,15 @@ class LocalStorage(LocalReader):
             if error.errno in (*_ABSENT, errno.ENAMETOOLONG):
                 return None
             raise from_os_error(error, "look at", path) from error
+
+    def read_version(self, path: str, *, limit_bytes: int) -> tuple[bytes, Identity]:
+        """See `base.Storage`."""
+        with self.opened(path) as file:
+            if file.status.kind != "file" or file.status.nbytes > limit_bytes:
+                raise Corrupt(
+                    f"'{path}' is not a file of at most {limit_bytes} bytes, as was expected", path=path
+                )
+            return file.read(0, limit_bytes), file.status.identity
 
     # ---- writing -------------------------------------------------------------------------------
 

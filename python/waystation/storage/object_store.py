@@ -213,6 +213,16 @@ class ObjectStorage(ObjectReader):
         """See `base.Storage`."""
         return None
 
+    def read_version(self, path: str, *, limit_bytes: int) -> tuple[bytes, Identity]:
+        """See `base.Storage`."""
+        try:
+            ((content, version),) = self.engine.get([(path, limit_bytes)])
+        except NotFound as error:
+            if "bucket" not in error.context and self.status(path) is not None:
+                raise Corrupt(f"'{path}' is no file, as was expected", path=path) from error
+            raise
+        return content, _identity(version)
+
     def create(self, path: str, content: bytes, attempt_id: str) -> None:
         """See `base.Storage`."""
         self.engine.put(path, content, new=True)
@@ -255,8 +265,8 @@ class ObjectStorage(ObjectReader):
 
     def remove_tree(self, path: str) -> None:
         """See `base.Storage`."""
-        self.engine.remove(path)
-        self.engine.remove_all(path)
+        if not self.engine.remove_all(path):
+            self.engine.remove(path)
 
 
 def _identity(version: _Version) -> Identity:

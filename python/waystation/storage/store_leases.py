@@ -69,6 +69,11 @@ class Lease:
         """Renews it no more; once is enough."""
         HEARTBEAT.end(self)
 
+    def remove(self) -> None:
+        """Gives it up."""
+        self.end()
+        self._store.remove(self._path)
+
 
 def end_if_dead(directory: str) -> bool:
     """Whether the process that writes the attempt with this directory has none any more, or has no lease:

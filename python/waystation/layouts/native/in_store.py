@@ -60,6 +60,7 @@ class StoreAttempt:
         self.record: records.CheckpointRecord | None = None
         self._owner = _forks.Owner()
         self._replaced = _version(target) if overwrite else None
+        self._may_be_committed = False
         self._lease = Lease(self.path)
 
     def heartbeat(self) -> None:
@@ -74,22 +75,25 @@ class StoreAttempt:
         assert self.record is not None, "the metadata have been written"
         place, path = storage.of(self.target), os.path.join(self.target, names.RECORD)
         self._lease.renew()
-        if self._replaced is None:
-            try:
+        try:
+            if self._replaced is None:
                 place.create(path, self.record.encode(), self.id)
-            except Conflict as error:
-                raise Conflict(
-                    f"another save to '{self.target}' was faster; give overwrite=True to replace what it has "
-                    "saved, or another path",
-                    path=self.target,
-                ) from error
-        else:
-            generation, version = self._replaced
-            record = dataclasses.replace(self.record, generation=generation + 1)
-            place.replace(path, record.encode(), self.id, expected=version)
-        self._lease.end()
+            else:
+                generation, version = self._replaced
+                record = dataclasses.replace(self.record, generation=generation + 1)
+                place.replace(path, record.encode(), self.id, expected=version)
+        except Conflict as error:
+            raise Conflict(
+                f"another writer of '{self.target}' was faster, and what it has saved was left alone; look at "
+                "it, or save to another path",
+                path=self.target,
+            ) from error
+        except WaystationError as error:
+            self._may_be_committed = True
+            error.add_note(f"whether this was saved to '{self.target}' is not known; load it to find out")
+            raise
         with _warned(f"what is not needed of '{self.target}' any more"):
-            storage.remove_tree(self.path)
+            self._lease.remove()
             if self._replaced is not None:
                 remove_dead(self.target)
 
@@ -98,6 +102,8 @@ class StoreAttempt:
         if not self._owner.is_here:
             return
         self._lease.end()
+        if self._may_be_committed:
+            return  # whoever saves there once the lease has run out finds out, and removes what is not needed
         with _warned(f"what a failed save has written to '{self.target}'"):
             for entry in storage.entries_or_none(self.target):
                 if names.mover(entry.name) == self.id:
@@ -164,29 +170,40 @@ def remove_dead(target: str) -> list[str]:
     before the record is: what has none and is not named then, nobody will name.
     """
     present = [entry.name for entry in storage.entries_or_none(target) if entry.kind == "directory"]
-    leases = [name for name in present if storage.names.attempt_target(name) == ""]
     data = {name: mover for name in present if (mover := names.mover(name)) is not None}
-    owners = {*data.values(), *map(storage.names.attempt_id, leases)}
+    leases = {name: owner for name in present if (owner := storage.names.attempt_id(name)) is not None}
+    if not data and not leases:
+        return []
+    try:
+        named = _named(target)
+    except (Corrupt, Unsupported):
+        return []  # nothing tells what is its own
+    owners = {*leases.values(), *(owner for name, owner in data.items() if name not in named)}
     over = {owner for owner in owners if end_if_dead(_lease_of(target, owner))}
     if not over:
         return []
-    try:
-        record = records.CheckpointRecord.decode(
-            storage.read_file(os.path.join(target, names.RECORD), limit_bytes=records.RECORD_LIMIT_BYTES),
-            target,
-        )
-        named = {directory for directory, _ in record.checkpointables.values()}
-    except NotFound:
-        named = set()
-    except (Corrupt, Unsupported):
-        return []  # nothing tells what is its own
-    removed = [
-        os.path.join(target, name) for name, owner in data.items() if owner in over and name not in named
-    ]
-    removed += [_lease_of(target, owner) for owner in over if storage.names.attempt("", owner) in leases]
+    named = _named(target)  # anew: what has no lease now had its commit before
+    unneeded = [name for name, owner in data.items() if owner in over and name not in named]
+    unneeded += [name for name, owner in leases.items() if owner in over]
+    removed = [os.path.join(target, name) for name in unneeded]
     for path in removed:
         storage.remove_tree(path)
     return removed
+
+
+def _named(target: str) -> set[str]:
+    """The directories that the record of a checkpoint names; none where there is no record.
+
+    Raises:
+        Corrupt, Unsupported: It is damaged, or of a newer version, so that nothing tells what it names.
+    """
+    path = os.path.join(target, names.RECORD)
+    try:
+        content = storage.read_file(path, limit_bytes=records.RECORD_LIMIT_BYTES)
+    except NotFound:
+        return set()
+    found = records.CheckpointRecord.decode(content, path)
+    return {directory for directory, _ in found.checkpointables.values()}
 
 
 def _lease_of(target: str, attempt_id: str) -> str:

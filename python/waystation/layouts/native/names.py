@@ -23,7 +23,9 @@ FORMAT_VERSION = 1
 
 
 def checkpointable_record(directory: str) -> str:
-    """Where the record of the checkpointable in a directory is."""
+    """Where the record of the checkpointable in a directory is. Handlers write to no store."""
+    if storage.of(directory).renames is None:
+        return os.path.join(directory, CHECKPOINTABLE_RECORD)
     handled = os.path.join(directory, HANDLED_RECORD)
     return handled if storage.is_there(handled) else os.path.join(directory, CHECKPOINTABLE_RECORD)
 

@@ -168,7 +168,9 @@ class CheckpointRecord:
 
     def present(self, target: str, root: storage.Root | None = None) -> tuple[str, ...]:
         """The checkpointables of the checkpoint at `target` whose directories are there (beneath `root`), in
-        order."""
+        order. A store has no directories that could be missing, and is not asked."""
+        if storage.of(target).renames is None:
+            return tuple(sorted(self.checkpointables))
         return tuple(
             name
             for name, (directory, _) in sorted(self.checkpointables.items())
