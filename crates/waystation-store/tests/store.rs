@@ -15,7 +15,7 @@ use waystation_io::read::plan::{Plan, ReadFile};
 use waystation_io::storage::Storage;
 use waystation_io::write::{self, FileInput, Options};
 use waystation_io::{Error, Kind, Result, read};
-use waystation_store::{Condition, ObjectStorage, Settings};
+use waystation_store::{Condition, Found, ObjectStorage, Settings};
 
 /// Stores to try, and a directory in each.
 fn stores() -> Vec<(ObjectStorage, PathBuf)> {
@@ -112,6 +112,9 @@ fn a_commit_is_made_once_and_replaced_by_version() {
         assert_eq!(error.kind(), Kind::Conflict);
         let (content, version) = storage.get(&path, 100).unwrap();
         assert_eq!((content.as_slice(), &version.tag, version.nbytes), (&b"second"[..], &second.tag, 6));
+        assert_eq!(storage.status(&path).unwrap(), Some(Found::Object(version.clone())));
+        assert_eq!(storage.status(&directory).unwrap(), Some(Found::Directory));
+        assert_eq!(storage.status(&directory.join("check")).unwrap(), None);
         assert_eq!(storage.head(&path).unwrap(), Some(version));
         assert_eq!(storage.get(&path, 5).unwrap_err().kind(), Kind::Corrupt);
         storage.remove(&path).unwrap();
@@ -166,9 +169,28 @@ fn a_listing_has_objects_and_directories_by_name() {
             (objects, listing.directories),
             (vec![("a", 1), ("b", 1)], vec!["1".to_owned(), "2".to_owned()])
         );
-        storage.remove_all(&directory.join("1")).unwrap();
+        assert_eq!(storage.remove_all(&directory.join("1")).unwrap(), 2);
+        assert_eq!(storage.remove_all(&directory.join("1")).unwrap(), 0);
         assert_eq!(storage.list(&directory).unwrap().directories, ["2"]);
         assert!(storage.list(&directory.join("1")).unwrap().objects.is_empty());
+    }
+}
+
+#[test]
+fn several_objects_are_put_and_read_at_once() {
+    for (storage, directory) in stores() {
+        let paths: Vec<_> = (0..70).map(|number| directory.join(number.to_string())).collect();
+        let contents: Vec<_> =
+            paths.iter().map(|path| (path.clone(), path.as_os_str().as_encoded_bytes())).collect();
+        storage.put_all(&contents).unwrap();
+        let wanted: Vec<_> = paths.iter().map(|path| (path.clone(), 100)).collect();
+        let found = storage.get_all(&wanted).unwrap();
+        assert!(found.iter().zip(&contents).all(|((found, _), (_, content))| found == content));
+        storage.copy(&paths[0], &paths[1]).unwrap();
+        assert_eq!(storage.get(&paths[1], 100).unwrap().0, contents[0].1);
+        storage.remove(&paths[7]).unwrap();
+        let error = storage.get_all(&wanted).unwrap_err();
+        assert_eq!((error.kind(), error.context("path")), (Kind::NotFound, paths[7].to_str()));
     }
 }
 
@@ -246,8 +268,15 @@ fn a_bucket_that_is_not_there_is_not_found() {
     let Some(gateway) = Gateway::shared() else { return };
     let storage = ObjectStorage::new("s3://no-such-bucket", gateway.settings()).unwrap();
     let path = Path::new("s3://no-such-bucket/object");
+    for error in [
+        storage.put(path, b"content", &Condition::New).unwrap_err(),
+        storage.list(path).unwrap_err(),
+        storage.status(path).unwrap_err(),
+        write(&storage, &[(path.to_owned(), noise(9, 1))], Options::AUTOMATIC).unwrap_err(),
+    ] {
+        assert_eq!((error.kind(), error.context("bucket")), (Kind::NotFound, Some("s3://no-such-bucket")));
+    }
     assert_eq!(storage.get(path, 10).unwrap_err().kind(), Kind::NotFound);
-    assert_eq!(storage.put(path, b"content", &Condition::New).unwrap_err().kind(), Kind::NotFound);
 }
 
 #[test]

@@ -16,17 +16,24 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from waystation import _native, storage
-from waystation._errors import Conflict, InvalidInput, Unsupported, WaystationError
+from waystation._errors import Conflict, InvalidInput, WaystationError
 from waystation._options import Options
 from waystation.checkpoint import prepare, state_parts
 from waystation.checkpoint.paths import MOST_ATTEMPTS, always_replaced, check_destination, is_checkpoint
 from waystation.checkpoint.prepare import Described, Taken
 from waystation.checkpoint.saving import Layout, Ranges, Save, undone_on_error
-from waystation.layouts.native import commit, handler_files, in_store, names, orphans
+from waystation.layouts.native import commit, handler_files, names, orphans
 from waystation.layouts.native.in_store import StoreAttempt
 from waystation.layouts.native.merge import Part
 from waystation.layouts.native.records import CheckpointRecord, LocalPart
-from waystation.layouts.native.write import Handled, Observer, Prepared, write_data, write_metadata
+from waystation.layouts.native.write import (
+    Handled,
+    Observer,
+    Prepared,
+    write_data,
+    write_metadata,
+    write_metadata_to_store,
+)
 from waystation.storage.attempts import Attempt, remove_dead
 from waystation.transfers.handle import Progress
 from waystation.tree import Structure
@@ -38,7 +45,7 @@ class Writing:
 
     Attributes:
         path: The directory of the attempt.
-        group: Gets what is not durable yet; None where everything is once it is written.
+        group: Gets what is not durable yet; None in a store, where everything is once it is written.
         progress: Is told about jobs, and may cancel.
         on_copied_out: Is called once the states may be changed.
         heartbeat: Is called from time to time.
@@ -65,8 +72,8 @@ class FileLayout(Layout, Protocol):
     def complete(
         self,
         save: Save,
-        attempt: Attempt | StoreAttempt,
-        group: _native.SyncGroup | None,
+        attempt: Attempt,
+        group: _native.SyncGroup,
         told: Sequence[bytes],
         local: LocalPart | None = None,
     ) -> None:
@@ -75,7 +82,7 @@ class FileLayout(Layout, Protocol):
         Args:
             save: The save.
             attempt: The attempt.
-            group: What is not durable yet; None where everything is once it is written.
+            group: What is not durable yet.
             told: What `write` has returned in each process; ignored in a program of one.
             local: Which part it is of a save to local storage.
         """
@@ -168,20 +175,31 @@ class NativeLayout(CutStates):
     def complete(
         self,
         save: Save,
-        attempt: Attempt | StoreAttempt,
-        group: _native.SyncGroup | None,
+        attempt: Attempt,
+        group: _native.SyncGroup,
         told: Sequence[bytes],
         local: LocalPart | None = None,
     ) -> None:
         """See `FileLayout`."""
+        states = self._written(save, attempt.path, told, local)
+        callers = 1 if local is not None else save.writer.process_count
+        handled = [Handled(name, handler, callers) for name, handler in save.handler_names.items()]
+        write_metadata(attempt, states, group, _record(save, local), handled)
+
+    def complete_in_store(self, save: Save, attempt: StoreAttempt, told: Sequence[bytes]) -> CheckpointRecord:
+        """Makes what has been written a checkpoint, but for the record, which this returns."""
+        states = self._written(save, attempt.path, told)
+        return write_metadata_to_store(attempt, states, _record(save))
+
+    def _written(
+        self, save: Save, path: str, told: Sequence[bytes], local: LocalPart | None = None
+    ) -> list[tuple[Prepared, Sequence[Part]]]:
+        """The states, each with what the processes have written of it to the attempt at a path."""
         if save.writer.process_count == 1 or local is not None:
             parts = [[part] for part in self._parts]
         else:
-            parts = state_parts.collect(attempt.path, self.directories(), told, Part.decode)
-        record = CheckpointRecord(1, {}, time.time_ns(), save.custom_metadata, local, begun_ns=save.begun_ns)
-        callers = 1 if local is not None else save.writer.process_count
-        handled = [Handled(name, handler, callers) for name, handler in save.handler_names.items()]
-        write_metadata(attempt, list(zip(self._prepared, parts, strict=True)), group, record, handled)
+            parts = state_parts.collect(path, self.directories(), told, Part.decode)
+        return list(zip(self._prepared, parts, strict=True))
 
     def replace(self, attempt: Attempt) -> None:
         """See `FileLayout`."""
@@ -191,6 +209,11 @@ class NativeLayout(CutStates):
         """See `Layout`."""
         super().release()
         self._prepared = []
+
+
+def _record(save: Save, local: LocalPart | None = None) -> CheckpointRecord:
+    """The record of a save, without its checkpointables."""
+    return CheckpointRecord(1, {}, time.time_ns(), save.custom_metadata, local, begun_ns=save.begun_ns)
 
 
 class Files:
@@ -205,22 +228,18 @@ class Files:
     def __init__(self, layout: FileLayout) -> None:
         self.layout = layout
         self.path = ""
-        self.attempt: Attempt | StoreAttempt | None = None
+        self.attempt: Attempt | None = None
         # Of what this process has written and not made durable; from before its first file on.
         self._group: _native.SyncGroup | None = None
 
     @property
-    def own_attempt(self) -> Attempt | StoreAttempt:
+    def own_attempt(self) -> Attempt:
         """The attempt, in the process that has made it."""
         assert self.attempt is not None, "this process has started the attempt"
         return self.attempt
 
-    def make(self, save: Save, *, overwrite: bool, transaction: str | None = None) -> Attempt | StoreAttempt:
+    def make(self, save: Save, *, overwrite: bool, transaction: str | None = None) -> Attempt:
         """Makes the attempt, with a directory for each checkpointable."""
-        if storage.of(save.target).renames is None:
-            in_store.remove_dead(save.target)
-            self.attempt = StoreAttempt(save.target, overwrite=overwrite)
-            return self.attempt
         remove_dead(*os.path.split(save.target))
         if overwrite:
             orphans.remove_dead(save.target)
@@ -238,7 +257,7 @@ class Files:
 
     def write(self, save: Save, progress: Progress, on_copied_out: Callable[[], None]) -> bytes:
         """Writes what this process has of all checkpointables; returns what the primary is told of it."""
-        if self._group is None and storage.of(self.path).renames is not None:
+        if self._group is None:
             self._group = _native.SyncGroup(self.path)
         group, attempt = self._group, self.attempt
         if save.calls is not None:
@@ -250,9 +269,6 @@ class Files:
             save.calls.finish()
         save.clock.written_s = save.clock.now_s()
         save.check_cancelled(progress)
-        if group is None:
-            save.clock.synced_s = save.clock.written_s
-            return told
         directories = [os.path.join(self.path, name) for name in save.handlers]
         if save.writer.process_count == 1 or save.writer.is_local:
             for directory in directories:
@@ -264,10 +280,9 @@ class Files:
         save.clock.synced_s = save.clock.now_s()
         return told
 
-    def complete(
-        self, save: Save, told: Sequence[bytes], local: LocalPart | None = None
-    ) -> Attempt | StoreAttempt:
+    def complete(self, save: Save, told: Sequence[bytes], local: LocalPart | None = None) -> Attempt:
         """Makes them a checkpoint that is not committed yet."""
+        assert self._group is not None, "this process has written files"
         self.layout.complete(save, self.own_attempt, self._group, told, local)
         save.clock.synced_s = save.clock.now_s()
         return self.own_attempt
@@ -295,7 +310,7 @@ class Place(Protocol):
         """Refuses checkpointables for what is there. Returns the target if that is decided only now."""
         ...
 
-    def publish(self, attempt: Attempt | StoreAttempt, layout: FileLayout) -> None:
+    def publish(self, attempt: Attempt, layout: FileLayout) -> None:
         """Commits."""
         ...
 
@@ -318,11 +333,8 @@ class NewPlace:
         """Refuses what is there."""
         check_destination(self.target, overwrite=self.replaces, on_set_aside=self.on_set_aside)
 
-    def publish(self, attempt: Attempt | StoreAttempt, layout: FileLayout) -> None:
+    def publish(self, attempt: Attempt, layout: FileLayout) -> None:
         """Commits."""
-        if isinstance(attempt, StoreAttempt):
-            attempt.publish()
-            return
         publish(attempt, layout.replace if self.replaces else None)
 
 
@@ -361,17 +373,7 @@ class SharedStorage:
 
     def begin(self, save: Save, checkpointables: Collection[str], check: Callable[[], None]) -> None:
         """See `Destination`."""
-
-        def check_all() -> None:
-            check()
-            if save.handlers and storage.of(save.target).renames is None:
-                raise Unsupported(
-                    f"'{next(iter(save.handlers))}' is saved by a handler, which writes to file systems "
-                    f"only; save states to '{save.target}'",
-                    path=save.target,
-                )
-
-        save.begin(check_all, lambda: self._place.check(checkpointables))
+        save.begin(check, lambda: self._place.check(checkpointables))
 
     def start(self, save: Save) -> str:
         """See `Destination`."""

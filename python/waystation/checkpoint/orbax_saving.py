@@ -169,7 +169,8 @@ class OrbaxLayout:
         """See `FileLayout`."""
         is_alone = save.writer.process_count == 1
         observer = Observer(writing.progress.add, writing.on_copied_out, {}, writing.heartbeat, is_alone)
-        self._make_own_directories(save, writing)
+        assert writing.group is not None, "this layout is written to file systems only"
+        self._make_own_directories(save, writing.path, writing.group)
         parts = write_data.write(
             writing.path,
             list(self._planned.values()),
@@ -185,16 +186,16 @@ class OrbaxLayout:
             return b""
         return state_parts.write(writing.path, list(self._planned), parts, save.writer.process)
 
-    def _make_own_directories(self, save: Save, writing: Writing) -> None:
+    def _make_own_directories(self, save: Save, path: str, group: _native.SyncGroup) -> None:
         """Makes the directories of this process's part of databases."""
         for name, planned in self._planned.items():
             if not planned.arrays.storage.use_ocdbt or not planned.arrays.values:
                 continue
-            own = os.path.join(writing.path, name, names.ocdbt_process(save.writer.process))
+            own = os.path.join(path, name, names.ocdbt_process(save.writer.process))
             directory = os.path.join(own, "d")
             storage.make_directory(own)
             storage.make_directory(directory)
-            writing.group.add([directory, own])
+            group.add([directory, own])
 
     def complete(
         self,

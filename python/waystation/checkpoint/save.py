@@ -20,7 +20,6 @@ from typing_extensions import TypeVar
 from waystation import storage
 from waystation._arguments import require_type
 from waystation._errors import Conflict, InvalidInput, Unsupported
-from waystation._options import Options
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import remote_state
 from waystation.checkpoint.handlers.choice import METRICS, STATE
@@ -29,6 +28,7 @@ from waystation.checkpoint.native_saving import FileLayout, NativeLayout, NewPla
 from waystation.checkpoint.orbax_saving import OrbaxLayout
 from waystation.checkpoint.paths import PathLike, locate, require_native_checkpoint, resolve
 from waystation.checkpoint.saving import Destination, Saving
+from waystation.checkpoint.store_saving import SharedStore
 from waystation.layouts.native import commit, orphans
 from waystation.storage.attempts import Attempt
 from waystation.transfers.handle import AsyncResponse, Progress
@@ -281,27 +281,22 @@ def open_saving(
     if timeout_s is not None:
         deadline_s = min(deadline_s, timeout_s)
     is_native = options.array.saving.use_ocdbt is None
-    if storage.of(target).renames is None:
-        _check_store(target, options, is_native=is_native)
-    layout = NativeLayout() if is_native else OrbaxLayout()
+    is_in_store = storage.of(target).renames is None
+    is_local = options.multiprocessing.primary_host is None
+    if is_in_store and (is_local or not is_native):
+        what = "parts of processes with storage of their own" if is_native else "Orbax's layouts"
+        raise Unsupported(f"{what} are saved to file systems only, not to '{target}'", path=target)
+    native = NativeLayout()
+    layout: FileLayout = native if is_native else OrbaxLayout()
     destination: Destination = SharedStorage(NewPlace(target, overwrite, on_set_aside), layout)
-    if is_native and options.multiprocessing.primary_host is None:
+    if is_in_store:
+        destination = SharedStore(native, overwrite=overwrite)
+    elif is_native and is_local:
         destination = OwnStorage(layout, overwrite=overwrite)
     begun_ns = begun_ns or time.time_ns()
     return Saving(
         target, options, layout, destination, deadline_s=deadline_s, begun_ns=begun_ns, is_ordered=True
     )
-
-
-def _check_store(target: str, options: Options, *, is_native: bool) -> None:
-    """Refuses what is saved to file systems only."""
-    if not is_native or options.multiprocessing.primary_host is None:
-        what = (
-            "checkpoints in Orbax's layouts"
-            if not is_native
-            else "parts of processes with storage of their own"
-        )
-        raise Unsupported(f"{what} are saved to file systems only, not to '{target}'", path=target)
 
 
 def check_checkpointables(checkpointables: object) -> None:

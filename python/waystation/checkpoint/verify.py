@@ -18,7 +18,7 @@ from waystation import _native, _plans, storage
 from waystation._arguments import require_function
 from waystation._errors import Corrupt, NotFound, PermissionDenied, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
-from waystation.checkpoint.paths import Layout, PathLike, layout_in, require_checkpoint, resolve
+from waystation.checkpoint.paths import Layout, PathLike, layout_in, locate, require_checkpoint
 from waystation.checkpoint.replaced import Held, Replaced, read_what_is_there
 from waystation.layouts.native import handler_files, names, tables
 from waystation.layouts.native.handler_files import HandlerFiles
@@ -92,7 +92,7 @@ def verify(
         PermissionDenied: The system refuses access to a file of it.
     """
     require_function("on_progress", on_progress)
-    target = resolve(path)
+    target = locate(path)
     require_checkpoint(target)
     return read_what_is_there(target, current_options(), lambda held: _verify(held, on_progress))
 
@@ -192,7 +192,10 @@ def _open_all(root: storage.Root, found: Verification) -> Iterator[OpenCheckpoin
         if opened.record.kind != HANDLED:
             found.strays += _others(os.path.join(target, directory), own, root)
         yield opened
-    found.strays += _others(target, known, root)
+    others = _others(target, known, root)
+    if storage.of(target).renames is None:  # where saves that run have their data, too
+        others = [path for path in others if not names.is_of_attempt(os.path.basename(path))]
+    found.strays += others
 
 
 def _others(directory: str, known: set[str], root: storage.Root) -> list[str]:

@@ -382,6 +382,7 @@ class LocalStorage(LocalReader):
             if root is None:
                 os.rename(source, target)
             else:
+                assert isinstance(root.engine, _native.Directory), "it is a directory of this system"
                 os.rename(os.path.relpath(source, root.path), target, src_dir_fd=root.engine.fileno())
         except OSError as error:
             raise from_os_error(error, action, path or target) from error

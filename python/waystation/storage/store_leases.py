@@ -18,7 +18,7 @@ from waystation import _forks, _native
 from waystation._errors import Conflict, NotFound, WaystationError
 from waystation.storage import names, object_store
 from waystation.storage.attempts import new_attempt_id, owner_record
-from waystation.storage.signs_of_life import EXPIRES_S, HEARTBEAT
+from waystation.storage.signs_of_life import EXPIRES_S, Heartbeat
 
 _LIMIT_BYTES = 64 << 10
 _CONDEMNED = b'{"is_condemned": true}'
@@ -31,18 +31,21 @@ class Lease:
         self._path = os.path.join(directory, names.OWNER)
         # The thread that renews it knows no options.
         self._store = object_store.of(directory).engine
+        self._record = owner_record()
         self._renewals = 0
         self._version = self._store.put(self._path, self._content(), new=True)
         self._lock = threading.Lock()
         _forks.watch(self)
-        HEARTBEAT.begin(self, self._touch)
+        # A thread of its own: a store that does not answer must not keep other leases from being renewed.
+        self._heartbeat = Heartbeat()
+        self._heartbeat.begin(self._path, self._touch)
 
     def begin_in_child(self) -> None:
         """See `_forks.Watched`: it is the parent's."""
         self._lock = threading.Lock()
 
     def _content(self) -> bytes:
-        return json.dumps(owner_record() | {"renewals": self._renewals}).encode()
+        return json.dumps(self._record | {"renewals": self._renewals}).encode()
 
     def renew(self) -> None:
         """Shows that this process is alive.
@@ -51,9 +54,17 @@ class Lease:
             Conflict: Somebody has taken it for dead.
         """
         with self._lock:
+            before = self._content()
             self._renewals += 1
             try:
-                self._version = self._store.put(self._path, self._content(), unchanged=self._version)
+                try:
+                    self._version = self._store.put(self._path, self._content(), unchanged=self._version)
+                except Conflict:
+                    ((content, version),) = self._store.get([(self._path, _LIMIT_BYTES)])
+                    if content != before:
+                        raise
+                    # The answer to the last renewal was lost.
+                    self._version = self._store.put(self._path, self._content(), unchanged=version)
             except (Conflict, NotFound) as error:
                 raise Conflict(
                     f"this process gave no sign of life for {EXPIRES_S / 60:g} minutes, so another one has "
@@ -67,7 +78,7 @@ class Lease:
 
     def end(self) -> None:
         """Renews it no more; once is enough."""
-        HEARTBEAT.end(self)
+        self._heartbeat.end(self._path)
 
     def remove(self) -> None:
         """Gives it up."""

@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from waystation import _forks, storage
 from waystation._errors import (
@@ -46,7 +46,6 @@ class StoreAttempt:
         target: The path.
         id: What the names of its data have in them.
         path: The directory of its lease; `names.directory_in` says where its data are.
-        record: What is to be committed, once that is known.
 
     Raises:
         PermissionDenied, Unavailable, NotFound: The store refuses it, cannot be reached, or has no such
@@ -57,35 +56,32 @@ class StoreAttempt:
         self.target = target
         self.id = new_attempt_id()
         self.path = os.path.join(target, storage.names.attempt("", self.id))
-        self.record: records.CheckpointRecord | None = None
         self._owner = _forks.Owner()
-        self._replaced = _version(target) if overwrite else None
+        self._replaced = _present(target) if overwrite else None
         self._may_be_committed = False
         self._lease = Lease(self.path)
 
-    def heartbeat(self) -> None:
-        """Nothing: a thread renews the lease."""
-
-    def publish(self) -> None:
+    def publish(self, record: records.CheckpointRecord) -> None:
         """Commits, and removes what that replaces.
+
+        Args:
+            record: Of the first generation.
 
         Raises:
             Conflict: Another writer was faster, or has taken this one for dead.
         """
-        assert self.record is not None, "the metadata have been written"
         place, path = storage.of(self.target), os.path.join(self.target, names.RECORD)
         self._lease.renew()
         try:
             if self._replaced is None:
-                place.create(path, self.record.encode(), self.id)
+                place.create(path, record.encode(), self.id)
             else:
-                generation, version = self._replaced
-                record = dataclasses.replace(self.record, generation=generation + 1)
-                place.replace(path, record.encode(), self.id, expected=version)
+                record = dataclasses.replace(record, generation=self._replaced.generation + 1)
+                place.replace(path, record.encode(), self.id, expected=self._replaced.version)
         except Conflict as error:
             raise Conflict(
-                f"another writer of '{self.target}' was faster, and what it has saved was left alone; look at "
-                "it, or save to another path",
+                f"another writer of '{self.target}' was faster, and what it has saved was left alone; "
+                "look at it, or save to another path",
                 path=self.target,
             ) from error
         except WaystationError as error:
@@ -95,6 +91,7 @@ class StoreAttempt:
         with _warned(f"what is not needed of '{self.target}' any more"):
             self._lease.remove()
             if self._replaced is not None:
+                _remove(self.target, self._replaced.directories)
                 remove_dead(self.target)
 
     def discard(self) -> None:
@@ -120,23 +117,46 @@ def _warned(what: str) -> Iterator[None]:
         _log.warning("%s could not be removed: %s", what, error)
 
 
-def _version(target: str) -> tuple[int, storage.Identity] | None:
-    """Generation and version of the checkpoint that is there; of one whose record is damaged, the generation
-    is 0."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Replaced:
+    """What an overwrite replaces.
+
+    Attributes:
+        version: Of its record.
+        generation: 0 where the record is damaged.
+        directories: Those that it names; none where it is damaged.
+    """
+
+    version: storage.Identity
+    generation: int = 0
+    directories: Sequence[str] = ()
+
+
+def _present(target: str) -> _Replaced | None:
+    """The checkpoint that is there."""
     path = os.path.join(target, names.RECORD)
     try:
         content, version = storage.read_version(path, limit_bytes=records.RECORD_LIMIT_BYTES)
     except NotFound:
         return None
     try:
-        return records.CheckpointRecord.decode(content, path).generation, version
+        record = records.CheckpointRecord.decode(content, path)
     except (Corrupt, Unsupported):
-        return 0, version
+        return _Replaced(version)
+    return _Replaced(version, record.generation, [name for name, _ in record.checkpointables.values()])
+
+
+def _remove(target: str, directories: Iterable[str]) -> None:
+    for directory in directories:
+        storage.remove_tree(os.path.join(target, directory))
 
 
 def withdraw(target: str) -> None:
     """Removes a checkpoint: it is gone in one act, whatever happens to the removal of its data."""
+    present = _present(target)
     storage.remove_file(os.path.join(target, names.RECORD))
+    if present is not None:
+        _remove(target, present.directories)
     remove_dead(target)
 
 
@@ -152,13 +172,14 @@ def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
     content, version = storage.read_version(path, limit_bytes=records.RECORD_LIMIT_BYTES)
     record = records.CheckpointRecord.decode(content, path)
     remaining = dict(record.checkpointables)
-    if remaining.pop(name, None) is None:
+    if name not in remaining:
         raise CheckpointableNotFound(
             f"checkpoint '{target}' has no checkpointable '{name}' any more", path=target
         )
+    directory, _ = remaining.pop(name)
     shrunk = dataclasses.replace(record, generation=record.generation + 1, checkpointables=remaining)
     storage.of(target).replace(path, shrunk.encode(), attempt_id, expected=version)
-    remove_dead(target)
+    _remove(target, [directory])
 
 
 def remove_dead(target: str) -> list[str]:
@@ -166,8 +187,7 @@ def remove_dead(target: str) -> list[str]:
     paths.
 
     An attempt takes its lease before it writes anything, and gives it up after its commit. So the leases are
-    looked at
-    before the record is: what has none and is not named then, nobody will name.
+    looked at before the record is: what has none and is not named then, nobody will name.
     """
     present = [entry.name for entry in storage.entries_or_none(target) if entry.kind == "directory"]
     data = {name: mover for name in present if (mover := names.mover(name)) is not None}
@@ -185,10 +205,8 @@ def remove_dead(target: str) -> list[str]:
     named = _named(target)  # anew: what has no lease now had its commit before
     unneeded = [name for name, owner in data.items() if owner in over and name not in named]
     unneeded += [name for name, owner in leases.items() if owner in over]
-    removed = [os.path.join(target, name) for name in unneeded]
-    for path in removed:
-        storage.remove_tree(path)
-    return removed
+    _remove(target, unneeded)
+    return [os.path.join(target, name) for name in unneeded]
 
 
 def _named(target: str) -> set[str]:

@@ -71,7 +71,7 @@ class Handled:
 
     def directory(self, attempt_path: str) -> str:
         """Where the handler puts its files."""
-        return names.directory_in(attempt_path, self.name)
+        return os.path.join(attempt_path, self.name)
 
 
 @dataclass(slots=True)
@@ -119,9 +119,9 @@ def write_data(
 
 
 def write_metadata(
-    attempt: Attempt | StoreAttempt,
+    attempt: Attempt,
     states: Sequence[tuple[Prepared, Sequence[Part]]],
-    group: _native.SyncGroup | None,
+    group: _native.SyncGroup,
     checkpoint: CheckpointRecord,
     handled: Sequence[Handled] = (),
 ) -> None:
@@ -130,7 +130,7 @@ def write_metadata(
     Args:
         attempt: The attempt; every process has written its data.
         states: Each with the parts of all processes, in their order.
-        group: What is not durable yet; None where everything is once it is written.
+        group: What is not durable yet.
         checkpoint: The record, without its checkpointables. Of a part of a save to local storage, which
             afterwards is prepared, it says so: such need not make up the arrays, is not to be lost with its
             name, and keeps its owner record until it is committed.
@@ -146,16 +146,13 @@ def write_metadata(
     entries: dict[str, tuple[str, Digest]] = {}
     for prepared, parts in states:
         contents = metadata_files(prepared, parts, partial=is_part)
-        directory = names.directory_in(attempt.path, prepared.name)
+        directory = os.path.join(attempt.path, prepared.name)
         files += [(os.path.join(directory, name), data) for name, data in contents.items()]
-        entries[prepared.name] = (
-            os.path.basename(directory),
-            Digest.of(contents[names.CHECKPOINTABLE_RECORD]),
-        )
+        entries[prepared.name] = (prepared.name, Digest.of(contents[names.CHECKPOINTABLE_RECORD]))
     for entry in handled:
         made = handler_files.digests(entry.directory(attempt.path))
         record = CheckpointableRecord(entry.process_count, {}, HANDLED, entry.handler, made).encode()
-        place = os.path.join(entry.directory(attempt.path), names.HANDLED_RECORD)
+        place = os.path.join(attempt.path, entry.name, names.HANDLED_RECORD)
         if storage.is_there(place):
             raise InvalidInput(
                 f"the handler of '{entry.name}' has written a file '{names.HANDLED_RECORD}', a name that is "
@@ -165,11 +162,6 @@ def write_metadata(
         files.append((place, record))
         entries[entry.name] = (entry.name, Digest.of(record))
     checkpoint = dataclasses.replace(checkpoint, checkpointables=entries)
-    if isinstance(attempt, StoreAttempt):
-        storage.of(attempt.target).write_files(files)
-        attempt.record = checkpoint
-        return
-    assert group is not None, "files of this system are not durable yet"
     files.append((os.path.join(attempt.path, names.RECORD), checkpoint.encode()))
     _native.write_small_files(files, group=group)
     if not is_part:
@@ -178,6 +170,31 @@ def write_metadata(
     above = attempt.directories_to_sync() if is_part else []
     group.add([*directories, attempt.path, *above])
     group.sync()
+
+
+def write_metadata_to_store(
+    attempt: StoreAttempt, states: Sequence[tuple[Prepared, Sequence[Part]]], checkpoint: CheckpointRecord
+) -> CheckpointRecord:
+    """Writes what makes an attempt's data a whole checkpoint, but for the record, which this returns.
+
+    Args:
+        attempt: The attempt; every process has written its data.
+        states: Each with the parts of all processes, in their order.
+        checkpoint: The record, without its checkpointables.
+
+    Raises:
+        InvalidInput: The parts do not make up the arrays.
+    """
+    files: list[tuple[str, bytes]] = []
+    entries: dict[str, tuple[str, Digest]] = {}
+    for prepared, parts in states:
+        contents = metadata_files(prepared, parts, partial=False)
+        directory = names.directory_in(attempt.path, prepared.name)
+        files += [(os.path.join(directory, name), data) for name, data in contents.items()]
+        digest = Digest.of(contents[names.CHECKPOINTABLE_RECORD])
+        entries[prepared.name] = (os.path.basename(directory), digest)
+    storage.of(attempt.target).write_files(files)
+    return dataclasses.replace(checkpoint, checkpointables=entries)
 
 
 def metadata_files(prepared: Prepared, parts: Sequence[Part], *, partial: bool) -> dict[str, bytes]:
