@@ -2,8 +2,9 @@
 //!
 //! A claim is a small object of the name, created on condition that there is none, so that of two jobs one fails
 //! before it has uploaded anything, and a job never touches an object that it did not create. The upload takes the
-//! place of the claim: stores complete uploads without a condition. Invariants: memory is bounded by the requests in
-//! flight; no request of a job is in flight when its uploads are aborted, unless it outlives [`GRACE`].
+//! place of the claim: stores complete uploads without a condition. An object of one part needs no claim, because the
+//! request that puts it has the condition. Invariants: memory is bounded by the requests in flight; no request of a job
+//! is in flight when its uploads are aborted, unless it outlives [`GRACE`].
 
 use std::ops::Range;
 use std::path::Path;
@@ -136,6 +137,9 @@ impl<'a> NewObjects<'a> {
 
     async fn begin_one(&self, file: usize, nonce: &str) -> Result<()> {
         let object = &self.files[file];
+        if object.parts.len() == 1 && self.honours_conditions(file, nonce).await? {
+            return Ok(()); // the one request that it takes claims its name as well
+        }
         let begin_upload = async {
             if object.parts.len() > 1 {
                 let upload = self.uploads.create_multipart(&object.key).await.map_err(self.failed(file))?;
@@ -153,23 +157,34 @@ impl<'a> NewObjects<'a> {
         if !self.honours_conditions(file, nonce).await? {
             return self.claim_unconditionally(file).await;
         }
-        match self.create(&object.key, nonce).await.map_err(self.failed(file))? {
+        match self.create(&object.key, nonce.to_owned().into()).await.map_err(self.failed(file))? {
             true => object.is_claimed.store(true, Ordering::Release),
             false => return Err(self.taken(file)),
         }
         Ok(())
     }
 
-    /// Creates an object that holds the nonce; false if another one is there.
-    async fn create(&self, key: &Key, nonce: &str) -> object_store::Result<bool> {
+    /// Creates an object of one part.
+    async fn create_whole(&self, file: usize, bytes: Bytes) -> Result<()> {
+        let object = &self.files[file];
+        object.is_claimed.store(true, Ordering::Release); // it may be there even if no answer comes
+        if self.create(&object.key, bytes).await.map_err(self.failed(file))? {
+            return Ok(());
+        }
+        object.is_claimed.store(false, Ordering::Release);
+        Err(self.taken(file))
+    }
+
+    /// Creates an object; false if another one is there.
+    async fn create(&self, key: &Key, content: Bytes) -> object_store::Result<bool> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        match self.client.objects.put_opts(key, nonce.to_owned().into(), options).await {
+        match self.client.objects.put_opts(key, content.clone().into(), options).await {
             Ok(_) => Ok(true),
             // A request that was repeated finds what it created at first.
             Err(error) if is_refused_condition(&error) => {
                 let found = self.client.objects.get_opts(key, GetOptions::default()).await;
                 Ok(match found {
-                    Ok(found) if found.meta.size == nonce.len() as u64 => found.bytes().await? == nonce,
+                    Ok(found) if found.meta.size == content.len() as u64 => found.bytes().await? == content,
                     _ => false,
                 })
             }
@@ -190,7 +205,7 @@ impl<'a> NewObjects<'a> {
         let probe = Key::parse(format!("{}.waystation-probe-{nonce}", self.files[file].key));
         let probe = probe.map_err(|error| self.failed(file)(error.into()))?;
         let tried = async {
-            self.create(&probe, nonce).await?;
+            self.create(&probe, nonce.to_owned().into()).await?;
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             match self.client.objects.put_opts(&probe, PutPayload::from_static(b"again"), options).await {
                 Err(error) if is_refused_condition(&error) => Ok(true),
@@ -289,6 +304,9 @@ impl<'a> NewObjects<'a> {
         let object = &self.files[piece.file];
         let failed = self.failed(piece.file);
         let Some(upload) = lock(&object.upload).clone() else {
+            if !object.is_claimed.load(Ordering::Acquire) {
+                return self.create_whole(piece.file, bytes).await;
+            }
             return self.client.objects.put(&object.key, bytes.into()).await.map(drop).map_err(failed);
         };
         let index = (piece.offset / self.block_bytes as u64) as usize;

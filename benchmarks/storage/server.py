@@ -1,0 +1,79 @@
+"""A real server of S3's protocol on this machine, VersityGW, and links to it that have a delay."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.processes import ROOT
+from benchmarks.systems import UnavailableError
+
+PROGRAM = "versitygw"
+BUCKET = "bench"
+ACCESS_KEY, SECRET_KEY, REGION = "benchmark", "benchmark-secret", "us-east-1"
+_START_S = 60.0
+
+
+@contextlib.contextmanager
+def running(directory: Path) -> Iterator[int]:
+    """A server whose objects are files in a directory; its port.
+
+    Raises:
+        UnavailableError: It is not installed, or does not answer.
+    """
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise UnavailableError(
+            f"{PROGRAM} is not on the PATH: go install github.com/versity/versitygw/cmd/versitygw@latest"
+        )
+    (directory / BUCKET).mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    server = subprocess.Popen(
+        [program, "--quiet", "--keep-alive", "--port", f"127.0.0.1:{port}", "posix", os.fspath(directory)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
+    )
+    try:
+        _wait_for(port)
+        yield port
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _wait_for(port: int) -> None:
+    deadline = time.monotonic() + _START_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"{PROGRAM} does not answer") from None
+            time.sleep(0.02)
+        else:
+            return
+
+
+@contextlib.contextmanager
+def delayed(port: int, round_trip_s: float) -> Iterator[int]:
+    """The port by which a server is reached with a round trip that takes so long."""
+    if not round_trip_s:
+        yield port
+        return
+    command = [sys.executable, "-m", "benchmarks.storage.delay", str(port), str(round_trip_s)]
+    link = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert link.stdout is not None
+        yield int(link.stdout.readline())
+    finally:
+        link.kill()
+        link.communicate()
