@@ -1,8 +1,8 @@
 """`python -m benchmarks.storage`: object stores; tables, targets, and the JSON.
 
-A model, and many small arrays, saved to a local server of S3's protocol and loaded from it: by Waystation, by the
-raw client, and by other libraries, in turns, each in a fresh process; over links whose round trips take 0, 20 and
-100 ms. The server (VersityGW) shares the machine.
+A model, and many small arrays, saved to a local server of S3's protocol and loaded from it: by Waystation,
+by the raw client, and by other libraries, in turns, each in a fresh process; over links whose round trips
+take 0, 20 and 100 ms. The server (VersityGW) shares the machine.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Session(rounds.Session):
         return len(chosen) * len(self.latencies_ms) * operations
 
     def measure(self, state: str, latency_ms: int, repetition: int) -> None:
-        """One round of one state over one link: who writes saves, and all that read what it wrote load that."""
+        """One round of one state over one link: each writer saves, and all that read that load it."""
         writers = [name for name in SYSTEMS if any(SYSTEMS[each].writer == name for each in self.systems)]
         shift = repetition % len(writers)
         for writer in writers[shift:] + writers[:shift]:

@@ -1,8 +1,8 @@
 """A link with a delay: `python -m benchmarks.storage.delay TARGET_PORT ROUND_TRIP_S`.
 
-Passes connections on to a port of this machine. What is sent arrives half a round trip later in each direction,
-and a new connection costs a round trip more, as its handshake would. The rate is not bounded. Prints its own port,
-and ends with its standard input.
+Passes connections on to a port of this machine. What is sent arrives half a round trip later in each
+direction, and a new connection costs a round trip more, as its handshake would. The rate is not bounded.
+Prints its own port, and ends with its standard input.
 """
 
 from __future__ import annotations

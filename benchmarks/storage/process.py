@@ -1,7 +1,7 @@
 """One save or load of one system: `python -m benchmarks.storage.process REQUEST`.
 
-The order is always: import, build the state, save and load a tiny state so that nothing is imported or connected
-later, run the clock, and only then check the bytes.
+The order is always: import, build the state, save and load a tiny state so that nothing is imported or
+connected later, run the clock, and only then check the bytes.
 """
 
 from __future__ import annotations

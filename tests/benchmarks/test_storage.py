@@ -23,20 +23,23 @@ SENT = bytes(range(256)) * (1 << 14)
 
 
 def test_a_link_passes_all_on_and_takes_its_round_trip() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        with server.delayed(listening.getsockname()[1], DELAY_S) as port:
-            begun = time.monotonic()
-            with socket.create_connection(("127.0.0.1", port), HANG_S) as near:
-                far, _ = listening.accept()
-                with far:
-                    far.settimeout(HANG_S)
-                    near.sendall(SENT)
-                    near.shutdown(socket.SHUT_WR)
-                    assert received(far) == SENT
-                    far.sendall(SENT)
-                    far.shutdown(socket.SHUT_WR)
-                    assert received(near) == SENT
-            assert time.monotonic() - begun >= 2 * DELAY_S
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        server.delayed(listening.getsockname()[1], DELAY_S) as port,
+        socket.create_connection(("127.0.0.1", port), HANG_S) as near,
+    ):
+        begun = time.monotonic()
+        near.sendall(SENT[:1])
+        far, _ = listening.accept()
+        with far:
+            far.settimeout(HANG_S)
+            near.sendall(SENT[1:])
+            near.shutdown(socket.SHUT_WR)
+            assert received(far) == SENT
+            far.sendall(SENT)
+            far.shutdown(socket.SHUT_WR)
+            assert received(near) == SENT
+        assert time.monotonic() - begun >= 2 * DELAY_S
 
 
 def received(end: socket.socket) -> bytes:
