@@ -1,12 +1,15 @@
-"""A checkpoint of two states and the files of a handler."""
+"""A checkpoint of two states and the files of a handler, and places of others."""
 
 from pathlib import Path
 
 import pytest
 from tests.handlers.examples import Counter, SubdirectoryHandler
 from tests.handlers.states import state, with_handlers
+from tests.support.places import directory
 
 import waystation
+
+__all__ = ["directory", "saved"]
 
 
 @pytest.fixture

@@ -20,20 +20,22 @@ from tests.handlers.examples import (
     TaskHandler,
 )
 from tests.handlers.states import same, state, with_handlers
+from tests.support.places import names_in
 
 import waystation
 from waystation import errors
 from waystation._options.in_effect import current_options
 from waystation.handlers import PyTreeHandler
+from waystation.storage import AnyPath
 
 # ---- handlers ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("phase", ["save", "save in the background"])
-def test_a_handler_that_fails_takes_the_save_down(tmp_path: Path, phase: str, asynchronous: bool) -> None:
+def test_a_handler_that_fails_takes_the_save_down(directory: AnyPath, phase: str, asynchronous: bool) -> None:
     failing = type("Failing", (Failing,), {"phase": phase})
-    path, given = tmp_path / "checkpoint", {"a": state(), "counter": Counter()}
+    path, given = directory / "checkpoint", {"a": state(), "counter": Counter()}
 
     def save() -> None:
         if asynchronous:
@@ -45,7 +47,7 @@ def test_a_handler_that_fails_takes_the_save_down(tmp_path: Path, phase: str, as
         save()
     assert "told to fail" in str(caught.value)
     assert isinstance(caught.value.__cause__, RuntimeError)
-    assert os.listdir(tmp_path) == []
+    assert names_in(directory) == []
 
 
 def test_a_handler_that_fails_leaves_what_is_overwritten(saved: Path) -> None:
@@ -57,17 +59,17 @@ def test_a_handler_that_fails_leaves_what_is_overwritten(saved: Path) -> None:
     assert os.listdir(saved.parent) == ["checkpoint"]
 
 
-def test_a_first_phase_that_returns_nothing_to_await_is_told_of(tmp_path: Path) -> None:
+def test_a_first_phase_that_returns_nothing_to_await_is_told_of(directory: AnyPath) -> None:
     class Wrong(Iterator):
         async def save(self, directory: Any) -> Any:
             return None
 
     with pytest.raises(TypeError, match=r"'wrong'.* it returned None where an awaitable belongs"):
-        waystation.save_checkpointables(tmp_path / "c", {"wrong": Wrong()})
-    assert not os.listdir(tmp_path)
+        waystation.save_checkpointables(directory / "c", {"wrong": Wrong()})
+    assert names_in(directory) == []
 
 
-def test_links_are_refused(tmp_path: Path) -> None:
+def test_links_are_refused(directory: AnyPath) -> None:
     class Linking(CounterHandler):
         async def save(self, directory: Any, checkpointable: Counter) -> Any:
             async def write() -> None:
@@ -76,11 +78,11 @@ def test_links_are_refused(tmp_path: Path) -> None:
             return write()
 
     with with_handlers(Linking), pytest.raises(errors.Unsupported, match="link"):
-        waystation.save_checkpointables(tmp_path / "checkpoint", {"counter": Counter()})
-    assert os.listdir(tmp_path) == []
+        waystation.save_checkpointables(directory / "checkpoint", {"counter": Counter()})
+    assert names_in(directory) == []
 
 
-def test_the_name_of_the_record_is_reserved(tmp_path: Path) -> None:
+def test_the_name_of_the_record_is_reserved(directory: AnyPath) -> None:
     class Taking(CounterHandler):
         async def save(self, directory: Any, checkpointable: Counter) -> Any:
             async def write() -> None:
@@ -92,12 +94,12 @@ def test_the_name_of_the_record_is_reserved(tmp_path: Path) -> None:
         with_handlers(Taking),
         pytest.raises(errors.InvalidInput, match=r"'counter'.* reserved .* another name"),
     ):
-        waystation.save_checkpointables(tmp_path / "checkpoint", {"counter": Counter()})
-    assert os.listdir(tmp_path) == []
+        waystation.save_checkpointables(directory / "checkpoint", {"counter": Counter()})
+    assert names_in(directory) == []
 
 
-def test_what_was_begun_in_the_first_phase_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint"
+def test_what_was_begun_in_the_first_phase_goes_on(directory: AnyPath) -> None:
+    path = directory / "checkpoint"
     counter = Counter(5)
     with with_handlers(TaskHandler):
         saving = waystation.save_checkpointables_async(path, {"counter": counter})
@@ -106,21 +108,21 @@ def test_what_was_begun_in_the_first_phase_goes_on(tmp_path: Path) -> None:
         assert waystation.load_checkpointables(path)["counter"] == Counter(5)
 
 
-def test_inside_of_an_event_loop(tmp_path: Path) -> None:
+def test_inside_of_an_event_loop(directory: AnyPath) -> None:
     """As in a notebook: the caller's thread runs a loop already."""
 
     async def main() -> Any:
-        waystation.save_checkpointables(tmp_path / "a", {"counter": Counter(1)})
-        await waystation.save_checkpointables_async(tmp_path / "b", {"counter": Counter(2)})
-        first = waystation.load_checkpointables(tmp_path / "a")
-        return first, await waystation.load_checkpointables_async(tmp_path / "b")
+        waystation.save_checkpointables(directory / "a", {"counter": Counter(1)})
+        await waystation.save_checkpointables_async(directory / "b", {"counter": Counter(2)})
+        first = waystation.load_checkpointables(directory / "a")
+        return first, await waystation.load_checkpointables_async(directory / "b")
 
     with with_handlers(CounterHandler):
         first, second = asyncio.run(main())
     assert (first, second) == ({"counter": Counter(1)}, {"counter": Counter(2)})
 
 
-def test_both_phases_know_the_context(tmp_path: Path) -> None:
+def test_both_phases_know_the_context(directory: AnyPath) -> None:
     seen: list[int] = []
 
     class Asking(CounterHandler):
@@ -137,11 +139,11 @@ def test_both_phases_know_the_context(tmp_path: Path) -> None:
     context = with_handlers(Asking)
     context.file.file_bytes_target = 12345
     with context:
-        waystation.save_checkpointables_async(tmp_path / "checkpoint", {"counter": Counter()}).result()
+        waystation.save_checkpointables_async(directory / "checkpoint", {"counter": Counter()}).result()
     assert seen == [12345, 12345]
 
 
-def test_the_directory_is_there_in_the_first_phase(tmp_path: Path) -> None:
+def test_the_directory_is_there_in_the_first_phase(directory: AnyPath) -> None:
     class Eager(CounterHandler):
         async def save(self, directory: Any, checkpointable: Counter) -> Any:
             assert (await directory.await_creation()).is_dir()
@@ -150,18 +152,18 @@ def test_the_directory_is_there_in_the_first_phase(tmp_path: Path) -> None:
             return await super().save(directory, checkpointable)
 
     with with_handlers(Eager):
-        waystation.save_checkpointables(tmp_path / "checkpoint", {"counter": Counter(2)})
-        assert waystation.load_checkpointables(tmp_path / "checkpoint")["counter"] == Counter(2)
+        waystation.save_checkpointables(directory / "checkpoint", {"counter": Counter(2)})
+        assert waystation.load_checkpointables(directory / "checkpoint")["counter"] == Counter(2)
 
 
-def test_a_state_says_itself_what_cannot_be_saved(tmp_path: Path) -> None:
+def test_a_state_says_itself_what_cannot_be_saved(directory: AnyPath) -> None:
     with pytest.raises(errors.Unsupported, match=r"leaf \['layers'\]\[1\] is a builtins.object") as caught:
-        waystation.save_checkpointables(tmp_path / "x", {"a": state(), "b": {"layers": [1, object()]}})
+        waystation.save_checkpointables(directory / "x", {"a": state(), "b": {"layers": [1, object()]}})
     assert caught.value.context["checkpointable"] == "b"
-    assert os.listdir(tmp_path) == []
+    assert names_in(directory) == []
 
 
-def test_a_state_that_a_handler_keeps_among_its_files(tmp_path: Path) -> None:
+def test_a_state_that_a_handler_keeps_among_its_files(directory: AnyPath) -> None:
     class Model:
         def __init__(self, weights: Any, name: str) -> None:
             self.weights, self.name = weights, name
@@ -196,7 +198,7 @@ def test_a_state_that_a_handler_keeps_among_its_files(tmp_path: Path) -> None:
         def is_abstract_handleable(self, abstract_checkpointable: Any) -> None:
             return None
 
-    path = tmp_path / "checkpoint"
+    path = directory / "checkpoint"
     weights = {"x": np.arange(10.0), "y": [jnp.ones(3), "text"]}
     with with_handlers(ModelHandler):
         saving = waystation.save_checkpointables_async(path, {"model": Model(weights, "one")})
@@ -211,33 +213,33 @@ def test_a_state_that_a_handler_keeps_among_its_files(tmp_path: Path) -> None:
     assert not waystation.checkpoint.verify(path).damages
 
 
-def test_the_callback_of_the_background(tmp_path: Path) -> None:
+def test_the_callback_of_the_background(directory: AnyPath) -> None:
     context = waystation.Context()
     seen: list[bool] = []
-    path = tmp_path / "checkpoint"
+    path = directory / "checkpoint"
     context.asynchronous.post_finalization_callback = lambda: seen.append(waystation.is_checkpoint(path))
     with context:
         response = waystation.save_checkpointables_async(path, {"dataset": Iterator(1), "a": state()})
         response.result()
-        waystation.save(tmp_path / "another", {"x": 1})
+        waystation.save(directory / "another", {"x": 1})
     assert seen == [True]
 
 
-def test_a_callback_that_fails_says_that_the_checkpoint_is_whole(tmp_path: Path) -> None:
+def test_a_callback_that_fails_says_that_the_checkpoint_is_whole(directory: AnyPath) -> None:
     def callback() -> None:
         raise LookupError("no")
 
     context = waystation.Context()
     context.asynchronous.post_finalization_callback = callback
     with context:
-        response = waystation.save_async(tmp_path / "checkpoint", {"x": 1})
+        response = waystation.save_async(directory / "checkpoint", {"x": 1})
     with pytest.raises(LookupError) as caught:
         response.result()
     assert "is whole" in caught.value.__notes__[0]
-    assert waystation.load(tmp_path / "checkpoint") == {"x": 1}
+    assert waystation.load(directory / "checkpoint") == {"x": 1}
 
 
-def test_cancelling_stops_handlers(tmp_path: Path) -> None:
+def test_cancelling_stops_handlers(directory: AnyPath) -> None:
     begun = threading.Event()
 
     class Slow(CounterHandler):
@@ -249,17 +251,17 @@ def test_cancelling_stops_handlers(tmp_path: Path) -> None:
             return write()
 
     with with_handlers(Slow):
-        response = waystation.save_checkpointables_async(tmp_path / "checkpoint", {"counter": Counter()})
+        response = waystation.save_checkpointables_async(directory / "checkpoint", {"counter": Counter()})
     assert begun.wait(60)
     response.cancel()
     with pytest.raises(errors.Cancelled):
         response.result()
-    assert os.listdir(tmp_path) == []
+    assert names_in(directory) == []
 
 
-def test_states_are_safe_from_changes(tmp_path: Path) -> None:
+def test_states_are_safe_from_changes(directory: AnyPath) -> None:
     """What does not fit into the snapshot the caller waits for, of whatever state it is."""
-    path = tmp_path / "checkpoint"
+    path = directory / "checkpoint"
     context = waystation.Context()
     context.memory.snapshot_bytes = 4 << 20
     given = {name: state(seed) for seed, name in enumerate("abcd")}

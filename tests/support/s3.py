@@ -63,19 +63,29 @@ class Bucket:
         return context(self.endpoint, **given)
 
 
-def context(endpoint: str, *, deadline_s: float = HANG_S, **settings: str) -> waystation.Context:
+def context(endpoint: str, *, deadline_s: float = HANG_S, **own: str) -> waystation.Context:
     """Options by which the server at an address is reached."""
     made = waystation.Context()
     made.storage.deadline_s = deadline_s
-    made.storage.settings = {
+    made.storage.settings = {**settings(endpoint), **own}
+    return made
+
+
+def settings(endpoint: str) -> dict[str, str]:
+    """How the server at an address is reached; in capitals these are variables of the environment."""
+    return {
         "aws_endpoint": endpoint,
         "aws_allow_http": "true",
         "aws_region": "us-east-1",
         "aws_access_key_id": ACCESS_KEY,
         "aws_secret_access_key": SECRET_KEY,
-        **settings,
     }
-    return made
+
+
+def folder_of(location: str) -> Path:
+    """The directory in which the server of this process keeps what is at a location."""
+    _, directory = _server()
+    return directory / location.removeprefix("s3://")
 
 
 def bucket() -> Bucket:

@@ -6,14 +6,16 @@ import gc
 import logging
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.places import names_in, steps_in
 from tests.training.gates import Gate
 
+import waystation
 from waystation import errors
+from waystation.storage import AnyPath
 from waystation.training import Checkpointer, preservation_policies, save_decision_policies
 from waystation.training.in_flight import StepResponse
 
@@ -28,9 +30,9 @@ def steps_of(checkpointer: Checkpointer) -> list[int]:
     return [info.step for info in checkpointer.checkpoints]
 
 
-def test_several_saves_are_in_flight_and_only_commits_are_listed(tmp_path: Path) -> None:
+def test_several_saves_are_in_flight_and_only_commits_are_listed(directory: AnyPath) -> None:
     gates = [Gate() for _ in range(3)]
-    with Checkpointer(tmp_path, save_decision_policy=EVERY_STEP, max_saves_in_flight=3) as checkpointer:
+    with Checkpointer(directory, save_decision_policy=EVERY_STEP, max_saves_in_flight=3) as checkpointer:
         responses = []
         for step, gate in enumerate(gates):
             response = checkpointer.save_checkpointables_async(step, gated(step, gate))
@@ -50,11 +52,11 @@ def test_several_saves_are_in_flight_and_only_commits_are_listed(tmp_path: Path)
     assert steps_of(checkpointer) == [0, 1, 2]
 
 
-def test_what_is_being_saved_may_be_freed(tmp_path: Path) -> None:
+def test_what_is_being_saved_may_be_freed(directory: AnyPath) -> None:
     gate = Gate()
     array = np.arange(1000)
     held = weakref.ref(array)
-    with Checkpointer(tmp_path) as checkpointer:
+    with Checkpointer(directory) as checkpointer:
         checkpointer.save_checkpointables_async(0, {"state": {"a": array}, "gate": gate})
         del array
         gc.collect()
@@ -63,9 +65,9 @@ def test_what_is_being_saved_may_be_freed(tmp_path: Path) -> None:
     assert np.array_equal(checkpointer.load()["a"], np.arange(1000))
 
 
-def test_a_save_waits_until_there_is_room(tmp_path: Path) -> None:
+def test_a_save_waits_until_there_is_room(directory: AnyPath) -> None:
     first, second = Gate(), Gate()
-    with Checkpointer(tmp_path, save_decision_policy=EVERY_STEP) as checkpointer:
+    with Checkpointer(directory, save_decision_policy=EVERY_STEP) as checkpointer:
         checkpointer.save_checkpointables_async(0, gated(0, first))
         begun = threading.Event()
 
@@ -77,7 +79,7 @@ def test_a_save_waits_until_there_is_room(tmp_path: Path) -> None:
         thread.start()
         begun.wait(60)
         assert not second.began.is_set(), "one save at a time, unless more are asked for"
-        assert (tmp_path / "0").exists() is False
+        assert not waystation.is_checkpoint(directory / "0")
         first.open()
         thread.join()
         assert steps_of(checkpointer)[:1] == [0], "it waited for that"
@@ -85,24 +87,24 @@ def test_a_save_waits_until_there_is_room(tmp_path: Path) -> None:
     assert steps_of(checkpointer) == [0, 1]
 
 
-def test_collections_of_saves_that_end_out_of_order(tmp_path: Path) -> None:
+def test_collections_of_saves_that_end_out_of_order(directory: AnyPath) -> None:
     gates = [Gate() for _ in range(4)]
     policy = preservation_policies.LatestN(2)
     with Checkpointer(
-        tmp_path, save_decision_policy=EVERY_STEP, preservation_policy=policy, max_saves_in_flight=4
+        directory, save_decision_policy=EVERY_STEP, preservation_policy=policy, max_saves_in_flight=4
     ) as checkpointer:
         for step, gate in enumerate(gates):
             checkpointer.save_checkpointables_async(step, gated(step, gate))
         for gate in reversed(gates):
             gate.open()
     assert steps_of(checkpointer) == [2, 3]
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name.isdigit()) == ["2", "3"]
+    assert steps_in(directory) == ["2", "3"]
 
 
 @pytest.mark.parametrize("how", ["save", "save_async", "wait", "close", "delete", "reload"])
-def test_a_failure_is_raised_once_by_what_comes_next(tmp_path: Path, how: str) -> None:
+def test_a_failure_is_raised_once_by_what_comes_next(directory: AnyPath, how: str) -> None:
     gate = Gate(RuntimeError("the disk is on fire"))
-    checkpointer = Checkpointer(tmp_path, save_decision_policy=EVERY_STEP)
+    checkpointer = Checkpointer(directory, save_decision_policy=EVERY_STEP)
     checkpointer.save(0, {"a": 0})
     response = checkpointer.save_checkpointables_async(1, gated(1, gate))
     assert isinstance(response, StepResponse)
@@ -123,9 +125,9 @@ def test_a_failure_is_raised_once_by_what_comes_next(tmp_path: Path, how: str) -
     assert 1 not in steps_of(checkpointer)
 
 
-def test_a_failure_that_the_handle_has_told_is_not_raised_again(tmp_path: Path) -> None:
+def test_a_failure_that_the_handle_has_told_is_not_raised_again(directory: AnyPath) -> None:
     gate = Gate(RuntimeError("the disk is on fire"))
-    with Checkpointer(tmp_path, save_decision_policy=EVERY_STEP) as checkpointer:
+    with Checkpointer(directory, save_decision_policy=EVERY_STEP) as checkpointer:
         response = checkpointer.save_checkpointables_async(0, gated(0, gate))
         assert response is not None
         gate.open()
@@ -135,9 +137,9 @@ def test_a_failure_that_the_handle_has_told_is_not_raised_again(tmp_path: Path) 
         assert checkpointer.save(0, {"a": 0}), "the step is free again"
 
 
-def test_of_several_failures_the_first_is_raised_with_the_others_as_notes(tmp_path: Path) -> None:
+def test_of_several_failures_the_first_is_raised_with_the_others_as_notes(directory: AnyPath) -> None:
     gates = [Gate(RuntimeError(f"fire {number}")) for number in range(2)]
-    checkpointer = Checkpointer(tmp_path, save_decision_policy=EVERY_STEP, max_saves_in_flight=2)
+    checkpointer = Checkpointer(directory, save_decision_policy=EVERY_STEP, max_saves_in_flight=2)
     for step, gate in enumerate(gates):
         checkpointer.save_checkpointables_async(step, gated(step, gate))
         gate.open()
@@ -147,11 +149,11 @@ def test_of_several_failures_the_first_is_raised_with_the_others_as_notes(tmp_pa
     checkpointer.close()
 
 
-def test_an_error_of_the_program_is_not_hidden_by_that_of_a_save(tmp_path: Path) -> None:
+def test_an_error_of_the_program_is_not_hidden_by_that_of_a_save(directory: AnyPath) -> None:
     gate = Gate(RuntimeError("the disk is on fire"))
 
     def program() -> None:
-        with Checkpointer(tmp_path) as checkpointer:
+        with Checkpointer(directory) as checkpointer:
             checkpointer.save_checkpointables_async(0, gated(0, gate))
             gate.open()
             raise KeyError("the program's own")
@@ -161,9 +163,9 @@ def test_an_error_of_the_program_is_not_hidden_by_that_of_a_save(tmp_path: Path)
     assert any("the disk is on fire" in note for note in caught.value.__notes__)
 
 
-def test_a_cancelled_save_leaves_nothing(tmp_path: Path) -> None:
+def test_a_cancelled_save_leaves_nothing(directory: AnyPath) -> None:
     gate = Gate()
-    with Checkpointer(tmp_path, save_decision_policy=EVERY_STEP) as checkpointer:
+    with Checkpointer(directory, save_decision_policy=EVERY_STEP) as checkpointer:
         checkpointer.save(0, {"a": 0})
         response = checkpointer.save_checkpointables_async(1, gated(1, gate))
         assert response is not None
@@ -172,17 +174,17 @@ def test_a_cancelled_save_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(errors.Cancelled):
             response.result()
         assert steps_of(checkpointer) == [0]
-        assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []
+        assert names_in(directory) == ["0"]
         checkpointer.cancel(0)
         assert steps_of(checkpointer) == []
         assert checkpointer.save(1, {"a": 1})
 
 
 def test_a_policy_that_fails_does_not_lose_the_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    directory: AnyPath, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = preservation_policies.BestN(get_metric_fn=lambda found: found["missing"], n=1)
-    with Checkpointer(tmp_path, save_decision_policy=EVERY_STEP, preservation_policy=policy) as checkpointer:
+    with Checkpointer(directory, save_decision_policy=EVERY_STEP, preservation_policy=policy) as checkpointer:
         checkpointer.save(0, {"a": 0}, metrics={"loss": 1.0})
         with pytest.raises(errors.InvalidInput, match="KeyError: 'missing'"), caplog.at_level(logging.ERROR):
             checkpointer.save(1, {"a": 1}, metrics={"loss": 1.0})
@@ -190,11 +192,11 @@ def test_a_policy_that_fails_does_not_lose_the_checkpoint(
         assert checkpointer.load(1) == {"a": 1}
 
 
-def test_many_threads_save_load_and_look(tmp_path: Path) -> None:
+def test_many_threads_save_load_and_look(directory: AnyPath) -> None:
     failures: list[BaseException] = []
     policy = preservation_policies.LatestN(4)
     with Checkpointer(
-        tmp_path, save_decision_policy=EVERY_STEP, preservation_policy=policy, max_saves_in_flight=3
+        directory, save_decision_policy=EVERY_STEP, preservation_policy=policy, max_saves_in_flight=3
     ) as checkpointer:
         checkpointer.save(0, {"step": 0, "a": np.full(1000, 0)})
         done = threading.Event()

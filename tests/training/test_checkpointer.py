@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.support.places import names_in
 from tests.training.gates import Gate
 
 import waystation
 from waystation import errors
+from waystation.storage import AnyPath
 from waystation.training import (
     Checkpointer,
     CheckpointMetadata,
@@ -43,18 +44,18 @@ def steps_of(checkpointer: Checkpointer) -> list[int]:
     return [info.step for info in checkpointer.checkpoints]
 
 
-def test_a_new_directory_is_made_and_empty(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path / "a" / "b") as checkpointer:
-        assert checkpointer.directory == tmp_path / "a" / "b"
-        assert checkpointer.directory.is_dir()
+def test_a_new_directory_is_made_and_empty(directory: AnyPath) -> None:
+    with Checkpointer(directory / "a" / "b") as checkpointer:
+        assert checkpointer.directory == directory / "a" / "b"
+        assert not isinstance(directory, Path) or (directory / "a" / "b").is_dir()
         assert checkpointer.latest is None
         assert list(checkpointer.checkpoints) == []
         with pytest.raises(errors.StepNotFoundError, match="no checkpoint"):
             checkpointer.load()
 
 
-def test_steps_are_saved_and_loaded(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path, save_decision_policy=EVERY_STEP) as checkpointer:
+def test_steps_are_saved_and_loaded(directory: AnyPath) -> None:
+    with Checkpointer(directory, save_decision_policy=EVERY_STEP) as checkpointer:
         assert checkpointer.save(0, state(0))
         response = checkpointer.save_async(1, state(1))
         assert response is not None
@@ -66,16 +67,16 @@ def test_steps_are_saved_and_loaded(tmp_path: Path) -> None:
         abstract = jax.tree.map(lambda leaf: leaf, checkpointer.metadata(1).metadata)
         assert seed_of(checkpointer.load(1, abstract)) == 1
         assert seed_of(checkpointer.load(1, checkpointer.metadata(0))) == 1
-    with Checkpointer(tmp_path) as again:
+    with Checkpointer(directory) as again:
         assert steps_of(again) == [0, 1]
         assert seed_of(again.load_async().result()) == 1
-        assert seed_of(waystation.load(tmp_path / "0")) == 0
+        assert seed_of(waystation.load(directory / "0")) == 0
 
 
-def test_what_is_loaded_in_the_background_sees_the_options_of_the_call(tmp_path: Path) -> None:
+def test_what_is_loaded_in_the_background_sees_the_options_of_the_call(directory: AnyPath) -> None:
     context = waystation.Context()
     context.array.loading.restore_on_host = True
-    with Checkpointer(tmp_path) as checkpointer:
+    with Checkpointer(directory) as checkpointer:
         checkpointer.save(0, state(0))
         with context:
             loading = checkpointer.load_async(0)
@@ -83,8 +84,8 @@ def test_what_is_loaded_in_the_background_sees_the_options_of_the_call(tmp_path:
         assert isinstance(checkpointer.load_async(0).result()["weights"], jax.Array)
 
 
-def test_checkpointables_are_saved_and_loaded_by_name(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
+def test_checkpointables_are_saved_and_loaded_by_name(directory: AnyPath) -> None:
+    with Checkpointer(directory) as checkpointer:
         checkpointer.save_checkpointables(
             0, {"state": state(0), "dataset": {"position": 17}}, metrics={"loss": 1.5}
         )
@@ -100,16 +101,16 @@ def test_checkpointables_are_saved_and_loaded_by_name(tmp_path: Path) -> None:
         assert seed_of(checkpointer.load(0, checkpointable_name="state")) == 0
 
 
-def test_metadata_and_metrics_outlive_the_program(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
+def test_metadata_and_metrics_outlive_the_program(directory: AnyPath) -> None:
+    with Checkpointer(directory) as checkpointer:
         checkpointer.save(3, state(3), metrics={"loss": 0.5}, custom_metadata={"commit": "1f3c9a"})
         before = checkpointer.metadata(3)
         assert checkpointer.latest is not None
         assert checkpointer.latest.metrics == {"loss": 0.5}
-    with Checkpointer(tmp_path) as again:
+    with Checkpointer(directory) as again:
         after = again.metadata()
         assert isinstance(after, CheckpointMetadata)
-        assert (after.step, after.path, after.metrics) == (3, tmp_path / "3", {"loss": 0.5})
+        assert (after.step, after.path, after.metrics) == (3, directory / "3", {"loss": 0.5})
         assert after.custom_metadata == {"commit": "1f3c9a"}
         assert after.metadata.keys() == {"weights", "host", "step"}
         assert after.init_timestamp_nsecs is not None
@@ -145,9 +146,9 @@ def test_metrics_and_json_may_hold_no_numbers(tmp_path: Path, use_ocdbt: bool | 
         assert parsed["loss"] == ({"waystation.float": "nan"} if use_ocdbt is None else "not JSON: NaN")
 
 
-def test_the_policy_decides_unless_forced(tmp_path: Path) -> None:
+def test_the_policy_decides_unless_forced(directory: AnyPath) -> None:
     policy = save_decision_policies.FixedIntervalPolicy(2)
-    with Checkpointer(tmp_path, save_decision_policy=policy) as checkpointer:
+    with Checkpointer(directory, save_decision_policy=policy) as checkpointer:
         assert [checkpointer.should_save(step) for step in range(3)] == [True, False, True]
         assert [checkpointer.save(step, state(step)) for step in range(4)] == [True, False, True, False]
         assert checkpointer.save_async(5, state(5)) is None
@@ -156,8 +157,8 @@ def test_the_policy_decides_unless_forced(tmp_path: Path) -> None:
         assert not checkpointer.should_save(4), "a later step has a checkpoint"
 
 
-def test_a_step_is_saved_once_unless_told_to_overwrite(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
+def test_a_step_is_saved_once_unless_told_to_overwrite(directory: AnyPath) -> None:
+    with Checkpointer(directory) as checkpointer:
         checkpointer.save(0, state(0))
         with pytest.raises(errors.StepAlreadyExistsError, match="overwrite=True") as caught:
             checkpointer.save(0, state(9))
@@ -169,9 +170,9 @@ def test_a_step_is_saved_once_unless_told_to_overwrite(tmp_path: Path) -> None:
         assert steps_of(checkpointer) == [0]
 
 
-def test_an_overwrite_that_the_policy_refuses_leaves_what_is_there(tmp_path: Path) -> None:
+def test_an_overwrite_that_the_policy_refuses_leaves_what_is_there(directory: AnyPath) -> None:
     with Checkpointer(
-        tmp_path, save_decision_policy=save_decision_policies.SpecificStepsPolicy([0])
+        directory, save_decision_policy=save_decision_policies.SpecificStepsPolicy([0])
     ) as checkpointer:
         checkpointer.save(0, state(0))
         checkpointer.save(1, state(1), force=True)
@@ -179,55 +180,55 @@ def test_an_overwrite_that_the_policy_refuses_leaves_what_is_there(tmp_path: Pat
         assert seed_of(checkpointer.load(1)) == 1
 
 
-def test_names_follow_the_format(tmp_path: Path) -> None:
+def test_names_follow_the_format(directory: AnyPath) -> None:
     padded = standard_name_format(step_prefix="step", step_format_fixed_length=6)
-    with Checkpointer(tmp_path, step_name_format=padded) as checkpointer:
+    with Checkpointer(directory, step_name_format=padded) as checkpointer:
         checkpointer.save(12, state(12))
-        assert (tmp_path / "step_000012").is_dir()
+        assert names_in(directory) == ["step_000012"]
     both = composite_name_format(standard_name_format(), [standard_name_format(), padded])
-    with Checkpointer(tmp_path, step_name_format=both) as again:
+    with Checkpointer(directory, step_name_format=both) as again:
         assert seed_of(again.load(12)) == 12
         again.save(13, state(13))
-        assert (tmp_path / "13").is_dir()
+        assert names_in(directory) == ["13", "step_000012"]
         assert steps_of(again) == [12, 13]
         assert again.delete(12)
-        assert not (tmp_path / "step_000012").exists()
+        assert names_in(directory) == ["13"]
 
 
-def test_a_step_that_is_still_being_saved_is_deleted_once_it_is_there(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
+def test_a_step_that_is_still_being_saved_is_deleted_once_it_is_there(directory: AnyPath) -> None:
+    with Checkpointer(directory) as checkpointer:
         checkpointer.save_async(1, {"x": np.zeros(10_000_000)})
         assert checkpointer.delete(1)
         checkpointer.save_async(2, {"x": np.zeros(10_000_000)})
         assert checkpointer.delete_async(2).result()
-        assert (list(checkpointer.checkpoints), os.listdir(tmp_path)) == ([], [])
+        assert (list(checkpointer.checkpoints), names_in(directory)) == ([], [])
 
 
-def test_a_step_is_deleted_whole_or_in_part(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
+def test_a_step_is_deleted_whole_or_in_part(directory: AnyPath) -> None:
+    with Checkpointer(directory) as checkpointer:
         checkpointer.save_checkpointables(0, {"state": state(0), "dataset": {"position": 1}})
         checkpointer.save(1, state(1))
         assert checkpointer.delete(0, checkpointable_name="dataset")
         assert checkpointer.load_checkpointables(0).keys() == {"state"}
         assert checkpointer.delete_async(0).result()
         assert steps_of(checkpointer) == [1]
-        assert not (tmp_path / "0").exists()
+        assert names_in(directory) == ["1"]
         assert not checkpointer.delete(0, missing_ok=True)
         with pytest.raises(FileNotFoundError):
             checkpointer.delete(0)
 
 
 @pytest.mark.parametrize("step", ["1", 1.5, None, True])
-def test_a_step_is_an_integer(tmp_path: Path, step: Any) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
+def test_a_step_is_an_integer(directory: AnyPath, step: Any) -> None:
+    with Checkpointer(directory) as checkpointer:
         with pytest.raises(TypeError):
             checkpointer.delete(step)
         with pytest.raises(TypeError):
             checkpointer.save(step, state(0))
 
 
-def test_a_step_may_be_an_array_but_not_negative(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
+def test_a_step_may_be_an_array_but_not_negative(directory: AnyPath) -> None:
+    with Checkpointer(directory) as checkpointer:
         assert checkpointer.save(jnp.int32(2), state(2))  # type: ignore[arg-type]
         assert checkpointer.save(np.int64(3), state(3))  # type: ignore[arg-type]
         assert steps_of(checkpointer) == [2, 3]
@@ -235,44 +236,44 @@ def test_a_step_may_be_an_array_but_not_negative(tmp_path: Path) -> None:
             checkpointer.save(-1, state(0))
 
 
-def test_changes_of_others_are_seen_after_a_reload(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
+def test_changes_of_others_are_seen_after_a_reload(directory: AnyPath) -> None:
+    with Checkpointer(directory) as checkpointer:
         checkpointer.save(0, state(0))
         checkpointer.save(1, state(1))
-        waystation.delete(tmp_path / "1")
-        waystation.save(tmp_path / "7", state(7))
+        waystation.delete(directory / "1")
+        waystation.save(directory / "7", state(7))
         assert steps_of(checkpointer) == [0, 1]
         checkpointer.reload()
         assert steps_of(checkpointer) == [0, 7]
 
 
-def test_a_step_that_another_program_has_removed_is_passed_over(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
+def test_a_step_that_another_program_has_removed_is_passed_over(directory: AnyPath) -> None:
+    with Checkpointer(directory) as checkpointer:
         checkpointer.save(0, state(0))
         checkpointer.save(1, state(1))
-        waystation.delete(tmp_path / "1")
+        waystation.delete(directory / "1")
         assert seed_of(checkpointer.load()) == 0
         with pytest.raises(errors.StepNotFoundError, match="the last ones are: 0"):
             checkpointer.load(1)
 
 
-def test_root_metadata_is_written_once(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path, custom_metadata={"model": "small"}):
+def test_root_metadata_is_written_once(directory: AnyPath) -> None:
+    with Checkpointer(directory, custom_metadata={"model": "small"}):
         pass
-    with Checkpointer(tmp_path, custom_metadata={"model": "large"}) as again:
+    with Checkpointer(directory, custom_metadata={"model": "large"}) as again:
         found = again.root_metadata()
         assert isinstance(found, RootMetadata)
-        assert (found.directory, found.custom_metadata) == (tmp_path, {"model": "small"})
+        assert (found.directory, found.custom_metadata) == (directory, {"model": "small"})
     with pytest.raises(errors.InvalidInput, match="custom_metadata"):
-        Checkpointer(tmp_path / "other", custom_metadata={"model": object()})
+        Checkpointer(directory / "other", custom_metadata={"model": object()})
 
 
-def test_without_records_everything_is_there_but_times_and_metrics(tmp_path: Path) -> None:
+def test_without_records_everything_is_there_but_times_and_metrics(directory: AnyPath) -> None:
     policy = preservation_policies.BestN(get_metric_fn=lambda found: found["score"], n=2)
-    with Checkpointer(tmp_path) as checkpointer:
+    with Checkpointer(directory) as checkpointer:
         for step, score in enumerate([5, 1, 4, 2]):
             checkpointer.save(step, state(step), metrics={"score": score})
-    with Checkpointer(tmp_path, lightweight_initialize=True, preservation_policy=policy) as light:
+    with Checkpointer(directory, lightweight_initialize=True, preservation_policy=policy) as light:
         assert steps_of(light) == [0, 1, 2, 3]
         assert light.latest is not None
         assert (light.latest.metrics, light.latest.commit_timestamp_nsecs) == (None, None)
@@ -281,21 +282,21 @@ def test_without_records_everything_is_there_but_times_and_metrics(tmp_path: Pat
         assert steps_of(light) == [0, 2], "the policy was shown the metrics"
 
 
-def test_the_context_around_a_call_comes_first(tmp_path: Path) -> None:
+def test_the_context_around_a_call_comes_first(directory: AnyPath) -> None:
     own, other = waystation.Context(), waystation.Context()
     own.array.saving.storage_options.dtype = "bfloat16"
-    with Checkpointer(tmp_path, context=own) as checkpointer:
+    with Checkpointer(directory, context=own) as checkpointer:
         checkpointer.save(0, {"a": jnp.ones(3)})
         with other:
             checkpointer.save(1, {"a": jnp.ones(3)})
         assert [str(checkpointer.load(step)["a"].dtype) for step in (0, 1)] == ["bfloat16", "float32"]
 
 
-def test_the_context_of_the_making_is_kept(tmp_path: Path) -> None:
+def test_the_context_of_the_making_is_kept(directory: AnyPath) -> None:
     context = waystation.Context()
     context.array.saving.storage_options.dtype = "bfloat16"
     with context:
-        checkpointer = Checkpointer(tmp_path)
+        checkpointer = Checkpointer(directory)
     with checkpointer:
         checkpointer.save(0, {"a": jnp.ones(3)})
         assert str(checkpointer.load(0)["a"].dtype) == "bfloat16"
@@ -313,8 +314,8 @@ def test_leftovers_are_cleaned_up_only_if_asked_for(tmp_path: Path) -> None:
     assert unknown.exists(), "of another system, so nothing proves that its process is gone"
 
 
-def test_a_closed_checkpointer_begins_nothing(tmp_path: Path) -> None:
-    checkpointer = Checkpointer(tmp_path)
+def test_a_closed_checkpointer_begins_nothing(directory: AnyPath) -> None:
+    checkpointer = Checkpointer(directory)
     checkpointer.save(0, state(0))
     checkpointer.close()
     checkpointer.close()
@@ -323,22 +324,22 @@ def test_a_closed_checkpointer_begins_nothing(tmp_path: Path) -> None:
         checkpointer.save(1, state(1))
 
 
-def test_the_logger_is_told(tmp_path: Path) -> None:
+def test_the_logger_is_told(directory: AnyPath) -> None:
     entries: list[dict[str, Any]] = []
 
     class Logger:
         def log_entry(self, msg: Any, *args: Any, **kwargs: Any) -> None:
             entries.append(msg)
 
-    with Checkpointer(tmp_path, logger=Logger()) as checkpointer:
+    with Checkpointer(directory, logger=Logger()) as checkpointer:
         checkpointer.save(0, state(0))
         checkpointer.load()
     assert [(entry["event_type"], entry["step"]) for entry in entries] == [("save", 0), ("restore", 0)]
     assert all(entry["blocking_s"] >= 0 for entry in entries)
 
 
-def test_older_names_say_that_they_are(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
+def test_older_names_say_that_they_are(directory: AnyPath) -> None:
+    with Checkpointer(directory) as checkpointer:
         with pytest.warns(DeprecationWarning, match="use save"):
             assert checkpointer.save_pytree(0, state(0))
         with pytest.warns(DeprecationWarning, match="use load"):
@@ -347,8 +348,8 @@ def test_older_names_say_that_they_are(tmp_path: Path) -> None:
             assert checkpointer.pytree_metadata(0).step == 0
 
 
-def test_a_save_of_what_cannot_be_saved_changes_nothing(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path) as checkpointer:
+def test_a_save_of_what_cannot_be_saved_changes_nothing(directory: AnyPath) -> None:
+    with Checkpointer(directory) as checkpointer:
         with pytest.raises(errors.Unsupported):
             checkpointer.save(0, {"a": object()})
         with pytest.raises(errors.InvalidInput, match="metrics"):
@@ -358,9 +359,9 @@ def test_a_save_of_what_cannot_be_saved_changes_nothing(tmp_path: Path) -> None:
         assert checkpointer.save(0, state(0))
 
 
-def test_a_save_is_in_progress_until_it_has_ended(tmp_path: Path) -> None:
+def test_a_save_is_in_progress_until_it_has_ended(directory: AnyPath) -> None:
     gate = Gate()
-    with Checkpointer(tmp_path) as checkpointer:
+    with Checkpointer(directory) as checkpointer:
         response = checkpointer.save_checkpointables_async(0, {"state": state(0), "gate": gate})
         assert response is not None
         assert checkpointer.is_saving_in_progress()

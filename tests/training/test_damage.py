@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.places import on_this_machine, part_of
 
 import waystation
 from waystation import errors
+from waystation.storage import AnyPath
 from waystation.training import Checkpointer, preservation_policies, save_decision_policies
 from waystation.training.errors import DamagedCheckpointWarning
 
@@ -25,7 +27,7 @@ def state(step: int) -> dict[str, Any]:
     return {"a": np.full(100_000, step, np.int32), "step": step}
 
 
-def save_steps(root: Path, *steps: int) -> None:
+def save_steps(root: AnyPath, *steps: int) -> None:
     with Checkpointer(root, save_decision_policy=EVERY_STEP) as checkpointer:
         for step in steps:
             checkpointer.save(step, state(step))
@@ -38,41 +40,41 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(content)
 
 
-def damage_data(step: Path) -> None:
-    (file,) = (step / "state").glob("*.safetensors")
+def damage_data(step: AnyPath) -> None:
+    (file,) = part_of(step).glob("*.safetensors")
     flip(file, -1000)
 
 
-def lose_data(step: Path) -> None:
-    (file,) = (step / "state").glob("*.safetensors")
+def lose_data(step: AnyPath) -> None:
+    (file,) = part_of(step).glob("*.safetensors")
     file.unlink()
 
 
-def cut_data(step: Path) -> None:
-    (file,) = (step / "state").glob("*.safetensors")
+def cut_data(step: AnyPath) -> None:
+    (file,) = part_of(step).glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:5000])
 
 
-def damage_tree(step: Path) -> None:
-    flip(step / "state" / "tree.json", 20)
+def damage_tree(step: AnyPath) -> None:
+    flip(part_of(step) / "tree.json", 20)
 
 
-def lose_tables(step: Path) -> None:
-    (step / "state" / "chunks.bin").unlink()
+def lose_tables(step: AnyPath) -> None:
+    (part_of(step) / "chunks.bin").unlink()
 
 
-def lose_record(step: Path) -> None:
-    (step / "state" / "record.json").unlink()
+def lose_record(step: AnyPath) -> None:
+    (part_of(step) / "record.json").unlink()
 
 
-def replace_tree(step: Path) -> None:
-    (step / "state" / "tree.json").unlink()
-    (step / "state" / "tree.json").mkdir()
+def replace_tree(step: AnyPath) -> None:
+    (part_of(step) / "tree.json").unlink()
+    (part_of(step) / "tree.json").mkdir()
 
 
-def replace_record(step: Path) -> None:
-    (step / "state" / "record.json").unlink()
-    (step / "state" / "record.json").mkdir()
+def replace_record(step: AnyPath) -> None:
+    (part_of(step) / "record.json").unlink()
+    (part_of(step) / "record.json").mkdir()
 
 
 DAMAGES = [
@@ -82,11 +84,11 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_the_newest_whole_step_is_loaded(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    save_steps(tmp_path, 1, 2, 3, 4)
+def test_the_newest_whole_step_is_loaded(directory: AnyPath, damage: Callable[[AnyPath], None]) -> None:
+    save_steps(directory, 1, 2, 3, 4)
     for step in (3, 4):
-        damage(tmp_path / str(step))
-    with Checkpointer(tmp_path, save_decision_policy=EVERY_STEP) as checkpointer:
+        damage(directory / str(step))
+    with Checkpointer(directory, save_decision_policy=EVERY_STEP) as checkpointer:
         with pytest.warns(DamagedCheckpointWarning, match=r"step 4 \('4'\), step 3 \('3'\)"):
             loaded = checkpointer.load()
         assert loaded["step"] == 2
@@ -103,14 +105,14 @@ def test_the_newest_whole_step_is_loaded(tmp_path: Path, damage: Callable[[Path]
         assert checkpointer.save(4, state(4))
         assert checkpointer.damaged == []
         assert (checkpointer.load()["a"] == 4).all()
-    assert waystation.verify(tmp_path / "4").damages == []
+    assert waystation.verify(directory / "4").damages == []
 
 
-def test_a_damaged_record_is_found_on_opening(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1, 2)
-    flip(tmp_path / "2" / "checkpoint.json", 30)
+def test_a_damaged_record_is_found_on_opening(directory: AnyPath) -> None:
+    save_steps(directory, 1, 2)
+    flip(on_this_machine(directory / "2") / "checkpoint.json", 30)
     with pytest.warns(DamagedCheckpointWarning, match=r"step 2 \('2'\)") as caught:
-        checkpointer = Checkpointer(tmp_path, save_decision_policy=EVERY_STEP)
+        checkpointer = Checkpointer(directory, save_decision_policy=EVERY_STEP)
     assert caught[0].filename == __file__
     with checkpointer:
         assert checkpointer.latest is not None
@@ -120,44 +122,44 @@ def test_a_damaged_record_is_found_on_opening(tmp_path: Path) -> None:
         assert checkpointer.load()["step"] == 2
 
 
-def test_damage_is_found_in_the_background_too(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1, 2)
-    damage_data(tmp_path / "2")
-    with Checkpointer(tmp_path) as checkpointer, pytest.warns(DamagedCheckpointWarning, match="step 2"):
+def test_damage_is_found_in_the_background_too(directory: AnyPath) -> None:
+    save_steps(directory, 1, 2)
+    damage_data(directory / "2")
+    with Checkpointer(directory) as checkpointer, pytest.warns(DamagedCheckpointWarning, match="step 2"):
         assert checkpointer.load_async().result()["step"] == 1
 
 
-def test_the_warning_points_at_the_program(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1, 2)
-    damage_data(tmp_path / "2")
-    with Checkpointer(tmp_path) as checkpointer, pytest.warns(DamagedCheckpointWarning) as caught:
+def test_the_warning_points_at_the_program(directory: AnyPath) -> None:
+    save_steps(directory, 1, 2)
+    damage_data(directory / "2")
+    with Checkpointer(directory) as checkpointer, pytest.warns(DamagedCheckpointWarning) as caught:
         checkpointer.load()
     assert caught[0].filename == __file__
 
 
-def test_metadata_passes_over_what_cannot_be_opened(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1, 2)
-    damage_tree(tmp_path / "2")
-    with Checkpointer(tmp_path) as checkpointer:
+def test_metadata_passes_over_what_cannot_be_opened(directory: AnyPath) -> None:
+    save_steps(directory, 1, 2)
+    damage_tree(directory / "2")
+    with Checkpointer(directory) as checkpointer:
         with pytest.warns(DamagedCheckpointWarning, match="step 2"):
             assert checkpointer.metadata().step == 1
         with pytest.raises(errors.Corrupt):
             checkpointer.metadata(2)
 
 
-def test_where_nothing_is_whole_that_is_said(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1, 2)
+def test_where_nothing_is_whole_that_is_said(directory: AnyPath) -> None:
+    save_steps(directory, 1, 2)
     for step in (1, 2):
-        damage_data(tmp_path / str(step))
-    with Checkpointer(tmp_path) as checkpointer:
+        damage_data(directory / str(step))
+    with Checkpointer(directory) as checkpointer:
         for _ in range(2):
             with pytest.raises(errors.Corrupt, match=r"every checkpoint .* is damaged: step 1 .*, step 2 "):
                 checkpointer.load()
 
 
-def test_a_wrong_call_is_no_damage(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1, 2)
-    with Checkpointer(tmp_path) as checkpointer, warnings.catch_warnings():
+def test_a_wrong_call_is_no_damage(directory: AnyPath) -> None:
+    save_steps(directory, 1, 2)
+    with Checkpointer(directory) as checkpointer, warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(errors.StructureMismatch):
             checkpointer.load(None, {"b": np.zeros(3)})
@@ -167,11 +169,11 @@ def test_a_wrong_call_is_no_damage(tmp_path: Path) -> None:
         assert checkpointer.latest.step == 2
 
 
-def test_the_only_good_step_is_not_collected(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1, 2, 3)
-    lose_record(tmp_path / "3")
+def test_the_only_good_step_is_not_collected(directory: AnyPath) -> None:
+    save_steps(directory, 1, 2, 3)
+    lose_record(directory / "3")
     policy = preservation_policies.CustomSteps([3])
-    with Checkpointer(tmp_path, preservation_policy=policy, save_decision_policy=EVERY_STEP) as checkpointer:
+    with Checkpointer(directory, preservation_policy=policy, save_decision_policy=EVERY_STEP) as checkpointer:
         assert [info.step for info in checkpointer.checkpoints] == [1, 2, 3], "nothing has looked into it yet"
         checkpointer.save(4, state(4))
         assert [info.step for info in checkpointer.checkpoints] == [3, 4], "what the policy keeps is damaged"

@@ -13,6 +13,7 @@ from tests.training import oracle
 
 import waystation
 from waystation import errors
+from waystation.storage import AnyPath
 from waystation.training.step_names import composite_name_format, standard_name_format
 
 theirs = oracle.ocp.path.step
@@ -54,13 +55,13 @@ def test_the_same_directories_are_found(directories: Path, prefix: str | None, l
     assert found or length == 1, "or nothing was compared"
 
 
-def test_a_step_is_found_with_its_times(tmp_path: Path) -> None:
+def test_a_step_is_found_with_its_times(directory: AnyPath) -> None:
     name_format = standard_name_format(step_prefix="step", step_format_fixed_length=4)
-    waystation.save(tmp_path / "step_0012", {"a": np.zeros(1)}, custom_metadata={"x": 1})
-    found = name_format.find_step(tmp_path, 12)
-    assert (found.step, found.path, found.custom_metadata) == (12, tmp_path / "step_0012", {"x": 1})
-    assert found.commit_timestamp_nsecs == waystation.metadata(tmp_path / "step_0012").commit_timestamp_ns
-    assert [info.step for info in name_format.find_all(tmp_path)] == [12]
+    waystation.save(directory / "step_0012", {"a": np.zeros(1)}, custom_metadata={"x": 1})
+    found = name_format.find_step(directory, 12)
+    assert (found.step, found.path, found.custom_metadata) == (12, directory / "step_0012", {"x": 1})
+    assert found.commit_timestamp_nsecs == waystation.metadata(directory / "step_0012").commit_timestamp_ns
+    assert [info.step for info in name_format.find_all(directory)] == [12]
 
 
 def test_what_is_not_there_is_the_error_that_it_is_in_orbax(tmp_path: Path) -> None:
@@ -78,16 +79,16 @@ def test_what_was_not_committed_is_not_found(tmp_path: Path) -> None:
     assert list(standard_name_format().find_all(tmp_path)) == []
 
 
-def test_several_formats_find_and_one_names(tmp_path: Path) -> None:
+def test_several_formats_find_and_one_names(directory: AnyPath) -> None:
     plain, padded = standard_name_format(), standard_name_format(step_format_fixed_length=6)
-    waystation.save(tmp_path / "3", {"a": np.zeros(1)})
-    waystation.save(tmp_path / "000007", {"a": np.zeros(1)})
+    waystation.save(directory / "3", {"a": np.zeros(1)})
+    waystation.save(directory / "000007", {"a": np.zeros(1)})
     both = composite_name_format(padded, [padded, plain])
     assert both.build_name(9) == "000009"
-    assert {info.path.name for info in both.find_all(tmp_path)} == {"3", "000007"}
-    assert both.find_step(tmp_path, 3).path.name == "3"
+    assert {info.path.name for info in both.find_all(directory)} == {"3", "000007"}
+    assert both.find_step(directory, 3).path.name == "3"
     with pytest.raises(ValueError, match=r"'000008'.*'8'"):
-        both.find_step(tmp_path, 8)
+        both.find_step(directory, 8)
 
 
 def test_the_format_that_names_has_to_be_one_that_finds() -> None:

@@ -16,7 +16,7 @@ from waystation._errors import (
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import local_storage, opening
 from waystation.checkpoint.handlers.choice import METRICS
-from waystation.checkpoint.paths import PathLike, locate
+from waystation.checkpoint.paths import PathLike, is_absent, locate
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.sessions import open_session
 from waystation.layouts.native import commit
@@ -133,7 +133,7 @@ class _Deletion:
     def _look(self) -> bytes:
         """Finds out whether it is there; refuses what must not be deleted."""
         found = storage.status(self.target, follow_links=False)
-        if found is None:
+        if found is None or is_absent(self.target):
             return _ABSENT
         if found.kind == "link":
             raise InvalidInput(

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from waystation import storage
 from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation.checkpoint import broadcast, fill, local_storage, opening, published, wanted
@@ -40,6 +41,7 @@ from waystation.frameworks.participation import participation
 from waystation.layouts.native import handler_files
 from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.opened import Opened
+from waystation.storage.scratch import ScratchDirectory
 from waystation.transfers.handle import AsyncResponse, Progress
 from waystation.tree import unflatten
 
@@ -91,6 +93,7 @@ class Loading:
         self._states: dict[str, _State] = {}
         self._decisions: list[bytes] = []
         self._calls: HandlerCalls | None = None
+        self._scratch = ScratchDirectory()  # of files that handlers read, where no file system has them
         what = "load from local storage" if self._is_local else f"load '{target}'"
         self._session = Rounds(open_session(what, options), self._was_replaced)
         self._ticket = Ticket()
@@ -160,7 +163,9 @@ class Loading:
         """Lets go of what an attempt has made."""
         if self._calls is not None:
             self._calls.close()
+        self._scratch.remove()
         self._held = self._calls = None
+        self._scratch = ScratchDirectory()
         self._is_begun = self._is_settled = False
         self._states, self._decisions = {}, []
 
@@ -326,17 +331,23 @@ class Loading:
         """Verifies the files of handlers, each file in one process, and has the handlers begin."""
         if not handled:
             return
-        if self._options.array.loading.verify is not False:
-            for _, stored in handled.values():
-                share = self._own_share(sorted(stored.files))
-                handler_files.verify(stored.directory, stored.files, share, stored.root)
+        directories = {name: self._given_files(stored) for name, (_, stored) in handled.items()}
         self._calls = HandlerCalls("load")
         path_class = self._options.file.path_class
 
         def call(handler: Any, stored: Stored) -> Callable[[], Any]:
-            return lambda: handler.load(path_class(stored.directory), asked[stored.name])
+            return lambda: handler.load(path_class(directories[stored.name]), asked[stored.name])
 
         self._calls.begin({name: call(*pair) for name, pair in handled.items()})
+
+    def _given_files(self, stored: Stored) -> str:
+        """The directory that a handler is given, whose files are verified."""
+        if storage.is_in_store(stored.directory):
+            return stored.downloaded(self._scratch, self._options)
+        if self._options.array.loading.verify is not False:
+            share = self._own_share(sorted(stored.files))
+            handler_files.verify(stored.directory, stored.files, share, stored.root)
+        return stored.directory
 
     def _own_share(self, files: Sequence[str]) -> Sequence[str]:
         """The files that this process verifies."""

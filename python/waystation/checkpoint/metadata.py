@@ -8,6 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from waystation import storage
 from waystation._errors import WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import opening
@@ -19,6 +20,7 @@ from waystation.checkpoint.published import abstract_model, require_checkpointab
 from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored, state_name
 from waystation.layouts.native.records import LocalPart
+from waystation.storage.scratch import ScratchDirectory
 from waystation.tree import flatten, format_key_path
 
 _log = logging.getLogger("waystation")
@@ -182,12 +184,15 @@ def _describe(stored: Stored, held: Held) -> Any:
     handler = choice.loader(registry, stored.name, None, stored.handler, is_state=is_state)
     if handler is None:
         return abstract_state(opening.require_state(stored, stored.directory))
-    directory = options.file.path_class(stored.directory)
-    calls = HandlerCalls("read the metadata of")
+    scratch, calls = ScratchDirectory(), HandlerCalls("read the metadata of")
     try:
+        is_remote = storage.is_in_store(stored.directory)
+        place = stored.downloaded(scratch, options) if is_remote else stored.directory
+        directory = options.file.path_class(place)
         described = calls.ask({stored.name: lambda: handler.metadata(directory)})[stored.name]
     finally:
         calls.close()
+        scratch.remove()
     held.require_current()  # handlers go by paths, which may have led to another version
     return described
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from waystation.checkpoint.saving import Layout, Ranges, Save, undone_on_error
 from waystation.layouts.native import commit, handler_files, names, orphans
 from waystation.layouts.native.in_store import StoreAttempt
 from waystation.layouts.native.merge import Part
-from waystation.layouts.native.records import CheckpointRecord, LocalPart
+from waystation.layouts.native.records import CheckpointableRecord, CheckpointRecord, LocalPart
 from waystation.layouts.native.write import (
     Handled,
     Observer,
@@ -186,10 +186,16 @@ class NativeLayout(CutStates):
         handled = [Handled(name, handler, callers) for name, handler in save.handler_names.items()]
         write_metadata(attempt, states, group, _record(save, local), handled)
 
-    def complete_in_store(self, save: Save, attempt: StoreAttempt, told: Sequence[bytes]) -> CheckpointRecord:
+    def complete_in_store(
+        self,
+        save: Save,
+        attempt: StoreAttempt,
+        told: Sequence[bytes],
+        handled: Mapping[str, CheckpointableRecord],
+    ) -> CheckpointRecord:
         """Makes what has been written a checkpoint, but for the record, which this returns."""
         states = self._written(save, attempt.path, told)
-        return write_metadata_to_store(attempt, states, _record(save))
+        return write_metadata_to_store(attempt, states, _record(save), handled)
 
     def _written(
         self, save: Save, path: str, told: Sequence[bytes], local: LocalPart | None = None

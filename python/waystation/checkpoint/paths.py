@@ -24,7 +24,7 @@ from waystation._errors import (
     WaystationError,
     WrongType,
 )
-from waystation.layouts.native import names
+from waystation.layouts.native import in_store, names
 from waystation.layouts.native.commit import has_record
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax import names as orbax_names
@@ -87,6 +87,13 @@ def is_checkpoint(path: PathLike) -> bool:
     data is not verified)."""
     target = resolved_or_none(path)
     return target is not None and layout_at(target) is not None
+
+
+def is_absent(target: PathLike) -> bool:
+    """Whether nothing is at a path; in a store, but for what attempts and readers have there."""
+    if storage.is_in_store(target):
+        return in_store.is_vacant(os.fspath(target))
+    return not storage.is_there(target)
 
 
 def layout_at(target: str) -> Layout | None:
@@ -177,12 +184,12 @@ def check_destination(
         target: Where the save goes.
         overwrite: Whether it is to replace a checkpoint.
         on_set_aside: If given, what is there and is no checkpoint is renamed, as it may be somebody's data;
-            called with its new path.
+            called with its new path. Without renames it stays where it is, and is in nobody's way.
     """
     if storage.names.attempt_target(os.path.basename(target)) is not None:
         raise InvalidInput(f"'{target}' is the name of an unfinished attempt; choose another", path=target)
     if storage.of(target).renames is None:
-        _check_room_in_store(target, overwrite=overwrite)
+        _check_room_in_store(target, overwrite=overwrite, is_shared=on_set_aside is not None)
         return
     _check_outside(target)
     for _ in range(MOST_ATTEMPTS):
@@ -193,18 +200,18 @@ def check_destination(
     _check_writable(os.path.dirname(target))
 
 
-def _check_room_in_store(target: str, *, overwrite: bool) -> None:
+def _check_room_in_store(target: str, *, overwrite: bool, is_shared: bool) -> None:
     """`check_destination` for a storage without renames, where a listing tells all that can be told
     beforehand.
 
-    What a killed save has left is not in the way. A path inside a checkpoint is no worse than others there:
-    who deletes that one removes its own data only.
+    What a killed save or a reader has left is not in the way. A path inside a checkpoint is no worse than
+    others there: who deletes that one removes its own data only.
     """
     present = {entry.name for entry in storage.entries_or_none(target)}
     if names.RECORD in present:
         if not overwrite:
             raise _exists(target)
-    elif not all(map(names.is_of_attempt, present)):
+    elif not is_shared and not all(map(names.is_passing, present)):
         raise Conflict(
             f"'{target}' is not a checkpoint and not empty, so no save replaces it; remove it, save to a "
             "path inside it, or choose another path",
@@ -327,8 +334,8 @@ def require_checkpoint(target: str) -> None:
         )
     if layout_at(target) is not None or storage.is_there(os.path.join(target, names.RECORD)):
         return
-    present = storage.is_there(target)
-    holds_names = storage.is_directory(target)
+    present = not is_absent(target)
+    holds_names = present and storage.is_directory(target)
     if orbax_names.is_temporary(os.path.basename(target)):
         raise InvalidLayoutError(f"'{target}' is an unfinished checkpoint of Orbax", path=target)
     whole = os.path.dirname(target)

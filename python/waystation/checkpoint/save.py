@@ -284,13 +284,18 @@ def open_saving(
     is_in_store = storage.of(target).renames is None
     is_local = options.multiprocessing.primary_host is None
     if is_in_store and (is_local or not is_native):
-        what = "parts of processes with storage of their own" if is_native else "Orbax's layouts"
-        raise Unsupported(f"{what} are saved to file systems only, not to '{target}'", path=target)
+        what, advice = "Orbax's layouts", "array.saving.use_ocdbt = None"
+        if is_native:
+            what, advice = "parts of processes with storage of their own", "multiprocessing.primary_host = 0"
+        raise Unsupported(
+            f"{what} are saved to file systems only, not to '{target}'; set {advice}, or save to a directory",
+            path=target,
+        )
     native = NativeLayout()
     layout: FileLayout = native if is_native else OrbaxLayout()
     destination: Destination = SharedStorage(NewPlace(target, overwrite, on_set_aside), layout)
     if is_in_store:
-        destination = SharedStore(native, overwrite=overwrite)
+        destination = SharedStore(native, overwrite=overwrite, on_set_aside=on_set_aside)
     elif is_native and is_local:
         destination = OwnStorage(layout, overwrite=overwrite)
     begun_ns = begun_ns or time.time_ns()

@@ -15,8 +15,10 @@ from typing import Any, Protocol
 from waystation import storage
 from waystation._errors import InvalidInput, WrongType
 from waystation._options import Options
+from waystation.layouts.native import handler_files
 from waystation.layouts.native.records import Digest, LocalPart
 from waystation.layouts.opened import Opened
+from waystation.storage.scratch import ScratchDirectory
 
 AUTO = "AUTO"
 
@@ -55,6 +57,16 @@ class Stored:
     state: Opened | None
     files: dict[str, Digest] = field(default_factory=dict)
     root: storage.Root | None = None
+
+    def downloaded(self, scratch: ScratchDirectory, options: Options) -> str:
+        """A directory of this machine with the files that a handler reads, out of a store; verified.
+
+        Raises:
+            Corrupt: A file is missing, or is not the one that was committed.
+        """
+        target = scratch.below(self.name)
+        handler_files.download(self.directory, self.files, target, options, self.root)
+        return target
 
 
 @dataclass(frozen=True, slots=True)

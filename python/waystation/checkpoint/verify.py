@@ -194,7 +194,7 @@ def _open_all(root: storage.Root, found: Verification) -> Iterator[OpenCheckpoin
         yield opened
     others = _others(target, known, root)
     if storage.of(target).renames is None:  # where saves that run have their data, too
-        others = [path for path in others if not names.is_of_attempt(os.path.basename(path))]
+        others = [path for path in others if not names.is_passing(os.path.basename(path))]
     found.strays += others
 
 

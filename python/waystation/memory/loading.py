@@ -15,7 +15,6 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TypeAlias
 
 from waystation import _native, storage
@@ -32,10 +31,9 @@ from waystation.memory.opened import OpenVersion, ShardSource
 from waystation.memory.opened_states import open_state
 from waystation.memory.shard import FILES, TREE, ShardRecord
 from waystation.memory.versions import Whole
-from waystation.storage.scratch import ScratchDirectory
 
 # Holds the checkpoint of a step so that nobody removes it, and gives its path. NotFound if there is none.
-HoldDisk: TypeAlias = Callable[[], AbstractContextManager[Path]]
+HoldDisk: TypeAlias = Callable[[], AbstractContextManager[storage.AnyPath]]
 
 
 class VersionLoading(Loading):
@@ -67,7 +65,6 @@ class VersionLoading(Loading):
         self._sequence = sequence
         self._whole = whole
         self._version: OpenVersion | None = None
-        self._scratch = ScratchDirectory()
         self._disk = disk
         self._on_disk: OpenCheckpoint | None = None
         self._until_closed = contextlib.ExitStack()
@@ -87,7 +84,6 @@ class VersionLoading(Loading):
         super().close()
         if self._version is not None:
             self._version.release()
-        self._scratch.remove()
         self._until_closed.close()
 
     def _open(self) -> Callable[[], OpenCheckpoint]:

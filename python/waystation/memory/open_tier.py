@@ -636,7 +636,7 @@ class DiskFallback:
         return [Whole.from_json(entry) for entry in json.loads(session.broadcast(choose))]
 
     @contextlib.contextmanager
-    def held(self, step: int, options: Options) -> Iterator[Path]:
+    def held(self, step: int, options: Options) -> Iterator[storage.AnyPath]:
         """The checkpoint of a step, which nobody removes within the block; entered by all processes.
 
         Raises:

@@ -5,5 +5,6 @@ from pathlib import Path
 from waystation.checkpoint.handlers.types import PathAwaitingCreation
 from waystation.checkpoint.paths import PathLike
 from waystation.path import step
+from waystation.storage import Location
 
-__all__ = ["Path", "PathAwaitingCreation", "PathLike", "step"]
+__all__ = ["Location", "Path", "PathAwaitingCreation", "PathLike", "step"]

@@ -8,15 +8,19 @@ lock of writers have modules of their own. The data of arrays do not pass here: 
 
 from __future__ import annotations
 
+import contextvars
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 from waystation import _native
 from waystation._errors import (
     InvalidInput,
     NotFound,
+    Unavailable,
     Unsupported,
     UnusablePath,
     WaystationError,
@@ -24,11 +28,14 @@ from waystation._errors import (
 )
 from waystation.storage import names
 from waystation.storage.base import Entry, Identity, OpenFile, Reader, Renames, Root, Status, Storage
-from waystation.storage.local import LocalStorage, is_absence, mapped
+from waystation.storage.local import LocalStorage, is_absence, mapped, new_mapped
+from waystation.storage.location import AnyPath, Location, as_path, is_in_store
 
 __all__ = [
+    "AnyPath",
     "Entry",
     "Identity",
+    "Location",
     "OpenFile",
     "Reader",
     "Renames",
@@ -36,6 +43,7 @@ __all__ = [
     "Status",
     "Storage",
     "absolute",
+    "as_path",
     "check_links",
     "directories",
     "engine_of",
@@ -46,12 +54,14 @@ __all__ = [
     "is_absence",
     "is_directory",
     "is_file",
+    "is_in_store",
     "is_there",
     "list_names",
     "located",
     "make_directory",
     "mapped",
     "names",
+    "new_mapped",
     "of",
     "opened",
     "read",
@@ -63,13 +73,19 @@ __all__ = [
     "remove_tree",
     "renames",
     "resolved",
+    "side_by_side",
     "status",
+    "sync_entries",
 ]
 
 PathLike = str | os.PathLike[str]
+T = TypeVar("T")
+R = TypeVar("R")
 
 _LOCAL: Storage = LocalStorage()
 _SHORTENED = re.compile("(s3|s3a|gs|az|abfs|abfss):/[^/]")
+# Threads that wait for a store.
+_SIDE_BY_SIDE = 32
 
 
 def absolute(path: object) -> str:
@@ -129,12 +145,11 @@ def located(path: object) -> str:
 
 def of(path: PathLike) -> Storage:
     """The storage that a path is in, as `absolute` and `located` give it."""
-    text = os.fspath(path)
-    if "://" not in text:
+    if not is_in_store(path):
         return _LOCAL
     from waystation.storage import object_store
 
-    return object_store.of(text)
+    return object_store.of(os.fspath(path))
 
 
 def resolved(path: PathLike) -> str:
@@ -169,6 +184,30 @@ def engine_root(root: Root | None) -> _native.Directory | _native.ObjectStore | 
 def engine_of(path: PathLike) -> _native.ObjectStore | None:
     """What the engine writes to at a path; None for files of this system."""
     return of(path).engine
+
+
+def side_by_side(directory: PathLike, call: Callable[[T], R], arguments: Iterable[T]) -> list[R]:
+    """What a call gives for each of several things in a directory. In a store, whose answers take long,
+    several calls run at a time.
+
+    Raises:
+        Unavailable: The system starts no thread. And what a call raises: then no more of them begin.
+    """
+    if not is_in_store(directory):
+        return [call(argument) for argument in arguments]
+    threads = ThreadPoolExecutor(_SIDE_BY_SIDE, "waystation: looking")
+    try:
+        try:
+            begun = [threads.submit(contextvars.copy_context().run, call, each) for each in arguments]
+        except RuntimeError as error:
+            raise Unavailable(
+                f"could not start a thread to look into '{os.fspath(directory)}': {error}; allow more "
+                "processes (ulimit -u)",
+                path=os.fspath(directory),
+            ) from error
+        return [each.result() for each in begun]
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 # ---- looking -----------------------------------------------------------------------------------
@@ -211,11 +250,15 @@ def entries(path: PathLike, root: Root | None = None) -> list[Entry]:
 
 
 def entries_or_none(path: PathLike, root: Root | None = None) -> list[Entry]:
-    """What is in a directory, none where it is not there."""
+    """What is in a directory, none where it is not there.
+
+    Raises:
+        NotFound: Not even the bucket is there.
+    """
     try:
         return entries(path, root)
     except WaystationError as error:
-        if not is_absence(error):
+        if not is_absence(error) or "bucket" in error.context:
             raise
         return []
 
@@ -326,3 +369,9 @@ def make_directory(path: PathLike, *, parents: bool = False, permission_mode: in
     The mode is that of the directory, if this makes it.
     """
     of(path).make_directory(os.fspath(path), parents=parents, permission_mode=permission_mode)
+
+
+def sync_entries(directory: PathLike) -> None:
+    """Makes durable which names a directory has. In a store they are."""
+    if not is_in_store(directory):
+        _native.sync_paths([os.fspath(directory)])

@@ -413,6 +413,25 @@ def mapped(file: OpenFile, *, writable: bool = False) -> mmap.mmap:
     return content
 
 
+def new_mapped(path: str, nbytes: int) -> memoryview:
+    """A new file of so many bytes, mapped to be filled: its room is there already.
+
+    Raises:
+        DiskFull, PermissionDenied, Unavailable: It cannot be made.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            if not nbytes:
+                return memoryview(b"")
+            os.posix_fallocate(descriptor, 0, nbytes)
+            return memoryview(mmap.mmap(descriptor, nbytes))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise from_os_error(error, "make", path) from error
+
+
 def _status(found: os.stat_result) -> Status:
     mode = found.st_mode
     kind: Kind = (

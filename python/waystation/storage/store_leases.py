@@ -4,6 +4,10 @@ A process renews its lease each `HEARTBEAT_S`; one that was not renewed for `EXP
 store, has run out. Whoever takes a process for dead condemns its lease first, on condition that it is the
 version that has run out; the process renews it on the same condition. So one of the two is told that the
 other was faster.
+
+The marks of readers and collectors (`StoreLeases`, see `leases`) are such leases beneath the checkpoint. They
+rest on listings that have what was written before, as those of the stores are. Failure sequence: a reader, or
+a collector, is killed: its mark runs out, and whoever sees it then removes it.
 """
 
 from __future__ import annotations
@@ -13,21 +17,24 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterator
 
-from waystation import _forks, _native
-from waystation._errors import Conflict, NotFound, WaystationError
+from waystation import _forks, _native, storage
+from waystation._errors import Conflict, NotFound, PermissionDenied, Unsupported, WaystationError
 from waystation.storage import names, object_store
 from waystation.storage.attempts import new_attempt_id, owner_record
+from waystation.storage.leases import CONDEMNED, LEASE, is_mark
 from waystation.storage.signs_of_life import EXPIRES_S, Heartbeat
 
 _LIMIT_BYTES = 64 << 10
-_CONDEMNED = b'{"is_condemned": true}'
+_TAKEN_FOR_DEAD = b'{"is_condemned": true}'
 
 
 class Lease:
-    """That of this process on the attempt whose directory is given."""
+    """That of this process on what the directory stands for, such as an attempt."""
 
     def __init__(self, directory: str) -> None:
+        self._owner = _forks.Owner()
         self._path = os.path.join(directory, names.OWNER)
         # The thread that renews it knows no options.
         self._store = object_store.of(directory).engine
@@ -81,9 +88,10 @@ class Lease:
         self._heartbeat.end(self._path)
 
     def remove(self) -> None:
-        """Gives it up."""
-        self.end()
-        self._store.remove(self._path)
+        """Gives it up; in a forked child it stays: it is that of the parent."""
+        if self._owner.is_here:
+            self.end()
+            self._store.remove(self._path)
 
 
 def end_if_dead(directory: str) -> bool:
@@ -94,12 +102,12 @@ def end_if_dead(directory: str) -> bool:
         ((content, version),) = store.get([(path, _LIMIT_BYTES)])
     except NotFound:
         return True
-    if content == _CONDEMNED:
+    if content == _TAKEN_FOR_DEAD:
         return True
     if not _has_run_out(store, directory, version[1]):
         return False
     try:
-        store.put(path, _CONDEMNED, unchanged=version)
+        store.put(path, _TAKEN_FOR_DEAD, unchanged=version)
     except (Conflict, NotFound):
         return False
     return True
@@ -110,9 +118,72 @@ def _has_run_out(store: _native.ObjectStore, directory: str, renewed_ns: int) ->
     if time.time_ns() - renewed_ns <= EXPIRES_S * 1e9:
         return False
     probe = os.path.join(os.path.dirname(directory), names.attempt("", new_attempt_id()), names.OWNER)
-    store.put(probe, _CONDEMNED, new=True)
+    try:
+        store.put(probe, _TAKEN_FOR_DEAD, new=True)
+    except PermissionDenied:
+        return False  # who cannot write there removes nothing there
     try:
         ((_, version),) = store.get([(probe, _LIMIT_BYTES)])
     finally:
         store.remove(probe)
     return version[1] - renewed_ns > EXPIRES_S * 1e9
+
+
+# ---- readers and collectors --------------------------------------------------------------------
+
+
+class StoreLeases:
+    """The leases on the checkpoints of one directory in a store; see `leases.Leases`."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    @contextlib.contextmanager
+    def hold(self, name: str) -> Iterator[bool]:
+        """See `leases.Leases`."""
+        with self._marked(name, LEASE):
+            yield not self._is_marked(name, CONDEMNED)
+
+    def is_held(self, name: str) -> bool:
+        """See `leases.Leases`."""
+        return self._is_marked(name, LEASE)
+
+    @contextlib.contextmanager
+    def condemned(self, name: str) -> Iterator[bool]:
+        """See `leases.Leases`."""
+        with self._marked(name, CONDEMNED):
+            yield not self._is_marked(name, LEASE, names.ATTEMPT_INFIX)
+
+    @contextlib.contextmanager
+    def _marked(self, name: str, kind: str) -> Iterator[None]:
+        """Has a mark at a checkpoint within the block, if this process may write there."""
+        try:
+            mark = Lease(os.path.join(self._root, name, f"{kind}{new_attempt_id()}"))
+        except (PermissionDenied, Unsupported):  # how readers of others' checkpoints live
+            yield
+            return
+        try:
+            yield
+        finally:
+            with contextlib.suppress(WaystationError):  # it runs out
+                mark.remove()
+
+    def _is_marked(self, name: str, *kinds: str) -> bool:
+        """Whether a process that may be alive has such a mark, or an attempt, at a checkpoint."""
+        checkpoint = os.path.join(self._root, name)
+        found = [entry.name for entry in storage.entries_or_none(checkpoint) if entry.name.startswith(kinds)]
+        return len(remove_dead_marks(checkpoint, found)) < len(found)
+
+
+def remove_dead_marks(checkpoint: str, present: list[str]) -> list[str]:
+    """Those of the marks, or leases of attempts, at a checkpoint whose processes are dead; marks are removed.
+
+    Args:
+        checkpoint: The checkpoint.
+        present: Their names.
+    """
+    dead = [name for name in present if end_if_dead(os.path.join(checkpoint, name))]
+    for name in filter(is_mark, dead):
+        with contextlib.suppress(PermissionDenied):
+            storage.remove_tree(os.path.join(checkpoint, name))
+    return dead

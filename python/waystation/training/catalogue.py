@@ -17,10 +17,9 @@ import json
 import os
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from waystation import _forks
+from waystation import _forks, storage
 from waystation._errors import Corrupt, WaystationError
 from waystation.training import step_records
 from waystation.training.step_metadata import CheckpointMetadata
@@ -188,17 +187,19 @@ class Listing:
 
     @classmethod
     def _look(cls, root: str, name_format: NameFormat, *, with_records: bool) -> Listing:
-        paths: dict[int, Path] = {}
+        paths: dict[int, storage.AnyPath] = {}
         for step, path in steps_in(root, name_format):
             paths.setdefault(step, path)
-        committed, damaged = [], []
-        for step, path in sorted(paths.items()):
-            info = CheckpointMetadata(step, path, metadata=None)
-            try:
-                committed.append(described(info) if with_records else info)
-            except Corrupt:
-                if step_records.is_committed(path):  # else it was removed meanwhile
-                    damaged.append(info)
+        infos: list[Info] = [CheckpointMetadata(*found, metadata=None) for found in sorted(paths.items())]
+        if not with_records:
+            return cls(infos, [])
+        known = storage.side_by_side(root, _described_or_none, infos)
+        committed = [info for info in known if info is not None]
+        damaged = [
+            info
+            for info, found in zip(infos, known, strict=True)
+            if found is None and step_records.is_committed(info.path)  # else it was removed meanwhile
+        ]
         return cls(committed, damaged)
 
     def encode(self) -> bytes:
@@ -234,9 +235,17 @@ def described(info: Info) -> Info:
     )
 
 
+def _described_or_none(info: Info) -> Info | None:
+    """The same; None if the record is damaged."""
+    try:
+        return described(info)
+    except Corrupt:
+        return None
+
+
 def relocated(info: Info, root: str) -> Info:
     """The same checkpoint in this process's own storage."""
-    return dataclasses.replace(info, path=Path(root, info.path.name))
+    return dataclasses.replace(info, path=storage.as_path(os.path.join(root, info.path.name)))
 
 
 def to_json(info: Info) -> list[Any]:
@@ -256,7 +265,7 @@ def from_json(entry: list[Any]) -> Info:
     step, path, init_ns, commit_ns, custom_metadata, metrics = entry
     return CheckpointMetadata(
         step,
-        Path(path),
+        storage.as_path(path),
         metadata=None,
         init_timestamp_nsecs=init_ns,
         commit_timestamp_nsecs=commit_ns,

@@ -82,8 +82,8 @@ class Checkpointer(ReadingCheckpointer):
         ```
 
     Args:
-        directory: The directory of the sequence, which is created. Each checkpoint is a directory in it,
-            named by its step.
+        directory: The directory of the sequence, which is created, or a location in an object store
+            (`s3://bucket/run`). Each checkpoint is a directory in it, named by its step.
         context: The options of all calls outside of a context's block; by default those in effect here.
         save_decision_policy: Which steps to save. By default whenever no earlier save is running, and when
             the program has been told that it will be ended.
@@ -131,13 +131,14 @@ class Checkpointer(ReadingCheckpointer):
         policy = preservation_policy or PreserveAll()
         self._with_records = not lightweight_initialize
         self._in_flight = SavesInFlight(max_saves_in_flight)
-        self._saver = Saver(place, Collector(place.root, place.catalogue, place.leases, policy), costs)
+        self._saver = Saver(place, Collector(place, policy), costs)
         self._decisions = Decisions(place, self._in_flight, costs, save_decision_policy or default_policy())
         self._deleter = deleting.Deleter(place)
         self._beginning = threading.RLock()  # one save or deletion begins at a time
         _forks.watch(self)
         self._is_closed = False
         with place.options() as options:
+            opening.check(place, options, has_tier=memory is not None)
             opening.open_directory(
                 place,
                 options,

@@ -4,8 +4,8 @@ Three kinds stay whatever the policy says: those that somebody reads (`leases`),
 that are being overwritten. Good is a checkpoint that this program has committed, or whose records are whole.
 
 The primary decides and removes; with local storage it decides, and every process removes its own part. What
-is removed stops being a checkpoint in one rename, before any of its files goes. Killed in between, it leaves
-a directory that no list takes for a checkpoint, and that the next collection removes.
+is removed stops being a checkpoint in one rename, or in the removal of its record, before any of its files
+goes. Killed in between, it leaves what no list takes for a checkpoint, and the next collection removes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import threading
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
-from waystation import _forks
+from waystation import _forks, storage
 from waystation._errors import Corrupt, InvalidInput, WaystationError
-from waystation.layouts.native import commit
+from waystation.layouts.native import commit, in_store
 from waystation.storage import attempts
-from waystation.storage.leases import Leases
 from waystation.training import step_records
-from waystation.training.catalogue import Catalogue, Info, described
+from waystation.training.catalogue import Info, described
+from waystation.training.place import Place
 from waystation.training.preservation_policies import PreservationContext, PreservationPolicy
+from waystation.training.step_names import named_in
 
 _log = logging.getLogger("waystation")
 
@@ -32,10 +33,10 @@ _log = logging.getLogger("waystation")
 class Collector:
     """Decides what goes, and removes it."""
 
-    def __init__(self, root: str, catalogue: Catalogue, leases: Leases, policy: PreservationPolicy) -> None:
-        self._root = root
-        self._catalogue = catalogue
-        self._leases = leases
+    def __init__(self, place: Place, policy: PreservationPolicy) -> None:
+        self._place = place
+        self._catalogue = place.catalogue
+        self._leases = place.leases
         self._policy = policy
         self._deciding = threading.Lock()
         _forks.watch(self)
@@ -86,15 +87,18 @@ class Collector:
         lacking = [info for info in infos if info.commit_timestamp_nsecs is None]
         if not lacking:
             return infos
-        found = []
-        for info in lacking:
-            try:
-                found.append(described(info))
-            except Corrupt as error:
-                _log.warning("checkpoint '%s' is damaged: %s", info.path, error)
-                self._catalogue.mark_damaged(info.step)
-        self._catalogue.describe(found)
+        found = storage.side_by_side(self._place.root, self._described, lacking)
+        self._catalogue.describe(info for info in found if info is not None)
         return self._catalogue.committed_by_age()
+
+    def _described(self, info: Info) -> Info | None:
+        """A checkpoint with what its record says; None if that is damaged."""
+        try:
+            return described(info)
+        except Corrupt as error:
+            _log.warning("checkpoint '%s' is damaged: %s", info.path, error)
+            self._catalogue.mark_damaged(info.step)
+            return None
 
     def _spared(self, kept: Sequence[Info], going: Sequence[Info]) -> Info | None:
         """The youngest good one of those that would go, if none that stays is good."""
@@ -122,14 +126,25 @@ class Collector:
             except WaystationError as error:
                 _log.warning("checkpoint '%s' could not be removed: %s", info.path, error)
         if infos:
-            remove_remains(self._root)
+            remove_remains(self._place)
 
 
-def remove_remains(root: str) -> None:
-    """Removes what saves and removals of processes that are gone have left in a directory."""
+def remove_remains(place: Place, *, of_checkpoints: bool = False) -> None:
+    """Removes what saves and removals of processes that are gone have left in a directory.
+
+    Args:
+        place: The directory.
+        of_checkpoints: Whether it is also looked for at steps that have a checkpoint, in a store. Else the
+            next save or deletion of that step does so.
+    """
     try:
-        for leftover in attempts.leftovers(root):
+        if storage.is_in_store(place.root):
+            named = named_in(place.root, place.name_format)
+            wanted = [path for step, path in named if of_checkpoints or not place.catalogue.is_known(step)]
+            storage.side_by_side(place.root, lambda path: in_store.remove_dead(os.fspath(path)), wanted)
+            return
+        for leftover in attempts.leftovers(place.root):
             if leftover.is_over:
                 attempts.remove(leftover)
     except WaystationError as error:
-        _log.warning("what earlier saves have left in '%s' could not be removed: %s", root, error)
+        _log.warning("what earlier saves have left in '%s' could not be removed: %s", place.root, error)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 
-from waystation import storage
 from waystation._errors import WrongType
 from waystation._options import Options
 from waystation.checkpoint.delete import delete_async
+from waystation.checkpoint.paths import is_absent
 from waystation.training.errors import StepNotFoundError
 from waystation.training.in_flight import StepResponse
 from waystation.training.place import Place
@@ -38,7 +38,7 @@ class Deleter:
             is_mine = session.is_primary or options.multiprocessing.primary_host is None
 
             def look() -> bytes:
-                return b"yes" if is_mine and storage.is_there(path) else b""
+                return b"yes" if is_mine and not is_absent(path) else b""
 
             exists = bool(session.round(look, max))
         finally:

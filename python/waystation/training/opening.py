@@ -10,17 +10,42 @@ import warnings
 from typing import Any
 
 from waystation import storage
+from waystation._errors import Unsupported
 from waystation._options import Options
 from waystation.checkpoint.collect import find_leftovers, remove_leftovers
 from waystation.checkpoint.paths import lost_records_in
 from waystation.coordination import Session
 from waystation.layouts.orbax import names as orbax_names
 from waystation.training import root_metadata
+from waystation.training.collection import remove_remains
 from waystation.training.errors import DamagedCheckpointWarning
 from waystation.training.listing import take_stock
 from waystation.training.place import Place
 
 _ABOVE = 4  # frames of this package between a warning and the program's own call
+
+
+def check(place: Place, options: Options, *, has_tier: bool) -> None:
+    """Refuses what no object store can have.
+
+    Raises:
+        Unsupported: That is asked for.
+    """
+    if not storage.is_in_store(place.root):
+        return
+    if options.multiprocessing.primary_host is None:
+        raise Unsupported(
+            f"with multiprocessing.primary_host = None each process has a directory of its own, and "
+            f"'{place.root}' is in an object store, which all share; set primary_host to the process that is "
+            "to decide, or give a directory",
+            path=place.root,
+        )
+    if has_tier:
+        raise Unsupported(
+            f"a memory tier keeps records beside the checkpoints, in a directory, and '{place.root}' is in "
+            "an object store; give a directory, or leave out memory=",
+            path=place.root,
+        )
 
 
 def open_directory(
@@ -87,7 +112,10 @@ def _tell_of_lost_records(place: Place) -> None:
 
 def _clean_up(place: Place) -> None:
     """Removes what unended saves have left: ours if that is certain, Orbax's because it was asked for."""
-    remove_leftovers(find_leftovers(place.root))
-    for name in storage.list_names(place.root):
-        if orbax_names.is_temporary(name):
-            storage.remove_tree(os.path.join(place.root, name))
+    if storage.is_in_store(place.root):
+        remove_remains(place, of_checkpoints=True)
+    else:
+        remove_leftovers(find_leftovers(place.root))
+    for entry in storage.entries_or_none(place.root):
+        if orbax_names.is_temporary(entry.name):
+            storage.remove_tree(os.path.join(place.root, entry.name))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from waystation import storage
 from waystation._options import Options
 from waystation._options.in_effect import current_options, in_block
 from waystation.checkpoint.context import Context
 from waystation.checkpoint.sessions import open_session
 from waystation.coordination import Session
 from waystation.storage.leases import Leases
+from waystation.storage.store_leases import StoreLeases
 from waystation.training.catalogue import Catalogue
 from waystation.training.step_names import NameFormat
 
@@ -22,7 +24,7 @@ class Place:
     """One directory of checkpoints.
 
     Attributes:
-        root: Its location in its storage: an absolute path.
+        root: Its location in its storage: an absolute path, or a location in an object store.
         name_format: How its steps are named.
         context: The options of calls that come from no context's block.
         catalogue: Which steps are there.
@@ -33,10 +35,10 @@ class Place:
     name_format: NameFormat
     context: Context
     catalogue: Catalogue = field(default_factory=Catalogue)
-    leases: Leases = field(init=False)
+    leases: Leases | StoreLeases = field(init=False)
 
     def __post_init__(self) -> None:
-        self.leases = Leases(self.root)
+        self.leases = StoreLeases(self.root) if storage.is_in_store(self.root) else Leases(self.root)
 
     @contextlib.contextmanager
     def options(self) -> Iterator[Options]:
@@ -47,10 +49,12 @@ class Place:
         with self.context:
             yield current_options()
 
-    def path_of(self, step: int) -> Path:
+    def path_of(self, step: int) -> storage.AnyPath:
         """The directory of a step: the one that it has, or else the one that it is to have."""
         found = self.catalogue.find(step)
-        return Path(self.root, self.name_format.build_name(step)) if found is None else found.path
+        if found is not None:
+            return found.path
+        return storage.as_path(os.path.join(self.root, self.name_format.build_name(step)))
 
     def session(self, what: str, options: Options) -> Session:
         """Opens a session of all processes."""

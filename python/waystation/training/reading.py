@@ -12,7 +12,6 @@ import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from typing_extensions import deprecated
@@ -29,7 +28,7 @@ from waystation.checkpoint.load import (
 )
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import checkpointables_metadata, metadata
-from waystation.checkpoint.paths import resolve
+from waystation.checkpoint.paths import locate
 from waystation.checkpoint.sessions import process_count
 from waystation.frameworks.mesh_in_effect import with_mesh_in_effect
 from waystation.training import root_metadata
@@ -59,9 +58,9 @@ class ReadingCheckpointer:
         return f"<{type(self).__name__}: '{self._place.root}'>"
 
     @property
-    def directory(self) -> Path:
-        """Where the checkpoints are."""
-        return Path(self._place.root)
+    def directory(self) -> storage.AnyPath:
+        """Where the checkpoints are: a `pathlib.Path`, or a `waystation.path.Location` in an object store."""
+        return storage.as_path(self._place.root)
 
     @property
     def latest(self) -> CheckpointMetadata[None] | None:
@@ -220,7 +219,7 @@ class ReadingCheckpointer:
         """
         return self._metadata(step, checkpointables_metadata)
 
-    def _metadata(self, step: Step | None, read: Callable[[Path], Any]) -> CheckpointMetadata[Any]:
+    def _metadata(self, step: Step | None, read: Callable[[storage.AnyPath], Any]) -> CheckpointMetadata[Any]:
         number = None if step is None else as_step(step)
         with self._place.options() as options:
             try:
@@ -243,10 +242,12 @@ class ReadingCheckpointer:
             metrics=info.metrics,
         )
 
-    def _together(self, read: Callable[[Path], T], options: Options) -> Callable[[Path], T]:
+    def _together(
+        self, read: Callable[[storage.AnyPath], T], options: Options
+    ) -> Callable[[storage.AnyPath], T]:
         """Has all processes read the same, and fail if one does."""
 
-        def run(path: Path) -> T:
+        def run(path: storage.AnyPath) -> T:
             found: list[T] = []
 
             def work() -> bytes:
@@ -268,7 +269,9 @@ class ReadingCheckpointer:
         Raises:
             Corrupt: It cannot be read.
         """
-        return RootMetadata(directory=self.directory, custom_metadata=root_metadata.read(self._place.root))
+        with self._place.options():
+            found = root_metadata.read(self._place.root)
+        return RootMetadata(directory=self.directory, custom_metadata=found)
 
     def _log(self, event: str, step: int, begun: float, *, is_asynchronous: bool) -> None:
         self._logger.log_entry(
@@ -304,8 +307,8 @@ class _Wanted(Generic[T]):
     """What is to be loaded of a step: how to, how to in the background, and how to of a load that was
     opened, of the checkpointables of these names."""
 
-    now: Callable[[Path], T]
-    in_background: Callable[[Path], AsyncResponse[T]]
+    now: Callable[[storage.AnyPath], T]
+    in_background: Callable[[storage.AnyPath], AsyncResponse[T]]
     through: Callable[[Loading], T]
     names: Sequence[str] | None
 
@@ -342,5 +345,5 @@ def root_of(directory: PathLike) -> str:
     Raises:
         InvalidInput: It cannot be one.
     """
-    resolve(directory)
-    return storage.absolute(directory)
+    locate(directory)
+    return storage.located(directory)

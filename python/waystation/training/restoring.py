@@ -21,9 +21,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
+from waystation import storage
 from waystation._errors import Corrupt, WaystationError
 from waystation._options import Options
 from waystation._options.in_effect import current_options
@@ -101,7 +101,7 @@ class Restorer:
         self,
         step: int | None,
         options: Options,
-        load: Callable[[Path], T],
+        load: Callable[[storage.AnyPath], T],
         passed: tuple[Info, ...] = (),
     ) -> tuple[Info, T]:
         """Loads a step, or the newest that is whole.
@@ -130,8 +130,8 @@ class Restorer:
         self,
         step: int | None,
         options: Options,
-        begin: Callable[[Path], AsyncResponse[T]],
-        load: Callable[[Path], T],
+        begin: Callable[[storage.AnyPath], AsyncResponse[T]],
+        load: Callable[[storage.AnyPath], T],
     ) -> Callable[[], T]:
         """Begins to load a step, or the newest that is whole, together with the other processes.
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 from typing import Any
 
-from waystation import _native, storage
+from waystation import storage
 from waystation._errors import Conflict, InvalidInput, WrongType
 from waystation.layouts.native.records import callers_json, dump_json
 from waystation.layouts.orbax import names
@@ -45,7 +45,7 @@ def write_once(root: str, custom_metadata: dict[str, Any]) -> None:
     storage.make_directory(directory, parents=True)
     with contextlib.suppress(Conflict):  # another process was faster
         storage.of(path).create(path, dump_json(body), new_attempt_id())
-    _native.sync_paths([root])
+    storage.sync_entries(root)
 
 
 def read(root: str) -> dict[str, Any]:

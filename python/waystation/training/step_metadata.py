@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import operator
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from waystation import storage
 from waystation._errors import InvalidInput, WrongType
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class CheckpointMetadata(Generic[T]):
 
     Attributes:
         step: The step.
-        path: Its directory.
+        path: Its directory: a `pathlib.Path`, or a `waystation.path.Location` in an object store.
         metadata: What `waystation.metadata` says of its state, or of each of its checkpointables; None in a
             list of checkpoints.
         init_timestamp_nsecs: When its save began.
@@ -38,7 +38,7 @@ class CheckpointMetadata(Generic[T]):
     """
 
     step: int
-    path: Path
+    path: storage.AnyPath
     metadata: T = dataclasses.field(kw_only=True)
     init_timestamp_nsecs: int | None = dataclasses.field(default=None, kw_only=True)
     commit_timestamp_nsecs: int | None = dataclasses.field(default=None, kw_only=True)
@@ -71,7 +71,7 @@ class RootMetadata:
         custom_metadata: What was given to the first `Checkpointer` there.
     """
 
-    directory: Path
+    directory: storage.AnyPath
     custom_metadata: Any = None
 
 

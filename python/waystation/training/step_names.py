@@ -6,11 +6,11 @@ fixed length. Found is only what has been committed. `waystation.path.step` show
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from waystation import storage
@@ -69,20 +69,26 @@ class StandardNameFormat:
 
     def find_all(self, base_path: PathLike) -> Iterator[CheckpointMetadata[None]]:
         """The committed checkpoints in a directory; none in one that does not exist."""
-        for step, path in self.find_paths(base_path):
-            yield _described(step, path)
+        yield from storage.side_by_side(
+            base_path, lambda found: _described(*found), self.find_paths(base_path)
+        )
 
-    def find_paths(self, base_path: PathLike) -> Iterator[tuple[int, Path]]:
+    def find_paths(self, base_path: PathLike) -> Iterator[tuple[int, storage.AnyPath]]:
         """The same, with nothing read of them."""
-        for name in _listed(base_path):
-            step = self._step_of(name)
-            path = Path(base_path, name)
-            if step is not None and step_records.is_committed(path):
-                yield step, path
+        named = list(self.find_named(base_path))
+        are_there = storage.side_by_side(base_path, lambda found: step_records.is_committed(found[1]), named)
+        yield from itertools.compress(named, are_there)
+
+    def find_named(self, base_path: PathLike) -> Iterator[tuple[int, storage.AnyPath]]:
+        """What has the name of a step, whatever it is."""
+        for entry in storage.entries_or_none(base_path):
+            step = self._step_of(entry.name)
+            if step is not None:
+                yield step, storage.as_path(os.path.join(base_path, entry.name))
 
     def find_step(self, base_path: PathLike, step: int) -> CheckpointMetadata[None]:
         """The committed checkpoint of a step."""
-        path = Path(base_path, self.build_name(step))
+        path = storage.as_path(os.path.join(base_path, self.build_name(step)))
         if not step_records.is_committed(path):
             raise StepNotFoundError(
                 f"there is no checkpoint '{path.name}' of step {step} in '{os.fspath(base_path)}'",
@@ -134,14 +140,13 @@ class CompositeNameFormat:
                     seen.add(found.path)
                     yield found
 
-    def find_paths(self, base_path: PathLike) -> Iterator[tuple[int, Path]]:
+    def find_paths(self, base_path: PathLike) -> Iterator[tuple[int, storage.AnyPath]]:
         """The same, with as little as possible read of them."""
-        seen = set()
-        for name_format in self.read_name_formats:
-            for step, path in steps_in(base_path, name_format):
-                if path not in seen:
-                    seen.add(path)
-                    yield step, path
+        yield from _each_once(steps_in(base_path, name_format) for name_format in self.read_name_formats)
+
+    def find_named(self, base_path: PathLike) -> Iterator[tuple[int, storage.AnyPath]]:
+        """What has the name of a step, as far as the formats tell."""
+        yield from _each_once(named_in(base_path, name_format) for name_format in self.read_name_formats)
 
     def find_step(self, base_path: PathLike, step: int) -> CheckpointMetadata[None]:
         """The committed checkpoint of a step, by the first format that finds it."""
@@ -186,17 +191,36 @@ def composite_name_format(
     return CompositeNameFormat(write_name_format, read_name_formats)
 
 
-def steps_in(base_path: PathLike, name_format: NameFormat) -> Iterator[tuple[int, Path]]:
+def steps_in(base_path: PathLike, name_format: NameFormat) -> Iterator[tuple[int, storage.AnyPath]]:
     """The steps that a format finds in a directory, with as little as possible read of them."""
-    find_paths = getattr(name_format, "find_paths", None)
-    if find_paths is not None:
-        yield from find_paths(base_path)
+    return _found(base_path, name_format, "find_paths")
+
+
+def named_in(base_path: PathLike, name_format: NameFormat) -> Iterator[tuple[int, storage.AnyPath]]:
+    """What has the name of a step, committed or not; of other formats than ours, what is committed."""
+    return _found(base_path, name_format, "find_named")
+
+
+def _found(base_path: PathLike, name_format: NameFormat, how: str) -> Iterator[tuple[int, storage.AnyPath]]:
+    find = getattr(name_format, how, None)
+    if find is not None:
+        yield from find(base_path)
         return
     for found in name_format.find_all(base_path):
-        yield found.step, Path(found.path)
+        yield found.step, storage.as_path(found.path)
 
 
-def _described(step: int, path: Path) -> CheckpointMetadata[None]:
+def _each_once(
+    found: Iterable[Iterable[tuple[int, storage.AnyPath]]],
+) -> Iterator[tuple[int, storage.AnyPath]]:
+    seen = set()
+    for step, path in itertools.chain.from_iterable(found):
+        if path not in seen:
+            seen.add(path)
+            yield step, path
+
+
+def _described(step: int, path: storage.AnyPath) -> CheckpointMetadata[None]:
     """What is known of a step; of a damaged one, that it is there."""
     try:
         record = step_records.read(path)
@@ -211,7 +235,3 @@ def _described(step: int, path: Path) -> CheckpointMetadata[None]:
         custom_metadata=record.custom_metadata,
         metrics=record.metrics,
     )
-
-
-def _listed(base_path: PathLike) -> list[str]:
-    return [entry.name for entry in storage.entries_or_none(base_path)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from waystation import storage
@@ -17,6 +16,7 @@ from waystation.checkpoint import opening
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.handlers.simple import with_floats
 from waystation.checkpoint.paths import is_checkpoint
+from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.layouts.native import commit
 from waystation.layouts.native import names as native_names
 from waystation.layouts.native.records import read_vouched
@@ -43,12 +43,12 @@ class StepRecord:
     metrics: Any
 
 
-def is_committed(path: Path) -> bool:
+def is_committed(path: storage.AnyPath) -> bool:
     """Whether a committed checkpoint is at `path`."""
     return is_checkpoint(path)
 
 
-def read(path: Path) -> StepRecord:
+def read(path: storage.AnyPath) -> StepRecord:
     """Reads what the checkpoint at `path` says of itself.
 
     Raises:
@@ -56,37 +56,42 @@ def read(path: Path) -> StepRecord:
         NotFound, InvalidInput: There is none.
         Unsupported: It is of a newer format version.
     """
-    target = os.fspath(path)
-    opened = opening.open_checkpoint(target, (), current_options())
+    return read_what_is_there(os.fspath(path), current_options(), _read)
+
+
+def _read(held: Held) -> StepRecord:
+    target = held.target
+    opened = opening.open_held(held, (), current_options())
     commit_ns = opened.committed_ns
     if commit_ns is None:
         found = storage.status(target)
         if found is None:
             raise NotFound(f"checkpoint '{target}' has gone", path=target)
         commit_ns = found.identity.modified_ns
-    return StepRecord(opened.begun_ns, commit_ns, opened.custom_metadata, _metrics(path, opened.names))
+    return StepRecord(opened.begun_ns, commit_ns, opened.custom_metadata, _metrics(held, opened.names))
 
 
-def _metrics(path: Path, names: tuple[str, ...]) -> Any:
+def _metrics(held: Held, names: tuple[str, ...]) -> Any:
     """The metrics: a checkpointable of their own in every layout, which is in one small file."""
-    file = path / METRICS / METRICS
+    root = held.root_if_directory
+    file = os.path.join(held.target, METRICS, METRICS)
     digest = None
     if METRICS in names:
-        stored = opening.open_checkpoint(os.fspath(path), (METRICS,), current_options()).stored[METRICS]
-        file = Path(stored.directory) / METRICS
+        stored = opening.open_held(held, (METRICS,), current_options()).stored[METRICS]
+        file = os.path.join(stored.directory, METRICS)
         digest = stored.files.get(METRICS)
-    elif not storage.is_file(file):
-        return None
-    elif (checksums := Checksums.read(os.fspath(path))) is not None:
+    elif storage.is_in_store(file) or not storage.is_file(file, root):
+        return None  # in a store the record names all that there is
+    elif (checksums := Checksums.read(held.target, root)) is not None:
         own = checksums.of(os.path.dirname(file))
         digest = None if own is None else own.whole.get(METRICS)
-    content = storage.read_file(os.fspath(file), limit_bytes=_METRICS_LIMIT_BYTES)
+    content = storage.read_file(file, root, limit_bytes=_METRICS_LIMIT_BYTES)
     if digest is not None:
-        digest.check(content, os.fspath(file))
-    return with_floats(parse_json(content, os.fspath(file), allow_nan=True))
+        digest.check(content, file)
+    return with_floats(parse_json(content, file, allow_nan=True))
 
 
-def check(path: Path) -> None:
+def check(path: storage.AnyPath) -> None:
     """Looks whether the records of the checkpoint at `path` are whole, those of its parts too.
 
     Raises:
@@ -94,7 +99,7 @@ def check(path: Path) -> None:
         NotFound, InvalidInput: There is none.
         Unsupported: It is of a newer format version.
     """
-    if not storage.is_file(path / native_names.RECORD):
+    if not storage.is_file(os.path.join(path, native_names.RECORD)):
         read(path)
         return
     record = commit.read_record(os.fspath(path))
@@ -108,7 +113,7 @@ def check(path: Path) -> None:
     )
 
 
-def is_damage(error: WaystationError, path: Path) -> bool:
+def is_damage(error: WaystationError, path: storage.AnyPath) -> bool:
     """Whether an error says that the checkpoint at `path` is not whole, rather than that a call was wrong."""
     if isinstance(error, Corrupt):
         return True

@@ -1,22 +1,30 @@
 """Files that a handler makes of a checkpointable: found, made durable, vouched for, and verified again.
 
-The layout knows nothing of what is in them. Invariants: only plain files and directories below the directory
+The layout knows nothing of what is in them. Handlers read and write files of this machine, so files go to a
+store, and come from it, by way of these. Invariants: only plain files and directories below the directory
 that the handler was given are ever taken; each file is vouched for by the digest of its whole content; what
-is not vouched for (a file that came later) is neither verified nor removed. A file is digested through a
-mapping, so that its size does not matter to memory.
+is not vouched for (a file that came later) is neither verified nor removed. A file is digested, uploaded and
+downloaded through a mapping, so that its size does not matter to memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from waystation import _native, storage
-from waystation._errors import Corrupt, NotFound, Unsupported
-from waystation.layouts.native import names
+import numpy as np
+from typing_extensions import Buffer
+
+from waystation import _native, _plans, storage
+from waystation._errors import Corrupt, InvalidInput, NotFound, Unsupported
+from waystation._options import Options
+from waystation._options.in_effect import current_options
+from waystation.layouts.native import engine_job, names, read_job
 from waystation.layouts.native.records import CheckpointableRecord, Digest
+from waystation.layouts.opened import ReadStatistics
+from waystation.storage.scratch import ScratchDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,9 @@ class HandlerFiles:
         files = listed(self.directory, self.root)
         return [path for name, path in files.items() if name not in self.record.files]
 
+
+# What is mapped at a time.
+_MOST_FILES = 64
 
 _ADVICE = "restore another checkpoint, or see 'waystation verify'"
 
@@ -88,6 +99,23 @@ def sync_present(directory: str) -> None:
     _native.sync_paths([directory])
 
 
+def made(directory: str, checkpointable: str) -> dict[str, Digest]:
+    """What vouches for the files that a handler has made of a checkpointable.
+
+    Raises:
+        InvalidInput: One has the name of the record that is to vouch for them.
+        Unsupported: As for `listed`.
+    """
+    place = os.path.join(directory, names.HANDLED_RECORD)
+    if storage.is_there(place):
+        raise InvalidInput(
+            f"the handler of '{checkpointable}' has written a file '{names.HANDLED_RECORD}', a name that is "
+            "reserved for what Waystation says of its files; have it give that file another name",
+            path=place,
+        )
+    return digests(directory)
+
+
 def digests(directory: str, root: storage.Root | None = None) -> dict[str, Digest]:
     """What vouches for the files below a directory (beneath `root`)."""
     return {name: digest(path, root) for name, path in sorted(listed(directory, root).items())}
@@ -95,15 +123,31 @@ def digests(directory: str, root: storage.Root | None = None) -> dict[str, Diges
 
 def digest(path: str, root: storage.Root | None = None) -> Digest:
     """The digest of a whole file."""
-    with storage.opened(path, root) as file:
-        return _digest(file)
+    with storage.opened(path, root) as file, _content(file, root) as content:
+        return _digest(content)
 
 
-def _digest(file: storage.OpenFile) -> Digest:
+def _digest(content: Buffer) -> Digest:
+    with memoryview(content) as view:
+        return Digest(view.nbytes, _native.crc64(view))
+
+
+@contextlib.contextmanager
+def _content(file: storage.OpenFile, root: storage.Root | None) -> Iterator[Buffer]:
+    """All of a file, which the system may drop from memory."""
     if file.status.nbytes == 0:
-        return Digest.of(b"")
-    with storage.mapped(file) as content:
-        return Digest(len(content), _native.crc64(content))
+        yield b""
+    elif file.descriptor is not None:
+        with storage.mapped(file) as content:
+            yield content
+    else:
+        scratch = ScratchDirectory()
+        try:
+            filled = storage.new_mapped(scratch.below("content"), file.status.nbytes)
+            _fill({file.path: filled}, root, current_options())
+            yield filled
+        finally:
+            scratch.remove()
 
 
 def verify(
@@ -144,8 +188,12 @@ def check(path: str, expected: Digest, root: storage.Root | None = None) -> None
             raise Corrupt(
                 f"'{path}' has {nbytes} bytes where {expected.nbytes} were written; {_ADVICE}", path=path
             )
-        found = _digest(file)
-    if found != expected:
+        with _content(file, root) as content:
+            _compare(content, expected, path)
+
+
+def _compare(content: Buffer, expected: Digest, path: str) -> None:
+    if _digest(content) != expected:
         raise Corrupt(
             f"'{path}' is not the file that was committed: its checksum differs; {_ADVICE}", path=path
         )
@@ -192,3 +240,91 @@ def _name(path: str, directory: str) -> str:
             path=path,
         )
     return name
+
+
+# ---- to and from a store -----------------------------------------------------------------------
+
+
+def upload(
+    directory: str,
+    files: Sequence[str],
+    target: str,
+    options: Options,
+    on_job: Callable[[_native.Job], None],
+) -> None:
+    """Uploads files of this machine to a store.
+
+    Args:
+        directory: Where they are.
+        files: Their names there.
+        target: Beneath what they are to be.
+        options: Of the save.
+        on_job: Called with each engine job when it starts.
+    """
+    for batch in _batches(files):
+        contents = {}
+        for name in batch:
+            with storage.opened(os.path.join(directory, *name.split("/"))) as file:
+                contents[name] = storage.mapped(file) if file.status.nbytes else b""
+        arrays = {f"{target}/{name}": np.frombuffer(content, np.uint8) for name, content in contents.items()}
+        storage.of(target).write_files([(path, b"") for path, array in arrays.items() if not array.size])
+        written = [
+            (path, b"", array.nbytes, _plans.byte_segments(0, [array.nbytes], [array.ctypes.data]))
+            for path, array in arrays.items()
+            if array.size
+        ]
+        if written:
+            engine_job.run(written, arrays, options, (), on_job, lambda: None, lambda: None)
+
+
+def download(
+    directory: str,
+    expected: Mapping[str, Digest],
+    target: str,
+    options: Options,
+    root: storage.Root | None = None,
+) -> None:
+    """Downloads files of a handler from a store to this machine, and verifies them, unless the options say
+    otherwise.
+
+    Args:
+        directory: Where they are (beneath `root`).
+        expected: What vouches for all.
+        target: The directory to which they go; it is made.
+        options: Of the load.
+        root: The checkpoint.
+
+    Raises:
+        Corrupt: A file is missing, or is not the one that was committed.
+    """
+    storage.make_directory(target, parents=True)
+    for batch in _batches(list(expected)):
+        contents = {}
+        for name in batch:
+            path = os.path.join(target, *name.split("/"))
+            storage.make_directory(os.path.dirname(path), parents=True)
+            contents[os.path.join(directory, name)] = storage.new_mapped(path, expected[name].nbytes)
+        _fill(contents, root, options)
+        if options.array.loading.verify is not False:
+            for (path, content), name in zip(contents.items(), batch, strict=True):
+                _compare(content, expected[name], path)
+
+
+def _batches(files: Sequence[str]) -> Iterator[Sequence[str]]:
+    for begin in range(0, len(files), _MOST_FILES):
+        yield files[begin : begin + _MOST_FILES]
+
+
+def _fill(contents: Mapping[str, memoryview], root: storage.Root | None, options: Options) -> None:
+    """Reads whole files into memory of their lengths."""
+    arrays = {path: np.frombuffer(view, np.uint8) for path, view in contents.items() if len(view)}
+    if not arrays:
+        return
+    files = [(path, array.nbytes, None) for path, array in arrays.items()]
+    words = _plans.byte_reads(
+        np.arange(len(files)),
+        0,
+        [array.nbytes for array in arrays.values()],
+        [array.ctypes.data for array in arrays.values()],
+    )
+    read_job.finish(read_job.start(files, words, arrays, options, root=root), ReadStatistics())

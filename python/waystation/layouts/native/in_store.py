@@ -30,7 +30,8 @@ from waystation._errors import (
 )
 from waystation.layouts.native import names, records
 from waystation.storage.attempts import new_attempt_id
-from waystation.storage.store_leases import Lease, end_if_dead
+from waystation.storage.leases import is_mark
+from waystation.storage.store_leases import Lease, end_if_dead, remove_dead_marks
 
 _log = logging.getLogger("waystation")
 
@@ -182,14 +183,20 @@ def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
     _remove(target, [directory])
 
 
+def is_vacant(target: str) -> bool:
+    """Whether nothing is at a path but what attempts and readers have there for a while, or have left."""
+    return all(names.is_passing(entry.name) for entry in storage.entries_or_none(target))
+
+
 def remove_dead(target: str) -> list[str]:
-    """Removes data beneath a path that its record does not name, and whose attempt is over; returns the
-    paths.
+    """Removes data beneath a path that its record does not name, and whose attempt is over, and marks of dead
+    readers; returns the paths of the data.
 
     An attempt takes its lease before it writes anything, and gives it up after its commit. So the leases are
     looked at before the record is: what has none and is not named then, nobody will name.
     """
     present = [entry.name for entry in storage.entries_or_none(target) if entry.kind == "directory"]
+    remove_dead_marks(target, [name for name in present if is_mark(name)])
     data = {name: mover for name in present if (mover := names.mover(name)) is not None}
     leases = {name: owner for name in present if (owner := storage.names.attempt_id(name)) is not None}
     if not data and not leases:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from waystation import storage
+from waystation.storage.leases import is_mark
 from waystation.storage.names import ATTEMPT_ID
 
 RECORD = storage.names.COMMIT
@@ -15,7 +16,7 @@ FILE_TABLE = "files.bin"
 CHUNK_TABLE = "chunks.bin"
 CHECKSUM_TABLE = "checksums.bin"
 INDEX = "model.safetensors.index.json"
-FILES = "files"  # in it, what a handler made of a checkpointable, where the record is not among that
+FILES = "files"  # in it, what a handler made of a checkpointable, where the record is beside that
 
 PARTIAL_SUFFIX = ".partial_save"  # as Orbax has it
 ASIDE_INFIX = ".waystation-aside-"
@@ -23,8 +24,9 @@ FORMAT_VERSION = 1
 
 
 def checkpointable_record(directory: str) -> str:
-    """Where the record of the checkpointable in a directory is. Handlers write to no store."""
-    if storage.of(directory).renames is None:
+    """Where the record of the checkpointable in a directory is. In a store files of handlers have a directory
+    of their own (`FILES`), so that nobody has to look."""
+    if storage.is_in_store(directory):
         return os.path.join(directory, CHECKPOINTABLE_RECORD)
     handled = os.path.join(directory, HANDLED_RECORD)
     return handled if storage.is_there(handled) else os.path.join(directory, CHECKPOINTABLE_RECORD)
@@ -35,9 +37,10 @@ def data_file(process: int, sequence: int) -> str:
     return f"p{process:05}-{sequence:03}.safetensors"
 
 
-def is_of_attempt(name: str) -> bool:
-    """Whether an attempt has given something inside a checkpoint this name."""
-    return storage.names.attempt_id(name) is not None or mover(name) is not None
+def is_passing(name: str) -> bool:
+    """Whether an attempt, a reader or a collector has given something inside a checkpoint this name: it is
+    there for a while, unless the record names it."""
+    return is_mark(name) or storage.names.attempt_id(name) is not None or mover(name) is not None
 
 
 def partial(target: str) -> str:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from waystation import _native, storage
-from waystation._errors import InvalidInput
 from waystation._options import Options
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import engine_job, handler_files, merge, names, tree_file
@@ -150,16 +149,9 @@ def write_metadata(
         files += [(os.path.join(directory, name), data) for name, data in contents.items()]
         entries[prepared.name] = (prepared.name, Digest.of(contents[names.CHECKPOINTABLE_RECORD]))
     for entry in handled:
-        made = handler_files.digests(entry.directory(attempt.path))
+        made = handler_files.made(entry.directory(attempt.path), entry.name)
         record = CheckpointableRecord(entry.process_count, {}, HANDLED, entry.handler, made).encode()
-        place = os.path.join(attempt.path, entry.name, names.HANDLED_RECORD)
-        if storage.is_there(place):
-            raise InvalidInput(
-                f"the handler of '{entry.name}' has written a file '{names.HANDLED_RECORD}', a name that is "
-                "reserved for what Waystation says of its files; have it give that file another name",
-                path=place,
-            )
-        files.append((place, record))
+        files.append((os.path.join(attempt.path, entry.name, names.HANDLED_RECORD), record))
         entries[entry.name] = (entry.name, Digest.of(record))
     checkpoint = dataclasses.replace(checkpoint, checkpointables=entries)
     files.append((os.path.join(attempt.path, names.RECORD), checkpoint.encode()))
@@ -173,7 +165,10 @@ def write_metadata(
 
 
 def write_metadata_to_store(
-    attempt: StoreAttempt, states: Sequence[tuple[Prepared, Sequence[Part]]], checkpoint: CheckpointRecord
+    attempt: StoreAttempt,
+    states: Sequence[tuple[Prepared, Sequence[Part]]],
+    checkpoint: CheckpointRecord,
+    handled: Mapping[str, CheckpointableRecord],
 ) -> CheckpointRecord:
     """Writes what makes an attempt's data a whole checkpoint, but for the record, which this returns.
 
@@ -181,18 +176,19 @@ def write_metadata_to_store(
         attempt: The attempt; every process has written its data.
         states: Each with the parts of all processes, in their order.
         checkpoint: The record, without its checkpointables.
+        handled: The records of what handlers have written.
 
     Raises:
         InvalidInput: The parts do not make up the arrays.
     """
+    contents = {prepared.name: metadata_files(prepared, parts, partial=False) for prepared, parts in states}
+    contents |= {name: {names.CHECKPOINTABLE_RECORD: record.encode()} for name, record in handled.items()}
     files: list[tuple[str, bytes]] = []
     entries: dict[str, tuple[str, Digest]] = {}
-    for prepared, parts in states:
-        contents = metadata_files(prepared, parts, partial=False)
-        directory = names.directory_in(attempt.path, prepared.name)
-        files += [(os.path.join(directory, name), data) for name, data in contents.items()]
-        digest = Digest.of(contents[names.CHECKPOINTABLE_RECORD])
-        entries[prepared.name] = (os.path.basename(directory), digest)
+    for name, own in contents.items():
+        directory = names.directory_in(attempt.path, name)
+        files += [(os.path.join(directory, file), data) for file, data in own.items()]
+        entries[name] = (os.path.basename(directory), Digest.of(own[names.CHECKPOINTABLE_RECORD]))
     storage.of(attempt.target).write_files(files)
     return dataclasses.replace(checkpoint, checkpointables=entries)
 

@@ -1,0 +1,5 @@
+"""The places of the tests of sequences."""
+
+from tests.support.places import directory
+
+__all__ = ["directory"]
