@@ -150,12 +150,16 @@ class ObjectStore:
         options: Sequence[tuple[str, str]],
         deadline_s: float,
         allow_unconditional: bool,
+        query: str | None = None,
     ) -> ObjectStore: ...
     def status(self, path: str, /) -> tuple[bool, _Version] | None:
         """Whether only objects beneath it are there, and the version of the object that is."""
 
     def get(self, wanted: Sequence[tuple[str, int]], /) -> list[tuple[bytes, _Version]]:
         """Whole objects by path and limit, several at a time. Corrupt if one is longer than its limit."""
+
+    def get_beginning(self, path: str, nbytes: int, /) -> tuple[bytes, _Version]:
+        """The first bytes of an object, fewer where it has fewer, by one request."""
 
     def get_range(self, path: str, begin: int, end: int, version: _Version, /) -> bytes:
         """Raises Conflict if the object is not this version any more."""
@@ -268,6 +272,7 @@ def start_read(
     among: tuple[int, int] | None = None,
     root: Directory | ObjectStore | None = None,
     may_be_longer: bool = False,
+    versions: Sequence[str | None] | None = None,
 ) -> Job:
     """Reads boxes of stored chunks to chosen addresses. Each file is
     `(path, file_bytes, block_checksums)`; with checksums every block that is touched is verified
@@ -283,6 +288,8 @@ def start_read(
 
     `among` is the number of this process and the count of those that read the same through the page cache:
     each begins with another part.
+
+    `versions` are the ETags that files must have, where their storage has such; another one is Conflict.
     """
 
 def decode_chunks(words: Buffer, owners: object, /, *, threads: int | None = None) -> None:

@@ -78,6 +78,7 @@ impl SlotReader {
             path: self.file.path().to_owned(),
             file_bytes: self.regions.data.end,
             checksums: Some(checksums),
+            version: None,
         }
     }
 }

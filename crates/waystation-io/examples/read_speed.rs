@@ -119,6 +119,7 @@ fn read(input: &Input, memory: &AlignedBlock, mode: Option<Mode>, threads: Optio
         path: input.path.clone(),
         file_bytes: input.nbytes as u64,
         checksums: Some(input.checksums.clone()),
+        version: None,
     };
     let words = [0, 0, input.nbytes as i64, 0, memory.address().as_ptr() as i64];
     let plan = Plan::new(vec![file], &words).unwrap();

@@ -25,7 +25,12 @@ fn files_are_open_only_while_they_are_read() {
         .map(|(index, content)| {
             let path = directory.path().join(format!("{index}"));
             fs::write(&path, content).unwrap();
-            ReadFile { path, file_bytes: nbytes as u64, checksums: Some(checksums_of(content)) }
+            ReadFile {
+                path,
+                file_bytes: nbytes as u64,
+                checksums: Some(checksums_of(content)),
+                version: None,
+            }
         })
         .collect();
     setrlimit(Resource::Nofile, Rlimit { current: Some(128), maximum: Some(128) }).unwrap();

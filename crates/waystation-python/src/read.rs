@@ -30,7 +30,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyo3(signature = (
     files, words, owners, /, *, mode=None, block_bytes=None, depth=None, threads=None, throttle=None,
     device_memory=None, staging_bytes=None, announce=false,
-    gpu_direct=false, among=None, root=None, may_be_longer=false
+    gpu_direct=false, among=None, root=None, may_be_longer=false, versions=None
 ))]
 #[allow(clippy::too_many_arguments)] // they are the keywords of the Python function
 fn start_read(
@@ -50,6 +50,7 @@ fn start_read(
     among: Option<(usize, usize)>,
     root: Option<Root<'_>>,
     may_be_longer: bool,
+    versions: Option<Vec<Option<String>>>,
 ) -> PyResult<Job> {
     let words = plan_words(words)?;
     let storage = storage_of(root);
@@ -64,7 +65,8 @@ fn start_read(
     let handle = py.detach(|| {
         guarded(|| {
             let mode = mode.map(str::parse::<Mode>).transpose()?;
-            let files = held.into_iter().map(read_file).collect::<Result<_>>()?;
+            let versions = versions.unwrap_or_default().into_iter().chain(std::iter::repeat(None));
+            let files = held.into_iter().zip(versions).map(read_file).collect::<Result<_>>()?;
             let plan = Plan::new(files, &words)?;
             let throttle = open_throttle(throttle)?;
             let devices = regions.map(|regions| Devices::new(Arc::new(CudaCopy), regions)).transpose()?;
@@ -133,9 +135,11 @@ fn open_cufile() -> Result<GpuDirect> {
     }
 }
 
-fn read_file((path, file_bytes, checksums): (PathBuf, u64, Option<Bytes>)) -> Result<ReadFile> {
+fn read_file(
+    ((path, file_bytes, checksums), version): ((PathBuf, u64, Option<Bytes>), Option<String>),
+) -> Result<ReadFile> {
     let checksums = checksums.map(|bytes| bytes.words(u64::from_le_bytes)).transpose()?;
-    Ok(ReadFile { path, file_bytes, checksums })
+    Ok(ReadFile { path, file_bytes, checksums, version })
 }
 
 impl IntoDictionary for Statistics {

@@ -25,16 +25,17 @@ pub struct ObjectStore(pub ObjectStorage);
 #[pymethods]
 impl ObjectStore {
     #[new]
-    #[pyo3(signature = (location, /, *, options, deadline_s, allow_unconditional))]
+    #[pyo3(signature = (location, /, *, options, deadline_s, allow_unconditional, query=None))]
     fn new(
         location: &str,
         options: Vec<(String, String)>,
         deadline_s: f64,
         allow_unconditional: bool,
+        query: Option<String>,
     ) -> PyResult<Self> {
         let deadline = Duration::try_from_secs_f64(deadline_s)
             .map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))?;
-        let settings = Settings { options, deadline, allow_unconditional };
+        let settings = Settings { options, deadline, allow_unconditional, query };
         guarded(|| ObjectStorage::new(location, settings)).map(Self)
     }
 
@@ -56,6 +57,17 @@ impl ObjectStore {
         let found = py.detach(|| guarded(|| self.0.get_all(&wanted)))?;
         let made = |(content, version): (Vec<u8>, Version)| (PyBytes::new(py, &content), to_tuple(version));
         Ok(found.into_iter().map(made).collect())
+    }
+
+    #[pyo3(signature = (path, nbytes, /))]
+    fn get_beginning<'py>(
+        &self,
+        py: Python<'py>,
+        path: PathBuf,
+        nbytes: u64,
+    ) -> PyResult<(Bound<'py, PyBytes>, VersionTuple)> {
+        let (content, version) = py.detach(|| guarded(|| self.0.beginning(&path, nbytes)))?;
+        Ok((PyBytes::new(py, &content), to_tuple(version)))
     }
 
     #[pyo3(signature = (path, begin, end, version, /))]

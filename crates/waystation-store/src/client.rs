@@ -1,12 +1,13 @@
 //! The client of one store in one process.
 
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
-use object_store::aws::AmazonS3Builder;
-use object_store::azure::MicrosoftAzureBuilder;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::ClientConfigKey;
-use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
@@ -42,23 +43,28 @@ impl Client {
             ($builder:expr) => {{
                 let mut builder = $builder.with_url(root).with_retry(retry);
                 for (name, value) in &settings.options {
-                    builder = builder.with_config(name.to_ascii_lowercase().parse()?, value);
+                    if let Some(key) = own_key(name)? {
+                        builder = builder.with_config(key, value);
+                    }
                 }
                 Arc::new(builder.build()?)
             }};
         }
-        let scheme = root.split_once("://").map_or(root, |(scheme, _)| scheme);
+        let (scheme, host) = root.split_once("://").unwrap_or((root, ""));
+        let scheme = scheme_of(scheme);
         match scheme {
             "gs" => Ok(Self::of(build!(GoogleCloudStorageBuilder::from_env()))),
             "az" | "abfs" | "abfss" => Ok(Self::of(build!(MicrosoftAzureBuilder::from_env()))),
             "http" | "https" => {
                 let mut options = ClientOptions::new().with_allow_http(scheme == "http");
                 for (name, value) in &settings.options {
-                    options =
-                        options.with_config(name.to_ascii_lowercase().parse::<ClientConfigKey>()?, value);
+                    if let Some(key) = own_key::<ClientConfigKey>(name)? {
+                        options = options.with_config(key, value);
+                    }
                 }
-                let builder =
-                    HttpBuilder::new().with_url(root).with_retry(retry).with_client_options(options);
+                let query = settings.query.as_ref().map_or_else(String::new, |query| format!("?{query}"));
+                let url = format!("{scheme}://{host}/{query}");
+                let builder = HttpBuilder::new().with_url(url).with_retry(retry).with_client_options(options);
                 Ok(Self {
                     objects: Arc::new(builder.build()?),
                     uploads: None,
@@ -89,13 +95,39 @@ impl Client {
     }
 }
 
+/// The option of a store by its name; `None` for one that only other stores have, as options are often those of all
+/// stores that a program uses.
+fn own_key<K: FromStr<Err = object_store::Error>>(name: &str) -> object_store::Result<Option<K>> {
+    let name = name.to_ascii_lowercase();
+    let is_of_another = || {
+        AmazonS3ConfigKey::from_str(&name).is_ok()
+            || GoogleConfigKey::from_str(&name).is_ok()
+            || AzureConfigKey::from_str(&name).is_ok()
+    };
+    match name.parse() {
+        Ok(key) => Ok(Some(key)),
+        Err(_) if is_of_another() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The scheme without what tells its queries apart.
+fn scheme_of(scheme: &str) -> &str {
+    scheme.split('+').next().unwrap_or(scheme)
+}
+
+/// Whether a root is that of a server of HTTP.
+pub fn is_http(root: &str) -> bool {
+    root.split_once("://").is_some_and(|(scheme, _)| ["http", "https"].contains(&scheme_of(scheme)))
+}
+
 /// The scheme and the bucket of a location.
 pub fn root_of(location: &str) -> Result<String> {
     let invalid = |message: &'static str| Err(Error::new(Kind::InvalidInput, message).with("path", location));
     let Some((scheme, rest)) = location.split_once("://") else {
         return invalid("this is no location of an object store; give one like s3://bucket/name");
     };
-    if !["s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https"].contains(&scheme) {
+    if !["s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https"].contains(&scheme_of(scheme)) {
         return invalid("no store has this scheme; use s3, gs, az, https, or a path of this system");
     }
     let bucket = rest.split('/').next().unwrap_or_default();

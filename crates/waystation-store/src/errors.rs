@@ -11,6 +11,8 @@ use object_store::client::{HttpError, HttpErrorKind};
 use rustix::io::Errno;
 use waystation_format::{Error, Kind};
 
+use crate::client::is_http;
+
 /// Codes of stores are words; whatever else is between the tags is not repeated.
 const MOST_CODE_BYTES: usize = 64;
 /// How a refused request is told from one that failed, by the codes of stores that answer it with status 400.
@@ -35,6 +37,11 @@ pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
         Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => {
             return refused(&answer, action, path);
         }
+        Store::NotSupported { .. } if is_http(&path.to_string_lossy()) => {
+            let reason = "the server sent no part of a file: it ignores ranges, or has sent a page; give the URL \
+                          of the file itself, or download it";
+            (Kind::Unsupported, reason.to_owned())
+        }
         Store::NotSupported { .. } | Store::NotImplemented { .. } => {
             (Kind::Unsupported, "this store cannot do that".to_owned())
         }
@@ -46,6 +53,11 @@ pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
         _ => (answer.kind(), answer.reason(error)),
     };
     Error::new(kind, format!("could not {action}: {reason}")).with("path", path.display().to_string())
+}
+
+/// Whether a request asked for a range that begins where an object has ended.
+pub fn is_beyond_the_end(error: &object_store::Error) -> bool {
+    Answer::of(error).status == Some(416)
 }
 
 /// The error of requests that have not ended in time.

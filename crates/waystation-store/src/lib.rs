@@ -37,18 +37,25 @@ pub struct Settings {
     pub deadline: Duration,
     /// Whether to save to a store that cannot create an object on condition that there is none.
     pub allow_unconditional: bool,
+    /// The query of every request to a server of HTTP: often a signature, and never shown.
+    pub query: Option<String>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { options: Vec::new(), deadline: Duration::from_secs(120), allow_unconditional: false }
+        Self {
+            options: Vec::new(),
+            deadline: Duration::from_secs(120),
+            allow_unconditional: false,
+            query: None,
+        }
     }
 }
 
 /// Everything beneath one bucket, or one host.
 #[derive(Clone)]
 pub struct ObjectStorage {
-    /// What all paths begin with: `s3://bucket`.
+    /// What all paths begin with: `s3://bucket`. `https+anything://host` is `https://host` with a query of its own.
     root: Arc<str>,
     settings: Arc<Settings>,
     client: Arc<PerProcess<Client>>,
@@ -68,6 +75,16 @@ impl ObjectStorage {
     pub fn in_memory(name: &str) -> Self {
         let root = format!("memory://{name}").into();
         Self { root, settings: Arc::default(), client: Arc::new(PerProcess::of(Client::in_memory())) }
+    }
+
+    /// Whether this is a server of HTTP, which sends files and does nothing else.
+    fn is_http(&self) -> bool {
+        client::is_http(&self.root)
+    }
+
+    /// Refuses what would change something behind HTTP.
+    fn require_writable(&self) -> Result<()> {
+        self.client()?.uploads(&self.root).map(drop)
     }
 
     /// The client of this process.
@@ -127,7 +144,7 @@ impl Storage for ObjectStorage {
 
     /// Nothing is known without a request; `begin` refuses names that are taken.
     fn check_new(&self, plan: &Plan) -> Result<()> {
-        self.client()?.uploads(&self.root)?;
+        self.require_writable()?;
         plan.files.iter().try_for_each(|file| self.key(&file.path).map(drop))
     }
 

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use waystation_format::{Error, Kind, Result};
 
 use crate::ObjectStorage;
-use crate::errors::{late, not_found, told};
+use crate::errors::{is_beyond_the_end, late, not_found, told};
 use crate::process::runtime;
 
 /// Requests for small objects in flight.
@@ -87,6 +87,14 @@ impl ObjectStorage {
 
     /// What is at a path: an object, or what stands for a directory, because objects lie beneath it.
     pub fn status(&self, path: &Path) -> Result<Option<Found>> {
+        if self.is_http() {
+            // Nothing can be listed there, and a signature may be one for GET alone.
+            return match self.beginning(path, 1) {
+                Ok((_, version)) => Ok(Some(Found::Object(version))),
+                Err(error) if error.kind() == Kind::NotFound => Ok(None),
+                Err(error) => Err(error),
+            };
+        }
         let (key, objects) = (self.key(path)?, &self.client()?.objects);
         self.wait("look at what is there", path, async {
             let beneath = objects.list(Some(&key)).boxed().into_future();
@@ -96,6 +104,23 @@ impl ObjectStorage {
                 Some(meta) => Some(Found::Object(Version::of(&meta))),
                 None => first.transpose()?.map(|_| Found::Directory),
             })
+        })
+    }
+
+    /// The first bytes of an object, fewer where it has fewer, and its version, by one request.
+    pub fn beginning(&self, path: &Path, nbytes: u64) -> Result<(Bytes, Version)> {
+        let (key, objects) = (self.key(path)?, &self.client()?.objects);
+        self.wait("read the object", path, async {
+            let options = GetOptions { range: Some((0..nbytes).into()), ..GetOptions::default() };
+            let found = match objects.get_opts(&key, options).await {
+                Err(error) if is_beyond_the_end(&error) => {
+                    let empty = objects.get_opts(&key, GetOptions::default()).await?;
+                    if empty.meta.size > 0 { Err(error) } else { Ok(empty) }
+                }
+                found => found,
+            }?;
+            let version = Version::of(&found.meta);
+            Ok((found.bytes().await?, version))
         })
     }
 
@@ -126,9 +151,17 @@ impl ObjectStorage {
     /// A range of one version of an object. Conflict if another one has its place.
     pub fn get_range(&self, path: &Path, range: Range<u64>, version: &Version) -> Result<Bytes> {
         let (key, objects) = (self.key(path)?, &self.client()?.objects);
-        let options =
-            GetOptions { range: Some(range.into()), if_match: version.tag.clone(), ..GetOptions::default() };
-        self.wait("read the object", path, async { objects.get_opts(&key, options).await?.bytes().await })
+        // A weak tag never meets a condition, and not every server of HTTP knows conditions.
+        let if_match = version.tag.clone().filter(|tag| !tag.starts_with("W/"));
+        let options = GetOptions { range: Some(range.into()), if_match, ..GetOptions::default() };
+        self.wait("read the object", path, async {
+            let found = objects.get_opts(&key, options).await?;
+            if found.meta.e_tag != version.tag {
+                let source = "it has another tag".into();
+                return Err(object_store::Error::Precondition { path: key.to_string(), source });
+            }
+            found.bytes().await
+        })
     }
 
     /// Puts a whole object, in one act. Conflict if the condition is not met.
@@ -136,6 +169,7 @@ impl ObjectStorage {
     /// The content must be one that nobody else would put, as by a random number in it: where the answer to a request
     /// was lost, the object itself tells whether this call has put it, and equal contents have equal tags.
     pub fn put(&self, path: &Path, content: &[u8], condition: &Condition) -> Result<Version> {
+        self.require_writable()?;
         let (key, objects) = (self.key(path)?, &self.client()?.objects);
         let mode = match condition {
             Condition::New => PutMode::Create,
@@ -167,6 +201,7 @@ impl ObjectStorage {
 
     /// Puts whole objects, several at a time, whatever has their names.
     pub fn put_all(&self, contents: &[(PathBuf, &[u8])]) -> Result<()> {
+        self.require_writable()?;
         let objects = &self.client()?.objects;
         self.several(contents, "write the object", |(path, content)| async move {
             let put = objects.put(&self.key(path)?, content.to_vec().into()).await;
@@ -193,12 +228,17 @@ impl ObjectStorage {
 
     /// Puts a copy of an object, which the store makes, where nothing is.
     pub fn copy(&self, source: &Path, target: &Path) -> Result<()> {
+        self.require_writable()?;
         let (from, to, objects) = (self.key(source)?, self.key(target)?, &self.client()?.objects);
         self.wait("copy the object", source, objects.copy(&from, &to))
     }
 
     /// What lies directly beneath a path, by name. Nothing, if nothing is there.
     pub fn list(&self, directory: &Path) -> Result<Listing> {
+        if self.is_http() {
+            let message = "nothing can be listed behind HTTP; give the files, or an index that names them";
+            return Err(Error::new(Kind::Unsupported, message).with("path", directory.display().to_string()));
+        }
         let (prefix, objects) = (self.key(directory)?, &self.client()?.objects);
         let found = self.wait("list what is there", directory, objects.list_with_delimiter(Some(&prefix)))?;
         let name = |path: &object_store::path::Path| path.filename().map(str::to_owned);
@@ -217,6 +257,7 @@ impl ObjectStorage {
 
     /// Removes an object; one that is gone already is no error.
     pub fn remove(&self, path: &Path) -> Result<()> {
+        self.require_writable()?;
         let (key, objects) = (self.key(path)?, &self.client()?.objects);
         self.wait("remove the object", path, async { absent(objects.delete(&key).await) }).map(drop)
     }
@@ -224,6 +265,7 @@ impl ObjectStorage {
     /// Removes all that lies beneath a path, however many requests that takes; returns how many objects that were.
     /// What is gone already is no error.
     pub fn remove_all(&self, directory: &Path) -> Result<usize> {
+        self.require_writable()?;
         let (prefix, objects) = (self.key(directory)?, &self.client()?.objects);
         let action = "remove what is there";
         let failed = |error: object_store::Error| told(&error, action, directory);

@@ -17,8 +17,9 @@ use waystation_format::{Error, Kind, Result};
 use waystation_io::first_touch;
 use waystation_io::job::in_parallel;
 use waystation_io::read::device::Scratch;
+use waystation_io::read::gpu_direct::GpuDirect;
 use waystation_io::read::layout::{Layout, Rules};
-use waystation_io::read::plan::FilePlan;
+use waystation_io::read::plan::{FilePlan, ReadFile};
 use waystation_io::read::spans::portions;
 use waystation_io::read::{Batch, Statistics, check_length, conclude, truncated};
 
@@ -68,7 +69,7 @@ pub unsafe fn read(storage: &ObjectStorage, batch: &Batch<'_>) -> Result<Statist
         units,
         next_unit: AtomicUsize::new(0),
         scratch: Scratch::new(depth, unit_bytes, batch.delivery.devices)?,
-        versions: batch.plan.files.iter().map(|_| OnceLock::new()).collect(),
+        versions: batch.plan.files.iter().map(|plan| known_version(&plan.file)).collect(),
         bytes_read: AtomicU64::new(0),
         first_touch_ns: AtomicU64::new(0),
     };
@@ -87,8 +88,16 @@ pub unsafe fn read(storage: &ObjectStorage, batch: &Batch<'_>) -> Result<Statist
         modes: vec![None; batch.plan.files.len()],
         first_touch: Duration::from_nanos(reader.first_touch_ns.into_inner()),
         gpu_direct_bytes: 0,
-        gpu_direct_reason: None,
+        gpu_direct_reason: match batch.options.gpu_direct {
+            GpuDirect::Unwanted => None,
+            _ => Some("what is in an object store comes through the network".to_owned()),
+        },
     })
+}
+
+/// The tag that every answer must have, where it is known.
+fn known_version(file: &ReadFile) -> OnceLock<Option<String>> {
+    file.version.clone().map_or_else(OnceLock::new, |tag| OnceLock::from(Some(tag)))
 }
 
 /// Joins spans of one file between which little lies.
@@ -110,7 +119,7 @@ struct Reader<'a> {
     units: Vec<(usize, Range<u64>)>,
     next_unit: AtomicUsize,
     scratch: Scratch,
-    /// The tag of each file, as the first answer has it.
+    /// The tag of each file, as the plan has it, or else the first answer.
     versions: Vec<OnceLock<Option<String>>>,
     bytes_read: AtomicU64,
     first_touch_ns: AtomicU64,
@@ -171,8 +180,8 @@ impl Reader<'_> {
         let failed = |error: object_store::Error| told(&error, "read the object", path);
         let unit = layout.unit();
         let found = self.get(plan, unit.clone()).await?;
-        check_length(path, found.meta.size, plan.file.file_bytes, self.batch.options.may_be_longer)?;
         self.check_version(file, &found.meta)?;
+        check_length(path, found.meta.size, plan.file.file_bytes, self.batch.options.may_be_longer)?;
         layout.prepare();
         let mut position = unit.start;
         let mut chunks = found.into_stream();

@@ -49,7 +49,7 @@ fn write(
 fn read(storage: &ObjectStorage, path: &Path, content: &[u8]) -> Result<Vec<u8>> {
     let mut memory = vec![0; content.len()];
     let checksums = Some(content.chunks(BLOCK_BYTES).map(crc64).collect());
-    let file = ReadFile { path: path.to_owned(), file_bytes: content.len() as u64, checksums };
+    let file = ReadFile { path: path.to_owned(), file_bytes: content.len() as u64, checksums, version: None };
     let plan = Plan::new(vec![file], &[0, 0, content.len() as i64, 0, memory.as_mut_ptr() as i64])?;
     // SAFETY: the memory outlives the job, which is joined here.
     let job = unsafe { read::start(Arc::new(storage.clone()), plan, read::Options::default()) }?;

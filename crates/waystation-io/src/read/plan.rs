@@ -24,6 +24,8 @@ pub struct ReadFile {
     pub file_bytes: u64,
     /// One checksum per block; without them nothing is verified.
     pub checksums: Option<Vec<u64>>,
+    /// What its storage calls the version that must be read, where it has names for them.
+    pub version: Option<String>,
 }
 
 /// One box of a stored chunk, and its destination.

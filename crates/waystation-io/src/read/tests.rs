@@ -31,7 +31,7 @@ pub fn plan(
         .iter()
         .flat_map(|&(offset, length, address)| [0, offset as i64, length as i64, 0, address as i64])
         .collect();
-    Plan::new(vec![ReadFile { path, file_bytes, checksums: verified }], &words).unwrap()
+    Plan::new(vec![ReadFile { path, file_bytes, checksums: verified, version: None }], &words).unwrap()
 }
 
 fn imagined(file_bytes: u64, verified: bool, pieces: &[(u64, u64, usize)]) -> Plan {
@@ -87,7 +87,12 @@ fn a_strided_box_leaves_out_blocks_that_it_does_not_touch() {
     // Rows of three blocks, of which one item is needed each.
     let row = 3 * BLOCK as i64;
     let words = [0, 0, 1, 2, 4, row, 0, 5, 4, 1, 0x1000, 1, 1];
-    let file = ReadFile { path: PathBuf::new(), file_bytes: 12 * BLOCK, checksums: Some(vec![0; 12]) };
+    let file = ReadFile {
+        path: PathBuf::new(),
+        file_bytes: 12 * BLOCK,
+        checksums: Some(vec![0; 12]),
+        version: None,
+    };
     let plan = Plan::new(vec![file], &words).unwrap();
     let expected: Vec<Range<u64>> = (0..4).map(|row| row * 3 * BLOCK..(row * 3 + 1) * BLOCK).collect();
     assert_eq!(spans_of(&plan.files[0]), expected);

@@ -46,7 +46,7 @@ proptest! {
         let length = 1 + length.index(nbytes - from);
         let memory = Memory::new(length);
         let words = [0, from as i64, length as i64, 0, memory.address() as i64];
-        let file = ReadFile { path: path.clone(), file_bytes: nbytes as u64, checksums: Some(checksums) };
+        let file = ReadFile { path: path.clone(), file_bytes: nbytes as u64, checksums: Some(checksums), version: None };
         let outcome = read_file(file, &words, mode);
         let block = flipped / BLOCK;
         if block < from / BLOCK || block > (from + length - 1) / BLOCK {
@@ -72,7 +72,7 @@ proptest! {
         fs::write(&path, &content[..cut.index(nbytes)]).unwrap();
         let memory = Memory::new(1);
         let checksums = verified.then(|| checksums_of(&content));
-        let file = ReadFile { path: path.clone(), file_bytes: nbytes as u64, checksums };
+        let file = ReadFile { path: path.clone(), file_bytes: nbytes as u64, checksums, version: None };
         let error = read_file(file, &[0, 0, 1, 0, memory.address() as i64], None).unwrap_err();
         prop_assert_eq!((error.kind(), error.context("path")), (Kind::Corrupt, path.to_str()));
         prop_assert!(error.message().contains("truncated"));
@@ -80,7 +80,7 @@ proptest! {
 }
 
 fn plain(path: PathBuf, file_bytes: u64) -> ReadFile {
-    ReadFile { path, file_bytes, checksums: None }
+    ReadFile { path, file_bytes, checksums: None, version: None }
 }
 
 #[test]
@@ -186,7 +186,12 @@ fn one_bad_file_fails_the_job_and_dropping_a_handle_is_safe() {
         if index == 5 {
             checksums[2] ^= 1;
         }
-        files.push(ReadFile { path, file_bytes: content.len() as u64, checksums: Some(checksums) });
+        files.push(ReadFile {
+            path,
+            file_bytes: content.len() as u64,
+            checksums: Some(checksums),
+            version: None,
+        });
     }
     let memory = Memory::new(8 * content.len());
     let words: Vec<i64> = (0..8)

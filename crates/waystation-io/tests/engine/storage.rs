@@ -159,7 +159,12 @@ impl WholeFile {
         let content = bytes_of(nbytes, 5);
         let path = place.directory().join("file");
         place.put(&path, &content);
-        let file = ReadFile { path, file_bytes: nbytes as u64, checksums: Some(checksums_of(&content)) };
+        let file = ReadFile {
+            path,
+            file_bytes: nbytes as u64,
+            checksums: Some(checksums_of(&content)),
+            version: None,
+        };
         Self { content, file, memory: Memory::new(nbytes) }
     }
 
@@ -350,8 +355,12 @@ fn what_is_written_is_there_with_its_checksums_and_can_be_read() {
             assert_eq!(checksums, checksums_of(content));
             let memory = Memory::new(content.len());
             let words = [0, 0, content.len() as i64, 0, memory.address() as i64];
-            let file =
-                ReadFile { path: path.clone(), file_bytes: content.len() as u64, checksums: Some(checksums) };
+            let file = ReadFile {
+                path: path.clone(),
+                file_bytes: content.len() as u64,
+                checksums: Some(checksums),
+                version: None,
+            };
             finish_in(place.storage(), vec![file], &words, &Options::default()).0.unwrap();
             assert!(memory.bytes() == content);
         }

@@ -215,7 +215,12 @@ fn write_by_threads(file: &File, data: &[u8], way: &Way) -> io::Result<()> {
 /// Reads the file with the reader itself.
 fn read_back(file: &File, checksums: &[u64], memory: &mut Memory, way: &Way) -> io::Result<()> {
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    let file = ReadFile { path, file_bytes: memory.nbytes as u64, checksums: Some(checksums.to_vec()) };
+    let file = ReadFile {
+        path,
+        file_bytes: memory.nbytes as u64,
+        checksums: Some(checksums.to_vec()),
+        version: None,
+    };
     let words = [0, 0, memory.nbytes as i64, 0, memory.block.address().as_ptr() as i64];
     let plan = Plan::new(vec![file], &words).map_err(io::Error::other)?;
     let options = Options {

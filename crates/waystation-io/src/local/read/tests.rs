@@ -141,7 +141,9 @@ fn workers(path: PathBuf, run_bytes: u64, options: &Options) -> usize {
     let (rows, run) = (rows as i64, run_bytes as i64);
     // Rows that are further apart in memory than in the file.
     let words = [0, 0, 1, 2, rows, run, 0, 0, rows, run, 0x10_0000, run + 64, 1];
-    let plan = Plan::new(vec![ReadFile { path, file_bytes: FILE_BYTES, checksums: None }], &words).unwrap();
+    let plan =
+        Plan::new(vec![ReadFile { path, file_bytes: FILE_BYTES, checksums: None, version: None }], &words)
+            .unwrap();
     let spans: Vec<Vec<Range<u64>>> = plan.files.iter().map(spans_of).collect();
     let mode = options.mode.unwrap_or(Mode::DirectRing);
     let way = Way { mode, block_bytes: 1 << 20, depth: 16, threads: RING_THREADS };
@@ -307,7 +309,8 @@ impl Geometry {
     }
 
     fn plan(&self, path: &Path, address: usize) -> Plan {
-        let file = ReadFile { path: path.to_owned(), file_bytes: GEOMETRY_BYTES, checksums: None };
+        let file =
+            ReadFile { path: path.to_owned(), file_bytes: GEOMETRY_BYTES, checksums: None, version: None };
         Plan::new(vec![file], &self.words(address)).unwrap()
     }
 }
@@ -420,7 +423,7 @@ fn a_refused_file_is_divided_into_no_more_requests_than_the_ring_takes() {
     let address = memory.address().as_ptr() as i64;
     let words = [0, 0, 1, 2, ROWS as i64, row, 0, run / 2, ROWS as i64, run, address, run, 1];
     let file_bytes = content.len() as u64;
-    let read = ReadFile { path: file.path().to_owned(), file_bytes, checksums: None };
+    let read = ReadFile { path: file.path().to_owned(), file_bytes, checksums: None, version: None };
     let plan = Plan::new(vec![read], &words).unwrap();
     let (plan, spans) = (&plan.files[0], spans_of(&plan.files[0]));
     let mode = Mode::DirectRing;

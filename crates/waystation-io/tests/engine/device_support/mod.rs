@@ -188,7 +188,12 @@ impl Case {
             ..Options::default()
         };
         let checksums = self.verified.then(|| checksums_of(&self.content));
-        let file = ReadFile { path: self.path.clone(), file_bytes: self.content.len() as u64, checksums };
+        let file = ReadFile {
+            path: self.path.clone(),
+            file_bytes: self.content.len() as u64,
+            checksums,
+            version: None,
+        };
         let plan = Plan::new(vec![file], words)?;
         // SAFETY: the memory outlives the job, which every test joins.
         unsafe { read::start(Local::by_path(), plan, options) }

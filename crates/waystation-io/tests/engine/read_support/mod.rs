@@ -117,7 +117,7 @@ pub fn run_in(
             let path = directory.join(format!("{index}"));
             put(&path, bytes);
             let checksums = file.verified.then(|| checksums_of(bytes));
-            ReadFile { path, file_bytes: bytes.len() as u64, checksums }
+            ReadFile { path, file_bytes: bytes.len() as u64, checksums, version: None }
         })
         .collect();
     let mut memory_bytes = 64;
@@ -298,7 +298,7 @@ pub fn read_runs(file_bytes: u64, runs: &[(u64, u64)], options: &Options) -> Rea
         words.extend([0, offset as i64, length as i64, 0, memory.address() as i64 + place as i64]);
         place += length.next_multiple_of(4096) + 4096;
     }
-    let file = ReadFile { path, file_bytes, checksums: Some(checksums_of(&content)) };
+    let file = ReadFile { path, file_bytes, checksums: Some(checksums_of(&content)), version: None };
     let (outcome, progress) = finish(vec![file], &words, options);
     assert!(outcome.is_ok(), "{outcome:?}");
     let needed_bytes = runs.iter().map(|(_, length)| length).sum();
@@ -321,7 +321,7 @@ pub fn read_two_ends(directory: &Path, verified: bool) -> Statistics {
     let end = content.len() as i64 - 100;
     let words = [0, 0, 100, 0, memory.address() as i64, 0, end, 100, 0, memory.address() as i64 + 100];
     let checksums = verified.then(|| checksums_of(&content));
-    let file = ReadFile { path, file_bytes: content.len() as u64, checksums };
+    let file = ReadFile { path, file_bytes: content.len() as u64, checksums, version: None };
     let (outcome, _) = finish(vec![file], &words, &Options::default());
     assert_eq!(memory.bytes()[..100], content[..100]);
     assert_eq!(memory.bytes()[100..], content[end as usize..]);
@@ -344,7 +344,12 @@ pub fn read_columns(rows: usize, row_bytes: usize, columns: Range<usize>, option
         content.chunks(row_bytes).flat_map(|row| &row[columns.clone()]).copied().collect();
     let numbers = [0, 0, 1, 2, rows, row_bytes, 0, columns.start, rows, width, memory.address(), width, 1];
     let words = numbers.map(|number| number as i64);
-    let file = ReadFile { path, file_bytes: content.len() as u64, checksums: Some(checksums_of(&content)) };
+    let file = ReadFile {
+        path,
+        file_bytes: content.len() as u64,
+        checksums: Some(checksums_of(&content)),
+        version: None,
+    };
     let (outcome, progress) = finish(vec![file], &words, options);
     let needed_bytes = (rows * width) as u64;
     Read {
