@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
+from tests.support import s3
 from tests.support.peaks import give_back_free_memory, status
 from tests.support.programs import Place, raised
 
@@ -30,7 +31,7 @@ def bytes_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
     return str(tensor.dtype), tuple(tensor.shape), data.numpy().tobytes()
 
 
-def load(place: Place, model: Path, options: dict[str, Any]) -> Any:
+def load(place: Place, model: Path | str, options: dict[str, Any]) -> Any:
     """Loads a model; returns the tensors in order, or the error."""
     torch.set_num_threads(1)
     place.connect()
@@ -39,6 +40,12 @@ def load(place: Place, model: Path, options: dict[str, Any]) -> Any:
     except Exception as error:
         return raised(error)
     return [(name, bytes_of(tensor)) for name, tensor in found.items()]
+
+
+def load_from_store(place: Place, endpoint: str, location: str, options: dict[str, Any]) -> Any:
+    """The same of a model in an object store."""
+    with s3.context(endpoint):
+        return load(place, location, options)
 
 
 def read(place: Place, model: Any, options: dict[str, Any]) -> tuple[int, int, dict[int, int]]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.support import s3
 from tests.support.peaks import begin_peak, status
 
 from waystation.safetensors import load, stream
 
 
-def consume(path: Path, framework: Any, dtype: str | None, limit: int) -> int:
+def consume(path: Path | str, framework: Any, dtype: str | None, limit: int) -> int:
     """Streams all arrays and keeps none; returns the bytes of the largest."""
     most = 0
     for _, array in stream(path, framework=framework, dtype=dtype, memory_limit=limit):
@@ -23,7 +24,7 @@ def consume(path: Path, framework: Any, dtype: str | None, limit: int) -> int:
 
 
 def held_and_extra_bytes(
-    path: Path, kind: str, framework: Any, dtype: str | None, limit: int
+    path: Path | str, kind: str, framework: Any, dtype: str | None, limit: int
 ) -> tuple[int, int]:
     """The bytes of what is held in the end, or at once by a stream, and the peak beyond them."""
 
@@ -38,3 +39,9 @@ def held_and_extra_bytes(
     peak = status("VmHWM")
     held = result if kind == "stream" else sum(array.nbytes for array in result.values())
     return held, peak - before - held
+
+
+def from_store(endpoint: str, location: str, framework: Any, limit: int) -> tuple[int, int]:
+    """The same of a load of a model in an object store."""
+    with s3.context(endpoint):
+        return held_and_extra_bytes(location, "load", framework, None, limit)

@@ -9,6 +9,7 @@ import functools
 import http.client
 import http.server
 import itertools
+import json
 import os
 import shutil
 import socket
@@ -57,6 +58,14 @@ class Bucket:
             for directory, _, files in os.walk(self._folder)
             for file in files
         )
+
+    def publish(self) -> None:
+        """Lets everybody read it."""
+        what = [f"arn:aws:s3:::{self._folder.name}", f"arn:aws:s3:::{self._folder.name}/*"]
+        actions = ["s3:GetObject", "s3:ListBucket"]
+        statement = {"Effect": "Allow", "Principal": "*", "Action": actions, "Resource": what}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+        os.setxattr(self._folder, "user.policy", policy.encode())  # where the server keeps it
 
     def context(self, **given: Any) -> waystation.Context:
         """Options by which it is reached."""

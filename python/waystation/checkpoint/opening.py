@@ -106,7 +106,8 @@ def recognise(
         NotFound, InvalidInput: There is no checkpoint of these.
     """
     found = None
-    if layout is not CheckpointLayout.SAFETENSORS:
+    is_file = root is None and storage.is_file(target)  # beneath which a store may refuse to look
+    if layout is not CheckpointLayout.SAFETENSORS and not is_file:
         found = next((name for name, reader in READERS.items() if reader.recognises(target, root)), None)
     if found is None and layout is not CheckpointLayout.ORBAX and _MODELS.recognises(target):
         return MODEL

@@ -44,7 +44,7 @@ def resolve(path: PathLike) -> str:
     Raises:
         InvalidInput: It is no path on a mounted file system, or names no directory; WrongType: no path.
     """
-    return _resolved(storage.absolute(path), path)
+    return _resolved(storage.absolute(path))
 
 
 def locate(path: PathLike) -> str:
@@ -53,13 +53,13 @@ def locate(path: PathLike) -> str:
     Raises:
         InvalidInput: It is neither, or names no directory; WrongType: no path.
     """
-    return _resolved(storage.located(path), path)
+    return _resolved(storage.located(path))
 
 
-def _resolved(whole: str, path: PathLike) -> str:
+def _resolved(whole: str) -> str:
     parent, name = os.path.split(whole)
     if not name or parent.endswith(":"):
-        raise InvalidInput(f"'{path}' names no directory that could be a checkpoint", path=os.fspath(path))
+        raise InvalidInput(f"'{whole}' names no directory that could be a checkpoint", path=whole)
     return os.path.join(storage.resolved(parent), name)
 
 
@@ -207,6 +207,11 @@ def _check_room_in_store(target: str, *, overwrite: bool, is_shared: bool) -> No
     What a killed save or a reader has left is not in the way. A path inside a checkpoint is no worse than
     others there: who deletes that one removes its own data only.
     """
+    if not storage.of(target).is_listable:
+        raise Unsupported(
+            f"'{target}' is behind HTTP, where nothing can be written; save to a path, or to s3://, gs:// or az://",
+            path=target,
+        )
     present = {entry.name for entry in storage.entries_or_none(target)}
     if names.RECORD in present:
         if not overwrite:

@@ -63,9 +63,9 @@ class SafetensorsReader:
         return OpenCheckpoint(target, tuple(stored), stored, metadata, None, modified_ns, is_model=True)
 
 
-def _version(header: Header) -> list[int]:
+def _version(header: Header) -> list[int | str | None]:
     """What of a file's identity is the same on all hosts that see it."""
-    return [header.identity.nbytes, header.identity.modified_ns]
+    return [header.identity.nbytes, header.identity.modified_ns, header.identity.tag]
 
 
 def decide(

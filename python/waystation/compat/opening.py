@@ -47,11 +47,11 @@ class safe_open:  # noqa: N801
     """A safetensors file whose tensors are read as they are asked for.
 
     Args:
-        filename: The file.
+        filename: The file, or its location (`s3://bucket/model.safetensors`, `https://…`).
         framework: What tensors come as: `pt` (`torch`), `np` (`numpy`) or `flax` (`jax`).
         device: Where they go. For torch a device, its name or the number of a GPU.
         backend: `"mmap"` has torch tensors on the CPU alias the mapped file, as the safetensors package does;
-            everything else, and all of it with `"pread"`, is read.
+            everything else, what is in an object store, and all of it with `"pread"`, is read.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -80,7 +80,7 @@ class safe_open:  # noqa: N801
             self._device = place
             self._is_closed = False
             self._codec = codec_of(name)
-            is_mapped = backend == "mmap" and name == "torch" and str(place) == "cpu"
+            is_mapped = backend == "mmap" and name == "torch" and str(place) == "cpu" and opened.is_local
             self._mappings = Mappings(opened, None) if is_mapped else None
 
     # ---- what is there -------------------------------------------------------------------------
@@ -237,8 +237,8 @@ class SafeSlice:
 def _path_of(filename: PathLike) -> str:
     if isinstance(filename, bytes):
         raise WrongType("a path is text or os.PathLike, not bytes; use os.fsdecode(path)")
-    path = storage.absolute(filename)
-    if storage.is_directory(path):
+    path = storage.located(filename)
+    if storage.of(path).is_listable and storage.is_directory(path):
         raise Directory(f"'{path}' is a directory; give the name of a file", path=path)
     return path
 
@@ -413,4 +413,5 @@ def parsed_header(data: Buffer, file_bytes: int, path: str) -> Header:
         Corrupt: They are not those of a safetensors file of that length.
     """
     metadata, tensors, data_start = _native.parse_safetensors_header(data, file_bytes, path)
-    return Header(path, storage.Identity(0, 0, file_bytes, 0, 0), metadata, tensors, data_start)
+    identity = storage.Identity(0, 0, file_bytes, 0, 0)
+    return Header(path, identity, metadata, tensors, data_start, storage.of(path))

@@ -117,7 +117,8 @@ class Arriving:
         """Ends all jobs and raises the error, or one that says better what has happened."""
         self.close()
         if isinstance(error, Conflict | Corrupt | NotFound):
-            check_unchanged(header for own in self._jobs for header in own.headers)
+            for header in [header for own in self._jobs for header in own.headers]:
+                header.check_unchanged()
             raise self._named(error)
         raise error
 

@@ -21,6 +21,7 @@ from waystation._errors import (
     Corrupt,
     InvalidInput,
     NotFound,
+    PermissionDenied,
     Unsupported,
     WaystationError,
 )
@@ -72,18 +73,27 @@ class DamagedFile:
 # ---- the file ----------------------------------------------------------------------------------
 
 
-def read_checksums(directory: str) -> dict[str, FileChecksums]:
+def read_checksums(directory: str, source: storage.Storage | None = None) -> dict[str, FileChecksums]:
     """What the file in a directory says, by names of files; nothing where there is none.
+
+    Args:
+        directory: The directory.
+        source: Its storage; by default that of the options in effect.
 
     Raises:
         Corrupt: It is damaged.
         Unsupported: It is of a newer version.
     """
     path = os.path.join(directory, FILE_NAME)
+    source = source or storage.of(path)
     try:
-        content = storage.read_file(path, limit_bytes=_LIMIT_BYTES)
+        (content,) = source.read_files([path], limit_bytes=_LIMIT_BYTES)
     except NotFound:
         return {}
+    except PermissionDenied:
+        if source.engine is None:
+            raise
+        return {}  # stores that may not be listed answer so for what is not there
     return {name: FileChecksums(*found) for name, found in _native.parse_checksums(content, path).items()}
 
 
@@ -120,9 +130,17 @@ def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _to
     Raises:
         NotFound, InvalidInput, Corrupt: As `open` does.
         Conflict: A file changed meanwhile, or another process has been replacing what is there for too long.
+        Unsupported: They are in an object store.
     """
     require_function("on_progress", on_progress)
     headers = find(files)
+    distant = next((header.path for header in headers if header.source.engine is not None), None)
+    if distant is not None:
+        raise Unsupported(
+            f"'{distant}' is in an object store, and checksums are written beside files of this system only; "
+            "sum the model before it is uploaded, and upload the checksums with it",
+            path=distant,
+        )
     for directory in dict.fromkeys(os.path.dirname(header.path) for header in headers):
         _refuse_checkpoint(directory)
     summed = _sum(headers, on_progress)
@@ -207,16 +225,16 @@ class _Known:
     def __init__(self) -> None:
         self._known: dict[str, dict[str, FileChecksums]] = {}
 
-    def in_directory(self, directory: str) -> dict[str, FileChecksums]:
-        """By names of files."""
+    def in_directory(self, directory: str, source: storage.Storage | None = None) -> dict[str, FileChecksums]:
+        """By names of files; `source` as `read_checksums` takes it."""
         if directory not in self._known:
-            self._known[directory] = read_checksums(directory)
+            self._known[directory] = read_checksums(directory, source)
         return self._known[directory]
 
-    def of(self, path: str) -> FileChecksums | None:
+    def of(self, path: str, source: storage.Storage | None = None) -> FileChecksums | None:
         """Of one file; None if it has none."""
         directory, name = os.path.split(path)
-        return self.in_directory(directory).get(name)
+        return self.in_directory(directory, source).get(name)
 
 
 def _summed_paths(files: Files, known: _Known, *, is_listed: bool) -> list[str]:
@@ -229,7 +247,7 @@ def _summed_paths(files: Files, known: _Known, *, is_listed: bool) -> list[str]:
             nothing but the listing of a directory says which they are.
     """
     summed = []
-    for path in map(storage.absolute, [files] if isinstance(files, str | os.PathLike) else files):
+    for path in map(storage.located, [files] if isinstance(files, str | os.PathLike) else files):
         is_directory = storage.is_directory(path)
         if not is_directory and not path.endswith(".json"):
             summed += [path] if known.of(path) is not None else []
@@ -247,6 +265,8 @@ def _summed_paths(files: Files, known: _Known, *, is_listed: bool) -> list[str]:
 
 
 def _indexes(directory: str) -> list[str]:
+    if not storage.of(directory).is_listable:
+        return []
     names_in = [entry.name for entry in storage.entries_or_none(directory)]
     return [os.path.join(directory, name) for name in names_in if name.endswith(SUFFIX)]
 
@@ -268,7 +288,8 @@ def _tensors_by_index(path: str) -> tuple[str, ...]:
 
 def _header_as_summed(path: str, wanted: FileChecksums | None) -> Header:
     """The header of a file that may be damaged or cut off: as far as can be told, that of the summed file."""
-    with storage.opened(path) as file:
+    source = storage.of(path)
+    with source.opened(path) as file:
         if file.status.kind != "file":
             raise Corrupt("a regular file was expected here", path=path)
         content = file.read(0, min(file.status.nbytes, LENGTH_BYTES + LIMIT_BYTES))
@@ -276,14 +297,14 @@ def _header_as_summed(path: str, wanted: FileChecksums | None) -> Header:
             nbytes = file.status.nbytes if wanted is None else wanted.nbytes
             metadata, tensors, start = _native.parse_safetensors_header(content, nbytes, path)
         except WaystationError:
-            return Header(path, file.status.identity, None, [], 0)
-        return Header(path, file.status.identity, metadata, tensors, start)
+            return Header(path, file.status.identity, None, [], 0, source)
+        return Header(path, file.status.identity, metadata, tensors, start, source)
 
 
 def checksums_of(headers: Sequence[Header]) -> list[FileChecksums | None]:
     """The checksums of files, None for those that have none."""
     known = _Known()
-    return [known.of(header.path) for header in headers]
+    return [known.of(header.path, header.source) for header in headers]
 
 
 def require_checksums(
@@ -370,8 +391,7 @@ def _sum(headers: Sequence[Header], on_progress: OnProgress) -> list[FileChecksu
             found[place].append(part)
             done += min(_CHUNK_BYTES, headers[place].identity.nbytes - begin)
             on_progress(done, total)
-    for header in headers:
-        header.check_unchanged()
+    check_unchanged(headers)
     return [
         FileChecksums(header.identity.nbytes, b"".join(parts))
         for header, parts in zip(headers, found, strict=True)

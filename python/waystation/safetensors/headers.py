@@ -8,7 +8,8 @@ shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NoReturn
@@ -27,6 +28,7 @@ Tensor = tuple[str, str, tuple[int, ...], int, int]
 # A small header comes with the first request; on a network file system each waits for an answer.
 _FIRST_BYTES = 64 << 10
 _THREADS = 8
+_THREADS_OF_STORES = 32  # which wait for answers, and do nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Header:
         metadata: Text for people, if there is any.
         tensors: What it holds, in the order of the data.
         data_start: Where the data begin.
+        source: The storage that it was read from: that of the options in effect then.
     """
 
     path: str
@@ -46,19 +49,39 @@ class Header:
     metadata: dict[str, str] | None
     tensors: list[Tensor]
     data_start: int
+    source: storage.Storage
 
-    def read(self, begin: int, nbytes: int) -> bytes:
-        """Reads a part of the file.
+    @property
+    def is_tagged(self) -> bool:
+        """Whether every read of the file tells its version, so that none can be of another one."""
+        return self.identity.tag is not None
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[storage.OpenFile]:
+        """The file, as it was when its header was read.
 
         Raises:
-            Conflict: The file has become shorter.
+            Conflict: It has changed.
         """
-        with storage.opened(self.path) as file:
+        if not self.is_tagged:
+            self.check_unchanged()
+        with self.source.opened(self.path, seen=self.identity if self.is_tagged else None) as file:
+            if file.status.identity != self.identity:
+                self.refuse_change_to(file.status.identity)
+            yield file
+
+    def read(self, begin: int, nbytes: int) -> bytes:
+        """Reads a part of the file, whatever that is by now; `check_unchanged` tells.
+
+        Raises:
+            Conflict: The file has become shorter, or is another version of which the store tells.
+        """
+        with self.source.opened(self.path, seen=self.identity if self.is_tagged else None) as file:
             return _read_range(file, begin, nbytes)
 
     def check_unchanged(self) -> None:
         """Raises Conflict if the file is not what it was when its header was read."""
-        found = storage.status(self.path)
+        found = self.source.status(self.path)
         if found is None:
             raise Conflict("the file was removed while it was in use", path=self.path)
         if found.identity != self.identity:
@@ -80,20 +103,27 @@ def read_headers(paths: Sequence[str]) -> list[Header]:
         NotFound: A file is not there.
         Corrupt: A file is no safetensors file, damaged or cut off; names the tensor where it is one's fault.
     """
+    # Chosen here, as other threads do not know the options in effect.
+    sources = [storage.of(path) for path in paths]
     if len(paths) < 2:
-        return [read_header(path) for path in paths]
-    with ThreadPoolExecutor(min(_THREADS, len(paths)), thread_name_prefix="waystation: headers") as readers:
-        return list(readers.map(read_header, paths))
+        return list(map(_read_from, paths, sources))
+    most = _THREADS if all(source.engine is None for source in sources) else _THREADS_OF_STORES
+    with ThreadPoolExecutor(min(most, len(paths)), thread_name_prefix="waystation: headers") as readers:
+        return list(readers.map(_read_from, paths, sources))
 
 
 def read_header(path: str) -> Header:
     """Reads the header of one file, see `read_headers`."""
-    with storage.opened(path) as file:
-        return _read(file, path)
+    return _read_from(path, storage.of(path))
+
+
+def _read_from(path: str, source: storage.Storage) -> Header:
+    with source.opened(path) as file:
+        return _read(file, path, source)
 
 
 @paused_collection()
-def _read(file: storage.OpenFile, path: str) -> Header:
+def _read(file: storage.OpenFile, path: str, source: storage.Storage) -> Header:
     if file.status.kind != "file":
         raise Corrupt("a regular file was expected here", path=path)
     identity = file.status.identity
@@ -111,7 +141,7 @@ def _read(file: storage.OpenFile, path: str) -> Header:
             raise
         # As any other content that cannot be parsed: damage may begin like a file of another format, too.
         raise Corrupt(f"'{path}' is not a safetensors file, but {foreign}", path=path) from error
-    return Header(path, identity, metadata, tensors, data_start)
+    return Header(path, identity, metadata, tensors, data_start, source)
 
 
 def _read_range(file: storage.OpenFile, begin: int, nbytes: int) -> bytes:
@@ -122,6 +152,8 @@ def _read_range(file: storage.OpenFile, begin: int, nbytes: int) -> bytes:
 
 
 def check_unchanged(headers: Iterable[Header]) -> None:
-    """Raises Conflict if one of the files is not what it was when its header was read."""
+    """Raises Conflict if one of the files is not what it was when its header was read, but for those of which
+    every read tells."""
     for header in headers:
-        header.check_unchanged()
+        if not header.is_tagged:
+            header.check_unchanged()

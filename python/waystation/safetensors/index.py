@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from waystation import _native, storage
 from waystation._errors import Corrupt
 from waystation.safetensors.headers import Header
+from waystation.storage.foreign import described_bytes
 
 SUFFIX = ".safetensors.index.json"
 
@@ -50,9 +51,17 @@ class Index:
             return False
         return found is not None and found.identity == self.identity
 
-    def check_present(self) -> None:
-        """Raises Corrupt if one of its files is missing."""
-        absent = [file for file in self.files() if not storage.is_there(file)]
+    def check_present(self, names: Collection[str] | None = None) -> None:
+        """Raises Corrupt if one of its files is missing.
+
+        Args:
+            names: What is in its directory, as far as that is known.
+        """
+        absent = [
+            file
+            for file in self.files()
+            if not (storage.is_there(file) if names is None else os.path.basename(file) in names)
+        ]
         if absent:
             shown = ", ".join(repr(os.path.basename(file)) for file in absent[:_SHOWN])
             more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
@@ -106,8 +115,16 @@ def read_index(path: str) -> Index:
     with storage.opened(path) as file:
         if file.status.kind != "file":
             raise Corrupt("a regular file was expected here", path=path)
-        content = storage.read_file(path, limit_bytes=_LIMIT_BYTES)
-    return Index(path, file.status.identity, _native.parse_safetensors_index(content, path))
+        if file.status.nbytes > _LIMIT_BYTES:
+            raise Corrupt(f"an index has no more than {_LIMIT_BYTES} bytes", path=path)
+        content = file.read(0, file.status.nbytes)
+    try:
+        return Index(path, file.status.identity, _native.parse_safetensors_index(content, path))
+    except Corrupt as error:
+        foreign = described_bytes(content, path)
+        if foreign is None:
+            raise
+        raise Corrupt(f"'{path}' is not an index, but {foreign}", path=path) from error
 
 
 def is_text(value: str) -> bool:

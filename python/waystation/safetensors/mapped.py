@@ -56,7 +56,7 @@ class Mappings:
 
 def _map_file(header: Header) -> mmap.mmap:
     try:
-        with storage.opened(header.path) as file:
+        with header.opened() as file:
             mapped = storage.mapped(file, writable=True)
     except WaystationError:
         header.check_unchanged()

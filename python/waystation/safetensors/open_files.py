@@ -41,6 +41,9 @@ _LEAST_VERIFIED_STRETCH_BYTES = 8 << 20
 # The caller's thread reads this in less than the half millisecond that a job of the engine takes to start.
 _SMALL_BYTES = 1 << 20
 
+# What one job has in flight from a store.
+_REQUESTS = 16
+
 # Of a process's descriptors, of which it may have no more than a thousand or so.
 _MOST_HELD_FILES = 64
 
@@ -140,9 +143,21 @@ class OpenFiles(Readable):
         """The tensors as a state: one dict."""
         return self.numbers
 
+    @cached_property
+    def _devices(self) -> list[int]:
+        """What holds each file: a device of this system or an object store, by a number."""
+        numbers: dict[tuple[object, int], int] = {}
+        kept = [(header.source.engine, header.identity.device) for header in self.headers]
+        return [numbers.setdefault(device, len(numbers)) for device in kept]
+
     def device_of(self, number: int) -> int:
-        """The device that holds a tensor, as the system numbers those of file systems."""
-        return self.headers[int(self._files[number])].identity.device
+        """The number of the device, or object store, that holds a tensor."""
+        return self._devices[int(self._files[number])]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all files are of this system, so that they can be mapped, and are cached by it."""
+        return all(header.source.engine is None for header in self.headers)
 
     def least_stretch_bytes(self, verify: bool | None) -> int:
         """How long what is read without a gap has to be, at least, so that little is read in vain.
@@ -188,11 +203,8 @@ class OpenFiles(Readable):
     def _hold(self, place: int) -> _Held:
         """A file held open for the next small reads, in place of the one that is held longest."""
         header = self.headers[place]
-        header.check_unchanged()
         with contextlib.ExitStack() as opening:
-            file = opening.enter_context(storage.opened(header.path))
-            if file.status.identity != header.identity:
-                header.refuse_change_to(file.status.identity)
+            file = opening.enter_context(header.opened())
             held = _Held(file, opening.pop_all())
         # Without a lock, which a fork could leave locked in the child: a file is at worst opened twice.
         with contextlib.suppress(KeyError, RuntimeError, StopIteration):
@@ -305,12 +317,12 @@ class OpenFiles(Readable):
         return words, used, files, tensors
 
     def _by_device(self, wanted: _Wanted) -> list[_Wanted]:
-        """What is wanted of each device that holds files."""
-        devices = [header.identity.device for header in self.headers]
+        """What is wanted of each device, or store, that holds files."""
+        devices = self._devices
         if len(set(devices)) == 1:
             return [wanted] if len(wanted.whole) or wanted.parts else []
         shares: list[_Wanted] = []
-        of_whole = np.array(devices, np.uint64)[self._files[wanted.whole[:, 0]]]
+        of_whole = np.array(devices)[self._files[wanted.whole[:, 0]]]
         for device in dict.fromkeys(devices):
             whole = wanted.whole[of_whole == device]
             parts = [part for part in wanted.parts if self.device_of(part[0]) == device]
@@ -330,10 +342,11 @@ class OpenFiles(Readable):
         announce: bool = False,
         among: tuple[int, int] | None = None,
     ) -> Arriving:
-        """Starts a job of the engine for each device that holds files, all at once, so that all are busy."""
+        """Starts a job of the engine for each device, or store, that holds files, all at once, so that all
+        are busy."""
         planned = [self._words(share) for share in self._by_device(wanted)]
         check_unchanged(self.headers[file] for _, used, *_ in planned for file in used)
-        shared = read_job.shared(options, len(planned))
+        shared = read_job.shared(options, len(planned), requests=None if self.is_local else _REQUESTS)
         arriving = Arriving(nbytes, statistics, self._named)
         try:
             for words, used, places, tensors in planned:
@@ -346,6 +359,8 @@ class OpenFiles(Readable):
                     destinations.regions,
                     announce=announce,
                     among=among,
+                    root=self.headers[used[0]].source,
+                    versions=[self.headers[file].identity.tag for file in used],
                 )
                 arriving.add(ReadJob(job, [self.headers[file] for file in used], places, tensors))
                 on_job(job)

@@ -14,7 +14,7 @@ from typing import Any
 
 from waystation._arguments import require_function
 from waystation._collection import paused_collection
-from waystation._errors import InvalidInput
+from waystation._errors import InvalidInput, Unsupported
 from waystation._options import Options
 from waystation._options.checks import positive_or_none
 from waystation._options.in_effect import current_options
@@ -140,6 +140,11 @@ def decide(
     dtypes = list(map(choose, names, [array.dtype for array in stored]))
     places = placing.places(codec, new_names, stored, dtypes)
     wanted = Wanted(numbers, new_names, stored, dtypes, places)
+    if mmap and not opened.is_local:
+        path = opened.headers[0].path
+        raise Unsupported(
+            f"only files of this system can be mapped, not '{path}'; load without mmap", path=path
+        )
     is_mapped = mmap and not options.array.loading.verify
     mappings = Mappings(opened, _MAP_ALIGN_BYTES.get(codec.name)) if is_mapped else None
     incoming = incoming_of(opened, codec, wanted, casts.rule_of_loads(options))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import urllib.parse
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -18,6 +19,7 @@ from waystation._errors import (
     Corrupt,
     InvalidInput,
     NotFound,
+    Unsupported,
     WaystationError,
     WrongType,
 )
@@ -94,15 +96,18 @@ def find_in_checkpoint(path: str) -> list[Header]:
         _check_numbers(path, [name for name in names if name.endswith(_EXTENSION)])
         for name in names:
             if name.endswith(SUFFIX):
-                read_index(os.path.join(path, name)).check_present()
+                read_index(os.path.join(path, name)).check_present(names)
     return _read(paths, None)
 
 
 def _read(paths: Sequence[str], index: Index | None) -> list[Header]:
     """The headers, held against the index and each other."""
-    if index is not None:
-        index.check_present()
-    headers = read_headers(paths)
+    try:
+        headers = read_headers(paths)
+    except NotFound:
+        if index is not None:
+            index.check_present()  # which says that the model is there in part
+        raise
     if index is not None:
         index.check(headers)
     _check_unique(headers)
@@ -112,7 +117,7 @@ def _read(paths: Sequence[str], index: Index | None) -> list[Header]:
 def _paths(files: Sequence[PathLike]) -> list[str]:
     if not isinstance(files, Iterable):
         raise WrongType(f"files must be a path or several paths, not {type(files).__name__}")
-    paths = [storage.absolute(path) for path in files]
+    paths = [storage.located(path) for path in files]
     if not paths:
         raise InvalidInput("no files were given")
     return paths
@@ -120,12 +125,20 @@ def _paths(files: Sequence[PathLike]) -> list[str]:
 
 def _resolve(files: PathLike) -> tuple[list[str], Index | None]:
     """The files that a path means, and the index that names them."""
-    path = storage.absolute(files)
-    if storage.is_directory(path):
-        return _in_directory(path)
-    advice = "" if storage.is_there(path) else hub_advice(path)
-    if advice:
-        raise NotFound(f"there is no file or directory '{path}'{advice}", path=path)
+    path = storage.located(files)
+    if storage.of(path).is_listable:
+        found = storage.status(path)
+        if found is not None and found.kind == "directory":
+            return _in_directory(path)
+        advice = hub_advice(path) if found is None else ""
+        if advice:
+            raise NotFound(f"there is no file or directory '{path}'{advice}", path=path)
+    elif urllib.parse.urlsplit(os.fspath(files)).path.endswith("/"):
+        raise Unsupported(
+            f"'{path}' is a directory behind HTTP, where nothing can be listed; give its index "
+            f"({_INDEX_FILE}), or its files",
+            path=path,
+        )
     if path.endswith(".json"):
         index = read_index(path)
         return index.files(), index
@@ -168,6 +181,8 @@ def _in_directory(directory: str) -> tuple[list[str], Index | None]:
 
 def checkpoint_of(directory: str) -> str | None:
     """The checkpoint, of ours or of Orbax, that a directory is or is a checkpointable of; None if none."""
+    if not storage.of(directory).is_listable:
+        return None
     for each in (directory, os.path.dirname(directory)):
         if storage.is_file(os.path.join(each, RECORD)) or orbax.is_checkpoint(each):
             return each

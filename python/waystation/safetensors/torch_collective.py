@@ -84,7 +84,7 @@ def load_in_group(
         send: Whether what several processes need is read by one of them and sent to the others; else each
             reads all that it needs itself, through the page cache, and the processes of a machine begin at
             different places, so that its disk is read once. None: send, unless all are on CPUs of one
-            machine that has the memory to cache what they need.
+            machine that has the memory to cache what they need. What is in an object store is sent.
 
     Returns:
         The tensors by name, in the order of the files.
@@ -125,7 +125,7 @@ def load_in_group(
 
     def describe(decided: tuple[OpenFiles, GroupPlan, Any]) -> bytes:
         opened, plan, place = decided
-        view = View.of(opened.headers, options, is_on_host=place.device.type == "cpu")
+        view = View.of(opened.headers, options, is_on_host=place.device.type == "cpu" and opened.is_local)
         said = plan.digest(), send, plan.page_cache_bytes() if plan.sent else 0
         return json.dumps([said, view]).encode()
 

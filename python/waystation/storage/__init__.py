@@ -83,7 +83,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _LOCAL: Storage = LocalStorage()
-_SHORTENED = re.compile("(s3|s3a|gs|az|abfs|abfss):/[^/]")
+_SHORTENED = re.compile("(s3|s3a|gs|az|abfs|abfss|https?):/[^/]")
 # Threads that wait for a store.
 _SIDE_BY_SIDE = 32
 
@@ -102,8 +102,10 @@ def absolute(path: object) -> str:
     if not isinstance(text, str) or not text or "\0" in text:
         raise UnusablePath(f"{text!r} is not a usable path")
     if "://" in text:
+        from waystation.storage import object_store
+
         raise InvalidInput(
-            f"'{text}' is a URL, and this works on paths of mounted file systems only", path=text
+            f"'{object_store.shown(text)}' is a URL, and this works on paths of mounted file systems only"
         )
     try:
         whole = os.path.abspath(os.path.expanduser(text))
@@ -124,7 +126,8 @@ def absolute(path: object) -> str:
 
 
 def located(path: object) -> str:
-    """The absolute form of a path, or the location in an object store that it is (`s3://bucket/name`).
+    """The absolute form of a path, or the location that it is: in an object store (`s3://bucket/name`), or
+    behind HTTP, then without its query (see `object_store`).
 
     Raises:
         InvalidInput: It is a URL, and no such location; and what `absolute` raises.
@@ -135,10 +138,11 @@ def located(path: object) -> str:
 
         return object_store.location(text)
     if isinstance(path, os.PathLike) and isinstance(text, str) and _SHORTENED.match(text):
+        from waystation.storage import object_store
+
         raise InvalidInput(
-            f"'{text}' was a location of an object store, from which pathlib has taken a slash; give it as a "
-            "string",
-            path=text,
+            f"'{object_store.shown(text)}' was a location of an object store, from which pathlib has taken a "
+            "slash; give it as a string"
         )
     return absolute(path)
 
@@ -176,8 +180,8 @@ def renames(path: PathLike) -> Renames:
     return found
 
 
-def engine_root(root: Root | None) -> _native.Directory | _native.ObjectStore | None:
-    """A directory held open, as functions of the engine take it."""
+def engine_root(root: Root | Storage | None) -> _native.Directory | _native.ObjectStore | None:
+    """A directory held open, or a storage, as functions of the engine take it."""
     return None if root is None else root.engine
 
 
@@ -305,6 +309,8 @@ def files_below(path: str, root: Root | None = None) -> dict[str, int]:
         if entry.kind == "directory":
             for name, nbytes in files_below(below, root).items():
                 found[os.path.join(entry.name, name)] = nbytes
+        elif entry.nbytes is not None:
+            found[entry.name] = entry.nbytes
         elif (seen := status(below, root)) is not None:
             found[entry.name] = seen.nbytes
     return found

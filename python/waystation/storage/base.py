@@ -70,10 +70,12 @@ class Entry(NamedTuple):
     Attributes:
         name: The name.
         kind: What it is itself, not what a link leads to.
+        nbytes: How long it is, where a listing says that.
     """
 
     name: str
     kind: Kind
+    nbytes: int | None = None
 
 
 class OpenFile(Protocol):
@@ -126,8 +128,13 @@ class Reader(Protocol):
         """
         ...
 
-    def opened(self, path: str) -> AbstractContextManager[OpenFile]:
+    def opened(self, path: str, *, seen: Identity | None = None) -> AbstractContextManager[OpenFile]:
         """Opens a file to read from it, as long as the block lasts. Never waits for a named pipe.
+
+        Args:
+            path: The file.
+            seen: What it was when the caller looked at it last. A store asks no more then: it reads that
+                version, or raises Conflict. Elsewhere the caller compares.
 
         Raises:
             NotFound: Nothing is there.
@@ -266,6 +273,11 @@ class Storage(Reader, Protocol):
 
     def remove_tree(self, path: str) -> None:
         """Removes a directory with all that is below it, or a file; what is gone already is no error."""
+        ...
+
+    @property
+    def is_listable(self) -> bool:
+        """Whether it tells what is in a directory; behind HTTP nothing does."""
         ...
 
     @property

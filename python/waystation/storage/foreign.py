@@ -20,6 +20,7 @@ _BY_FIRST_BYTES = [
     (b"\x93NUMPY", "an array of NumPy; 'numpy.load' opens it"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file; h5py opens it, and Keras its own weights"),
 ]
+_HTML = (b"<!doctype html", b"<html")
 _BY_SUFFIX = {
     ".onnx": "an ONNX file; the package onnx opens it",
     ".msgpack": "a msgpack file; 'flax.serialization.msgpack_restore' opens those of Flax",
@@ -49,6 +50,11 @@ def described_bytes(first: bytes, path: str) -> str | None:
     for beginning, text in _BY_FIRST_BYTES:
         if first.startswith(beginning):
             return text
+    if first.lstrip()[: len(_HTML[0])].lower().startswith(_HTML):
+        return (
+            "a page of HTML, as servers send for a directory or in place of a file; give the URL of the file "
+            "itself (on the Hugging Face hub /resolve/ where the page has /blob/)"
+        )
     if first.startswith(b"PK\x03\x04"):
         return _described_archive(first, path)
     if re.match(rb"\x80[\x02-\x05]", first):

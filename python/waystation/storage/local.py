@@ -95,7 +95,7 @@ class LocalReader:
         return sorted(listed, key=lambda entry: entry.name)
 
     @contextlib.contextmanager
-    def opened(self, path: str) -> Iterator[LocalFile]:
+    def opened(self, path: str, *, seen: Identity | None = None) -> Iterator[LocalFile]:
         """See `base.Reader`."""
         with self._open(path) as descriptor:
             try:
@@ -153,6 +153,7 @@ class LocalStorage(LocalReader):
     """See `base.Storage`; it is also what it can do besides."""
 
     engine = None
+    is_listable = True
 
     def __init__(self) -> None:
         super().__init__(None)

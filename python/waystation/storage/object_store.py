@@ -1,4 +1,4 @@
-"""Object stores: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage.
+"""Object stores: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage; servers of HTTP.
 
 A path is a whole location, `s3://bucket/run/1200`. What stands for a directory is the beginning of names.
 Requests, signatures and retries are the engine's (`crates/waystation-store`), and each ends within the
@@ -6,15 +6,21 @@ deadline of the options.
 Failure sequence of a write: a client that is killed before a request arrives has changed nothing; after it,
 the whole object is there. A small object is put in one request, on condition that it is new, or unchanged,
 where that counts.
+
+A URL of HTTP is a location as well. Its query may be a signature, which nobody is to see, so the location of
+`https://host/a?query` is `https+query-1a2b3c4d://host/a`: what stands for the query is looked up here, in
+this process. Whatever lies beside it is asked for with the same query.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import io
 import os
 import re
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import IO, TypeAlias
 
@@ -27,8 +33,18 @@ from waystation.storage.base import Entry, Identity, Status
 
 _Version: TypeAlias = tuple[int, int, str | None, str | None]
 
-_LOCATION = re.compile(r"(?P<root>(?:s3|s3a|gs|az|abfs|abfss)://[^/]+)(?P<key>/.*)?", re.DOTALL)
+_LOCATION = re.compile(
+    r"(?P<root>(?:s3|s3a|gs|az|abfs|abfss|https?(?:\+query-(?P<query>[0-9a-f]+))?)://[^/]+)(?P<key>/.*)?",
+    re.DOTALL,
+)
+_URL = re.compile("https?://", re.IGNORECASE)
+# By what stands for them, the oldest first. Whoever opens signed files for weeks does not keep them all.
+_queries: dict[str, str] = {}
+_MOST_QUERIES = 10_000
+_LEAST_DIGITS = 8
 _COMMIT_LIMIT_BYTES = 256 << 20
+# What comes with the first request: most headers. So many bytes cost less than a second request.
+_BEGINNING_BYTES = 256 << 10
 # Stores that are reached in different ways at a time.
 _MOST_STORES = 64
 
@@ -39,11 +55,13 @@ def location(text: str) -> str:
     Raises:
         InvalidInput: It is none.
     """
+    if _URL.match(text):
+        text = _location_of_url(text)
     found = _LOCATION.fullmatch(text)
     if found is None:
         raise InvalidInput(
-            f"'{_without_password(text)}' is no location of a store that is known; give one like "
-            "s3://bucket/name, gs://bucket/name or az://container/name, or a path",
+            f"'{shown(text)}' is no location of a store that is known; give one like s3://bucket/name, "
+            "gs://bucket/name or az://container/name, the https:// URL of a file, or a path",
         )
     root, key = found["root"], (found["key"] or "").strip("/")
     if "@" in root and not root.startswith("abfs"):
@@ -54,32 +72,71 @@ def location(text: str) -> str:
     return "/".join([root, *parts])
 
 
-def _without_password(text: str) -> str:
-    return re.sub(r"//[^/]*@", "//…@", text)
+def shown(text: str) -> str:
+    """A URL without what may be a credential: a password, or the query, which may be a signature."""
+    return re.sub(r"//[^/]*@", "//…@", re.sub(r"[?#].*", "?…", text, flags=re.DOTALL))
+
+
+def _location_of_url(url: str) -> str:
+    """The location of a URL of HTTP, whose query is kept apart.
+
+    Raises:
+        InvalidInput: It is none.
+    """
+    try:
+        scheme, host, path, query, _ = urllib.parse.urlsplit(url)
+        name = urllib.parse.unquote(path, errors="strict")
+    except ValueError:
+        host = name = ""
+    if not host or "%2f" in path.lower():
+        raise InvalidInput(f"'{shown(url)}' is no URL of a file that can be read")
+    return f"{scheme}{f'+query-{_kept(query)}' if query else ''}://{host}{name}"
+
+
+def _kept(query: str) -> str:
+    """What stands for a query; the same in all processes of a program, unless two queries are alike."""
+    digest = hashlib.sha256(query.encode()).hexdigest()
+    digits = _LEAST_DIGITS
+    while _queries.setdefault(digest[:digits], query) != query:
+        digits += 1
+    with contextlib.suppress(KeyError, RuntimeError, StopIteration):  # another thread has done it
+        while len(_queries) > _MOST_QUERIES:
+            del _queries[next(iter(_queries))]
+    return digest[:digits]
 
 
 def of(path: str) -> ObjectStorage:
     """The store of a location, as the options in effect say it is reached."""
     found = _LOCATION.fullmatch(path)
     if found is None:
-        raise InvalidInput(f"'{_without_password(path)}' is no location of an object store")
+        raise InvalidInput(f"'{shown(path)}' is no location of an object store")
+    query = None if found["query"] is None else _queries.get(found["query"])
+    if query is None and found["query"] is not None:
+        raise InvalidInput(
+            f"this process has not seen the query of '{path}'; give the URL itself, with its query", path=path
+        )
     options = current_options().storage
-    settings = StoreSettings(options.settings)
     return _store(
-        found["root"], settings, options.deadline_s, allow_unconditional=options.allow_unconditional
+        found["root"],
+        StoreSettings(options.settings),
+        options.deadline_s,
+        allow_unconditional=options.allow_unconditional,
+        query=query,
     )
 
 
 @functools.lru_cache(_MOST_STORES)
 def _store(
-    root: str, settings: StoreSettings, deadline_s: float, *, allow_unconditional: bool
+    root: str, settings: StoreSettings, deadline_s: float, *, allow_unconditional: bool, query: str | None
 ) -> ObjectStorage:
-    given = list(settings.items())
-    return ObjectStorage(
-        _native.ObjectStore(
-            root, options=given, deadline_s=deadline_s, allow_unconditional=allow_unconditional
-        )
+    made = _native.ObjectStore(
+        root,
+        options=list(settings.items()),
+        deadline_s=deadline_s,
+        allow_unconditional=allow_unconditional,
+        query=query,
     )
+    return ObjectStorage(made, is_listable=not root.startswith("http"))
 
 
 class ObjectFile:
@@ -87,16 +144,19 @@ class ObjectFile:
 
     descriptor = None
 
-    def __init__(self, store: _native.ObjectStore, path: str, status: Status) -> None:
+    def __init__(self, store: _native.ObjectStore, path: str, status: Status, beginning: bytes = b"") -> None:
         self.path = path
         self.status = status
         self._store = store
+        self._beginning = beginning
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """See `base.OpenFile`."""
         end = min(offset + nbytes, self.status.nbytes)
         if end <= offset:
             return b""
+        if end <= len(self._beginning):
+            return self._beginning[offset:end]
         return self._store.get_range(self.path, offset, end, _version(self.status.identity))
 
     def fill(self, offset: int, view: memoryview) -> None:
@@ -129,16 +189,26 @@ class ObjectReader:
         objects, directories = self.engine.list(path)
         if not objects and not directories:
             raise NotFound(f"nothing is at '{path}'", path=path)
-        found = [Entry(name, "file") for name, _ in objects]
+        found = [Entry(name, "file", nbytes) for name, (nbytes, *_) in objects]
         return sorted([*found, *(Entry(name, "directory") for name in directories)])
 
     @contextlib.contextmanager
-    def opened(self, path: str) -> Iterator[ObjectFile]:
+    def opened(self, path: str, *, seen: Identity | None = None) -> Iterator[ObjectFile]:
         """See `base.Reader`."""
-        status = self.status(path)
-        if status is None:
-            raise NotFound(f"there is no object '{path}'", path=path)
-        yield ObjectFile(self.engine, path, status)
+        if seen is not None:
+            yield ObjectFile(self.engine, path, Status("file", seen))
+        else:
+            yield self._open(path)
+
+    def _open(self, path: str) -> ObjectFile:
+        try:
+            beginning, version = self.engine.get_beginning(path, _BEGINNING_BYTES)
+        except NotFound as error:
+            status = None if "bucket" in error.context else self.status(path)
+            if status is None:
+                raise
+            return ObjectFile(self.engine, path, status)
+        return ObjectFile(self.engine, path, Status("file", _identity(version)), beginning)
 
     def read_files(self, paths: Sequence[str], *, limit_bytes: int | Sequence[int]) -> list[bytes]:
         """See `base.Reader`."""
@@ -193,6 +263,10 @@ class ObjectStorage(ObjectReader):
 
     renames = None
 
+    def __init__(self, store: _native.ObjectStore, *, is_listable: bool) -> None:
+        super().__init__(store)
+        self.is_listable = is_listable
+
     def hold(self, path: str, *, follow_links_out: bool = False) -> ObjectRoot:
         """See `base.Storage`."""
         return ObjectRoot(self.engine, path)
@@ -202,8 +276,8 @@ class ObjectStorage(ObjectReader):
         return path
 
     def is_writable(self, directory: str) -> bool:
-        """See `base.Storage`: only a write tells."""
-        return True
+        """See `base.Storage`: behind HTTP nothing is; elsewhere only a write tells."""
+        return self.is_listable
 
     def free_bytes(self, directory: str) -> int | None:
         """See `base.Storage`: nobody knows."""

@@ -31,8 +31,9 @@ def start(
     *,
     announce: bool = False,
     among: tuple[int, int] | None = None,
-    root: storage.Root | None = None,
+    root: storage.Root | storage.Storage | None = None,
     may_be_longer: bool = False,
+    versions: Sequence[str | None] | None = None,
 ) -> _native.Job:
     """Starts to read files as the options say.
 
@@ -45,8 +46,10 @@ def start(
         announce: Whether the job tells record by record what is in place.
         among: The number of this process among so many that read the same through the page cache, if there
             are others: each begins with another part.
-        root: The directory beneath which all files are opened; without it they are opened by their paths.
+        root: The directory beneath which all files are opened, or their storage; without it they are opened
+            by their paths in this system.
         may_be_longer: Whether a file may have more bytes than it is said to have.
+        versions: The tags that the files have, where their storage gives such; another version is Conflict.
     """
     engine = options.engine
     return _native.start_read(
@@ -65,6 +68,7 @@ def start(
         among=among,
         root=storage.engine_root(root),
         may_be_longer=may_be_longer,
+        versions=versions,
     )
 
 
@@ -106,13 +110,19 @@ def _tell(reason: str) -> None:
     _log.warning("not everything was read straight to the GPU, as gpu_direct asks: %s", reason)
 
 
-def shared(options: Options, count: int) -> Options:
-    """The options of each of so many jobs that run at once, where they bound what one takes."""
+def shared(options: Options, count: int, *, requests: int | None = None) -> Options:
+    """The options of each of so many jobs that run at once, where they bound what one takes.
+
+    Args:
+        options: Of all.
+        count: How many run at once.
+        requests: How many requests one job has in flight of its own accord; None where that does not count.
+    """
     if count < 2:
         return options
     chosen = options.thawed()
     engine, memory_options = chosen.engine, chosen.memory
-    engine.depth = _share(engine.depth, count)
+    engine.depth = _share(engine.depth or requests, count)
     engine.threads = _share(engine.threads, count)
     memory_options.read_concurrent_bytes = _share(memory_options.read_concurrent_bytes, count)
     return chosen.frozen()

@@ -198,7 +198,9 @@ def _has(directory: str, name: str, root: storage.Root | None = None) -> bool:
 
 
 def _below(path: str, root: storage.Root | None = None) -> Sequence[str]:
-    """The directories below a path that could be checkpointables."""
+    """The directories below a path that could be checkpointables; behind HTTP nothing tells of any."""
+    if not storage.of(path).is_listable:
+        return []
     return [
         os.path.join(path, name)
         for name in storage.directories(path, root)
