@@ -3,7 +3,7 @@
 Removed is what provably belongs to no running process: attempts of processes of this machine that are gone.
 Whether a process of another machine (or of another container) still runs cannot be told from here, so its
 attempts are removed only when they have shown no sign of life for long. What a checkpoint's record names is
-never touched.
+never touched. In an object store leases tell who is alive (`layouts/native/in_store.py`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import Literal
 from waystation import storage
 from waystation._errors import InvalidInput, NotFound
 from waystation.checkpoint.paths import PathLike, is_native_checkpoint
-from waystation.layouts.native import orphans
+from waystation.layouts.native import in_store, names, orphans
 from waystation.storage.attempts import (
     Leftover,
     export_stages,
     leftovers,
     remove,
 )
+from waystation.storage.signs_of_life import EXPIRES_S
 
 DAY_S = 86_400.0
 
-Verdict = Literal["dead", "abandoned", "running", "unknown", "undecided"]
+Verdict = Literal["dead", "abandoned", "running", "leased", "unknown", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,10 @@ class FoundLeftover:
         leftover: The attempt.
         nbytes: Bytes of its files.
         verdict: `dead` (its process provably no longer runs), `abandoned` (of another machine, without a
-            sign of life for as long as was asked), `running` (its process does), `unknown` (of another
-            machine, and recent), `undecided` (a prepared part of a save to local storage: the next load,
-            save or delete there by all processes of the program finds out whether it belongs to a
-            checkpoint).
+            sign of life for as long as was asked), `running` (its process does), `leased` (in an object
+            store: its lease has not run out), `unknown` (of another machine, and recent), `undecided` (a
+            prepared part of a save to local storage: the next load, save or delete there by all processes of
+            the program finds out whether it belongs to a checkpoint).
     """
 
     leftover: Leftover
@@ -57,7 +58,7 @@ def find_leftovers(directory: PathLike, *, older_than_s: float = DAY_S) -> list[
     """Finds the unfinished attempts in a directory of checkpoints or exports, and inside of checkpoints.
 
     Args:
-        directory: Where checkpoints or exports are.
+        directory: Where checkpoints or exports are; in an object store also one checkpoint.
         older_than_s: From which age on attempts of other machines count as abandoned.
 
     Raises:
@@ -66,11 +67,11 @@ def find_leftovers(directory: PathLike, *, older_than_s: float = DAY_S) -> list[
     """
     if not older_than_s >= 0:
         raise InvalidInput(f"an age cannot be {older_than_s} seconds")
-    parent = storage.resolved(os.path.expanduser(os.fspath(directory)))
-    found = [leftover for place in _places(parent) for leftover in _leftovers_in(place)]
+    parent = storage.resolved(storage.located(directory))
     return [
-        FoundLeftover(leftover, tree_bytes(leftover.path), _judge(leftover, older_than_s))
-        for leftover in found
+        FoundLeftover(leftover, _nbytes(leftover), _judge(leftover, older_than_s))
+        for place in _places(parent)
+        for leftover in _leftovers_in(place)
     ]
 
 
@@ -100,23 +101,39 @@ def tree_bytes(path: str) -> int:
         return 0
     if found.kind != "directory":
         return found.nbytes
-    return sum(tree_bytes(os.path.join(path, entry.name)) for entry in storage.entries_or_none(path))
+    return sum(
+        tree_bytes(os.path.join(path, entry.name)) if entry.nbytes is None else entry.nbytes
+        for entry in storage.entries_or_none(path)
+    )
+
+
+def _nbytes(leftover: Leftover) -> int:
+    place = os.path.dirname(leftover.path)
+    if storage.of(place).renames is None:
+        return sum(map(tree_bytes, in_store.directories_of(place, leftover.attempt_id)))
+    return tree_bytes(leftover.path)
 
 
 def _places(parent: str) -> Iterator[str]:
-    """The directory, and the checkpoints in it: a record that is being replaced stands inside of one."""
+    """The directory, and the checkpoints in it: a record that is being replaced stands inside of one, and in
+    an object store all that a save writes."""
     try:
         found = storage.entries(parent)
     except NotFound as error:
         raise NotFound(f"there is no directory '{parent}'", path=parent) from error
     children = [os.path.join(parent, entry.name) for entry in found if entry.kind == "directory"]
     yield parent
+    if storage.of(parent).renames is None:
+        yield from (child for child in children if not names.is_passing(os.path.basename(child)))
+        return
     for child in children:
         if storage.names.attempt_target(os.path.basename(child)) is None and is_native_checkpoint(child):
             yield child
 
 
 def _leftovers_in(place: str) -> list[Leftover]:
+    if storage.of(place).renames is None:
+        return in_store.leftovers(place)
     return [*leftovers(place), *export_stages(place), *orphans.orphans(place)]
 
 
@@ -125,6 +142,9 @@ def _remove(leftover: Leftover, older_than_s: float) -> bool:
         return present.path == leftover.path and _judge(present, older_than_s) in ("dead", "abandoned")
 
     place = os.path.dirname(leftover.path)
+    if storage.of(place).renames is None:
+        may_go = {present.attempt_id for present in in_store.leftovers(place) if is_removable(present)}
+        return bool(in_store.remove_dead(place, may_go))
     if leftover.kind == "overwrite":
         return bool(orphans.remove(place, is_removable))
     if not any(is_removable(present) for present in _leftovers_in(place)):
@@ -134,6 +154,8 @@ def _remove(leftover: Leftover, older_than_s: float) -> bool:
 
 
 def _judge(leftover: Leftover, older_than_s: float) -> Verdict:
+    if storage.of(leftover.path).renames is None and not leftover.dead and leftover.age_s <= EXPIRES_S:
+        return "leased"
     if leftover.is_running:
         return "running"
     if leftover.undecided:

@@ -19,7 +19,7 @@ from waystation._options import Options
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.differing_values import Tally, Tolerance, ValueDifference, same_scalar
 from waystation.checkpoint.opening import open_held
-from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.paths import PathLike, locate
 from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.checkpoint.stored import Stored
 from waystation.frameworks import dtypes
@@ -103,7 +103,7 @@ def compare(
     """
     if not (absolute_tolerance >= 0 and relative_tolerance >= 0):
         raise InvalidInput("tolerances are numbers from 0 on")
-    paths = resolve(first), resolve(second)
+    paths = locate(first), locate(second)
     options = current_options()
 
     def compare_held(one: Held, two: Held) -> Comparison:

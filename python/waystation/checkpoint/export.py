@@ -20,7 +20,7 @@ from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.export_files import ExportedArray, open_writer
 from waystation.checkpoint.opening import open_held, require_state
-from waystation.checkpoint.paths import PathLike, resolve
+from waystation.checkpoint.paths import PathLike, locate
 from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.checkpoint.stored import AUTO
 from waystation.frameworks import casts as conversions
@@ -92,7 +92,7 @@ def export(
     """
     if max_shard_bytes < 1:
         raise InvalidInput(f"max_shard_bytes is {max_shard_bytes}; give at least 1")
-    source, options = resolve(path), current_options()
+    source, options = locate(path), current_options()
     rule = CastRule(allow_lossy_casts, "allow_lossy_casts (--allow-lossy-casts on the command line)")
 
     def export_held(held: Held) -> Exported:

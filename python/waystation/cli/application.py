@@ -15,7 +15,15 @@ from typing import Annotated
 import typer
 
 from waystation.cli import memory_application, runtime_application
-from waystation.cli.arguments import CHECKPOINTS, GETTING_STARTED, PROGRAMS, AsJson, GroupByTopic, Traceback
+from waystation.cli.arguments import (
+    CHECKPOINTS,
+    GETTING_STARTED,
+    PROGRAMS,
+    AsJson,
+    GroupByTopic,
+    Storage,
+    Traceback,
+)
 from waystation.cli.reporting import reporting
 
 application = typer.Typer(
@@ -43,17 +51,37 @@ def local_path(given: str | Path) -> Path:
     """A path as it was typed, or the default; `Path` alone would make a path of a URL."""
     text = os.fspath(given)
     if "://" in text:
-        raise typer.BadParameter(f"'{text}' is a URL; this version knows paths of mounted file systems only")
+        raise typer.BadParameter("this is a URL, and a path of a mounted file system is needed here")
     return Path(text)
 
 
+def place(text: str) -> str:
+    """A path as it was typed, or the location that it is: without what may be a signature."""
+    if "://" not in text:
+        return os.fspath(Path(text))
+    from waystation import storage
+    from waystation.errors import InvalidInput
+
+    try:
+        return storage.located(text)
+    except InvalidInput as error:
+        raise typer.BadParameter(error.message) from None
+
+
 Checkpoint = Annotated[
-    Path, typer.Argument(help="The checkpoint.", parser=local_path, autocompletion=complete_path)
+    str,
+    typer.Argument(
+        help="The checkpoint: a path, or a location such as s3://bucket/run/1200.",
+        parser=place,
+        autocompletion=complete_path,
+    ),
 ]
 Directory = Annotated[
-    Path,
+    str,
     typer.Argument(
-        help="A directory that holds checkpoints.", parser=local_path, autocompletion=complete_path
+        help="A directory that holds checkpoints, or a location such as s3://bucket/run.",
+        parser=place,
+        autocompletion=complete_path,
     ),
 ]
 Checkpointable = Annotated[
@@ -95,20 +123,26 @@ def _inspect(
     depth: Annotated[
         int | None, typer.Option("--depth", min=1, help="Summarise containers below this many levels.")
     ] = None,
+    storage: Storage = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Show what a checkpoint holds: its tree with shapes, dtypes, shardings and sizes."""
-    with reporting(as_json, traceback) as output:
+    with reporting(as_json, traceback, storage) as output:
         from waystation.cli.commands import inspect
 
         inspect.run(output, path, checkpointable, depth)
 
 
 @application.command("ls", rich_help_panel=CHECKPOINTS)
-def _ls(directory: Directory = Path("."), as_json: AsJson = False, traceback: Traceback = False) -> None:
+def _ls(
+    directory: Directory = ".",
+    storage: Storage = None,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
     """List the checkpoints and unfinished saves of a directory. Exits with 1 if a record is damaged."""
-    with reporting(as_json, traceback) as output:
+    with reporting(as_json, traceback, storage) as output:
         from waystation.cli.commands import ls
 
         ls.run(output, directory)
@@ -117,18 +151,19 @@ def _ls(directory: Directory = Path("."), as_json: AsJson = False, traceback: Tr
 @application.command("sum", rich_help_panel=CHECKPOINTS)
 def _sum(
     path: Annotated[
-        Path,
+        str,
         typer.Argument(
             help="A safetensors file, an index, or their directory.",
-            parser=local_path,
+            parser=place,
             autocompletion=complete_path,
         ),
     ],
+    storage: Storage = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Write checksums of a published model beside its files; loads and 'verify' then check them."""
-    with reporting(as_json, traceback) as output:
+    with reporting(as_json, traceback, storage) as output:
         from waystation.cli.commands import published
 
         published.run_sum(output, path)
@@ -137,19 +172,22 @@ def _sum(
 @application.command("verify", rich_help_panel=CHECKPOINTS)
 def _verify(
     path: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="The checkpoint, or published model.", parser=local_path, autocompletion=complete_path
+            help="The checkpoint, or published model: a path or a location.",
+            parser=place,
+            autocompletion=complete_path,
         ),
     ],
     every: Annotated[
         bool, typer.Option("--all", help="Verify each checkpoint in the directory PATH.")
     ] = False,
+    storage: Storage = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Read a checkpoint (or a model that was summed) whole and check every checksum. Damage exits with 1."""
-    with reporting(as_json, traceback, verifies=True) as output:
+    with reporting(as_json, traceback, storage, verifies=True) as output:
         from waystation.cli.commands import published, verify
 
         if not every and published.is_model(path):
@@ -161,14 +199,17 @@ def _verify(
 @application.command("diff", rich_help_panel=CHECKPOINTS)
 def _diff(
     first: Annotated[
-        Path,
-        typer.Argument(metavar="A", help="A checkpoint.", parser=local_path, autocompletion=complete_path),
+        str,
+        typer.Argument(
+            metavar="A",
+            help="A checkpoint: a path or a location.",
+            parser=place,
+            autocompletion=complete_path,
+        ),
     ],
     second: Annotated[
-        Path,
-        typer.Argument(
-            metavar="B", help="The other checkpoint.", parser=local_path, autocompletion=complete_path
-        ),
+        str,
+        typer.Argument(metavar="B", help="The other checkpoint.", parser=place, autocompletion=complete_path),
     ],
     atol: Annotated[
         float, typer.Option("--atol", min=0, help="Tolerate absolute differences up to this value.")
@@ -180,6 +221,7 @@ def _diff(
     structure_only: Annotated[
         bool, typer.Option("--structure-only", help="Compare structures only; read no arrays.")
     ] = False,
+    storage: Storage = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
@@ -187,7 +229,7 @@ def _diff(
 
     Frameworks and shardings are not compared. Exits with 1 if the checkpoints differ.
     """
-    with reporting(as_json, traceback) as output:
+    with reporting(as_json, traceback, storage) as output:
         from waystation.cli.commands import diff
 
         diff.run(output, first, second, atol, rtol, structure_only=structure_only)
@@ -227,11 +269,12 @@ def _export(
         bool, typer.Option("--allow-lossy-casts", help="Allow --cast to lose more than rounding does.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+    storage: Storage = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Write arrays to safetensors files, with the index of Hugging Face tools, or to npz."""
-    with reporting(as_json, traceback) as output:
+    with reporting(as_json, traceback, storage) as output:
         from waystation.cli.commands import export
 
         request = export.Request(
@@ -250,7 +293,7 @@ def _export(
 
 @application.command("gc", rich_help_panel=CHECKPOINTS)
 def _gc(
-    directory: Directory = Path("."),
+    directory: Directory = ".",
     older_than: Annotated[
         str,
         typer.Option(
@@ -261,11 +304,12 @@ def _gc(
     ] = "1d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    storage: Storage = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Remove leftovers of interrupted saves and exports. Checkpoints and running saves are never touched."""
-    with reporting(as_json, traceback) as output:
+    with reporting(as_json, traceback, storage) as output:
         from waystation.cli.commands import gc
 
         gc.run(output, directory, older_than, dry_run=dry_run, yes=yes)

@@ -19,7 +19,16 @@ _USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of the click that typer h
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where in Waystation an error arose.")]
-
+Storage = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage",
+        metavar="NAME=VALUE",
+        help="How an object store is reached, such as aws_endpoint=http://127.0.0.1:7070, or "
+        "skip_signature=true for what is public; may be repeated. The environment (AWS_…, GOOGLE_…, AZURE_…) "
+        "is read first, and is the place for credentials: others can see the arguments of a process.",
+    ),
+]
 
 CHECKPOINTS = "Checkpoints"
 GETTING_STARTED = "Getting started"

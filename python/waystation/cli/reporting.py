@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback as tracebacks
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,12 +31,15 @@ _HINTS = {
 
 
 @contextmanager
-def reporting(as_json: bool, show_traceback: bool, *, verifies: bool = False) -> Iterator[Output]:
+def reporting(
+    as_json: bool, show_traceback: bool, store: Sequence[str] | None = None, *, verifies: bool = False
+) -> Iterator[Output]:
     """Gives a command its output, and ends the process with the exit code that belongs to its outcome.
 
     Args:
         as_json: Whether stdout is for one JSON document.
         show_traceback: Whether to show the traceback of an error.
+        store: How object stores are reached, `NAME=VALUE` each.
         verifies: Whether the command is `verify`, which is then not advised.
     """
     from waystation.errors import WaystationError
@@ -44,7 +47,8 @@ def reporting(as_json: bool, show_traceback: bool, *, verifies: bool = False) ->
     output = Output(as_json=as_json)
     try:
         try:
-            yield output
+            with _reaching(store or ()):
+                yield output
         finally:
             sys.stdout.flush()
     except typer.Exit:
@@ -64,6 +68,27 @@ def reporting(as_json: bool, show_traceback: bool, *, verifies: bool = False) ->
         message = f"unexpected {type(error).__name__}: {error}"
         _report(output, "Internal", message, {}, _HINTS["Internal"], show_traceback)
         raise typer.Exit(FAILED) from None
+
+
+@contextmanager
+def _reaching(store: Sequence[str]) -> Iterator[None]:
+    """Has object stores reached as options say. What is wrong with one is told without its value."""
+    if not store:
+        yield
+        return
+    from waystation.checkpoint.context import Context
+    from waystation.errors import InvalidInput
+
+    pairs = [text.partition("=") for text in store]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise InvalidInput(
+            "--storage takes NAME=VALUE, such as --storage aws_endpoint=http://127.0.0.1:7070; the names are "
+            "those of Context.storage.settings"
+        )
+    context = Context()
+    context.storage.settings = {name: value for name, _, value in pairs}
+    with context:
+        yield
 
 
 def _shown_context(error: Any) -> dict[str, Any]:

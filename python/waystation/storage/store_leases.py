@@ -18,6 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from waystation import _forks, _native, storage
 from waystation._errors import Conflict, NotFound, PermissionDenied, Unsupported, WaystationError
@@ -187,3 +188,20 @@ def remove_dead_marks(checkpoint: str, present: list[str]) -> list[str]:
         with contextlib.suppress(PermissionDenied):
             storage.remove_tree(os.path.join(checkpoint, name))
     return dead
+
+
+def read_lease(directory: str) -> tuple[dict[str, Any], int] | None:
+    """Who holds the lease on the attempt with this directory, and when it was renewed, in nanoseconds by the
+    clock of the store; None where nobody does."""
+    path, store = os.path.join(directory, names.OWNER), object_store.of(directory).engine
+    try:
+        ((content, version),) = store.get([(path, _LIMIT_BYTES)])
+    except NotFound:
+        return None
+    if content == _TAKEN_FOR_DEAD:
+        return None
+    try:
+        owner = json.loads(content)
+    except ValueError:
+        owner = {}
+    return (owner if isinstance(owner, dict) else {}), version[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -19,7 +18,7 @@ _SHOWN = 100
 _STYLES = {"only-in-first": "red", "only-in-second": "green"}
 
 
-def run(output: Output, first: Path, second: Path, atol: float, rtol: float, *, structure_only: bool) -> None:
+def run(output: Output, first: str, second: str, atol: float, rtol: float, *, structure_only: bool) -> None:
     """Compares, prints the differences, and exits with 1 if there are any."""
     with output.progress("comparing") as on_progress:
         found = compare(

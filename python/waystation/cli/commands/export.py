@@ -31,7 +31,7 @@ _OTHER_FORMATS = frozenset(
 class Request:
     """The arguments as they were typed."""
 
-    path: Path
+    path: str
     output: Path
     file_format: str | None
     max_shard_bytes: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import typer
 
@@ -14,7 +13,7 @@ from waystation.cli.output import Output
 from waystation.errors import InvalidInput
 
 
-def run(output: Output, directory: Path, older_than: str, *, dry_run: bool, yes: bool) -> None:
+def run(output: Output, directory: str, older_than: str, *, dry_run: bool, yes: bool) -> None:
     """Shows the attempts, asks, and removes those that may be removed."""
     older_than_s = formatting.parse_age(older_than)
     found = find_leftovers(directory, older_than_s=older_than_s)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from waystation._options.in_effect import current_options
-from waystation.checkpoint.paths import layout_in, require_checkpoint, resolve
+from waystation.checkpoint.paths import layout_in, locate, require_checkpoint
 from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.cli import formatting, state_tree
 from waystation.cli.commands import inspect_orbax
@@ -20,9 +19,9 @@ from waystation.layouts.native.records import CheckpointRecord
 Opened = OpenCheckpointable | HandlerFiles
 
 
-def run(output: Output, path: Path, checkpointable: str | None, depth: int | None) -> None:
+def run(output: Output, path: str, checkpointable: str | None, depth: int | None) -> None:
     """Prints what a checkpoint holds."""
-    target = resolve(path)
+    target = locate(path)
     require_checkpoint(target)
 
     def read(held: Held) -> tuple[CheckpointRecord, dict[str, Opened]] | None:

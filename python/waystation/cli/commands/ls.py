@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -49,9 +48,9 @@ class _Entry:
         return int(found.group(1)) if found else None
 
 
-def run(output: Output, directory: Path) -> None:
+def run(output: Output, directory: str) -> None:
     """Prints the list."""
-    parent = storage.resolved(directory.expanduser())
+    parent = storage.resolved(storage.located(directory))
     if storage.is_directory(parent) and os.path.basename(parent) and is_checkpoint(parent):
         raise InvalidInput(f"'{parent}' is a checkpoint itself; 'waystation inspect {parent}' shows it")
     leftovers = find_leftovers(parent)
@@ -173,6 +172,7 @@ _VERDICTS = {
     "dead": "its process is gone",
     "abandoned": "of another machine, silent for long",
     "running": "its process runs",
+    "leased": "its lease has not run out, may be running",
     "unknown": "of another machine, may be running",
     "undecided": "prepared; its program will complete or remove it",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import typer
 
@@ -17,15 +16,15 @@ from waystation.safetensors.checksums import FILE_NAME, read_checksums, verify_m
 FOUND_DAMAGE = 1
 
 
-def is_model(path: Path) -> bool:
+def is_model(path: str) -> bool:
     """Whether a path is that of a published model, and not of a checkpoint."""
-    expanded = path.expanduser()
-    parent, name = os.path.split(expanded)
-    if storage.is_file(expanded) or (not storage.is_there(expanded) and _is_summed(parent, name)):
-        return True
-    if not storage.is_directory(expanded) or is_checkpoint(expanded):
-        return False
-    names = storage.list_names(expanded)
+    place = storage.located(path)
+    found = storage.status(place)
+    if found is None:
+        return _is_summed(*os.path.split(place))
+    if found.kind != "directory" or is_checkpoint(place):
+        return found.kind == "file"
+    names = storage.list_names(place)
     endings = (".safetensors", ".index.json", FILE_NAME)
     return "snapshots" in names or any(name.endswith(endings) for name in names)
 
@@ -38,9 +37,9 @@ def _is_summed(directory: str, name: str) -> bool:
         return False
 
 
-def run_sum(output: Output, path: Path) -> None:
+def run_sum(output: Output, path: str) -> None:
     """Sums the files of a model and tells what was written."""
-    with output.progress(f"summing {path.name}") as on_progress:
+    with output.progress(f"summing {os.path.basename(path)}") as on_progress:
         written = safetensors.write_checksums(path, on_progress=on_progress)
     files, nbytes = _extent(path)
     if output.as_json:
@@ -50,16 +49,16 @@ def run_sum(output: Output, path: Path) -> None:
         output.line(f"{file}: {formatting.size(nbytes)} in {formatting.count(files, 'file')} summed")
 
 
-def run_verify(output: Output, path: Path) -> None:
+def run_verify(output: Output, path: str) -> None:
     """Verifies, prints what was found, and exits with 1 if a file is damaged."""
-    with output.progress(f"verifying {path.name}") as on_progress:
+    with output.progress(f"verifying {os.path.basename(path)}") as on_progress:
         damaged, files, nbytes = verify_model(path, on_progress=on_progress)
     if output.as_json:
         damages = [
             {"path": damage.path, "problem": damage.problem, "tensors": list(damage.tensors)}
             for damage in damaged
         ]
-        found = {"path": str(path), "intact": not damaged, "files": files, "bytes_read": nbytes}
+        found = {"path": path, "intact": not damaged, "files": files, "bytes_read": nbytes}
         output.document({"models": [{**found, "damages": damages}]})
     else:
         _show(output, path, damaged, f"{formatting.size(nbytes)} in {formatting.count(files, 'file')}")
@@ -67,7 +66,7 @@ def run_verify(output: Output, path: Path) -> None:
         raise typer.Exit(FOUND_DAMAGE)
 
 
-def _show(output: Output, path: Path, damaged: list[safetensors.DamagedFile], read: str) -> None:
+def _show(output: Output, path: str, damaged: list[safetensors.DamagedFile], read: str) -> None:
     if not damaged:
         output.line(f"{path}: intact ({read} verified)")
         return
@@ -80,7 +79,7 @@ def _show(output: Output, path: Path, damaged: list[safetensors.DamagedFile], re
             output.line(f"    in {shown}{more}")
 
 
-def _extent(path: Path) -> tuple[int, int]:
+def _extent(path: str) -> tuple[int, int]:
     """How many files a model has, and bytes."""
     with safetensors.open(path) as opened:
         return len(opened.files), sum(

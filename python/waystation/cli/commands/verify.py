@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -21,10 +20,10 @@ from waystation.layouts.orbax.checkpoint import had_checksums
 FOUND_DAMAGE = 1
 
 
-def run(output: Output, path: Path, *, every: bool) -> None:
+def run(output: Output, path: str, *, every: bool) -> None:
     """Verifies, prints what was found, and exits with 1 if anything is damaged."""
     found = []
-    targets, others = _targets(path) if every else ([str(path)], [])
+    targets, others = _targets(path) if every else ([path], [])
     for target in targets:
         with output.progress(f"verifying {os.path.basename(target)}") as on_progress:
             if every and lost_record(target):
@@ -44,9 +43,9 @@ def run(output: Output, path: Path, *, every: bool) -> None:
         raise typer.Exit(FOUND_DAMAGE)
 
 
-def _targets(directory: Path) -> tuple[list[str], list[str]]:
+def _targets(directory: str) -> tuple[list[str], list[str]]:
     """The checkpoints in a directory, and those that cannot be verified: they have no checksums."""
-    parent = storage.resolved(directory.expanduser())
+    parent = storage.resolved(storage.located(directory))
     if not storage.is_directory(parent):
         raise NotFound(f"there is no directory '{parent}'", path=parent)
     targets, others = checkpoints_in(parent)

@@ -17,7 +17,9 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from waystation import _forks, storage
 from waystation._errors import (
@@ -29,9 +31,10 @@ from waystation._errors import (
     WaystationError,
 )
 from waystation.layouts.native import names, records
-from waystation.storage.attempts import new_attempt_id
+from waystation.storage.attempts import Leftover, is_of_this_system, new_attempt_id
 from waystation.storage.leases import is_mark
-from waystation.storage.store_leases import Lease, end_if_dead, remove_dead_marks
+from waystation.storage.signs_of_life import EXPIRES_S
+from waystation.storage.store_leases import Lease, end_if_dead, read_lease, remove_dead_marks
 
 _log = logging.getLogger("waystation")
 
@@ -188,17 +191,20 @@ def is_vacant(target: str) -> bool:
     return all(names.is_passing(entry.name) for entry in storage.entries_or_none(target))
 
 
-def remove_dead(target: str) -> list[str]:
+def remove_dead(target: str, attempt_ids: Collection[str] | None = None) -> list[str]:
     """Removes data beneath a path that its record does not name, and whose attempt is over, and marks of dead
     readers; returns the paths of the data.
 
     An attempt takes its lease before it writes anything, and gives it up after its commit. So the leases are
     looked at before the record is: what has none and is not named then, nobody will name.
+
+    Args:
+        target: The path.
+        attempt_ids: Those that may be removed; by default all.
     """
-    present = [entry.name for entry in storage.entries_or_none(target) if entry.kind == "directory"]
+    present = _directories(target)
     remove_dead_marks(target, [name for name in present if is_mark(name)])
-    data = {name: mover for name in present if (mover := names.mover(name)) is not None}
-    leases = {name: owner for name in present if (owner := storage.names.attempt_id(name)) is not None}
+    data, leases = _of_attempts(present)
     if not data and not leases:
         return []
     try:
@@ -206,6 +212,8 @@ def remove_dead(target: str) -> list[str]:
     except (Corrupt, Unsupported):
         return []  # nothing tells what is its own
     owners = {*leases.values(), *(owner for name, owner in data.items() if name not in named)}
+    if attempt_ids is not None:
+        owners &= {*attempt_ids}
     over = {owner for owner in owners if end_if_dead(_lease_of(target, owner))}
     if not over:
         return []
@@ -214,6 +222,17 @@ def remove_dead(target: str) -> list[str]:
     unneeded += [name for name, owner in leases.items() if owner in over]
     _remove(target, unneeded)
     return [os.path.join(target, name) for name in unneeded]
+
+
+def _directories(target: str) -> list[str]:
+    return [entry.name for entry in storage.entries_or_none(target) if entry.kind == "directory"]
+
+
+def _of_attempts(present: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Those of the directories that hold data, and those that hold leases, with the ids of their attempts."""
+    data = {name: mover for name in present if (mover := names.mover(name)) is not None}
+    leases = {name: owner for name in present if (owner := storage.names.attempt_id(name)) is not None}
+    return data, leases
 
 
 def _named(target: str) -> set[str]:
@@ -233,3 +252,57 @@ def _named(target: str) -> set[str]:
 
 def _lease_of(target: str, attempt_id: str) -> str:
     return os.path.join(target, storage.names.attempt("", attempt_id))
+
+
+def leftovers(target: str) -> list[Leftover]:
+    """The attempts beneath a path that have not ended, or have left something, in the order of `remove_dead`.
+
+    The path of each is the directory of its lease, whether or not that is there. `dead` are those without a
+    lease, and those whose process is gone and whose lease has run out.
+    """
+    data, leases = _of_attempts(_directories(target))
+    found = {owner: read_lease(_lease_of(target, owner)) for owner in {*data.values(), *leases.values()}}
+    if not found:
+        return []
+    try:
+        named = _named(target)
+    except (Corrupt, Unsupported):
+        return []  # nothing tells what is its own
+    unnamed = {owner for name, owner in data.items() if name not in named}
+    return [
+        _leftover(target, owner, found[owner], [name for name in data if data[name] == owner])
+        for owner in sorted({*unnamed, *leases.values()})
+    ]
+
+
+def _leftover(
+    target: str, attempt_id: str, lease: tuple[dict[str, Any], int] | None, directories: Sequence[str]
+) -> Leftover:
+    owner, renewed_ns = lease or ({}, _written_ns(os.path.join(target, name) for name in directories))
+    age_s = max(0.0, time.time() - renewed_ns / 1e9)
+    path, name = _lease_of(target, attempt_id), os.path.basename(target)
+    described = Leftover(path, name, "save", attempt_id, dead=False, age_s=age_s, owner=owner)
+    is_gone = is_of_this_system(attempt_id) and not described.is_running and age_s > EXPIRES_S
+    return dataclasses.replace(described, dead=lease is None or is_gone)
+
+
+def _written_ns(directories: Iterable[str]) -> int:
+    """When a file below one of the directories was written; now, where there is none."""
+    for directory in directories:
+        with contextlib.suppress(NotFound):  # removed meanwhile
+            for name in storage.files_below(directory):
+                status = storage.status(os.path.join(directory, name))
+                if status is not None:
+                    return status.identity.modified_ns
+    return time.time_ns()
+
+
+def directories_of(target: str, attempt_id: str) -> list[str]:
+    """What an attempt has beneath a path and no record names."""
+    data, leases = _of_attempts(_directories(target))
+    try:
+        named = _named(target)
+    except (Corrupt, Unsupported):
+        return []
+    own = [name for name, owner in (data | leases).items() if owner == attempt_id and name not in named]
+    return [os.path.join(target, name) for name in own]
