@@ -113,6 +113,33 @@ def test_only_the_version_that_was_read_is_replaced(place: tuple[Storage, str]) 
     assert storage.entries_or_none(directory) == [], "nothing is left of those that failed"
 
 
+def test_another_version_than_the_one_that_was_seen_shows(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    path = f"{directory}/a"
+    found.create(path, b"content", new_attempt_id())
+    seen = version_of(found, path)
+    with found.opened(path, seen=seen) as file:
+        assert (file.status.identity, file.read(3, 100)) == (seen, b"tent")
+    found.replace(path, b"another", new_attempt_id())
+    with found.opened(path, seen=seen) as file:
+        if file.status.identity == seen:
+            with pytest.raises(Conflict):
+                file.read(3, 100)
+
+
+def test_a_listing_says_how_long_files_are_or_nothing(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    assert found.is_listable
+    found.make_directory(f"{directory}/b", parents=True)
+    for name in ("a", "b/c"):
+        found.create(f"{directory}/{name}", b"content", new_attempt_id())
+    file, below = found.entries(directory)
+    assert (file.name, file.kind, below.name, below.kind) == ("a", "file", "b", "directory")
+    assert file.nbytes in (7, None)
+    assert below.nbytes is None
+    assert storage.files_below(directory) == {"a": 7, "b/c": 7}
+
+
 def test_a_copy_makes_no_other_version(place: tuple[Storage, str]) -> None:
     found, directory = place
     found.create(f"{directory}/a", b"first", new_attempt_id())

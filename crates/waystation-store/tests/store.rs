@@ -47,9 +47,19 @@ fn write(
 }
 
 fn read(storage: &ObjectStorage, path: &Path, content: &[u8]) -> Result<Vec<u8>> {
+    read_version(storage, path, content, None)
+}
+
+fn read_version(
+    storage: &ObjectStorage,
+    path: &Path,
+    content: &[u8],
+    version: Option<String>,
+) -> Result<Vec<u8>> {
     let mut memory = vec![0; content.len()];
     let checksums = Some(content.chunks(BLOCK_BYTES).map(crc64).collect());
-    let file = ReadFile { path: path.to_owned(), file_bytes: content.len() as u64, checksums, version: None };
+    let file_bytes = content.len() as u64;
+    let file = ReadFile { path: path.to_owned(), file_bytes, checksums, version };
     let plan = Plan::new(vec![file], &[0, 0, content.len() as i64, 0, memory.as_mut_ptr() as i64])?;
     // SAFETY: the memory outlives the job, which is joined here.
     let job = unsafe { read::start(Arc::new(storage.clone()), plan, read::Options::default()) }?;
@@ -97,6 +107,58 @@ fn no_upload_is_left_when_another_name_is_taken() {
     assert!(bucket.uploads().is_empty());
     write(&bucket.storage, &contents[..1], Options::AUTOMATIC).unwrap();
     assert!(bucket.uploads().is_empty());
+}
+
+#[test]
+fn the_beginning_of_an_object_comes_with_its_version() {
+    for (storage, directory) in stores() {
+        let path = directory.join("object");
+        let version = storage.put(&path, b"content", &Condition::New).unwrap();
+        for (nbytes, expected) in [(3, &b"con"[..]), (7, b"content"), (1000, b"content")] {
+            let (content, found) = storage.beginning(&path, nbytes).unwrap();
+            assert_eq!((&content[..], found.tag, found.nbytes), (expected, version.tag.clone(), 7));
+        }
+        let error = storage.beginning(&directory.join("another"), 3).unwrap_err();
+        assert_eq!(error.kind(), Kind::NotFound);
+    }
+    let Some(gateway) = Gateway::shared() else { return };
+    let bucket = gateway.bucket();
+    bucket.storage.put(&bucket.path("empty"), b"", &Condition::New).unwrap();
+    let (content, found) = bucket.storage.beginning(&bucket.path("empty"), 3).unwrap();
+    assert_eq!((content.len(), found.nbytes), (0, 0));
+}
+
+#[test]
+fn only_the_version_that_was_seen_is_read() {
+    for (storage, directory) in stores() {
+        let path = directory.join("object");
+        let (old, new) = (noise(1000, 1), noise(1000, 2));
+        let version = storage.put(&path, &old, &Condition::New).unwrap();
+        assert!(read_version(&storage, &path, &old, version.tag.clone()).unwrap() == old);
+        storage.put(&path, &new, &Condition::Any).unwrap();
+        let error = read_version(&storage, &path, &old, version.tag).unwrap_err();
+        assert_eq!((error.kind(), error.context("path")), (Kind::Conflict, path.to_str()));
+    }
+}
+
+/// Behind HTTP there is nothing to list or to change; what is not asked needs no server.
+#[test]
+fn behind_http_everything_but_reading_is_refused() {
+    for root in ["http://127.0.0.1:1", "https+query-1a2b://127.0.0.1:1"] {
+        let storage = ObjectStorage::new(root, Settings::default()).unwrap();
+        let path = PathBuf::from(format!("{root}/object"));
+        let refused = [
+            storage.list(&path).map(drop),
+            storage.put(&path, b"", &Condition::New).map(drop),
+            storage.put_all(&[(path.clone(), b"")]),
+            storage.copy(&path, &path),
+            storage.remove(&path),
+            storage.remove_all(&path).map(drop),
+        ];
+        for outcome in refused {
+            assert_eq!(outcome.unwrap_err().kind(), Kind::Unsupported);
+        }
+    }
 }
 
 #[test]

@@ -118,7 +118,8 @@ class Arriving:
         self.close()
         if isinstance(error, Conflict | Corrupt | NotFound):
             for header in [header for own in self._jobs for header in own.headers]:
-                header.check_unchanged()
+                if not header.is_tagged or header.path == error.context.get("path"):
+                    header.check_unchanged()
             raise self._named(error)
         raise error
 
