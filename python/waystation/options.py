@@ -19,6 +19,7 @@ from waystation._options import (
     PyTreeOptions,
     SafetensorsOptions,
     StorageOptions,
+    settings_of_s3fs,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "PyTreeOptions",
     "SafetensorsOptions",
     "StorageOptions",
+    "settings_of_s3fs",
 ]

@@ -31,7 +31,7 @@ from waystation._options.layouts import (
 )
 from waystation._options.memory import MemoryOptions
 from waystation._options.processes import AsyncOptions, MultiprocessingOptions
-from waystation._options.stores import ObjectStoreOptions, StoreSettings
+from waystation._options.stores import ObjectStoreOptions, StoreSettings, settings_of_s3fs
 from waystation._options.trees import (
     CheckpointablesOptions,
     PyTreeLoadingOptions,
@@ -65,6 +65,7 @@ __all__ = [
     "SafetensorsOptions",
     "StorageOptions",
     "StoreSettings",
+    "settings_of_s3fs",
 ]
 
 
