@@ -19,7 +19,7 @@ from waystation._errors import HandlerFailed, WaystationError
 from waystation.checkpoint.native_saving import NativeLayout, Writing
 from waystation.checkpoint.paths import check_destination
 from waystation.checkpoint.saving import Save, undone_on_error
-from waystation.layouts.native import handler_files, in_store, names
+from waystation.layouts.native import handler_files, names
 from waystation.layouts.native.in_store import StoreAttempt
 from waystation.layouts.native.records import FILES, CheckpointableRecord, Digest, join_strings, split_strings
 from waystation.storage.scratch import ScratchDirectory
@@ -67,7 +67,6 @@ class SharedStore:
             return b""
 
         def make(_: Sequence[bytes]) -> bytes:
-            in_store.remove_dead(save.target)
             self._attempt = StoreAttempt(save.target, overwrite=self._overwrite)
             return os.fsencode(self._attempt.path)
 

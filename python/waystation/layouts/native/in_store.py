@@ -18,7 +18,8 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from waystation import _forks, storage
@@ -42,6 +43,9 @@ _log = logging.getLogger("waystation")
 class StoreAttempt:
     """One try at writing the checkpoint at `target`, beneath that path.
 
+    It removes what dead attempts have left there. Each request is a journey to the store, so what need not
+    wait for each other goes at once.
+
     Args:
         target: The path.
         overwrite: Whether it replaces the checkpoint that is there now.
@@ -61,9 +65,32 @@ class StoreAttempt:
         self.id = new_attempt_id()
         self.path = os.path.join(target, storage.names.attempt("", self.id))
         self._owner = _forks.Owner()
-        self._replaced = _present(target) if overwrite else None
+        self._replaced: _Replaced | None = None
         self._may_be_committed = False
-        self._lease = Lease(self.path)
+        leases: list[Lease] = []
+
+        def look() -> None:
+            if overwrite:
+                self._replaced = _present(target)
+
+        calls = [lambda: leases.append(Lease(self.path)), look, lambda: _removed_dead(target)]
+        try:
+            storage.side_by_side(target, _call, calls)
+        except BaseException:
+            with _warned(f"the lease of a save to '{target}' that did not begin"):
+                for lease in leases:
+                    lease.remove()
+            raise
+        (self._lease,) = leases
+
+    def write_last(self, files: Sequence[tuple[str, bytes]]) -> None:
+        """Writes the last files before the commit, and shows that this process is alive.
+
+        Raises:
+            Conflict: Another process has taken this one for dead.
+        """
+        calls = [lambda: storage.of(self.target).write_files(files), self._lease.renew]
+        storage.side_by_side(self.target, _call, calls)
 
     def publish(self, record: records.CheckpointRecord) -> None:
         """Commits, and removes what that replaces.
@@ -72,10 +99,9 @@ class StoreAttempt:
             record: Of the first generation.
 
         Raises:
-            Conflict: Another writer was faster, or has taken this one for dead.
+            Conflict: Another writer was faster.
         """
         place, path = storage.of(self.target), os.path.join(self.target, names.RECORD)
-        self._lease.renew()
         try:
             if self._replaced is None:
                 place.create(path, record.encode(), self.id)
@@ -92,11 +118,15 @@ class StoreAttempt:
             self._may_be_committed = True
             error.add_note(f"whether this was saved to '{self.target}' is not known; load it to find out")
             raise
+        replaced = () if self._replaced is None else self._replaced.directories
         with _warned(f"what is not needed of '{self.target}' any more"):
-            self._lease.remove()
-            if self._replaced is not None:
-                _remove(self.target, self._replaced.directories)
-                remove_dead(self.target)
+            calls: list[Callable[[], object]] = [
+                self._lease.remove,
+                *(partial(_remove, self.target, [name]) for name in replaced),
+            ]
+            storage.side_by_side(self.target, _call, calls)
+            if self._replaced is not None and not replaced:
+                remove_dead(self.target)  # what the damaged record has named
 
     def discard(self) -> None:
         """Removes all that the attempt has made; in a child that was forked meanwhile it does nothing."""
@@ -110,6 +140,15 @@ class StoreAttempt:
                 if names.mover(entry.name) == self.id:
                     storage.remove_tree(os.path.join(self.target, entry.name))
             storage.remove_tree(self.path)
+
+
+def _call(call: Callable[[], object]) -> None:
+    call()
+
+
+def _removed_dead(target: str) -> None:
+    with _warned(f"what killed saves have left of '{target}'"):
+        remove_dead(target)
 
 
 @contextlib.contextmanager

@@ -189,7 +189,7 @@ def write_metadata_to_store(
         directory = names.directory_in(attempt.path, name)
         files += [(os.path.join(directory, file), data) for file, data in own.items()]
         entries[name] = (os.path.basename(directory), Digest.of(own[names.CHECKPOINTABLE_RECORD]))
-    storage.of(attempt.target).write_files(files)
+    attempt.write_last(files)
     return dataclasses.replace(checkpoint, checkpointables=entries)
 
 
