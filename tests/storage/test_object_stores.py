@@ -416,7 +416,10 @@ def take_over(endpoint: str, path: str) -> None:
         waystation.delete(path)
 
 
-def test_a_save_that_was_taken_for_dead_does_not_commit(place: Bucket) -> None:
+def test_a_save_that_was_taken_for_dead_does_not_commit(
+    place: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_leases, "FRESH_S", -1.0)  # as if long had passed since it was renewed
     path = f"{place.location}/ckpt"
 
     def overtake(method: str, name: str) -> None:

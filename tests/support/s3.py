@@ -33,8 +33,17 @@ ACCESS_KEY, SECRET_KEY = "waystationtests", "e5b1-not-to-be-seen"
 _KEEPER = 'directory=$1; shift; "$@" >/dev/null 2>&1 & read -r _; kill $!; wait; rm -rf "$directory"'
 _numbers = itertools.count()
 
-# What becomes of a request: it is passed on, or its connection is closed before that, or before the answer.
-PASS, REFUSE, LOSE_ANSWER = "pass", "refuse", "lose answer"
+# What becomes of a request: it is passed on, or its connection is closed before that, or before the answer,
+# or in the middle of it; the answer comes late, has a wrong bit, or, of a listing, is that of the request
+# before; or the answer is one of the statuses, where the request was passed on before or not.
+PASS, REFUSE, LOSE_ANSWER, TRUNCATE = "pass", "refuse", "lose answer", "truncate"
+SLOW, FLIP, STALE = "slow", "flip", "stale"
+STATUSES, STATUSES_AFTER = ("429", "500", "503"), ("500 after", "503 after")
+SLOW_S = 0.2
+
+
+# Status, headers and body.
+Answer = tuple[int, list[tuple[str, str]], bytes]
 
 
 class Bucket:
@@ -150,6 +159,7 @@ class Proxy:
         self._target = endpoint.removeprefix("http://")
         self._on_request = on_request
         self._lock = threading.Lock()
+        self._listings: dict[str, Answer] = {}  # the last of each request for one
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -170,16 +180,16 @@ class Proxy:
 
             def pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                with proxy._lock:
-                    proxy.requests.append((self.command, self.path))
-                    number = len(proxy.requests)
-                    decision = proxy._on_request(number)
-                    self.close_connection = decision != PASS
-                    if decision == REFUSE:
-                        return
-                    status, headers, content = proxy._ask(self.command, self.path, self.headers, body)
-                    if decision == LOSE_ANSWER:
-                        return
+                decision, answer = proxy._decide(self.command, self.path, self.headers, body)
+                self.close_connection = decision not in (PASS, SLOW, FLIP, STALE)
+                if answer is None:
+                    return
+                if decision == SLOW:
+                    time.sleep(SLOW_S)
+                status, headers, content = answer
+                if decision == FLIP and content and status < http.HTTPStatus.BAD_REQUEST:
+                    middle = len(content) // 2
+                    content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
                 self.send_response_only(status)
                 for name, value in headers:
                     if name.lower() not in ("transfer-encoding", "connection"):
@@ -187,15 +197,31 @@ class Proxy:
                 if not any(name.lower() == "content-length" for name, _ in headers):
                     self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content)
+                self.wfile.write(content[: len(content) // 2] if decision == TRUNCATE else content)
 
         for method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
             setattr(Handler, f"do_{method}", Handler.pass_on)
         return Handler
 
-    def _ask(
-        self, method: str, path: str, headers: Any, body: bytes
-    ) -> tuple[int, list[tuple[str, str]], bytes]:
+    def _decide(self, method: str, path: str, headers: Any, body: bytes) -> tuple[str, Answer | None]:
+        """What becomes of a request, and its answer, if it gets one."""
+        with self._lock:
+            self.requests.append((method, path))
+            decision = self._on_request(len(self.requests))
+            if decision == REFUSE:
+                return decision, None
+            if decision in STATUSES:
+                return decision, (int(decision), [], b"")
+            answer = self._ask(method, path, headers, body)
+            if decision in STATUSES_AFTER:
+                return decision, (int(decision.split()[0]), [], b"")
+            if "list-type=" in path and answer[0] == http.HTTPStatus.OK:
+                last = self._listings.get(path, answer)
+                self._listings[path] = answer
+                answer = last if decision == STALE else answer
+            return decision, None if decision == LOSE_ANSWER else answer
+
+    def _ask(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
         connection = http.client.HTTPConnection(self._target)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)

@@ -27,6 +27,9 @@ from waystation.storage.attempts import new_attempt_id, owner_record
 from waystation.storage.leases import CONDEMNED, LEASE, is_mark
 from waystation.storage.signs_of_life import EXPIRES_S, Heartbeat
 
+# A lease that was renewed less than so long ago has not run out, by far.
+FRESH_S = 30.0
+
 _LIMIT_BYTES = 64 << 10
 _TAKEN_FOR_DEAD = b'{"is_condemned": true}'
 
@@ -41,6 +44,7 @@ class Lease:
         self._store = object_store.of(directory).engine
         self._record = owner_record()
         self._renewals = 0
+        self._renewed_s = _now_s()
         self._version = self._store.put(self._path, self._content(), new=True)
         self._lock = threading.Lock()
         _forks.watch(self)
@@ -62,7 +66,7 @@ class Lease:
             Conflict: Somebody has taken it for dead.
         """
         with self._lock:
-            before = self._content()
+            before, begun_s = self._content(), _now_s()
             self._renewals += 1
             try:
                 try:
@@ -79,6 +83,12 @@ class Lease:
                     "removed what it was writing; do it again",
                     path=self._path,
                 ) from error
+            self._renewed_s = begun_s
+
+    def renew_if_old(self) -> None:
+        """The same, unless it was renewed so lately that nobody can have taken this process for dead."""
+        if _now_s() - self._renewed_s > FRESH_S:
+            self.renew()
 
     def _touch(self) -> None:
         with contextlib.suppress(WaystationError):  # who renews it last is told
@@ -93,6 +103,11 @@ class Lease:
         if self._owner.is_here:
             self.end()
             self._store.remove(self._path)
+
+
+def _now_s() -> float:
+    """The time, by a clock that goes on while the system sleeps, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def end_if_dead(directory: str) -> bool:

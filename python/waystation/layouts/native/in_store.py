@@ -73,7 +73,7 @@ class StoreAttempt:
             if overwrite:
                 self._replaced = _present(target)
 
-        calls = [lambda: leases.append(Lease(self.path)), look, lambda: _removed_dead(target)]
+        calls = [lambda: leases.append(Lease(self.path)), look, lambda: _remove_others(target, self.id)]
         try:
             storage.side_by_side(target, _call, calls)
         except BaseException:
@@ -99,9 +99,10 @@ class StoreAttempt:
             record: Of the first generation.
 
         Raises:
-            Conflict: Another writer was faster.
+            Conflict: Another writer was faster, or has taken this one for dead.
         """
         place, path = storage.of(self.target), os.path.join(self.target, names.RECORD)
+        self._lease.renew_if_old()
         try:
             if self._replaced is None:
                 place.create(path, record.encode(), self.id)
@@ -146,9 +147,9 @@ def _call(call: Callable[[], object]) -> None:
     call()
 
 
-def _removed_dead(target: str) -> None:
+def _remove_others(target: str, attempt_id: str) -> None:
     with _warned(f"what killed saves have left of '{target}'"):
-        remove_dead(target)
+        remove_dead(target, besides=attempt_id)
 
 
 @contextlib.contextmanager
@@ -230,7 +231,9 @@ def is_vacant(target: str) -> bool:
     return all(names.is_passing(entry.name) for entry in storage.entries_or_none(target))
 
 
-def remove_dead(target: str, attempt_ids: Collection[str] | None = None) -> list[str]:
+def remove_dead(
+    target: str, attempt_ids: Collection[str] | None = None, *, besides: str | None = None
+) -> list[str]:
     """Removes data beneath a path that its record does not name, and whose attempt is over, and marks of dead
     readers; returns the paths of the data.
 
@@ -240,6 +243,7 @@ def remove_dead(target: str, attempt_ids: Collection[str] | None = None) -> list
     Args:
         target: The path.
         attempt_ids: Those that may be removed; by default all.
+        besides: The one that this process has just begun.
     """
     present = _directories(target)
     remove_dead_marks(target, [name for name in present if is_mark(name)])
@@ -250,7 +254,7 @@ def remove_dead(target: str, attempt_ids: Collection[str] | None = None) -> list
         named = _named(target)
     except (Corrupt, Unsupported):
         return []  # nothing tells what is its own
-    owners = {*leases.values(), *(owner for name, owner in data.items() if name not in named)}
+    owners = {*leases.values(), *(owner for name, owner in data.items() if name not in named)} - {besides}
     if attempt_ids is not None:
         owners &= {*attempt_ids}
     over = {owner for owner in owners if end_if_dead(_lease_of(target, owner))}
