@@ -23,7 +23,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages fuzz torture size lock clean
+.PHONY: help build versitygw test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages fuzz torture size lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,14 +31,17 @@ help: ## list the targets
 build: ## make .venv ready and build the extension into it, if anything has changed
 	@tools/bootstrap
 
+versitygw: build ## build a server of S3's protocol for the tests, where Go is installed
+	@tools/versitygw
+
 # Two at a time: the compiler and the checks use the cores while tests of Python wait.
 test: lint-style ## run every test and check (pytest's includes the check of the native stub)
 	@$(MAKE) --no-print-directory --jobs=2 test-python test-rust lint-types lint-rust docs
 
-test-rust: build
-	cargo test --workspace --tests --quiet $(LOCKED)
+test-rust: build versitygw
+	PATH="$(CURDIR)/.venv/bin:$$PATH" cargo test --workspace --tests --quiet $(LOCKED)
 
-test-python: build
+test-python: build versitygw
 	$(PYTHON) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGUMENTS)
 
 test-long: build ## run the whole of what `make test` has a share of: hours, or about TEST_LONG_SECONDS

@@ -15,10 +15,15 @@ from pathlib import Path
 from benchmarks.processes import ROOT
 from benchmarks.systems import UnavailableError
 
-PROGRAM = "versitygw"
 BUCKET = "bench"
 ACCESS_KEY, SECRET_KEY, REGION = "benchmark", "benchmark-secret", "us-east-1"
 _START_S = 60.0
+
+# `tools/versitygw` puts it beside the interpreter.
+PROGRAM = shutil.which(
+    "versitygw",
+    path=os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))),
+)
 
 
 @contextlib.contextmanager
@@ -28,16 +33,13 @@ def running(directory: Path) -> Iterator[int]:
     Raises:
         UnavailableError: It is not installed, or does not answer.
     """
-    program = shutil.which(PROGRAM)
-    if program is None:
-        raise UnavailableError(
-            f"{PROGRAM} is not on the PATH: go install github.com/versity/versitygw/cmd/versitygw@latest"
-        )
+    if PROGRAM is None:
+        raise UnavailableError("versitygw is not installed; 'make versitygw' does that where Go is")
     (directory / BUCKET).mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     server = subprocess.Popen(
-        [program, "--quiet", "--keep-alive", "--port", f"127.0.0.1:{port}", "posix", os.fspath(directory)],
+        [PROGRAM, "--quiet", "--keep-alive", "--port", f"127.0.0.1:{port}", "posix", os.fspath(directory)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
@@ -57,7 +59,7 @@ def _wait_for(port: int) -> None:
             socket.create_connection(("127.0.0.1", port)).close()
         except OSError:
             if time.monotonic() > deadline:
-                raise UnavailableError(f"{PROGRAM} does not answer") from None
+                raise UnavailableError("versitygw does not answer") from None
             time.sleep(0.02)
         else:
             return

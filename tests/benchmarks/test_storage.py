@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import sys
@@ -49,7 +48,7 @@ def received(end: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-@pytest.mark.skipif(shutil.which(server.PROGRAM) is None, reason="versitygw is not installed")
+@pytest.mark.skipif(server.PROGRAM is None, reason="versitygw is not installed")
 def test_what_was_saved_to_the_store_is_loaded_byte_for_byte(tmp_path: Path) -> None:
     names = ["raw", "waystation"]
     session = Session(
@@ -69,7 +68,7 @@ def test_what_was_saved_to_the_store_is_loaded_byte_for_byte(tmp_path: Path) -> 
 
 
 @only_long
-@pytest.mark.skipif(shutil.which(server.PROGRAM) is None, reason="versitygw is not installed")
+@pytest.mark.skipif(server.PROGRAM is None, reason="versitygw is not installed")
 def test_the_command_measures_all_systems() -> None:
     command = [sys.executable, "-m", "benchmarks.storage", "--quick", "--latencies-ms", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
