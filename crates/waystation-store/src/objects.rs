@@ -8,7 +8,9 @@ use bytes::Bytes;
 use futures_util::future::try_join;
 use futures_util::stream::iter;
 use futures_util::{FutureExt, StreamExt, TryStreamExt};
-use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutResult, UpdateVersion};
+use object_store::{
+    GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutResult, UpdateVersion,
+};
 use tokio::time::timeout;
 use waystation_format::{Error, Kind, Result};
 
@@ -184,15 +186,9 @@ impl ObjectStorage {
             let options = PutOptions { mode, ..PutOptions::default() };
             match objects.put_opts(&key, content.to_vec().into(), options).await {
                 Ok(result) => Ok(Version::written(result, content.len())),
+                // A request that was repeated finds what it wrote at first.
                 Err(error) if is_refused_condition(&error) => {
-                    // A request that was repeated finds what it wrote at first.
-                    match objects.get_opts(&key, GetOptions::default()).await {
-                        Ok(found) if found.meta.size == content.len() as u64 => {
-                            let version = Version::of(&found.meta);
-                            if found.bytes().await? == content { Ok(version) } else { Err(error) }
-                        }
-                        _ => Err(error),
-                    }
+                    written(&**objects, &key, content).await?.map(|meta| Version::of(&meta)).ok_or(error)
                 }
                 Err(error) => Err(error),
             }
@@ -295,6 +291,30 @@ fn absent<T>(outcome: object_store::Result<T>) -> object_store::Result<Option<T>
         Err(object_store::Error::NotFound { .. }) => Ok(None),
         outcome => outcome.map(Some),
     }
+}
+
+/// The object of a name, if this is its content.
+///
+/// An error tells that it is not known: whoever took that for another content would remove what he has written
+/// himself. So bytes of the same number are read twice before they count as others.
+pub async fn written(
+    objects: &dyn ObjectStore,
+    key: &object_store::path::Path,
+    content: &[u8],
+) -> object_store::Result<Option<ObjectMeta>> {
+    for _ in 0..2 {
+        let Some(found) = absent(objects.get_opts(key, GetOptions::default()).await)? else {
+            return Ok(None);
+        };
+        if found.meta.size != content.len() as u64 {
+            return Ok(None);
+        }
+        let meta = found.meta.clone();
+        if found.bytes().await? == content {
+            return Ok(Some(meta));
+        }
+    }
+    Ok(None)
 }
 
 /// Whether a store has refused a request because of its condition.

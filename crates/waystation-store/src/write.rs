@@ -17,7 +17,7 @@ use futures_util::stream::{FuturesUnordered, iter};
 use futures_util::{FutureExt, StreamExt, TryFutureExt};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path as Key;
-use object_store::{GetOptions, MultipartId, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{MultipartId, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use waystation_format::checksum::BLOCK_BYTES;
 use waystation_format::{Error, Kind, Result};
 use waystation_io::arena::{Arena, Slab};
@@ -28,7 +28,7 @@ use waystation_io::write::{Blocks, DeviceCopy, Options, Piece, Plan, registered_
 
 use crate::client::Client;
 use crate::errors::{late, told};
-use crate::objects::is_refused_condition;
+use crate::objects::{is_refused_condition, written};
 use crate::read::TICK;
 use crate::{ObjectStorage, process};
 
@@ -182,11 +182,7 @@ impl<'a> NewObjects<'a> {
             Ok(_) => Ok(true),
             // A request that was repeated finds what it created at first.
             Err(error) if is_refused_condition(&error) => {
-                let found = self.client.objects.get_opts(key, GetOptions::default()).await;
-                Ok(match found {
-                    Ok(found) if found.meta.size == content.len() as u64 => found.bytes().await? == content,
-                    _ => false,
-                })
+                Ok(written(&*self.client.objects, key, &content).await?.is_some())
             }
             Err(error) => Err(error),
         }

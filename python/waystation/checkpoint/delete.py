@@ -132,10 +132,10 @@ class _Deletion:
 
     def _look(self) -> bytes:
         """Finds out whether it is there; refuses what must not be deleted."""
-        found = storage.status(self.target, follow_links=False)
-        if found is None or is_absent(self.target):
+        if is_absent(self.target):
             return _ABSENT
-        if found.kind == "link":
+        found = storage.status(self.target, follow_links=False)
+        if found is not None and found.kind == "link":
             raise InvalidInput(
                 f"'{self.target}' is a symbolic link; delete the checkpoint by its own path, "
                 f"'{storage.resolved(self.target)}'",

@@ -90,9 +90,12 @@ def is_checkpoint(path: PathLike) -> bool:
 
 
 def is_absent(target: PathLike) -> bool:
-    """Whether nothing is at a path; in a store, but for what attempts and readers have there."""
+    """Whether nothing is at a path; in a store, but for what attempts and readers have there.
+
+    There the record tells, before a listing does.
+    """
     if storage.is_in_store(target):
-        return in_store.is_vacant(os.fspath(target))
+        return not is_native_checkpoint(os.fspath(target)) and in_store.is_vacant(os.fspath(target))
     return not storage.is_there(target)
 
 
