@@ -9,6 +9,7 @@ import os
 import pathlib
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -289,24 +290,89 @@ def test_no_location_holds_a_password_or_comes_from_pathlib() -> None:
         waystation.load(pathlib.Path("s3://bucket/ckpt"))
 
 
-class Position:
-    """Saves itself."""
-
-    async def save(self, directory: Any) -> Any:
-        raise NotImplementedError
-
-    async def load(self, directory: Any) -> Any:
-        raise NotImplementedError
-
-
 def test_what_a_store_cannot_hold_yet_is_refused(place: Bucket) -> None:
     path = f"{place.location}/ckpt"
     options = place.context()
     options.array.saving.use_ocdbt = True
     with options, pytest.raises(Unsupported, match="file systems only"):
         waystation.save(path, {"a": np.ones(3)})
-    with place.context(), pytest.raises(Unsupported, match="handler"):
-        waystation.save_checkpointables(path, {"state": {"a": np.ones(3)}, "position": Position()})
+    assert place.names() == []
+
+
+class Files:
+    """Makes files with these contents, or reads all that there are."""
+
+    def __init__(self, contents: dict[str, bytes]) -> None:
+        self.contents = contents
+
+    async def save(self, directory: Any) -> Any:
+        async def write() -> None:
+            root = await directory.await_creation()
+            for name, content in self.contents.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_bytes(content)
+
+        return write()
+
+    async def load(self, directory: pathlib.Path) -> Any:
+        async def read() -> None:
+            files = [path for path in directory.rglob("*") if path.is_file()]
+            self.contents = {os.fspath(path.relative_to(directory)): path.read_bytes() for path in files}
+
+        return read()
+
+
+def test_what_handlers_make_passes_through_a_directory_of_this_machine(
+    place: Bucket, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
+    path = f"{place.location}/ckpt"
+    contents = {
+        "large": np.random.default_rng(0).bytes(20 << 20),
+        "empty": b"",
+        "deep/record.json": b"of any name",
+        **{f"many/{number}": b"%d" % number for number in range(100)},
+    }
+    with place.context():
+        waystation.save_checkpointables(
+            path, {"files": Files(contents), "state": state_of(1), "json": {"a": 1}}
+        )
+        assert os.listdir(tmp_path) == []
+        loaded = Files({})
+        found = waystation.load_checkpointables(path, {"files": loaded, "json": None})
+        assert found["json"] == {"a": 1}
+        assert loaded.contents == contents
+        assert waystation.checkpointables_metadata(path).metadata.keys() == {"files", "json", "state"}
+        whole = verify(path)
+        assert (whole.damages, whole.strays, whole.files) == ([], [], len(contents) + 1)
+        assert waystation.delete(path, checkpointable_name="json")
+        (large,) = [name for name in place.names() if name.endswith("/large")]
+        file = place._folder / large
+        damaged = bytearray(contents["large"])
+        damaged[5] ^= 1
+        file.write_bytes(damaged)
+        with pytest.raises(Corrupt, match="checksum"):
+            waystation.load_checkpointables(path, {"files": Files({})})
+        assert [damage.path for damage in verify(path).damages] == [f"{place.location}/{large}"]
+        file.unlink()
+        with pytest.raises(Corrupt, match="missing"):
+            waystation.load_checkpointables(path, {"files": Files({})})
+        assert waystation.delete(path)
+    assert place.names() == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_handler_that_fails_leaves_nothing(place: Bucket) -> None:
+    class Failing(Files):
+        async def save(self, directory: Any) -> Any:
+            async def write() -> None:
+                (await directory.await_creation() / "half").write_text("written")
+                raise OSError("told to fail")
+
+            return write()
+
+    with place.context(), pytest.raises(WaystationError, match="told to fail"):
+        waystation.save_checkpointables(f"{place.location}/ckpt", {"files": Failing({"a": b"1"})})
     assert place.names() == []
 
 

@@ -6,16 +6,19 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tests.support import s3
 from tests.support.programs import Place
 from tests.training.gates import Gate
 
 import waystation
+from waystation.path import Location
+from waystation.storage import AnyPath
 from waystation.training import (
     Checkpointer,
     CheckpointMetadata,
@@ -84,7 +87,7 @@ class OwnClock(save_decision_policies.SaveDecisionPolicy):
         return step.step % 3 == self._place.index
 
 
-def save_and_collect(place: Place, root: Path) -> dict[str, Any]:
+def save_and_collect(place: Place, root: AnyPath) -> dict[str, Any]:
     """Saves by a policy that differs from process to process, and collects."""
     join(place)
     keep = preservation_policies.AnyPreservationPolicy(
@@ -108,6 +111,58 @@ def save_and_collect(place: Place, root: Path) -> dict[str, Any]:
     with Checkpointer(root) as again:
         found["again"] = steps_of(again)
         found["metrics"] = [info.metrics for info in again.checkpoints]
+    place.disconnect()
+    return found
+
+
+def save_and_collect_in_store(place: Place, endpoint: str, root: Location) -> dict[str, Any]:
+    """The same in an object store."""
+    with s3.context(endpoint):
+        probe_store(place, root)
+        return save_and_collect(place, root)
+
+
+def probe_store(place: Place, root: Location) -> None:
+    """Has each process find out what the store can. The one of the tests refuses new objects while another
+    process removes the last object of their directory, as a probe does."""
+    waystation.save(root.parent / f"probed-{place.index}", {"a": np.zeros(1)})
+
+
+class Files:
+    """Makes files with these contents, or reads all that there are."""
+
+    def __init__(self, contents: dict[str, str]) -> None:
+        self.contents = contents
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        async def write() -> None:
+            path = await directory.await_creation()
+            for name, content in self.contents.items():
+                (path / name).write_text(content)
+
+        return write()
+
+    async def load(self, directory: Path) -> Awaitable[None]:
+        async def read() -> None:
+            self.contents = {path.name: path.read_text() for path in directory.iterdir()}
+
+        return read()
+
+
+def handlers_in_store(place: Place, endpoint: str, root: Location) -> dict[str, Any]:
+    """Saves files of which each process makes its own, and such that are equal, or not."""
+    found: dict[str, Any] = {}
+    with s3.context(endpoint):
+        probe_store(place, root)
+    join(place)
+    with s3.context(endpoint), Checkpointer(root, save_decision_policy=EVERY_STEP) as checkpointer:
+        own = Files({f"p{place.index}": f"of {place.index}", "common": "same"})
+        checkpointer.save_checkpointables(0, {"files": own})
+        loaded = Files({})
+        checkpointer.load_checkpointables(0, {"files": loaded})
+        found["own"] = sorted(loaded.contents.values())
+        other = Files({"common": f"of {place.index}"})
+        found["conflict"] = attempt(lambda: checkpointer.save_checkpointables(1, {"files": other}))
     place.disconnect()
     return found
 

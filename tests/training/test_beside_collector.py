@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from waystation import training
+from waystation.storage import AnyPath
 
 _BOUND_S = 120
 
@@ -20,7 +21,7 @@ from waystation import training
 
 policy = training.preservation_policies.LatestN(1)
 with training.Checkpointer(sys.argv[1], preservation_policy=policy) as checkpointer:
-    for step in range(1, 150):
+    for step in range(1, int(sys.argv[2])):
         checkpointer.save(step, {"step": step, "x": np.full(1000, step)})
 """
 
@@ -28,10 +29,10 @@ with training.Checkpointer(sys.argv[1], preservation_policy=policy) as checkpoin
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("lightweight", [False, True])
 def test_a_step_is_always_found(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, lightweight: bool
+    directory: AnyPath, caplog: pytest.LogCaptureFixture, *, lightweight: bool
 ) -> None:
-    directory = tmp_path / "run"
-    collector = subprocess.Popen([sys.executable, "-c", _COLLECTOR, str(directory)])
+    end = 150 if isinstance(directory, Path) else 40
+    collector = subprocess.Popen([sys.executable, "-c", _COLLECTOR, str(directory), str(end)])
     try:
         until = time.monotonic() + _BOUND_S
         while not training.Checkpointer(directory).checkpoints:
@@ -50,4 +51,4 @@ def test_a_step_is_always_found(
     finally:
         collector.kill()
         collector.wait(_BOUND_S)
-    assert training.Checkpointer(directory).load()["step"] == 149
+    assert training.Checkpointer(directory).load()["step"] == end - 1

@@ -132,10 +132,13 @@ class SharedStore:
         return told
 
     def _upload(self, save: Save, progress: Progress, shares: _Shares) -> None:
+        own = {}
         for name, entries in shares.items():
-            own = [file for file, (_, process) in entries.items() if process == save.writer.process]
             target = os.path.join(names.directory_in(self._path, name), names.FILES)
-            handler_files.upload(self._scratch.below(name), own, target, save.options, progress.add)
+            for file, (_, process) in entries.items():
+                if process == save.writer.process:
+                    own[f"{target}/{file}"] = self._scratch.below(f"{name}/{file}")
+        handler_files.upload(own, save.options, progress.add)
         save.clock.written_s = save.clock.synced_s = save.clock.now_s()
         save.check_cancelled(progress)
 

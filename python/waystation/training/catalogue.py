@@ -12,6 +12,7 @@ program that goes back to an earlier step wants what it has saved since.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -23,7 +24,7 @@ from waystation import _forks, storage
 from waystation._errors import Corrupt, WaystationError
 from waystation.training import step_records
 from waystation.training.step_metadata import CheckpointMetadata
-from waystation.training.step_names import NameFormat, steps_in
+from waystation.training.step_names import NameFormat, named_in
 
 Info = CheckpointMetadata[None]
 
@@ -177,30 +178,21 @@ class Listing:
         """Looks into a directory; of a step that has two directories the first counts.
 
         Beside a program that saves a step and removes the one before it, a single look may miss both. So
-        where nothing is found, it is looked again.
+        where nothing is found, it is looked again, but in a store, whose listing shows one moment.
         """
+        see = functools.partial(_seen, with_records=with_records)
         for _ in range(_LOOKS):
-            found = cls._look(root, name_format, with_records=with_records)
-            if found.committed or found.damaged:
+            named = list(named_in(root, name_format))
+            found: dict[int, tuple[Info, bool]] = {}
+            for info, is_damaged in filter(None, storage.side_by_side(root, see, named)):
+                found.setdefault(info.step, (info, is_damaged))
+            if found or (storage.is_in_store(root) and not named):
                 break
-        return found
-
-    @classmethod
-    def _look(cls, root: str, name_format: NameFormat, *, with_records: bool) -> Listing:
-        paths: dict[int, storage.AnyPath] = {}
-        for step, path in steps_in(root, name_format):
-            paths.setdefault(step, path)
-        infos: list[Info] = [CheckpointMetadata(*found, metadata=None) for found in sorted(paths.items())]
-        if not with_records:
-            return cls(infos, [])
-        known = storage.side_by_side(root, _described_or_none, infos)
-        committed = [info for info in known if info is not None]
-        damaged = [
-            info
-            for info, found in zip(infos, known, strict=True)
-            if found is None and step_records.is_committed(info.path)  # else it was removed meanwhile
-        ]
-        return cls(committed, damaged)
+        infos = [found[step] for step in sorted(found)]
+        return cls(
+            [info for info, is_damaged in infos if not is_damaged],
+            [info for info, is_damaged in infos if is_damaged],
+        )
 
     def encode(self) -> bytes:
         """For the other processes."""
@@ -214,6 +206,20 @@ class Listing:
         return cls(committed, damaged)
 
 
+def _seen(found: tuple[int, storage.AnyPath], *, with_records: bool) -> tuple[Info, bool] | None:
+    """The checkpoint of a step, and whether its record is damaged; None if it has none."""
+    info: Info = CheckpointMetadata(*found, metadata=None)
+    if not with_records:
+        return (info, False) if step_records.is_committed(info.path) else None
+    try:
+        record = step_records.read_or_none(info.path)
+    except WaystationError as error:
+        if not step_records.is_committed(info.path):
+            return None
+        return info, step_records.is_damage(error, info.path)
+    return None if record is None else (_with(info, record), False)
+
+
 def described(info: Info) -> Info:
     """A checkpoint with what its record says.
 
@@ -221,11 +227,14 @@ def described(info: Info) -> Info:
         Corrupt: The record is damaged.
     """
     try:
-        record = step_records.read(info.path)
+        return _with(info, step_records.read(info.path))
     except WaystationError as error:
         if step_records.is_damage(error, info.path):
             raise Corrupt(error.message, path=os.fspath(info.path)) from error
         return info
+
+
+def _with(info: Info, record: step_records.StepRecord) -> Info:
     return dataclasses.replace(
         info,
         init_timestamp_nsecs=record.init_ns,
@@ -233,14 +242,6 @@ def described(info: Info) -> Info:
         custom_metadata=record.custom_metadata,
         metrics=record.metrics,
     )
-
-
-def _described_or_none(info: Info) -> Info | None:
-    """The same; None if the record is damaged."""
-    try:
-        return described(info)
-    except Corrupt:
-        return None
 
 
 def relocated(info: Info, root: str) -> Info:

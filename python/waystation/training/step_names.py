@@ -6,10 +6,9 @@ fixed length. Found is only what has been committed. `waystation.path.step` show
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -69,21 +68,14 @@ class StandardNameFormat:
 
     def find_all(self, base_path: PathLike) -> Iterator[CheckpointMetadata[None]]:
         """The committed checkpoints in a directory; none in one that does not exist."""
-        yield from storage.side_by_side(
-            base_path, lambda found: _described(*found), self.find_paths(base_path)
-        )
-
-    def find_paths(self, base_path: PathLike) -> Iterator[tuple[int, storage.AnyPath]]:
-        """The same, with nothing read of them."""
-        named = list(self.find_named(base_path))
-        are_there = storage.side_by_side(base_path, lambda found: step_records.is_committed(found[1]), named)
-        yield from itertools.compress(named, are_there)
+        found = storage.side_by_side(base_path, _described_or_none, self.find_named(base_path))
+        yield from filter(None, found)
 
     def find_named(self, base_path: PathLike) -> Iterator[tuple[int, storage.AnyPath]]:
-        """What has the name of a step, whatever it is."""
+        """The directories that have the name of a step, whatever they are."""
         for entry in storage.entries_or_none(base_path):
             step = self._step_of(entry.name)
-            if step is not None:
+            if step is not None and entry.kind != "file":
                 yield step, storage.as_path(os.path.join(base_path, entry.name))
 
     def find_step(self, base_path: PathLike, step: int) -> CheckpointMetadata[None]:
@@ -140,13 +132,14 @@ class CompositeNameFormat:
                     seen.add(found.path)
                     yield found
 
-    def find_paths(self, base_path: PathLike) -> Iterator[tuple[int, storage.AnyPath]]:
-        """The same, with as little as possible read of them."""
-        yield from _each_once(steps_in(base_path, name_format) for name_format in self.read_name_formats)
-
     def find_named(self, base_path: PathLike) -> Iterator[tuple[int, storage.AnyPath]]:
-        """What has the name of a step, as far as the formats tell."""
-        yield from _each_once(named_in(base_path, name_format) for name_format in self.read_name_formats)
+        """What has the name of a step, as far as the formats tell, each directory once."""
+        seen = set()
+        for name_format in self.read_name_formats:
+            for step, path in named_in(base_path, name_format):
+                if path not in seen:
+                    seen.add(path)
+                    yield step, path
 
     def find_step(self, base_path: PathLike, step: int) -> CheckpointMetadata[None]:
         """The committed checkpoint of a step, by the first format that finds it."""
@@ -191,33 +184,19 @@ def composite_name_format(
     return CompositeNameFormat(write_name_format, read_name_formats)
 
 
-def steps_in(base_path: PathLike, name_format: NameFormat) -> Iterator[tuple[int, storage.AnyPath]]:
-    """The steps that a format finds in a directory, with as little as possible read of them."""
-    return _found(base_path, name_format, "find_paths")
-
-
 def named_in(base_path: PathLike, name_format: NameFormat) -> Iterator[tuple[int, storage.AnyPath]]:
     """What has the name of a step, committed or not; of other formats than ours, what is committed."""
-    return _found(base_path, name_format, "find_named")
-
-
-def _found(base_path: PathLike, name_format: NameFormat, how: str) -> Iterator[tuple[int, storage.AnyPath]]:
-    find = getattr(name_format, how, None)
-    if find is not None:
-        yield from find(base_path)
+    find_named = getattr(name_format, "find_named", None)
+    if find_named is not None:
+        yield from find_named(base_path)
         return
     for found in name_format.find_all(base_path):
         yield found.step, storage.as_path(found.path)
 
 
-def _each_once(
-    found: Iterable[Iterable[tuple[int, storage.AnyPath]]],
-) -> Iterator[tuple[int, storage.AnyPath]]:
-    seen = set()
-    for step, path in itertools.chain.from_iterable(found):
-        if path not in seen:
-            seen.add(path)
-            yield step, path
+def _described_or_none(found: tuple[int, storage.AnyPath]) -> CheckpointMetadata[None] | None:
+    """What is known of a step; None if it was not committed."""
+    return _described(*found) if step_records.is_committed(found[1]) else None
 
 
 def _described(step: int, path: storage.AnyPath) -> CheckpointMetadata[None]:

@@ -15,7 +15,7 @@ from waystation._options.in_effect import current_options
 from waystation.checkpoint import opening
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.handlers.simple import with_floats
-from waystation.checkpoint.paths import is_checkpoint
+from waystation.checkpoint.paths import is_checkpoint, layout_in
 from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.layouts.native import commit
 from waystation.layouts.native import names as native_names
@@ -57,6 +57,18 @@ def read(path: storage.AnyPath) -> StepRecord:
         Unsupported: It is of a newer format version.
     """
     return read_what_is_there(os.fspath(path), current_options(), _read)
+
+
+def read_or_none(path: storage.AnyPath) -> StepRecord | None:
+    """The same; None if no committed checkpoint is in the directory at `path`."""
+
+    def read_if_there(held: Held) -> StepRecord | None:
+        if layout_in(held.root) is not None:
+            return _read(held)
+        held.require_current()
+        return None
+
+    return read_what_is_there(os.fspath(path), current_options(), read_if_there)
 
 
 def _read(held: Held) -> StepRecord:

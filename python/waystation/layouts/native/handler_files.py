@@ -245,33 +245,24 @@ def _name(path: str, directory: str) -> str:
 # ---- to and from a store -----------------------------------------------------------------------
 
 
-def upload(
-    directory: str,
-    files: Sequence[str],
-    target: str,
-    options: Options,
-    on_job: Callable[[_native.Job], None],
-) -> None:
+def upload(files: Mapping[str, str], options: Options, on_job: Callable[[_native.Job], None]) -> None:
     """Uploads files of this machine to a store.
 
     Args:
-        directory: Where they are.
-        files: Their names there.
-        target: Beneath what they are to be.
+        files: Where each is, by where it is to be.
         options: Of the save.
         on_job: Called with each engine job when it starts.
     """
-    for batch in _batches(files):
+    for batch in _batches(list(files)):
         contents = {}
-        for name in batch:
-            with storage.opened(os.path.join(directory, *name.split("/"))) as file:
-                contents[name] = storage.mapped(file) if file.status.nbytes else b""
-        arrays = {f"{target}/{name}": np.frombuffer(content, np.uint8) for name, content in contents.items()}
-        storage.of(target).write_files([(path, b"") for path, array in arrays.items() if not array.size])
+        for target in batch:
+            with storage.opened(files[target]) as file:
+                contents[target] = storage.mapped(file) if file.status.nbytes else b""
+        storage.of(batch[0]).write_files([(path, b"") for path, content in contents.items() if not content])
+        arrays = {path: np.frombuffer(content, np.uint8) for path, content in contents.items() if content}
         written = [
             (path, b"", array.nbytes, _plans.byte_segments(0, [array.nbytes], [array.ctypes.data]))
             for path, array in arrays.items()
-            if array.size
         ]
         if written:
             engine_job.run(written, arrays, options, (), on_job, lambda: None, lambda: None)

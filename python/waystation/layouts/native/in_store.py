@@ -191,8 +191,7 @@ def _present(target: str) -> _Replaced | None:
 
 
 def _remove(target: str, directories: Iterable[str]) -> None:
-    for directory in directories:
-        storage.remove_tree(os.path.join(target, directory))
+    storage.side_by_side(target, lambda name: storage.remove_tree(os.path.join(target, name)), directories)
 
 
 def withdraw(target: str) -> None:

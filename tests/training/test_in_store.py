@@ -1,0 +1,386 @@
+"""Sequences of checkpoints in an object store: what differs from a disk, and processes that are killed."""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import programs, s3
+from tests.support.long import IS_LONG
+from tests.support.places import names_in, on_this_machine
+from tests.support.programs import running
+from tests.training import sequences, store_programs
+from tests.training.store_programs import EVERY_STEP, keeper, state
+
+import waystation
+from waystation import errors
+from waystation.memory import MemoryTier
+from waystation.path import Location
+from waystation.storage import leases, store_leases
+from waystation.storage.store_leases import StoreLeases
+from waystation.training import Checkpointer, preservation_policies
+
+# What takes whoever may be alive for dead.
+AT_ONCE = -10.0
+
+
+@pytest.fixture
+def bucket() -> s3.Bucket:
+    return s3.bucket()
+
+
+@pytest.fixture
+def root(bucket: s3.Bucket) -> Any:
+    """The location of a sequence, within options that say how its store is reached."""
+    with bucket.context():
+        yield Location(f"{bucket.location}/run")
+
+
+def steps_of(checkpointer: Checkpointer) -> list[int]:
+    return [info.step for info in checkpointer.checkpoints]
+
+
+def of_step(bucket: s3.Bucket, step: int) -> list[str]:
+    """The names of the objects beneath a step."""
+    return [name for name in bucket.names() if name.startswith(f"run/{step}/")]
+
+
+def require_whole(checkpointer: Checkpointer) -> list[int]:
+    for info in checkpointer.checkpoints:
+        loaded = checkpointer.load(info.step)
+        assert loaded["step"] == info.step
+        assert (loaded["a"] == info.step).all()
+    return steps_of(checkpointer)
+
+
+# ---- one program -------------------------------------------------------------------------------
+
+
+def test_what_is_not_kept_leaves_no_object(bucket: s3.Bucket, root: Location) -> None:
+    best = preservation_policies.BestN(get_metric_fn=lambda found: found["score"], n=1)
+    policy = preservation_policies.AnyPreservationPolicy([preservation_policies.LatestN(2), best])
+    with Checkpointer(root, save_decision_policy=EVERY_STEP, preservation_policy=policy) as checkpointer:
+        for step, score in enumerate([1, 9, 2, 3, 4]):
+            checkpointer.save_async(step, state(step), metrics={"score": score})
+    with Checkpointer(root) as again:
+        assert require_whole(again) == [1, 3, 4]
+        assert [info.metrics["score"] for info in again.checkpoints] == [9, 3, 4]
+    assert names_in(root) == ["1", "3", "4"]
+    for step in (1, 3, 4):
+        assert {name.split("/")[2].partition("-")[0] for name in of_step(bucket, step)} == {
+            "checkpoint.json",
+            "metrics",
+            "state",
+        }
+    assert all(waystation.verify(root / str(step)).strays == [] for step in (1, 3, 4))
+
+
+def test_the_paths_are_locations(root: Location) -> None:
+    with Checkpointer(str(root)) as checkpointer:
+        checkpointer.save(5, state(5), metrics={"score": float("nan")})
+        assert checkpointer.directory == checkpointer.root_metadata().directory == root
+        assert checkpointer.latest is not None
+        assert checkpointer.latest.path == checkpointer.metadata().path == root / "5"
+        assert waystation.load(checkpointer.latest.path)["step"] == 5
+        assert repr(checkpointer) == f"<Checkpointer: '{root}'>"
+
+
+def test_what_lies_beside_a_step_stays(bucket: s3.Bucket, root: Location, recwarn: Any) -> None:
+    notes = on_this_machine(root / "3") / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("somebody's own")
+    with pytest.raises(errors.Conflict, match="not a checkpoint and not empty"):
+        waystation.save(root / "3", state(3))
+    with Checkpointer(root, save_decision_policy=EVERY_STEP) as checkpointer:
+        assert steps_of(checkpointer) == []
+        checkpointer.save(3, state(3))
+        assert require_whole(checkpointer) == [3]
+        checkpointer.save(3, state(3), overwrite=True)
+        checkpointer.delete(3)
+    assert of_step(bucket, 3) == ["run/3/notes.txt"]
+    assert not [warning for warning in recwarn if "no checkpoint" in str(warning.message)]
+
+
+def test_what_no_store_has_is_refused(bucket: s3.Bucket, root: Location, tmp_path: Path) -> None:
+    with pytest.raises(errors.Unsupported, match="leave out memory="):
+        Checkpointer(root, memory=MemoryTier(directory=tmp_path))
+    alone, orbax = bucket.context(), bucket.context()
+    alone.multiprocessing.primary_host = None
+    orbax.array.saving.use_ocdbt = True
+    with alone, pytest.raises(errors.Unsupported, match="set primary_host"):
+        Checkpointer(root)
+    with Checkpointer(root) as checkpointer, orbax:
+        with pytest.raises(errors.Unsupported, match="use_ocdbt = None"):
+            checkpointer.save(0, state(0))
+        assert steps_of(checkpointer) == []
+    assert bucket.names() == []
+
+
+def test_a_bucket_that_is_missing_is_told_of_at_once(root: Location) -> None:
+    with pytest.raises(errors.NotFound, match="there is no bucket 's3://no-such-bucket'"):
+        Checkpointer("s3://no-such-bucket/run")
+
+
+def test_opening_takes_few_requests_for_each_step(bucket: s3.Bucket, root: Location) -> None:
+    count = 100
+    with Checkpointer(root) as checkpointer:
+        checkpointer.save(0, state(0), metrics={"score": 1})
+    for step in range(1, count):  # a copy has the record of the original, which suffices here
+        shutil.copytree(on_this_machine(root / "0"), on_this_machine(root / str(step)))
+    for lightweight, most in ((True, 1), (False, 3)):
+        with (
+            s3.proxy(bucket.endpoint) as between,
+            s3.context(between.endpoint),
+            Checkpointer(root, lightweight_initialize=lightweight) as checkpointer,
+        ):
+            assert steps_of(checkpointer) == list(range(count))
+            assert len(between.requests) == 1 + count * most
+
+
+# ---- readers and collectors --------------------------------------------------------------------
+
+
+def test_of_a_reader_and_a_collector_one_gives_way(bucket: s3.Bucket, root: Location) -> None:
+    found = StoreLeases(str(root))
+    with found.hold("1") as may_read, found.condemned("1") as may_go, found.condemned("2") as other_may_go:
+        assert (may_read, may_go, other_may_go) == (True, False, True)
+    with found.condemned("1") as may_go, found.hold("1") as may_read, found.hold("10") as other:
+        assert (may_go, may_read, other) == (True, False, True)
+    assert bucket.names() == []
+
+
+def test_readers_and_collectors_never_both_go_on(bucket: s3.Bucket, root: Location) -> None:
+    found = StoreLeases(str(root))
+    reading: list[int] = []
+    removing: list[int] = []
+    wrong: list[str] = []
+
+    def read() -> None:
+        for _ in range(30):
+            with found.hold("1") as may_read:
+                if may_read:
+                    reading.append(1)
+                    if removing:
+                        wrong.append("a reader began while it was being removed")
+                    reading.pop()
+
+    def remove() -> None:
+        for _ in range(30):
+            with found.condemned("1") as may_go:
+                if may_go:
+                    removing.append(1)
+                    if reading:
+                        wrong.append("it was removed while it was being read")
+                    removing.pop()
+
+    threads = [
+        threading.Thread(target=contextvars.copy_context().run, args=(work,)) for work in (read, read, remove)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert bucket.names() == []
+
+
+class SlowReader:
+    """A checkpointable whose load the test holds up."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.may_end = threading.Event()
+
+    async def save(self, directory: Any) -> Any:
+        async def write() -> None:
+            ((await directory.await_creation()) / "file").write_text("x")
+
+        return write()
+
+    async def load(self, directory: Path) -> Any:
+        async def read() -> None:
+            self.began.set()
+            assert self.may_end.wait(programs.HANG_S)
+            assert (directory / "file").read_text() == "x"
+
+        return read()
+
+
+def test_a_step_that_is_being_loaded_stays(bucket: s3.Bucket, root: Location) -> None:
+    reader = SlowReader()
+    with keeper(root) as checkpointer:
+        checkpointer.save_checkpointables(0, {"slow": reader})
+        loading = checkpointer.load_checkpointables_async(0, {"slow": reader})
+        assert reader.began.wait(programs.HANG_S)
+        checkpointer.save(1, state(1))
+        assert steps_of(checkpointer) == [0, 1]
+        (mark,) = [name for name in names_in(root / "0") if leases.is_mark(name)]
+        assert mark.startswith(leases.LEASE)
+        assert waystation.verify(root / "0").strays == []
+        reader.may_end.set()
+        loading.result()
+        checkpointer.save(2, state(2))
+        assert steps_of(checkpointer) == [2]
+    assert names_in(root) == ["2"]
+
+
+def test_what_is_deleted_while_it_is_read_counts_as_gone(bucket: s3.Bucket, root: Location) -> None:
+    with Checkpointer(root) as checkpointer:
+        checkpointer.save(0, state(0))
+        with StoreLeases(str(root)).hold("0"):
+            assert checkpointer.delete(0)
+            assert len(of_step(bucket, 0)) == 1, "the mark"
+            with pytest.raises(errors.StepNotFoundError):
+                checkpointer.delete(0)
+            assert not waystation.delete(root / "0", missing_ok=True)
+            with pytest.raises(errors.CheckpointNotFound):
+                waystation.load(root / "0")
+            checkpointer.save(0, state(0))
+        assert require_whole(checkpointer) == [0]
+
+
+def test_a_reader_that_is_killed_holds_a_step_until_its_lease_has_run_out(
+    bucket: s3.Bucket, root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = programs.context.Event()
+    with keeper(root) as checkpointer:
+        checkpointer.save(0, state(0))
+        reader = programs.context.Process(
+            target=store_programs.read_until_killed, args=(bucket.endpoint, str(root), ready), daemon=True
+        )
+        reader.start()
+        assert ready.wait(programs.HANG_S)
+        checkpointer.save(1, state(1))
+        assert steps_of(checkpointer) == [0, 1]
+        reader.kill()
+        reader.join(programs.HANG_S)
+        checkpointer.save(2, state(2))
+        assert steps_of(checkpointer) == [0, 2], "nothing tells yet that it is dead"
+        monkeypatch.setattr(store_leases, "EXPIRES_S", AT_ONCE)
+        checkpointer.save(3, state(3))
+        assert steps_of(checkpointer) == [3]
+    assert names_in(root) == ["3"]
+
+
+# ---- programs that are killed ------------------------------------------------------------------
+
+
+def killed_at(bucket: s3.Bucket, root: Location, step: int, number: int) -> bool:
+    """Has another process save a step, and kills it as it makes a request; False if there are not so many."""
+    started = threading.Event()
+
+    def kill(request: int) -> str:
+        assert started.wait(programs.HANG_S)
+        if request < number:
+            return s3.PASS
+        if request == number:
+            os.kill(process.pid or 0, signal.SIGKILL)
+        return s3.REFUSE  # also what it had sent before it was killed
+
+    with s3.proxy(bucket.endpoint, kill) as between:
+        process = programs.context.Process(
+            target=store_programs.save_step, args=(between.endpoint, str(root), step), daemon=True
+        )
+        process.start()
+        started.set()
+        process.join(programs.HANG_S)
+        assert process.exitcode in (0, -signal.SIGKILL)
+        return process.exitcode != 0
+
+
+def test_killed_before_any_request_a_program_resumes(
+    bucket: s3.Bucket, root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = []
+    for number in itertools.count(1, 1 if IS_LONG else 7):
+        own = root / str(number)
+        with keeper(own, n=2) as checkpointer:
+            for step in (1, 2):
+                checkpointer.save(step, state(step), metrics={"score": step})
+        was_killed = killed_at(bucket, own, 3, number)
+        with keeper(own, n=2) as resumed:
+            assert resumed.damaged == []
+            outcomes.append(steps_of(resumed))
+            assert resumed.load()["step"] == outcomes[-1][-1]
+            # What a collector had condemned when it was killed, nobody reads before that has run out.
+            with monkeypatch.context() as patched:
+                patched.setattr(store_leases, "EXPIRES_S", AT_ONCE)
+                require_whole(resumed)
+            resumed.save(4, state(4), metrics={"score": 4})
+            assert steps_of(resumed)[-1] == 4, "what may be alive is in nobody's way"
+            with monkeypatch.context() as patched:
+                patched.setattr(store_leases, "EXPIRES_S", AT_ONCE)
+                resumed.save(5, state(5), metrics={"score": 5})
+            assert require_whole(resumed) == [4, 5]
+        assert names_in(own) == ["4", "5"], "the collection has removed the rest"
+        if not was_killed:
+            break
+    assert outcomes == sorted(outcomes)
+    assert [1, 2] in outcomes
+    assert outcomes[-1] == [2, 3]
+
+
+def test_what_a_killed_program_has_left_is_cleaned_up_if_asked_for(
+    bucket: s3.Bucket, root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Checkpointer(root) as checkpointer:
+        checkpointer.save(1, state(1))
+    requests = 20
+    while not (killed_at(bucket, root, 2, requests) and of_step(bucket, 2)):
+        requests += 1
+    assert waystation.is_checkpoint(root / "1")
+    left = of_step(bucket, 2)
+    Checkpointer(root, cleanup_tmp_directories=True).close()
+    assert of_step(bucket, 2) == left, "its process may be alive"
+    monkeypatch.setattr(store_leases, "EXPIRES_S", AT_ONCE)
+    Checkpointer(root).close()
+    assert of_step(bucket, 2) == left
+    with Checkpointer(root, cleanup_tmp_directories=True) as checkpointer:
+        assert require_whole(checkpointer) == [1]
+    assert of_step(bucket, 2) == []
+
+
+# ---- several processes -------------------------------------------------------------------------
+
+
+def test_processes_decide_save_collect_and_load_as_one(
+    bucket: s3.Bucket, root: Location, tmp_path: Path
+) -> None:
+    with running(
+        sequences.save_and_collect_in_store,
+        bucket.endpoint,
+        root,
+        count=2,
+        framework="jax",
+        directory=tmp_path,
+    ) as processes:
+        first, second = processes.values()
+    assert first == second
+    assert first["steps"] == first["again"] == [3, 9, 12]
+    assert (first["loaded"], first["in the background"]) == (12, 3)
+    assert first["metrics"] == [{"score": 0}, {"score": -6}, {"score": -9}]
+    assert names_in(root) == ["12", "3", "9"]
+    assert all(waystation.verify(root / step).strays == [] for step in names_in(root))
+
+
+def test_each_process_has_files_of_handlers_of_its_own(
+    bucket: s3.Bucket, root: Location, tmp_path: Path
+) -> None:
+    with running(
+        sequences.handlers_in_store, bucket.endpoint, root, count=2, framework="jax", directory=tmp_path
+    ) as processes:
+        first, second = processes.values()
+    assert first == second == {"own": ["of 0", "of 1", "same"], "conflict": "HandlerFailed"}
+    assert names_in(root) == ["0"]
+    assert sorted(name.rpartition("/")[2] for name in of_step(bucket, 0) if "/files/" in name) == [
+        "common",
+        "p0",
+        "p1",
+    ]
