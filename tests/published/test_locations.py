@@ -29,7 +29,15 @@ import waystation.safetensors
 from waystation import storage
 from waystation.compat import safetensors as compat
 from waystation.compat import safetensors_torch
-from waystation.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable, Unsupported
+from waystation.errors import (
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+    Unsupported,
+)
 from waystation.safetensors import Divided, load, open, stream, verify_files, write_checksums  # noqa: A004
 
 MIB = 1 << 20
@@ -140,7 +148,7 @@ def test_a_directory_behind_http_is_not_and_the_error_says_what_to_give(director
     with behind_http(directory) as place:
         with pytest.raises(Unsupported, match=r"model\.safetensors\.index\.json"):
             open(place + "/")
-        with pytest.raises(Unsupported, match="give the URL of the file"):
+        with pytest.raises(Corrupt, match="give the URL of the file"):
             open(place)
         with pytest.raises(NotFound, match="not there"):
             open(f"{place}/nothing.safetensors")
@@ -339,12 +347,16 @@ def test_a_file_that_is_always_another_one_is_a_conflict(tmp_path: Path) -> None
 
 
 def test_a_server_without_ranges_is_told(directory: Path) -> None:
-    with (
-        site(directory, sends_ranges=False) as served,
-        served_in_time(),
-        pytest.raises(Unsupported, match="ignores ranges"),
-    ):
-        open(f"{served.url}/whole.safetensors")
+    models.write_file(directory / "large.safetensors", {"a": np.zeros(300_000)})
+    with site(directory, sends_ranges=False) as served, served_in_time():
+        with pytest.raises(Unsupported, match="ignores ranges"):
+            open(f"{served.url}/large.safetensors")
+        tensors = open(files_at(served.url), framework="torch")  # headers that come with the whole file
+        assert tensors.keys() == models.every_dtype().keys()
+        with pytest.raises(Unsupported, match="ignores ranges"):
+            load(tensors, framework="torch")
+        found = open(f"{served.url}/model.safetensors.index.json").files
+        assert found == files_at(served.url)
 
 
 def test_a_server_that_cuts_answers_off_is_unavailable_in_the_end(tmp_path: Path) -> None:
@@ -392,11 +404,15 @@ def test_a_signature_is_used_and_never_seen(directory: Path, caplog: pytest.LogC
         with waystation.Context(checkpoint_layout="auto"):
             assert waystation.load(url).keys() == models.every_dtype().keys()
         shown = [repr(tensors), *tensors.files, repr(statistics)]
+        with pytest.raises(RuntimeError, match="do not have the same tensors") as caught:
+            safetensors_torch.load_model(torch.nn.Linear(2, 2), url)
+        shown.append(str(caught.value))
         served.manners.query = "another"
         for call in (
             lambda: load(url, framework="torch"),
             lambda: load(tensors, framework="torch"),
             lambda: load(url.replace("whole", "missing"), framework="torch"),
+            lambda: safetensors_torch.load_model(torch.nn.Linear(2, 2), url),
             lambda: waystation.load(url),
             lambda: waystation.save(url, {"a": 1}),
             lambda: waystation.delete(url),
@@ -407,11 +423,11 @@ def test_a_signature_is_used_and_never_seen(directory: Path, caplog: pytest.LogC
             lambda: load(url.replace("http://", f"http://me:{PASSWORD}@"), framework="torch"),
             lambda: compat.safe_open(url, "pt"),
         ):
-            with pytest.raises(waystation.errors.WaystationError) as caught:
+            with pytest.raises(waystation.errors.WaystationError) as raised:
                 call()
-            shown += [str(caught.value), repr(caught.value), repr(caught.value.context)]
-            shown += traceback.format_exception(caught.value)
-            shown.append(repr(pickle.loads(pickle.dumps(caught.value))))
+            shown += [str(raised.value), repr(raised.value), repr(raised.value.context)]
+            shown += traceback.format_exception(raised.value)
+            shown.append(repr(pickle.loads(pickle.dumps(raised.value))))
         assert any("check the credentials" in text for text in shown)
         assert not any("PUT" in method or "DELETE" in method for method, *_ in served.requests)
     text = "\n".join([*shown, caplog.text])
@@ -419,21 +435,38 @@ def test_a_signature_is_used_and_never_seen(directory: Path, caplog: pytest.LogC
     assert PASSWORD not in text
 
 
+def test_many_signed_files_have_signatures_of_their_own(tmp_path: Path) -> None:
+    arrays = models.numbers(80)
+    for name, array in arrays.items():
+        models.write_file(tmp_path / f"{name}.safetensors", {name: array})
+    with site(tmp_path) as served, served_in_time():
+        urls = [f"{served.url}/{name}.safetensors?sig={number}" for number, name in enumerate(arrays)]
+        loaded = load(urls, framework="numpy")
+    assert {name: array.tobytes() for name, array in loaded.items()} == {
+        name: array.tobytes() for name, array in arrays.items()
+    }
+
+
 def test_a_signature_that_another_process_has_seen_is_not_known(directory: Path) -> None:
     with pytest.raises(InvalidInput, match="give the URL itself"):
         open("https+query-00000000://host/whole.safetensors")
 
 
-def test_what_is_public_is_read_without_credentials(directory: Path) -> None:
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_what_is_public_is_read_without_credentials(directory: Path, is_listed: bool) -> None:
     own = s3.bucket()
     with own.context():
         location = upload(directory, f"{own.location}/model")
-    own.publish()
+    own.publish(is_listed=is_listed)
     settings = {"aws_endpoint": own.endpoint, "aws_allow_http": "true", "skip_signature": "true"}
     options = waystation.Context()
     options.storage.settings = settings
     with options:
-        assert bits(load(location, framework="torch")) == expected(directory)
+        for given in (f"{location}/model.safetensors.index.json", *([location] if is_listed else [])):
+            assert bits(load(given, framework="torch")) == expected(directory)
+        if not is_listed:
+            with pytest.raises(PermissionDenied):
+                load(location, framework="torch")
 
 
 def test_settings_of_one_store_are_no_hindrance_to_another(directory: Path) -> None:

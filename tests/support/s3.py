@@ -69,10 +69,10 @@ class Bucket:
             for file in files
         )
 
-    def publish(self) -> None:
-        """Lets everybody read it."""
+    def publish(self, *, is_listed: bool) -> None:
+        """Lets everybody read it, and list it as well."""
         what = [f"arn:aws:s3:::{self._folder.name}", f"arn:aws:s3:::{self._folder.name}/*"]
-        actions = ["s3:GetObject", "s3:ListBucket"]
+        actions = ["s3:GetObject", *(["s3:ListBucket"] if is_listed else [])]
         statement = {"Effect": "Allow", "Principal": "*", "Action": actions, "Resource": what}
         policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
         os.setxattr(self._folder, "user.policy", policy.encode())  # where the server keeps it

@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use futures_util::future::try_join;
+use futures_util::future::join;
 use futures_util::stream::iter;
-use futures_util::{FutureExt, StreamExt, TryStreamExt};
+use futures_util::{StreamExt, TryStreamExt};
 use object_store::{
-    GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutResult, UpdateVersion,
+    GetOptions, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutResult,
+    UpdateVersion,
 };
 use tokio::time::timeout;
 use waystation_format::{Error, Kind, Result};
@@ -89,20 +91,19 @@ impl ObjectStorage {
 
     /// What is at a path: an object, or what stands for a directory, because objects lie beneath it.
     pub fn status(&self, path: &Path) -> Result<Option<Found>> {
+        let (key, objects) = (self.key(path)?, &self.client()?.objects);
         if self.is_http() {
             // Nothing can be listed there, and a signature may be one for GET alone.
-            return match self.beginning(path, 1) {
-                Ok((_, version)) => Ok(Some(Found::Object(version))),
-                Err(error) if error.kind() == Kind::NotFound => Ok(None),
-                Err(error) => Err(error),
-            };
+            let found = self.wait("look at what is there", path, async {
+                absent(beginning(objects, &key, 1).await.map(|(found, _)| found))
+            })?;
+            return Ok(found.map(|found| Found::Object(Version::of(&found.meta))));
         }
-        let (key, objects) = (self.key(path)?, &self.client()?.objects);
         self.wait("look at what is there", path, async {
             let beneath = objects.list(Some(&key)).boxed().into_future();
-            let (object, (first, _)) =
-                try_join(async { absent(objects.head(&key).await) }, beneath.map(Ok)).await?;
-            Ok(match object {
+            let (object, (first, _)) = join(objects.head(&key), beneath).await;
+            // Whoever may read an object may be refused a listing.
+            Ok(match absent(object)? {
                 Some(meta) => Some(Found::Object(Version::of(&meta))),
                 None => first.transpose()?.map(|_| Found::Directory),
             })
@@ -113,16 +114,14 @@ impl ObjectStorage {
     pub fn beginning(&self, path: &Path, nbytes: u64) -> Result<(Bytes, Version)> {
         let (key, objects) = (self.key(path)?, &self.client()?.objects);
         self.wait("read the object", path, async {
-            let options = GetOptions { range: Some((0..nbytes).into()), ..GetOptions::default() };
-            let found = match objects.get_opts(&key, options).await {
-                Err(error) if is_beyond_the_end(&error) => {
-                    let empty = objects.get_opts(&key, GetOptions::default()).await?;
-                    if empty.meta.size > 0 { Err(error) } else { Ok(empty) }
+            let (found, refusal) = beginning(objects, &key, nbytes).await?;
+            match refusal {
+                Some(error) if found.meta.size > nbytes => Err(error),
+                _ => {
+                    let version = Version::of(&found.meta);
+                    Ok((found.bytes().await?, version))
                 }
-                found => found,
-            }?;
-            let version = Version::of(&found.meta);
-            Ok((found.bytes().await?, version))
+            }
         })
     }
 
@@ -282,6 +281,24 @@ impl ObjectStorage {
             }
             Ok(count)
         })
+    }
+}
+
+/// The first bytes of an object; all of them, and the refusal, where no part of it can be had: of an object without
+/// bytes, and from a server without ranges.
+async fn beginning(
+    objects: &Arc<dyn ObjectStore>,
+    key: &object_store::path::Path,
+    nbytes: u64,
+) -> object_store::Result<(GetResult, Option<object_store::Error>)> {
+    let options = GetOptions { range: Some((0..nbytes).into()), ..GetOptions::default() };
+    match objects.get_opts(key, options).await {
+        Err(error)
+            if is_beyond_the_end(&error) || matches!(error, object_store::Error::NotSupported { .. }) =>
+        {
+            Ok((objects.get_opts(key, GetOptions::default()).await?, Some(error)))
+        }
+        found => Ok((found?, None)),
     }
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+from waystation import storage
 from waystation._errors import InvalidInput
 from waystation.compat.errors import NoData, NotLoaded, SharedMemory, translated
 from waystation.compat.opening import Backend, load_bytes, safe_open
@@ -177,8 +178,9 @@ def load_model(
     if strict and (lacking or unexpected):
         with translated():
             raise NotLoaded(
-                f"{type(model).__name__} and '{filename}' do not have the same tensors; missing in the file: "
-                f"{sorted(lacking) or 'none'}, unknown to the module: {sorted(unexpected) or 'none'}; give "
+                f"{type(model).__name__} and '{storage.located(filename)}' do not have the same tensors; "
+                f"missing in the file: {sorted(lacking) or 'none'}, unknown to the module: "
+                f"{sorted(unexpected) or 'none'}; give "
                 "strict=False to load what they have in common"
             )
     return lacking, unexpected

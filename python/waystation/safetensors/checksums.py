@@ -215,7 +215,7 @@ def verify_model(files: Files, *, on_progress: OnProgress) -> tuple[list[Damaged
     if failure is not None and not damaged:  # the files are as they were summed: it is the index
         if not isinstance(failure, Corrupt):
             raise failure
-        damaged.append(DamagedFile(str(failure.context.get("path", files)), failure.message, ()))
+        damaged.append(DamagedFile(str(failure.context.get("path", "")), failure.message, ()))
     return damaged, len(headers), sum(header.identity.nbytes for header in headers)
 
 

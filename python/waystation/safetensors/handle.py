@@ -36,7 +36,8 @@ def open(  # noqa: A001
 
     Args:
         files: A file, several files, an index (`model.safetensors.index.json`), or a directory that holds
-            one of these, which may be one of a cache of Hugging Face.
+            one of these, which may be one of a cache of Hugging Face. Each is a path, a location
+            (`s3://bucket/model/`) or the URL of a file (`https://…`).
         framework: What tensors are read as: `"numpy"`, `"torch"` or `"jax"`.
         device: Where they go: a device of the framework or its name, for JAX also a sharding. By default
             the CPU for torch, the default device for JAX.

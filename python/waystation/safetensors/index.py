@@ -112,14 +112,9 @@ def read_index(path: str) -> Index:
         NotFound: There is none.
         Corrupt: It is malformed, or names a file elsewhere.
     """
-    with storage.opened(path) as file:
-        if file.status.kind != "file":
-            raise Corrupt("a regular file was expected here", path=path)
-        if file.status.nbytes > _LIMIT_BYTES:
-            raise Corrupt(f"an index has no more than {_LIMIT_BYTES} bytes", path=path)
-        content = file.read(0, file.status.nbytes)
+    content, identity = storage.read_version(path, limit_bytes=_LIMIT_BYTES)
     try:
-        return Index(path, file.status.identity, _native.parse_safetensors_index(content, path))
+        return Index(path, identity, _native.parse_safetensors_index(content, path))
     except Corrupt as error:
         foreign = described_bytes(content, path)
         if foreign is None:

@@ -56,7 +56,8 @@ def load(
 
     Args:
         files: A file, several files, an index (`model.safetensors.index.json`), or a directory that holds
-            one of these, which may be one of a cache of Hugging Face; or what `open` returned.
+            one of these, which may be one of a cache of Hugging Face; or what `open` returned. Each is a
+            path, a location (`s3://bucket/model/`) or the URL of a file (`https://…`).
         framework: What comes back: `"jax"`, `"torch"` or `"numpy"` arrays.
         device: Where arrays go: a device of the framework or its name. By default the CPU for torch, and for
             JAX its default device.
@@ -74,7 +75,8 @@ def load(
         verify: Check the checksum of every block that is read: those that `write_checksums` has written
             beside the files. None does so where there are some; by default the option `array.loading.verify`.
         mmap: Alias the mapped files where alignment and dtype allow it, instead of reading. The files must
-            then never change while an array lives; shrinking one ends the program with SIGBUS.
+            then never change while an array lives; shrinking one ends the program with SIGBUS. Files of this
+            system only.
         nested: Return a tree of dicts by the parts of names, which a dot separates, or the given text.
         progress: Called about ten times a second with the bytes that have been read, and those to read.
         together: Whether the processes of the program load this together: all make this call, each gets its
