@@ -241,15 +241,18 @@ def take(described: Described, options: Options, writer: Writer = ALONE) -> Take
     if are_whole(saving, writer) and not wanted:
         sources = Shared(described.sources)
         chunks = whole_chunks(sources, described.addresses, described.owners)
-        described.owners = []
     else:
-        described.expand()
+        if wanted:
+            described.expand()
         sources = Shared(described.sources)
         sizes = {number: dtypes.of_name(name).host.itemsize for number, name in wanted.items()}
-        chunks = cut(sources, described.labels, saving, writer, sizes)
+        addresses, owners = described.addresses, described.owners
+        chunks = cut(sources, described.labels, saving, writer, sizes, addresses, owners)
+    described.owners = []
     for source in distinct_objects(sources)[0]:
         source.blocks = []
     if wanted:
+        chunks = list(chunks)  # whose lengths change
         cast.apply(chunks, sources, described.labels, wanted, cast.rule_of(saving))
     return Taken(described.structure, described.leaves, sources, labels, chunks, wanted)
 

@@ -151,35 +151,48 @@ def cut(
     saving: ArraySavingOptions,
     writer: Writer = ALONE,
     element_bytes: Mapping[int, int] | None = None,
-) -> list[Chunk]:
+    addresses: Sequence[int] | NDArray[np.int64] = (),
+    owners: Sequence[object] | None = None,
+) -> Chunks:
     """The chunks that a process writes, by array.
 
     Args:
-        sources: All arrays.
+        sources: All arrays. Those that lie in host memory in one piece share one for each kind, and are cut
+            alike.
         labels: Their key paths.
         saving: How they are to be cut.
         writer: The process.
         element_bytes: Of the arrays that will be cast: bytes of an element then.
+        addresses: Where those begin that lie in one piece.
+        owners: What keeps their memory alive; None for the others, which have blocks.
 
     Raises:
         InvalidInput: The options of an array do not fit it.
     """
-    if are_whole(saving, writer):
-        return [
-            Chunk(number, None, source.storage_shape, nbytes_of(source), source.blocks)
-            for number, source in enumerate(sources)
-        ]
-    sharing = _sharing(saving, writer)
-    chunks: list[Chunk] = []
-    for number, (source, label) in enumerate(zip(sources, labels, strict=True)):
+    cutter = _Cutter(saving, writer, element_bytes or {})
+    arrays: list[int] = []
+    others: dict[int, Chunk] = {}
+    if owners is None:
+        addresses, owners = [0] * len(sources), [None] * len(sources)
+    for number, (source, label, owner) in enumerate(zip(sources, labels, owners, strict=True)):
         try:
-            storage = storage_options(saving, label, source)
-            nbytes = (element_bytes or {}).get(number) or _element_bytes(source)
-            boxes = _own_boxes(source, nbytes, storage, sharing, writer)
+            boxes = cutter.boxes(number, source, label, in_one_piece=owner is not None)
         except WaystationError as error:
             raise error.where(array=label)
-        chunks += [chunk_of(number, source, box) for box in boxes]
-    return chunks
+        for box in boxes:
+            if owner is None:
+                others[len(arrays)] = chunk_of(number, source, box, source.blocks)
+            elif box[1] != source.shape:
+                block = block_of(source, int(addresses[number]), owner)
+                others[len(arrays)] = chunk_of(number, source, box, [block])
+            arrays.append(number)
+    chosen = np.array(arrays, np.int64)
+    kinds, which = distinct_objects(sources)
+    lengths = np.array([nbytes_of(kind) for kind in kinds], np.int64)[which[chosen]]
+    lengths[list(others)] = [chunk.nbytes for chunk in others.values()]
+    begins = np.asarray(addresses, np.int64)[chosen]
+    keepers = [None if place in others else owners[number] for place, number in enumerate(arrays)]
+    return Chunks(sources, chosen, lengths, begins, keepers, others)
 
 
 def are_whole(saving: ArraySavingOptions, writer: Writer) -> bool:
@@ -251,29 +264,44 @@ def _sharing(saving: ArraySavingOptions, writer: Writer) -> grid.Sharing:
     return grid.Sharing(writer.process, smallest, 1 if saving.use_replica_parallel is False else most)
 
 
-def _own_boxes(
-    source: ArraySource,
-    element_bytes: int,
-    storage: StorageOptions,
-    sharing: grid.Sharing,
-    writer: Writer,
-) -> list[grid.Box]:
-    """The boxes that this process writes, in logical elements."""
-    whole = grid.whole(source.shape)
-    chunk_bytes = _chunk_bytes(storage)
-    spread = source.spread if writer.process_count > 1 and grid.volume(whole) else None
-    if spread is None and writer.process != writer.primary and not writer.is_local:
-        return []
-    if spread is not None and not writer.is_local:
-        boxes = sharing.share(spread, element_bytes)
-    elif spread is not None or (chunk_bytes is not None and grid.volume(whole)):
-        boxes = list(dict.fromkeys(_logical_box(block, source) for block in source.blocks))
-    else:
+class _Cutter:
+    """Says which boxes of array after array a process writes; of equal arrays once, where it can."""
+
+    def __init__(self, saving: ArraySavingOptions, writer: Writer, element_bytes: Mapping[int, int]) -> None:
+        self._saving, self._writer = saving, writer
+        self._element_bytes = element_bytes
+        self._sharing = _sharing(saving, writer)
+        # By the identity of the sources, which outlive this: what is said of them, if of each the same.
+        self._known: dict[int, list[grid.Box]] = {}
+        self._is_alike = saving.storage_options_for is None and not element_bytes
+
+    def boxes(self, number: int, source: ArraySource, label: str, *, in_one_piece: bool) -> list[grid.Box]:
+        """The boxes of the next array that the process writes, in logical elements."""
+        known = self._known.get(id(source))
+        if known is not None:
+            return known
+        found = self._boxes(number, source, label, in_one_piece)
+        # What processes share is given to whoever has the least so far.
+        if self._is_alike and (source.spread is None or self._writer.process_count == 1):
+            self._known[id(source)] = found
+        return found
+
+    def _boxes(self, number: int, source: ArraySource, label: str, in_one_piece: bool) -> list[grid.Box]:
+        storage = storage_options(self._saving, label, source)
+        element_bytes = self._element_bytes.get(number) or _element_bytes(source)
+        writer, whole, chunk_bytes = self._writer, grid.whole(source.shape), _chunk_bytes(storage)
+        spread = source.spread if writer.process_count > 1 and grid.volume(whole) else None
+        if spread is None and writer.process != writer.primary and not writer.is_local:
+            return []
         boxes = [whole]
-    if chunk_bytes is None:
-        return _joined(boxes)
-    axes = storage.chunk_axes
-    return [part for box in boxes for part in _subchunks(box, source.shape, element_bytes, chunk_bytes, axes)]
+        if spread is not None and not writer.is_local:
+            boxes = self._sharing.share(spread, element_bytes)
+        elif not in_one_piece and (spread is not None or (chunk_bytes is not None and grid.volume(whole))):
+            boxes = list(dict.fromkeys(_logical_box(block, source) for block in source.blocks))
+        if chunk_bytes is None:
+            return _joined(boxes)
+        axes, shape = storage.chunk_axes, source.shape
+        return [part for box in boxes for part in _subchunks(box, shape, element_bytes, chunk_bytes, axes)]
 
 
 def _element_bytes(source: ArraySource) -> int:
@@ -310,15 +338,15 @@ def _subchunks(
     return [grid.box_at(parts, position) for position in range(len(parts))]
 
 
-def chunk_of(number: int, source: ArraySource, box: grid.Box) -> Chunk:
-    """A box of an array, in logical elements, with the memory of it that this process has."""
+def chunk_of(number: int, source: ArraySource, box: grid.Box, memory: list[Block]) -> Chunk:
+    """A box of an array, in logical elements, with what it has of the memory of that array."""
     rank = len(source.shape)
     trailing = source.storage_shape[rank:]
     offset, shape = box[0] + (0,) * len(trailing), box[1] + trailing
     nbytes = math.prod(shape) * source.storage_item_bytes
     if shape == source.storage_shape:
-        return Chunk(number, None, shape, nbytes, source.blocks)
-    blocks = [clipped for block in source.blocks if (clipped := _clipped(block, (offset, shape))) is not None]
+        return Chunk(number, None, shape, nbytes, memory)
+    blocks = [clipped for block in memory if (clipped := _clipped(block, (offset, shape))) is not None]
     return Chunk(number, offset, shape, nbytes, blocks)
 
 

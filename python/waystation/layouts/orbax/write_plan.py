@@ -222,7 +222,7 @@ def cut(
         found = cutter.cut(source, nbytes, storage_options(saving, name, source))
         arrays.cuts.append(found)
         for own in found.own:
-            chunk = chunk_of(number, source, found.grid.box(own))
+            chunk = chunk_of(number, source, found.grid.box(own), source.blocks)
             arrays.values.append(Value(own, _filled_up(chunk, source, found.grid.chunk_shape, zeros)))
     return arrays
 
