@@ -73,9 +73,8 @@ class Filling:
         arrays: list[filling.Batch] = []
         whole: list[filling.Whole] = []
         for batch in batches:
-            targets = _targets_of(batch, decided, options)
-            rest, others = _divide(opened, batch, targets, whole) if may_be_whole else (batch, targets)
-            arrays.append((batch.codec, rest.incoming(others)))
+            rest, targets = _targets_of(opened, batch, decided, options, whole if may_be_whole else None)
+            arrays.append((batch.codec, rest.incoming(targets)))
         self._filling = filling.Filling(opened, options, progress, mappings, arrays, whole=whole)
         self.resident, self.reading = self._filling.resident, self._filling.reading
 
@@ -210,41 +209,83 @@ def _codec_for(abstract: Any) -> Codec:
 
 
 @paused_collection()
-def _targets_of(batch: _Batch, decided: Decided, options: Options) -> list[Target]:
-    """Where the arrays of a batch go."""
+def _targets_of(
+    opened: Opened, batch: _Batch, decided: Decided, options: Options, whole: list[filling.Whole] | None
+) -> tuple[_Batch, list[Target]]:
+    """Where the arrays of a batch go. Those that are loaded whole go to `whole`, if that may be; the others
+    are returned."""
+    loading, own = options.array.loading, batch.codec.in_place
     with _naming_leaves(decided, batch.numbers):
-        targets = _targets(batch, decided, options.array.loading)
+        targets = _targets(batch, decided, loading)
+    if loading.in_place and decided.abstracts is not None and own is not None:
+        if whole is not None:
+            batch, targets = _take_given(opened, batch, targets, decided, whole)
+        with _naming_leaves(decided, batch.numbers):
+            targets = own.loaded_into([_abstract(decided, number) for number in batch.numbers], targets)
+    with _naming_leaves(decided, batch.numbers):
         rule = casts.rule_of_loads(options)
-        for index, (stored, target) in enumerate(zip(batch.stored, targets, strict=True)):
-            if stored.dtype != target.dtype:
-                _check_cast(stored.dtype, target.dtype, rule, index)
-    return targets
+        names = zip([array.dtype for array in batch.stored], [own.dtype for own in targets], strict=True)
+        checked: set[tuple[str, str]] = set()
+        for index, (stored, asked) in enumerate(names):
+            if stored != asked and (stored, asked) not in checked:
+                _check_cast(stored, asked, rule, index)
+                checked.add((stored, asked))
+    return (batch, targets) if whole is None else _divide(opened, batch, targets, whole)
 
 
-@paused_collection()
+def _take_given(
+    opened: Opened, batch: _Batch, targets: list[Target], decided: Decided, whole: list[filling.Whole]
+) -> tuple[_Batch, list[Target]]:
+    """Adds the arrays that are read to memory of the caller to `whole`; returns the others."""
+    can = _can_be_whole(opened, batch, targets)
+    asked = [_abstract(decided, number) if can[place] else None for place, number in enumerate(batch.numbers)]
+    found = in_place.given(batch.codec, asked, batch.stored, targets)
+    if found is None:
+        return batch, targets
+    places, given = found
+    part = batch.only(places)
+    own = [targets[place] for place in places]
+    whole.append(filling.Whole(part.codec, part.numbers, part.arrays, own, given=given))
+    return _without(batch, targets, places)
+
+
 def _divide(
     opened: Opened, batch: _Batch, targets: list[Target], whole: list[filling.Whole]
 ) -> tuple[_Batch, list[Target]]:
     """Adds the arrays that are loaded whole to `whole`; returns the others."""
-    kinds = list(zip(map(id, batch.stored), map(id, targets), strict=True))
-    known = {
-        kind: filling.can_be_whole(opened, batch.codec, stored, target)
-        for kind, (stored, target) in dict(
-            zip(kinds, zip(batch.stored, targets, strict=True), strict=True)
-        ).items()
-    }
-    chosen = [known[kind] for kind in kinds]
-    for place in batch.values:
-        chosen[place] = False
-    if not any(chosen):
+    can = _can_be_whole(opened, batch, targets)
+    if not any(can):
         return batch, targets
-    if all(chosen):
-        whole.append(filling.Whole(batch.codec, batch.numbers, batch.arrays, targets))
-        return batch.only([]), []
-    own = [place for place, is_whole in enumerate(chosen) if is_whole]
-    rest = [place for place, is_whole in enumerate(chosen) if not is_whole]
-    part = batch.only(own)
-    whole.append(filling.Whole(part.codec, part.numbers, part.arrays, [targets[place] for place in own]))
+    dtypes = [array.dtype for array in batch.stored]
+    is_cast = [dtype != target.dtype for dtype, target in zip(dtypes, targets, strict=True)]
+    for manner in (False, True):
+        own = [place for place, is_whole in enumerate(can) if is_whole and is_cast[place] == manner]
+        if own:
+            part = batch if len(own) == len(can) else batch.only(own)
+            targets_of_part = [targets[place] for place in own]
+            whole.append(filling.Whole(part.codec, part.numbers, part.arrays, targets_of_part, manner))
+    return _without(batch, targets, [place for place, is_whole in enumerate(can) if is_whole])
+
+
+def _can_be_whole(opened: Opened, batch: _Batch, targets: Sequence[Target]) -> list[bool]:
+    """Which arrays can be loaded whole. That is asked once of those that are described alike and go to places
+    of one kind."""
+    places = [
+        (target.dtype, id(target.boxes), id(target.placement), target.into is None) for target in targets
+    ]
+    kinds = list(zip(map(id, batch.stored), places, strict=True))
+    pairs = dict(zip(kinds, zip(batch.stored, targets, strict=True), strict=True))
+    known = {kind: filling.can_be_whole(opened, batch.codec, *pair) for kind, pair in pairs.items()}
+    can = list(map(known.__getitem__, kinds))
+    for place in batch.values:
+        can[place] = False
+    return can
+
+
+def _without(batch: _Batch, targets: list[Target], places: Sequence[int]) -> tuple[_Batch, list[Target]]:
+    """The leaves of a batch that are not at some places."""
+    gone = set(places)
+    rest = [place for place in range(len(targets)) if place not in gone]
     return batch.only(rest), [targets[place] for place in rest]
 
 
@@ -256,9 +297,7 @@ def _targets(batch: _Batch, decided: Decided, loading: ArrayLoadingOptions) -> l
             fit.reshaped(array, extents[number]) if number in extents else array
             for number, array in zip(batch.numbers, batch.stored, strict=True)
         ]
-        targets = batch.codec.targets(abstracts, stored)
-        own = batch.codec.in_place
-        return own.loaded_into(abstracts, targets) if loading.in_place and own is not None else targets
+        return batch.codec.targets(abstracts, stored)
     choose, sharded = loading.sharding_for, batch.codec.sharded
     if choose is not None and sharded is not None:
         return batch.codec.targets(_sharded(batch, decided, choose, sharded), batch.stored)
@@ -329,13 +368,12 @@ class _Leaves:
     @paused_collection()
     def make(self, codec: Codec, arrays: Sequence[Incoming], *, wait: bool = False) -> None:
         """Makes leaves of filled buffers; if told so, waits until they no longer need these."""
+        targets = [incoming.target for incoming in arrays]
         with _naming_leaves(self._decided, [incoming.leaf for incoming in arrays]):
-            made = codec.assemble(
-                [incoming.target for incoming in arrays], [incoming.buffers for incoming in arrays]
-            )
+            made = codec.assemble(targets, [incoming.buffers for incoming in arrays])
             if wait:
                 codec.wait(made)
-        for incoming, leaf in zip(arrays, in_place.put(codec, arrays, made), strict=True):
+        for incoming, leaf in zip(arrays, in_place.put(codec, targets, made), strict=True):
             is_no_array = incoming.stored.framework in filling.NO_ARRAYS and codec.name == "numpy"
             self.made[incoming.leaf] = self._as_saved(leaf, incoming.stored) if is_no_array else leaf
 
@@ -361,7 +399,7 @@ class _Leaves:
         try:
             made = part.whole.put(part)
             if made is not None:
-                (self.made[leaf],) = in_place.put(part.whole.codec, [part.whole.incoming], [made])
+                (self.made[leaf],) = in_place.put(part.whole.codec, [part.whole.incoming.target], [made])
         except WaystationError as error:
             raise error.where(array=self._decided.name_for(error, leaf))
 

@@ -275,6 +275,11 @@ def _shapes_differ(tree: StoredTree, decided: Decided, taken: Container[int]) ->
 
 def _differs(tree: StoredTree, leaf: Leaf, abstract: Any) -> bool:
     """Whether a leaf is of another shape or kind. A key is no scalar; dtypes of arrays are another matter."""
+    if type(leaf) is ArrayLeaf and not is_scalar(abstract):  # nearly always, and there are thousands
+        array = tree.arrays[leaf.array]
+        if array.framework not in _LONG_SCALARS:
+            shape = _shape_of(abstract)
+            return shape is not None and shape != tuple(array.shape)
     wanted = _wanted_text(abstract)
     return wanted is not None and wanted != _stored_text(tree, leaf, names_keys=is_scalar(abstract))
 

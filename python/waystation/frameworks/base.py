@@ -219,6 +219,14 @@ class InPlace(Protocol):
         """
         ...
 
+    def may_write(self, array: object) -> bool:
+        """Whether one of the arrays that `Codec.contiguous` describes can be written to."""
+        ...
+
+    def wrote(self, owners: Sequence[object]) -> None:
+        """Somebody has written to all of the arrays that such owners keep."""
+        ...
+
     def memory_of(self, target: Target) -> NDArray[np.uint8] | None:
         """The memory of that array, if it is the host's and lies as the only box of the target does."""
         ...

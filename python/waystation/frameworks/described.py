@@ -28,11 +28,11 @@ def is_described(value: Any) -> bool:
     if isinstance(value, type):
         return value is np.ndarray or value is _jax_array() or issubclass(value, np.generic)
     cls = type(value)
-    if cls in _NEVER or issubclass(cls, tuple) or is_registered(cls):
+    if cls in _NEVER or registry.codec_for(value) is not None or issubclass(cls, tuple) or is_registered(cls):
         return False
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return False
-    return _is_shape(value.shape) and registry.codec_for(value) is None and not registry.is_jax_node(value)
+    return _is_shape(value.shape) and not registry.is_jax_node(value)
 
 
 def standing_for(value: Any, stored: StoredArray | None) -> Any:

@@ -60,6 +60,7 @@ class _Chooser:
         self._placements: dict[Any, tuple[Placement, list[Box]]] = {}
         self._allowed: set[str] = set()
         self._described: dict[tuple[int, tuple[int, ...]], Sharding | None] = {}
+        self._asked: dict[Any, Target] = {}
 
     def target(
         self,
@@ -78,6 +79,25 @@ class _Chooser:
         if known is None:
             known = self._placements[key] = self._place(shape, sharding, committed, layout)
         return Target(shape, dtype, known[1], known[0])
+
+    def asked(
+        self,
+        stored: StoredArray,
+        shape: tuple[int, ...],
+        asked_dtype: Any,
+        sharding: Sharding | None,
+        layout: Any,
+        index: int,
+    ) -> Target:
+        """The target of a stored array for what is asked for; one for all that ask alike."""
+        kind = id(stored), shape, asked_dtype, sharding, layout
+        found = self._asked.get(kind)
+        if found is None:
+            dtypes.of_stored(stored)
+            dtype = logical_of(asked_dtype).name
+            casts.check_request(shape, dtype, stored, index)
+            found = self._asked[kind] = self.target(shape, dtype, sharding, committed=True, layout=layout)
+        return found
 
     def saved_sharding(self, stored: StoredArray) -> Sharding | None:
         """The sharding at save, where the present devices have it."""
@@ -202,13 +222,12 @@ def _indexed(index: int, choose: Any, *arguments: Any) -> Target:
 
 
 def _asked(chooser: _Chooser, abstract: Any, stored: StoredArray, index: int) -> Target:
-    dtypes.of_stored(stored)
-    dtype = logical_of(abstract.dtype).name
-    casts.check_request(abstract.shape, dtype, stored, index)
+    layout = None
     if isinstance(abstract, jax.Array):
         sharding = abstract.sharding if abstract.committed else None
-        return chooser.target(abstract.shape, dtype, sharding, committed=True)
-    return chooser.target(abstract.shape, dtype, abstract.sharding, committed=True, layout=_layout(abstract))
+    else:
+        sharding, layout = abstract.sharding, _layout(abstract)
+    return chooser.asked(stored, abstract.shape, abstract.dtype, sharding, layout, index)
 
 
 def _layout(abstract: Any) -> Any:

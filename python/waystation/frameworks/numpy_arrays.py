@@ -90,6 +90,14 @@ class _InPlace:
             found.append(replace(target, into=abstract) if is_array else target)
         return found
 
+    def may_write(self, array: Any) -> bool:
+        """Whether an array is writeable."""
+        writeable: bool = array.flags.writeable
+        return writeable
+
+    def wrote(self, owners: Sequence[object]) -> None:
+        """Nobody needs to know."""
+
     def memory_of(self, target: Target) -> NDArray[np.uint8] | None:
         """The memory of such an array, if it is C-contiguous."""
         array: np.ndarray[Any, Any] = target.into
@@ -134,11 +142,17 @@ class NumpyCodec(Codec):
     def targets(self, abstracts: Sequence[Any], stored: Sequence[StoredArray]) -> list[Target]:
         """Each array whole, in host memory."""
         found = []
+        known: dict[Any, Target] = {}  # of those that differ in nothing that counts
         for index, (abstract, array) in enumerate(zip(abstracts, stored, strict=True)):
-            try:
-                found.append(_target(abstract, array, index))
-            except WaystationError as error:
-                raise error.where(index=index)
+            is_any = isinstance(abstract, AnyNumpy)
+            kind = (type(abstract), id(array), *(() if is_any else _asked(abstract)))
+            target = known.get(kind)
+            if target is None:
+                try:
+                    target = known[kind] = _target(abstract, array, index)
+                except WaystationError as error:
+                    raise error.where(index=index)
+            found.append(target)
         return found
 
     def default_targets(self, stored: Sequence[StoredArray]) -> list[Target]:
@@ -220,6 +234,10 @@ def _source(leaf: Any) -> ArraySource:
         blocks=[host_block(array, logical, (0,) * len(storage_shape))],
         mutable=not scalar,
     )
+
+
+def _asked(abstract: Any) -> tuple[Any, ...]:
+    return abstract.shape, abstract.dtype, isinstance(abstract, AbstractNumpy) and abstract.scalar
 
 
 def _target(abstract: Any, stored: StoredArray, index: int) -> Target:

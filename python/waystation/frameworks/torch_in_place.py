@@ -44,7 +44,9 @@ def _with(target: Target, tensor: torch.Tensor) -> Target:
         raise InvalidInput(
             f"a tensor with the layout {own.layout} cannot be loaded into; give a dense one (to_dense)"
         )
-    if any(stride == 0 and extent > 1 for stride, extent in zip(own.stride(), own.shape, strict=True)):
+    if own.numel() and any(
+        stride == 0 and extent > 1 for stride, extent in zip(own.stride(), own.shape, strict=True)
+    ):
         raise InvalidInput(
             "a tensor of which several elements are the same memory, as expand makes it, cannot be loaded "
             "into; give a copy of it (clone)"
@@ -59,6 +61,17 @@ def local(tensor: torch.Tensor, target: Target) -> torch.Tensor:
     own: Any = tensor.detach()
     part: torch.Tensor = own if target.placement.form is None else own.to_local()
     return part
+
+
+def may_write(array: object) -> bool:
+    """Whether a plain tensor can be written to."""
+    return True
+
+
+def wrote(owners: Sequence[Any]) -> None:
+    """Tells autograd, by detached tensors, which share their versions with others."""
+    for owner in owners:
+        increment_version(owner)
 
 
 def memory_of(target: Target) -> NDArray[np.uint8] | None:

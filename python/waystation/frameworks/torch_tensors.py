@@ -159,13 +159,21 @@ class TorchCodec(Codec):
     def targets(self, abstracts: Sequence[Any], stored: Sequence[StoredArray]) -> list[Target]:
         """Of DTensors what this process holds, other tensors whole; on the device of the abstract one."""
         found = []
+        known: dict[Any, Target] = {}  # of plain tensors that differ in nothing that counts
         for index, (abstract, array) in enumerate(zip(abstracts, stored, strict=True)):
-            try:
-                dtype = torch_memory.logical_of(abstract).name
-                casts.check_request(abstract.shape, dtype, array, index)
-                found.append(_target(array, dtype, _asked(abstract)))
-            except WaystationError as error:
-                raise error.where(index=index)
+            is_plain = type(abstract) in (torch.Tensor, torch.nn.Parameter)
+            kind = (id(array), *_kind_of(abstract)) if is_plain else None
+            target = known.get(kind)
+            if target is None:
+                try:
+                    dtype = torch_memory.logical_of(abstract).name
+                    casts.check_request(abstract.shape, dtype, array, index)
+                    target = _target(array, dtype, _asked(abstract))
+                except WaystationError as error:
+                    raise error.where(index=index)
+                if is_plain:
+                    known[kind] = target
+            found.append(target)
         return found
 
     def default_targets(self, stored: Sequence[StoredArray]) -> list[Target]:
@@ -311,10 +319,15 @@ def _placed(stored: StoredArray, dtype: str, place: Placement, index: int) -> Ta
     return _target(stored, dtype, place)
 
 
+def _kind_of(abstract: torch.Tensor) -> tuple[Any, ...]:
+    return abstract.dtype, abstract.shape, abstract.device, abstract.requires_grad
+
+
 def _asked(abstract: torch.Tensor) -> Placement:
     requires_grad = bool(abstract.requires_grad)
     if not _is_distributed(type(abstract)):
-        return Placement(_present(abstract.device), requires_grad)
+        device = _present(abstract.device)
+        return _ON_CPU[requires_grad] if device.type == "cpu" else Placement(device, requires_grad)
     form = _distributed().form_of(abstract)
     mesh = _distributed().asked_mesh(abstract, form)
     return Placement(_present(_distributed().present_device(abstract, mesh)), requires_grad, form, mesh)

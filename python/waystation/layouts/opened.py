@@ -80,7 +80,7 @@ Slabs: TypeAlias = list[tuple[_native.Slab | None, int]]
 # Gives memory for buffers of so many bytes: places, and their addresses.
 Allocate: TypeAlias = Callable[[Sequence[int]], tuple[Sequence[Place], NDArray[np.int64]]]
 # Makes something of each array over its memory: a slab (None where it has no elements) and where in that.
-Over: TypeAlias = Callable[[Sequence[_native.Slab | None], Sequence[int]], Sequence[object]]
+Over: TypeAlias = Callable[[Sequence[Any], Sequence[int]], Sequence[object]]
 
 Region: TypeAlias = tuple[int, int, int]
 """Memory of a device: its CUDA ordinal, the address, the bytes."""
@@ -174,9 +174,10 @@ class ReadOver(Protocol):
         statistics: ReadStatistics,
         over: Over,
         requests: Sequence[Request] = (),
+        allocate: Allocate = ...,
     ) -> tuple[Sequence[object], list[list[NDArray[Any]]]]:
         """Returns, once all of it is there, what `over` has made over the memory of the arrays meanwhile, and
-        the boxes, as `Opened.read_boxes` does."""
+        the boxes, as `Opened.read_boxes` does. `allocate` gives the memory of both, in that order."""
         ...
 
 

@@ -145,6 +145,7 @@ class Readable(ABC):
         statistics: ReadStatistics,
         over: Over,
         requests: Sequence[Request] = (),
+        allocate: Allocate = memory.allocate,
     ) -> tuple[Sequence[object], list[list[NDArray[Any]]]]:
         """See `ReadOver`.
 
@@ -163,7 +164,7 @@ class Readable(ABC):
             return over(slabs[:count], offsets[:count]), _arrays_over(slabs[count:], offsets[count:], rest)
 
         found: tuple[Sequence[object], list[list[NDArray[Any]]]] = self._read(
-            [*own, *requests], options, on_job, statistics, memory.allocate, over_all
+            [*own, *requests], options, on_job, statistics, allocate, over_all
         )
         return found
 

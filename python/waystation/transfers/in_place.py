@@ -9,28 +9,105 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation.frameworks.base import Codec
+from waystation.frameworks.base import ArraySource, Codec, StoredArray, Target
+from waystation.layouts.native.memory import form_of
 from waystation.layouts.opened import Place
-from waystation.transfers.buffers import Incoming, Reading, fill_buffers
+from waystation.transfers.buffers import Buffer, Incoming, Reading, fill_buffers
 
 Bytes = NDArray[np.uint8]
 
 
-def fill(reading: Reading, batches: Sequence[tuple[Codec, Sequence[Incoming]]]) -> None:
-    """Fills what goes to memory of the caller; its arrays have their buffers then."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Arrays of the caller that lie in host memory in one piece, and share none of it: in columns.
+
+    Attributes:
+        codec: What knows them.
+        leaves: The arrays.
+        addresses: Where each begins.
+        sizes: Its bytes.
+        owners: What keeps its memory alive.
+    """
+
+    codec: Codec
+    leaves: Sequence[object]
+    addresses: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    owners: Sequence[object]
+
+
+def given(
+    codec: Codec, leaves: Sequence[object], stored: Sequence[StoredArray], targets: Sequence[Target]
+) -> tuple[list[int], Given] | None:
+    """Which leaves are such arrays, of the dtype and shape that is stored, and these; None where some share
+    memory, or none is such an array."""
+    found = codec.contiguous(leaves)
+    if found is None or codec.in_place is None:
+        return None
+    rows = list(zip(found.which.tolist(), map(id, stored), map(id, targets), strict=True))
+    sizes: dict[tuple[int, int, int], int] = {}
+    for row, array, target in zip(rows, stored, targets, strict=True):
+        if row not in sizes:
+            sizes[row] = _bytes_if_same(None if row[0] < 0 else found.kinds[row[0]], array, target)
+    may_write = codec.in_place.may_write
+    chosen = [place for place, row in enumerate(rows) if sizes[row] and may_write(leaves[place])]
+    own = Given(
+        codec,
+        [leaves[place] for place in chosen],
+        found.addresses[chosen],
+        np.array([sizes[rows[place]] for place in chosen], np.int64),
+        [found.owners[place] for place in chosen],
+    )
+    order = np.argsort(own.addresses)
+    ends = (own.addresses + own.sizes)[order]
+    return None if not chosen or np.any(ends[:-1] > own.addresses[order][1:]) else (chosen, own)
+
+
+def _bytes_if_same(kind: ArraySource | None, stored: StoredArray, target: Target) -> int:
+    """The bytes of such an array; 0 if it is none, or is empty."""
+    if kind is None or not kind.dtype == stored.dtype == target.dtype:
+        return 0
+    return form_of(stored).nbytes if kind.shape == stored.shape == target.shape else 0
+
+
+def fill_given(reading: Reading, arrays: Sequence[int], given: Given, taken: Taken) -> None:
+    """Reads stored arrays, given by number, into arrays of the caller."""
+    read = reading.opened.read_over
+    assert read is not None, "it was asked before"
+    assert given.codec.in_place is not None, "its arrays are loaded into"
+
+    def allocate(sizes: Sequence[int]) -> tuple[list[Place], NDArray[np.int64]]:
+        assert list(sizes) == given.sizes.tolist(), "each array has its own size"
+        return [(owner, 0) for owner in cast("list[Buffer]", given.owners)], given.addresses
+
+    reading.check_cancelled()
+    taken.take_all(given.addresses, given.sizes)
+    read(
+        arrays,
+        reading.options,
+        reading.progress.add,
+        reading.statistics,
+        lambda slabs, _: slabs,
+        allocate=allocate,
+    )
+    given.codec.in_place.wrote(given.owners)
+
+
+def fill(reading: Reading, batches: Sequence[tuple[Codec, Sequence[Incoming]]], taken: Taken) -> None:
+    """Fills what goes to memory of the caller, as far as it is not taken; its arrays have their buffers
+    then."""
     found: list[tuple[Incoming, Bytes]] = []
     for codec, batch in batches:
         for incoming in batch:
             memory = None if incoming.target.into is None else _memory_of(codec, incoming)
             if memory is not None:
                 found.append((incoming, memory))
-    taken = _Taken()
     chosen = [(incoming, memory) for incoming, memory in found if taken.take(memory)]
     if not chosen:
         return
@@ -45,12 +122,12 @@ def fill(reading: Reading, batches: Sequence[tuple[Codec, Sequence[Incoming]]]) 
     fill_buffers(replace(reading, mappings=None), [incoming for incoming, _ in chosen], allocate)
 
 
-def put(codec: Codec, arrays: Sequence[Incoming], leaves: Sequence[Any]) -> Sequence[Any]:
+def put(codec: Codec, targets: Sequence[Target], leaves: Sequence[Any]) -> Sequence[Any]:
     """Finished leaves, or in their place the arrays of the caller, which have their values then."""
     own = codec.in_place
     return [
-        leaf if own is None or incoming.target.into is None else own.put_into(incoming.target, leaf)
-        for incoming, leaf in zip(arrays, leaves, strict=True)
+        leaf if own is None or target.into is None else own.put_into(target, leaf)
+        for target, leaf in zip(targets, leaves, strict=True)
     ]
 
 
@@ -64,12 +141,20 @@ def _memory_of(codec: Codec, incoming: Incoming) -> Bytes | None:
     return memory
 
 
-class _Taken:
+class Taken:
     """Memory that is to be written, as intervals in order that do not touch each other's bytes."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
         self._ends: list[int] = []
+
+    def take_all(self, addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        """Takes memory of which no part is taken."""
+        order = np.argsort(addresses)
+        self._begins += addresses[order].tolist()
+        self._ends += (addresses + sizes)[order].tolist()
+        self._begins.sort()
+        self._ends.sort()
 
     def take(self, memory: Bytes) -> bool:
         """Takes the memory, unless a part of it is taken."""

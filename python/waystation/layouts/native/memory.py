@@ -8,15 +8,16 @@ most 64 MiB: one survivor can pin no more than that.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from waystation import _native
 from waystation._collection import paused_collection
-from waystation._distinct import distinct_objects
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
 from waystation.layouts.opened import Place, Slabs
@@ -37,17 +38,42 @@ def as_array(place: Place, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.n
     return np.ndarray(shape, dtype, held, offset)
 
 
+class Form(NamedTuple):
+    """How host memory has an array.
+
+    Attributes:
+        shape: With the trailing axes of dtypes without a NumPy equal.
+        dtype: Of NumPy.
+        nbytes: Of all of it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    nbytes: int
+
+
+def form_of(stored: StoredArray) -> Form:
+    """How host memory has an array as it is stored."""
+    return _form(stored.shape, dtypes.of_stored(stored))
+
+
+def form_of_cast(stored: StoredArray, dtype: str) -> Form:
+    """How it has such an array in another dtype."""
+    return _form(stored.shape, dtypes.of_name(dtype, stored.storage_shape[len(stored.shape) :]))
+
+
+def _form(shape: tuple[int, ...], logical: dtypes.LogicalDtype) -> Form:
+    own = shape + logical.host_trailing
+    return Form(own, logical.host, math.prod(own) * logical.host.itemsize)
+
+
 def arrays_over(
-    stored: Sequence[StoredArray], slabs: Sequence[_native.Slab | None], offsets: Sequence[int]
+    forms: Sequence[Form], slabs: Sequence[_native.Slab | None], offsets: Sequence[int]
 ) -> list[NDArray[Any]]:
-    """Arrays over parts of slabs, which they keep; as host memory has stored arrays."""
-    kinds, which = distinct_objects(stored)
-    forms = [dtypes.of_stored(kind) for kind in kinds]
-    shapes = [kind.shape + form.host_trailing for kind, form in zip(kinds, forms, strict=True)]
-    hosts = [form.host for form in forms]
-    places = which.tolist()
+    """Arrays over parts of slabs, which they keep."""
     array: Callable[..., NDArray[Any]] = np.ndarray
-    return list(map(array, map(shapes.__getitem__, places), map(hosts.__getitem__, places), slabs, offsets))
+    shapes, hosts = (map(operator.itemgetter(field), forms) for field in (0, 1))
+    return list(map(array, shapes, hosts, slabs, offsets))
 
 
 @paused_collection()

@@ -98,6 +98,7 @@ class OpenCheckpointable:
         statistics: ReadStatistics,
         over: Over,
         requests: Sequence[Request] = (),
+        allocate: Allocate = memory.allocate,
     ) -> tuple[Sequence[object], list[list[np.ndarray[Any, Any]]]]:
         """See `ReadOver`."""
         stored, count = self.tree.arrays, len(arrays)
@@ -108,7 +109,8 @@ class OpenCheckpointable:
             others = _forms(self, requests)
             sizes = np.array([*nbytes, *_sizes(requests, others)], np.int64)
             sizes = np.concatenate([sizes[which], sizes[len(kinds) :]])
-            slabs, offsets, addresses = memory.place(sizes)
+            places, addresses = allocate(sizes.tolist())
+            slabs, offsets = [slab for slab, _ in places], [offset for _, offset in places]
             words, used = boxes.words_of_arrays(
                 self.tables,
                 boxes.Arrays(np.asarray(arrays, np.int64), kinds, which, forms),
@@ -122,8 +124,7 @@ class OpenCheckpointable:
         with _running(self, words, used, destinations, options, on_job, statistics), paused_collection():
             made = over(slabs[:count], offsets[:count])
         statistics.bytes_needed += int(sizes.sum())
-        places = zip(slabs[count:], offsets[count:], strict=True)
-        return made, _as_arrays(places, requests, others)
+        return made, _as_arrays(iter(places[count:]), requests, others)
 
     def paths(self, files: Sequence[int] | None = None) -> list[str]:
         """The data files, in table order, or those of these numbers."""
