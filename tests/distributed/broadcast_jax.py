@@ -136,6 +136,40 @@ def loads(place: Place, layout: Layout, options: list[dict[str, Any]]) -> Any:
     }
 
 
+def many(place: Place, layout: Layout, count: int) -> Any:
+    """Loads many small arrays: which of them are wrong, and how many collectives that took."""
+    jax = start(place)
+    from waystation.frameworks import jax_broadcast
+
+    everywhere = jax.sharding.NamedSharding(make_mesh(layout), jax.sharding.PartitionSpec())
+    dtypes, shapes = ("float32", "bfloat16", "int8", "bool"), ((), (3,), (0, 2), (5, 7), (1,))
+    state = {}
+    for number in range(count):
+        case = Case(dtypes[number % 4], shapes[number % 5], number)
+        values = case.values()
+        state[f"{number}"] = jax.make_array_from_callback(
+            case.shape, everywhere, lambda index, values=values: values[index]
+        )
+    abstract = {
+        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=everywhere)
+        for name, array in state.items()
+    }
+    seen: list[Any] = []
+    with loading(seen):
+        waystation.save(place.directory / "many", state)
+    collectives: list[int] = []
+    broadcast = jax_broadcast._JaxBroadcaster.broadcast
+
+    def counted(carrier: Any, layer: Any, nbytes: int, piece: Any) -> None:
+        collectives.append(nbytes)
+        broadcast(carrier, layer, nbytes, piece)
+
+    jax_broadcast._JaxBroadcaster.broadcast = counted  # type: ignore[method-assign]
+    with loading(seen, load_and_broadcast=True):
+        loaded = waystation.load(place.directory / "many", abstract)
+    return {"wrong": wrong(state, loaded), "collectives": len(collectives), **told(seen)}
+
+
 def fails(place: Place, layout: Layout) -> Any:
     """The process that reads finds damage."""
     start(place)

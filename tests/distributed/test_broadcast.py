@@ -137,6 +137,17 @@ def test_a_replica_that_is_not_there(jax_found: tuple[Layout, list[dict[str, Any
         assert "replica_axis_index" in process["replica without axis"].message
 
 
+def test_many_small_arrays_go_in_few_collectives(tmp_path: Path) -> None:
+    layout = LAYOUTS["a replica in each process"]
+    with running(broadcast_jax.many, layout, 3000, count=2, framework="jax", directory=tmp_path) as programs:
+        found = programs.values()
+    for own in found:
+        assert own["wrong"] == []
+        assert own["collectives"] <= 2
+    assert found[0]["bytes_received"] == 0
+    assert found[1]["bytes_read"] == 0
+
+
 def test_damage_that_the_reader_finds_is_everybodys_error(tmp_path: Path) -> None:
     layout = LAYOUTS["a replica in each process"]
     with running(broadcast_jax.fails, layout, count=2, framework="jax", directory=tmp_path) as programs:

@@ -83,17 +83,18 @@ class SharedArray:
     @property
     def needed_bytes(self) -> int:
         """What the processes need of what they share, all of them together."""
-        return self.item_bytes * sum(len(group) * items for group, items in self.replicas.items.items())
+        return self.item_bytes * self.replicas.needed_items
 
     @property
     def received_bytes(self) -> int:
         """What of that they would not read if it was broadcast."""
-        return self.item_bytes * sum((len(group) - 1) * items for group, items in self.replicas.items.items())
+        return self.item_bytes * self.replicas.received_items
 
     @property
     def received(self) -> list[int]:
         """The numbers of the boxes that others read for this process."""
-        return [number for group, number in self.own if group[0] != self.carrier.process_index]
+        index = self.carrier.process_index
+        return [number for group, number in self.own if group[0] != index]
 
     def sample(self, part: float, *, at_end: bool) -> SharedArray:
         """A part of every box, from its start or its end."""
@@ -147,6 +148,7 @@ class Plan:
 
     def _add(self, carrier: Broadcaster, batch: Iterable[Incoming], found: Iterable[Replicas | None]) -> None:
         owns: dict[int, list[tuple[Group, int]]] = {}  # arrays of one shape and sharding share it
+        item_bytes: dict[tuple[int, int], int] = {}  # and those that are described alike this
         for incoming, replicas in zip(batch, found, strict=True):
             if replicas is None or incoming.array is None:
                 continue
@@ -156,16 +158,21 @@ class Plan:
                 owns[id(replicas)] = [
                     (group, numbers[box]) for box, group in pairs if carrier.process_index in group
                 ]
+            kind = id(incoming.target), id(incoming.stored)
+            if kind not in item_bytes:
+                item_bytes[kind] = incoming.item_bytes
             own = owns[id(replicas)]
-            self.arrays.append(SharedArray(incoming, replicas, own, carrier, incoming.item_bytes))
+            self.arrays.append(SharedArray(incoming, replicas, own, carrier, item_bytes[kind]))
 
     def proposal(self) -> bytes:
         """What this process tells the primary."""
-        digest = hashlib.sha256()
+        kinds: dict[tuple[str, str], int] = {}
+        known: list[int | None] = []
         for shared in self.arrays:
             incoming = shared.incoming
-            known = (incoming.leaf, incoming.array, incoming.target.dtype, shared.replicas.digest)
-            digest.update(repr(known).encode())
+            kind = kinds.setdefault((incoming.target.dtype, shared.replicas.digest), len(kinds))
+            known += (incoming.leaf, incoming.array, kind)
+        digest = hashlib.sha256(repr((list(kinds), known)).encode())
         received = sum(shared.received_bytes for shared in self.arrays)
         return _Proposal(self.wish, digest.hexdigest(), received).encode()
 
@@ -350,8 +357,8 @@ class Broadcast:
                 continue
             incoming.buffers = [np.empty(0)] * len(incoming.target.boxes)
             absent += [(incoming, number) for number in numbers]
-            kept = sorted(set(range(len(incoming.buffers))) - set(numbers))
-            if kept:
+            if len(numbers) < len(incoming.buffers):
+                kept = sorted(set(range(len(incoming.buffers))) - set(numbers))
                 parts.append((incoming, incoming.only(kept), kept))
         fill_buffers(self._reading, [*whole, *(part for _, part, _ in parts)])
         for incoming, part, kept in parts:

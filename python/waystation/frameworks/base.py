@@ -129,6 +129,16 @@ class Replicas:
         return found
 
     @functools.cached_property
+    def needed_items(self) -> int:
+        """The elements that the processes need of what they share, all of them together."""
+        return sum(len(group) * items for group, items in self.items.items())
+
+    @functools.cached_property
+    def received_items(self) -> int:
+        """Those of them that they would not read if they were broadcast."""
+        return self.needed_items - sum(self.items.values())
+
+    @functools.cached_property
     def digest(self) -> str:
         """What tells these from others."""
         return hashlib.sha256(repr((self.boxes, self.groups)).encode()).hexdigest()

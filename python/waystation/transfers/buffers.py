@@ -253,17 +253,18 @@ def _is_read(incoming: Incoming, box: Box) -> bool:
 
 def allocate_boxes(wanted: Sequence[tuple[Incoming, int]], allocate: Allocate = memory.allocate) -> None:
     """Gives boxes (by their numbers) of arrays buffers that are still to be filled."""
-    forms = [incoming.form for incoming, _ in wanted]
-    shapes = [
-        incoming.target.boxes[index][1] + form.host_trailing
-        for (incoming, index), form in zip(wanted, forms, strict=True)
-    ]
-    sizes = [math.prod(shape) * form.host.itemsize for shape, form in zip(shapes, forms, strict=True)]
-    places, _ = allocate(sizes)
-    for (incoming, index), form, shape, (held, offset) in zip(wanted, forms, shapes, places, strict=True):
-        incoming.buffers[index] = (
-            np.empty(shape, form.host) if held is None else np.ndarray(shape, form.host, held, offset)
-        )
+    known: dict[tuple[int, int, int], memory.Form] = {}  # of boxes that are alike
+    forms: list[memory.Form] = []
+    for incoming, index in wanted:
+        kind = id(incoming.target), id(incoming.stored), index
+        form = known.get(kind)
+        if form is None:
+            shape = incoming.target.boxes[index][1]
+            form = known[kind] = memory.form_of_cast(incoming.stored, incoming.target.dtype, shape)
+        forms.append(form)
+    places, _ = allocate([form.nbytes for form in forms])
+    for (incoming, index), form, place in zip(wanted, forms, places, strict=True):
+        incoming.buffers[index] = memory.as_array(place, form.shape, form.dtype)
 
 
 def _allocate_made(reading: Reading, made: Sequence[tuple[Incoming, int]], allocate: Allocate) -> None:

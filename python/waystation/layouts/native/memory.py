@@ -57,9 +57,10 @@ def form_of(stored: StoredArray) -> Form:
     return _form(stored.shape, dtypes.of_stored(stored))
 
 
-def form_of_cast(stored: StoredArray, dtype: str) -> Form:
-    """How it has such an array in another dtype."""
-    return _form(stored.shape, dtypes.of_name(dtype, stored.storage_shape[len(stored.shape) :]))
+def form_of_cast(stored: StoredArray, dtype: str, shape: tuple[int, ...] | None = None) -> Form:
+    """How it has such an array, or a part of it with its own shape, in another dtype."""
+    logical = dtypes.of_name(dtype, stored.storage_shape[len(stored.shape) :])
+    return _form(stored.shape if shape is None else shape, logical)
 
 
 def _form(shape: tuple[int, ...], logical: dtypes.LogicalDtype) -> Form:
