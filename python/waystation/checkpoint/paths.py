@@ -94,9 +94,12 @@ def is_absent(target: PathLike) -> bool:
 
     There the record tells, before a listing does.
     """
-    if storage.is_in_store(target):
-        return not is_native_checkpoint(os.fspath(target)) and in_store.is_vacant(os.fspath(target))
-    return not storage.is_there(target)
+    if storage.is_in_store(target) and is_native_checkpoint(os.fspath(target)):
+        return False
+    found = storage.status(target, follow_links=False)
+    if found is None or found.kind != "directory" or not storage.is_in_store(target):
+        return found is None
+    return in_store.is_vacant(os.fspath(target))
 
 
 def layout_at(target: str) -> Layout | None:

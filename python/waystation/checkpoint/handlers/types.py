@@ -87,8 +87,9 @@ class CheckpointableHandler(Protocol[_Saved, _Abstract]):
     async def save(self, directory: PathAwaitingCreation, checkpointable: _Saved) -> Awaitable[None]:
         """Takes what is to be saved while the caller waits; what it returns writes it, in the background.
 
-        In a program of several processes every process calls it with the same directory. Which process
-        writes what is up to the handler; two of them must not write the same file.
+        In a program of several processes every process calls it with the same directory; if the checkpoint
+        goes to an object store, each with a temporary one of its own. Which process writes what is up to the
+        handler; two of them must not write the same file.
 
         Args:
             directory: Where the files go; wait for it before touching it.
