@@ -370,6 +370,15 @@ def test_a_server_that_cuts_answers_off_is_unavailable_in_the_end(tmp_path: Path
             open(f"{served.url}/model.safetensors")
 
 
+def test_an_answer_may_take_longer_than_the_deadline_as_long_as_it_goes_on(tmp_path: Path) -> None:
+    arrays = {"a": np.arange(7 * MIB, dtype=np.uint8)}
+    models.write_file(tmp_path / "model.safetensors", arrays)
+    with site(tmp_path) as served, served_in_time(3.0):
+        tensors = open(f"{served.url}/model.safetensors")
+        served.manners.pause_s = 0.6
+        np.testing.assert_array_equal(load(tensors, framework="numpy")["a"], arrays["a"])
+
+
 def test_a_file_that_is_shorter_than_its_header_says_is_corrupt(directory: Path) -> None:
     path = directory / "whole.safetensors"
     path.write_bytes(path.read_bytes()[:-3])

@@ -8,12 +8,15 @@ import hashlib
 import http.server
 import re
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.programs import HANG_S
+
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass
@@ -25,6 +28,7 @@ class Manners:
         sends_tags: Whether answers have an ETag.
         sends_times: Whether they have a Last-Modified.
         tag_prefix: What tags begin with.
+        pause_s: How long it waits before each MiB of a body.
         sent_bytes: After how many bytes of a body it closes the connection.
         query: What the query of a request must be; others are refused.
         before: Called with method, path and range before a request is answered.
@@ -34,6 +38,7 @@ class Manners:
     sends_tags: bool = True
     sends_times: bool = True
     tag_prefix: str = ""
+    pause_s: float = 0.0
     sent_bytes: int | None = None
     query: str | None = None
     before: Callable[[str, str, str | None], None] = field(default=lambda *_: None)
@@ -137,7 +142,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if status in (200, 206) and limit is not None and len(body) > limit:
             body = body[:limit]
             self.close_connection = True
-        self.wfile.write(body)
+        for begin in range(0, len(body), _PIECE_BYTES):
+            time.sleep(self.made.manners.pause_s)
+            self.wfile.write(body[begin : begin + _PIECE_BYTES])
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
         self.send_response_only(status)

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
@@ -16,6 +17,9 @@ use waystation_format::{Error, Kind, Result};
 
 use crate::Settings;
 use crate::errors::told;
+
+/// A server of HTTP that sends nothing for so long is asked again.
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// Whoever makes the requests, with their connections.
 pub struct Client {
@@ -56,7 +60,10 @@ impl Client {
             "gs" => Ok(Self::of(build!(GoogleCloudStorageBuilder::from_env()))),
             "az" | "abfs" | "abfss" => Ok(Self::of(build!(MicrosoftAzureBuilder::from_env()))),
             "http" | "https" => {
-                let mut options = ClientOptions::new().with_allow_http(scheme == "http");
+                let mut options = ClientOptions::new()
+                    .with_allow_http(scheme == "http")
+                    .with_timeout_disabled() // an answer may come slowly, as long as it comes
+                    .with_read_timeout(SILENCE);
                 for (name, value) in &settings.options {
                     if let Some(key) = own_key::<ClientConfigKey>(name)? {
                         options = options.with_config(key, value);

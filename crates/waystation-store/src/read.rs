@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStoreExt};
+use tokio::time::{Instant, timeout_at};
 use waystation_format::{Error, Kind, Result};
 use waystation_io::first_touch;
 use waystation_io::job::in_parallel;
@@ -31,6 +32,8 @@ use crate::{ObjectStorage, process};
 const DEPTH: usize = 16;
 /// Bytes of a request.
 const UNIT_BYTES: usize = 8 << 20;
+/// Bytes of an answer that come within the deadline.
+const STEP_BYTES: u64 = 1 << 20;
 /// Reading so many bytes that nobody needs takes no longer than another request.
 const GAP_BYTES: u64 = 1 << 20;
 /// More threads copy and verify no faster.
@@ -157,15 +160,11 @@ impl Reader<'_> {
         let mut layout = Layout::default();
         layout.divide(plan, unit.clone(), &RULES, NonZeroUsize::MAX, self.scratch.address(slot));
         self.batch.wait_for_store(unit.end - unit.start);
-        let deadline = self.storage.settings.deadline;
-        let fetched = tokio::time::timeout(deadline, self.fill(file, &layout)).await;
         let in_place = |error: Error| match error.kind() {
             Kind::Unavailable => error.with("offset", unit.start.to_string()),
             _ => error,
         };
-        fetched
-            .unwrap_or_else(|_| Err(late(deadline, "read the object", &plan.file.path)))
-            .map_err(in_place)?;
+        self.fill(file, &layout).await.map_err(in_place)?;
         self.bytes_read.fetch_add(unit.end - unit.start, Ordering::Relaxed);
         // SAFETY: every part is filled; `read`'s caller vouches for destinations, and nobody else has the slot.
         let nbytes = unsafe { conclude(plan, &layout, self.batch.delivery) }?.land()?;
@@ -173,25 +172,34 @@ impl Reader<'_> {
         Ok(slot)
     }
 
-    /// Fills the parts of a unit as the bytes arrive.
+    /// Fills the parts of a unit as the bytes arrive. Each `STEP_BYTES` of the answer have the deadline of the store:
+    /// what comes slowly comes.
     async fn fill(&self, file: usize, layout: &Layout) -> Result<()> {
         let plan = &self.batch.plan.files[file];
         let path = &plan.file.path;
         let failed = |error: object_store::Error| told(&error, "read the object", path);
         let unit = layout.unit();
-        let found = self.get(plan, unit.clone()).await?;
+        let deadline = self.storage.settings.deadline;
+        let too_late = |_| late(deadline, "read the object", path);
+        let mut step_ends = Instant::now() + deadline;
+        let found = timeout_at(step_ends, self.get(plan, unit.clone())).await.map_err(too_late)??;
         self.check_version(file, &found.meta)?;
         check_length(path, found.meta.size, plan.file.file_bytes, self.batch.options.may_be_longer)?;
         layout.prepare();
-        let mut position = unit.start;
+        let (mut position, mut step) = (unit.start, unit.start + STEP_BYTES);
         let mut chunks = found.into_stream();
-        while let Some(bytes) = chunks.try_next().await.map_err(failed)? {
+        while let Some(bytes) =
+            timeout_at(step_ends, chunks.try_next()).await.map_err(too_late)?.map_err(failed)?
+        {
             if bytes.len() as u64 > unit.end - position {
                 break; // more than was asked for
             }
             // SAFETY: nobody else has the memory of the parts: `read`'s caller vouches for destinations.
             unsafe { copy_to_parts(layout, position, &bytes) };
             position += bytes.len() as u64;
+            if position >= step {
+                (step, step_ends) = (position + STEP_BYTES, Instant::now() + deadline);
+            }
         }
         if position == unit.end {
             return Ok(());

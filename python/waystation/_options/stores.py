@@ -111,7 +111,8 @@ class ObjectStoreOptions(OptionGroup):
         settings: Settings by the names that the Rust crate `object_store` has for them, such as
             `aws_endpoint`, `aws_region`, `google_service_account`. The environment (`AWS_…`, `GOOGLE_…`,
             `AZURE_…`) counts for those that are not given. `skip_signature` is `"true"` for what is public.
-        deadline_s: Until when a request must have succeeded, with everything that is tried again.
+        deadline_s: Until when a request must have succeeded, with everything that is tried again; of a long
+            answer each MiB.
         allow_unconditional: Whether to save to a store that cannot create an object on condition that there
             is none. Then nothing keeps two programs from overwriting what the other saves.
     """
