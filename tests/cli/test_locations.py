@@ -197,7 +197,7 @@ def test_what_killed_saves_left_is_removed_once_their_leases_have_run_out(
     left = place.names()
     assert len(left) > len(whole)
     options = [*reached(place), "--json", "--yes"]
-    outcome = run("gc", run_of_two, *options).document
+    outcome = run("gc", run_of_two, "--older-than", "0s", *options).document
     assert {entry["verdict"] for entry in outcome["attempts"]} == {"leased"}
     assert [entry["removable"] for entry in outcome["attempts"]] == [False, False]
     assert place.names() == left

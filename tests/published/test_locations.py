@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import traceback
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,19 @@ def test_a_directory_behind_http_is_not_and_the_error_says_what_to_give(director
             open(f"{place}/nothing.safetensors")
 
 
+def test_names_are_what_they_are_in_a_store_and_encoded_in_a_url(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    names = ["a b", "100%", "q%20r", "x?y", "x#y", "a+b;c=d&e", "ü-木", "it's [1]{2}~^`|"]
+    for number, name in enumerate(names):
+        models.write_file(directory / f"{name}.safetensors", {"w": np.full(3, number)})
+    for behind, encoded in ((in_a_store, str), (behind_http, urllib.parse.quote)):
+        with behind(directory) as place:
+            for number, name in enumerate(names):
+                (loaded,) = load(f"{place}/{encoded(name)}.safetensors", framework="numpy").values()
+                assert loaded.tolist() == [number] * 3
+
+
 def test_tensors_and_parts_of_them_are_read(place: str, directory: Path) -> None:
     whole = safetensors.torch.load_file(directory / "whole.safetensors")
     with open(f"{place}/whole.safetensors", framework="torch") as tensors:
@@ -293,6 +307,19 @@ def test_checksums_beside_the_files_are_used(directory: Path) -> None:
                 load(file, framework="torch")
             (damaged,) = verify_files(file)
             assert damaged.path == file
+
+
+def test_requests_that_fail_are_made_again(directory: Path) -> None:
+    own = s3.bucket()
+    with own.context():
+        location = upload(directory, f"{own.location}/model")
+    for failure in (s3.REFUSE, s3.LOSE_ANSWER):
+
+        def break_some(number: int, failure: str = failure) -> str:
+            return s3.PASS if number % 3 else failure
+
+        with s3.proxy(own.endpoint, break_some) as between, s3.context(between.endpoint):
+            assert bits(load(location, framework="torch")) == expected(directory)
 
 
 # ---- what changes, and what is cut off ---------------------------------------------------------
