@@ -237,8 +237,9 @@ def _take_given(
     opened: Opened, batch: _Batch, targets: list[Target], decided: Decided, whole: list[filling.Whole]
 ) -> tuple[_Batch, list[Target]]:
     """Adds the arrays that are read to memory of the caller to `whole`; returns the others."""
-    can = _can_be_whole(opened, batch, targets)
-    asked = [_abstract(decided, number) if can[place] else None for place, number in enumerate(batch.numbers)]
+    manners = _manners(opened, batch, targets)
+    rows = zip(batch.numbers, manners, strict=True)
+    asked = [None if manner is None else _abstract(decided, number) for number, manner in rows]
     found = in_place.given(batch.codec, asked, batch.stored, targets)
     if found is None:
         return batch, targets
@@ -253,33 +254,31 @@ def _divide(
     opened: Opened, batch: _Batch, targets: list[Target], whole: list[filling.Whole]
 ) -> tuple[_Batch, list[Target]]:
     """Adds the arrays that are loaded whole to `whole`; returns the others."""
-    can = _can_be_whole(opened, batch, targets)
-    if not any(can):
+    manners = _manners(opened, batch, targets)
+    found = set(manners)
+    for is_cast in (is_cast for is_cast in (False, True) if is_cast in found):
+        own = [place for place, manner in enumerate(manners) if manner is is_cast]
+        part = batch if len(own) == len(manners) else batch.only(own)
+        of_part = [targets[place] for place in own]
+        whole.append(filling.Whole(part.codec, part.numbers, part.arrays, of_part, is_cast))
+    if found == {None}:
         return batch, targets
-    dtypes = [array.dtype for array in batch.stored]
-    is_cast = [dtype != target.dtype for dtype, target in zip(dtypes, targets, strict=True)]
-    for manner in (False, True):
-        own = [place for place, is_whole in enumerate(can) if is_whole and is_cast[place] == manner]
-        if own:
-            part = batch if len(own) == len(can) else batch.only(own)
-            targets_of_part = [targets[place] for place in own]
-            whole.append(filling.Whole(part.codec, part.numbers, part.arrays, targets_of_part, manner))
-    return _without(batch, targets, [place for place, is_whole in enumerate(can) if is_whole])
+    return _without(batch, targets, [place for place, manner in enumerate(manners) if manner is not None])
 
 
-def _can_be_whole(opened: Opened, batch: _Batch, targets: Sequence[Target]) -> list[bool]:
-    """Which arrays can be loaded whole. That is asked once of those that are described alike and go to places
-    of one kind."""
-    places = [
-        (target.dtype, id(target.boxes), id(target.placement), target.into is None) for target in targets
-    ]
-    kinds = list(zip(map(id, batch.stored), places, strict=True))
+def _manners(opened: Opened, batch: _Batch, targets: Sequence[Target]) -> list[bool | None]:
+    """Which arrays can be loaded whole, and with a cast; None for others. That is asked once of those that
+    share target and description."""
+    kinds = list(zip(map(id, batch.stored), map(id, targets), strict=True))
     pairs = dict(zip(kinds, zip(batch.stored, targets, strict=True), strict=True))
-    known = {kind: filling.can_be_whole(opened, batch.codec, *pair) for kind, pair in pairs.items()}
-    can = list(map(known.__getitem__, kinds))
+    known: dict[tuple[int, int], bool | None] = {}
+    for kind, (stored, target) in pairs.items():
+        can = filling.can_be_whole(opened, batch.codec, stored, target)
+        known[kind] = stored.dtype != target.dtype if can else None
+    manners = list(map(known.__getitem__, kinds))
     for place in batch.values:
-        can[place] = False
-    return can
+        manners[place] = None
+    return manners
 
 
 def _without(batch: _Batch, targets: list[Target], places: Sequence[int]) -> tuple[_Batch, list[Target]]:

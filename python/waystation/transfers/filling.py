@@ -78,22 +78,22 @@ class Whole:
         """Their leaves over memory that is still written to, or what they are made of once it is not."""
         if self.codec.over_memory is not None and self.is_over_memory:
             return self.codec.over_memory.arrays_over(self.targets, slabs, offsets)
-        return memory.arrays_over(self.forms(opened, are_stored=not self.is_cast), slabs, offsets)
+        forms = self.wanted_forms(opened) if self.is_cast else self.stored_forms(opened)
+        return memory.arrays_over(forms, slabs, offsets)
 
-    def forms(self, opened: Opened, *, are_stored: bool) -> list[memory.Form]:
-        """How host memory has the arrays: as they are stored, or as they are wanted. Equal ones are one
-        object."""
+    def stored_forms(self, opened: Opened) -> list[memory.Form]:
+        """How host memory has the arrays as they are stored; equal forms are one object."""
+        kinds, which = distinct_objects(list(map(opened.tree.arrays.__getitem__, self.arrays)))
+        forms = list(map(memory.form_of, kinds))
+        return list(map(forms.__getitem__, which.tolist()))
+
+    def wanted_forms(self, opened: Opened) -> list[memory.Form]:
+        """How host memory has them as they are wanted."""
         stored = list(map(opened.tree.arrays.__getitem__, self.arrays))
-        dtypes = [
-            array.dtype if are_stored else target.dtype
-            for array, target in zip(stored, self.targets, strict=True)
-        ]
-        kinds = list(zip(map(id, stored), dtypes, strict=True))
-        known = {
-            kind: memory.form_of(array) if are_stored else memory.form_of_cast(array, kind[1])
-            for kind, array in dict(zip(kinds, stored, strict=True)).items()
-        }
-        return list(map(known.__getitem__, kinds))
+        kinds = list(zip(map(id, stored), [target.dtype for target in self.targets], strict=True))
+        pairs = dict(zip(kinds, stored, strict=True))
+        forms = {kind: memory.form_of_cast(array, kind[1]) for kind, array in pairs.items()}
+        return list(map(forms.__getitem__, kinds))
 
     def finished(self, made: Sequence[Any]) -> Sequence[object]:
         """Their leaves, of what `over` has made."""
@@ -291,8 +291,8 @@ class _Group:
 def _cast(reading: Reading, whole: Whole) -> Sequence[object]:
     """Reads arrays in groups, casts those of a kind that lie beside each other at once, and makes leaves."""
     with paused_collection():
-        stored_forms = whole.forms(reading.opened, are_stored=True)
-        wanted_forms = whole.forms(reading.opened, are_stored=False)
+        stored_forms = whole.stored_forms(reading.opened)
+        wanted_forms = whole.wanted_forms(reading.opened)
         groups = _groups(stored_forms, wanted_forms, reading.cast_bytes)
         order = np.concatenate([group.places for group in groups])
         sizes = np.array([form.nbytes for form in wanted_forms], np.int64)
