@@ -344,7 +344,7 @@ def test_the_error_of_an_object_of_a_framework_says_what_to_save(tmp_path: Path,
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
-    for path in ("", "/", "a\0b", 3, b"bytes", "gs://bucket/name"):
+    for path in ("", "/", "a\0b", 3, b"bytes", "ftp://host/name"):
         with pytest.raises(errors.InvalidInput):
             waystation.save(path, {"x": 1})  # type: ignore[arg-type]
     for name in ("", "a/b", "..", ".hidden", 3):

@@ -117,10 +117,17 @@ def test_damage_and_unknown_files_are_not_taken_for_others(tmp_path: Path) -> No
         waystation.load(path)
 
 
-@pytest.mark.parametrize("command", ["inspect", "ls", "verify", "sum", "doctor"])
-def test_the_command_line_refuses_urls(tmp_path: Path, command: str) -> None:
-    done = subprocess.run(
-        [SCRIPT, command, "s3://bucket/run"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize(
+    ("command", "url", "told"),
+    [
+        ("inspect", "ftp://host/run", "'ftp://host/run' is no location"),
+        ("ls", "ftp://host/run", "'ftp://host/run' is no location"),
+        ("verify", "ftp://host/run", "'ftp://host/run' is no location"),
+        ("sum", "ftp://host/run", "'ftp://host/run' is no location"),
+        ("doctor", "s3://bucket/run", "this is a URL"),
+    ],
+)
+def test_the_command_line_refuses_urls(tmp_path: Path, command: str, url: str, told: str) -> None:
+    done = subprocess.run([SCRIPT, command, url], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "'s3://bucket/run' is a URL" in " ".join(done.stderr.split())
+    assert told in " ".join(done.stderr.split())

@@ -105,7 +105,7 @@ def test_nothing_there(tmp_path: Path) -> None:
         assert isinstance(caught.value, errors.NotFound)
 
 
-@pytest.mark.parametrize("given", [[], "", "a\0b", 3, [3], None, "s3://bucket/model", b"model"])
+@pytest.mark.parametrize("given", [[], "", "a\0b", 3, [3], None, "ftp://host/model", b"model"])
 def test_what_is_no_path(given: Any) -> None:
     with pytest.raises(errors.InvalidInput):
         names(given)

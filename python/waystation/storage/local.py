@@ -215,7 +215,8 @@ class LocalStorage(LocalReader):
         with self.opened(path) as file:
             if file.status.kind != "file" or file.status.nbytes > limit_bytes:
                 raise Corrupt(
-                    f"'{path}' is not a file of at most {limit_bytes} bytes, as was expected", path=path
+                    f"'{path}' is not a regular file of at most {limit_bytes} bytes, as was expected",
+                    path=path,
                 )
             return file.read(0, limit_bytes), file.status.identity
 
