@@ -36,11 +36,13 @@ _numbers = itertools.count()
 
 # What becomes of a request: it is passed on, or its connection is closed before that, or before the answer,
 # or in the middle of it; the answer comes late, has a wrong bit, or, of a listing, is that of the request
-# before; or the answer is one of the statuses, where the request was passed on before or not.
-PASS, REFUSE, LOSE_ANSWER, TRUNCATE = "pass", "refuse", "lose answer", "truncate"
+# before; or it is answered by one of the statuses, where the request was passed on before or not, or that it is
+# not allowed.
+PASS, REFUSE, LOSE_ANSWER, TRUNCATE, FORBID = "pass", "refuse", "lose answer", "truncate", "forbid"
 SLOW, FLIP, STALE = "slow", "flip", "stale"
 STATUSES, STATUSES_AFTER = ("429", "500", "503"), ("500 after", "503 after")
 SLOW_S = 0.2
+_FORBIDDEN = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
 # Status, headers and body.
@@ -213,6 +215,8 @@ class Proxy:
             decision = self._on_request(len(self.requests))
             if decision == REFUSE:
                 return decision, None
+            if decision == FORBID:
+                return decision, (http.HTTPStatus.FORBIDDEN, [], _FORBIDDEN)
             if decision in STATUSES:
                 return decision, (int(decision), [], b"")
             answer = self._ask(method, path, headers, body)

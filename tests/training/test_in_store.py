@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import itertools
 import os
@@ -90,6 +91,17 @@ def test_the_paths_are_locations(root: Location) -> None:
         assert checkpointer.latest.path == checkpointer.metadata().path == root / "5"
         assert waystation.load(checkpointer.latest.path)["step"] == 5
         assert repr(checkpointer) == f"<Checkpointer: '{root}'>"
+
+
+def test_the_options_of_the_checkpointer_say_how_the_store_is_reached(bucket: s3.Bucket) -> None:
+    """In whatever thread, and without a block around the call."""
+    with Checkpointer(f"{bucket.location}/run", context=bucket.context(), custom_metadata={"a": 1}) as own:
+        own.save_async(0, state(0), metrics={"score": 1}).result()  # type: ignore[union-attr]
+        assert own.load_async().result()["step"] == 0
+        assert own.metadata(0).metrics == {"score": 1}
+        assert own.root_metadata().custom_metadata == {"a": 1}
+        own.reload()
+        assert own.delete_async(0).result()
 
 
 def test_what_lies_beside_a_step_stays(bucket: s3.Bucket, root: Location, recwarn: Any) -> None:
@@ -244,6 +256,42 @@ def test_what_is_deleted_while_it_is_read_counts_as_gone(bucket: s3.Bucket, root
                 waystation.load(root / "0")
             checkpointer.save(0, state(0))
         assert require_whole(checkpointer) == [0]
+
+
+def test_a_step_that_is_condemned_is_passed_over(root: Location) -> None:
+    """Also while its collector does not come to removing it, as it may have been killed."""
+    with Checkpointer(root, save_decision_policy=EVERY_STEP) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state(step))
+        with StoreLeases(str(root)).condemned("2"):
+            assert checkpointer.load()["step"] == 1
+        checkpointer.reload()
+        assert checkpointer.load()["step"] == 2
+
+
+def test_who_may_only_read_reads_without_a_lease(bucket: s3.Bucket, root: Location) -> None:
+    with keeper(root) as checkpointer:
+        checkpointer.save(0, state(0))
+
+        def forbid(number: int) -> str:
+            method, _ = between.requests[number - 1]
+            return s3.PASS if method in ("GET", "HEAD") else s3.FORBID
+
+        with (
+            s3.proxy(bucket.endpoint, forbid) as between,
+            s3.context(between.endpoint),
+            Checkpointer(root) as reader,
+        ):
+            assert require_whole(reader) == [0]
+            with pytest.raises(errors.PermissionDenied):
+                reader.save(1, state(1))
+            with contextlib.ExitStack() as until_removed:
+                with bucket.context():
+                    until_removed.enter_context(StoreLeases(str(root)).condemned("0"))
+                with pytest.raises(errors.StepNotFoundError):
+                    reader.load(0)
+        checkpointer.save(1, state(1))
+        assert steps_of(checkpointer) == [1]
 
 
 def test_a_reader_that_is_killed_holds_a_step_until_its_lease_has_run_out(

@@ -19,7 +19,7 @@ import os
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -36,8 +36,8 @@ from waystation.transfers.handle import AsyncResponse
 
 T = TypeVar("T")
 
-# How often, and after how long, it is looked again whether a checkpoint is to be removed.
-_LOOKS, _LOOK_AGAIN_S = 200, 0.01
+# For how long, and after how long, it is looked again whether a checkpoint is to be removed.
+_LOOK_FOR_S, _LOOK_AGAIN_S = 2.0, 0.01
 
 _ABOVE = 5  # frames of this package between a warning and the program's own call
 
@@ -202,9 +202,13 @@ class Restorer:
         return self._place.catalogue.find(info.step) or relocated(info, self._place.root)
 
     def _hold(self, step: int | None, until: contextlib.ExitStack) -> Info:
+        condemned: set[int] = set()
         while True:
             info = self.existing(step)
-            for _ in range(_LOOKS):
+            until_s = time.monotonic() + _LOOK_FOR_S
+            while info.step not in condemned:
+                if time.monotonic() > until_s:
+                    condemned.add(info.step)  # as far as can be told, also by a collector that was killed
                 with contextlib.ExitStack() as lease:
                     may_read = lease.enter_context(self._place.leases.hold(info.path.name))
                     if not step_records.is_committed(info.path):
@@ -215,13 +219,17 @@ class Restorer:
                 time.sleep(_LOOK_AGAIN_S)  # a collector removes it, or gives way to a reader
             self._place.catalogue.drop([info.step])
             if step is None:
-                self._look_again()
+                self._look_again(condemned)
 
-    def _look_again(self) -> None:
+    def _look_again(self, condemned: Collection[int]) -> None:
         """Takes up what other programs have committed since it was looked: whoever removes a step has usually
         saved a newer one."""
         listing = Listing.read(self._place.root, self._place.name_format, with_records=False)
-        new = [info for info in listing.committed if self._place.catalogue.find(info.step) is None]
+        new = [
+            info
+            for info in listing.committed
+            if info.step not in condemned and self._place.catalogue.find(info.step) is None
+        ]
         self._place.catalogue.add(new)
         with contextlib.suppress(Corrupt):  # a load will tell
             self._place.catalogue.describe(map(described, new))
