@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from benchmarks.systems import SYSTEMS
 from benchmarks.systems.limit import Limit
 
-COSTS_PER_ARRAY = ("small", "small-20000", "tiny")
+COSTS_PER_ARRAY = ("small", "small-20000", "small-100000", "tiny")
 """States in which the number of arrays counts: one raw file of as many bytes is no limit for them."""
 DEFAULT_STATES = ("llama", "small", "one", "tiny")
 

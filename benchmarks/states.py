@@ -104,6 +104,12 @@ def _more_small(quick: bool) -> Iterator[Leaf]:
     return _many(1000 if quick else 20000)
 
 
+def _most_small(quick: bool) -> Iterator[Leaf]:
+    """As many arrays of 1 KiB as the largest models have; time and memory are for each array."""
+    for index in range(2000 if quick else 100_000):
+        yield Leaf(f"group{index % 40}.array{index}", (256,), "float32")
+
+
 def _many(count: int) -> Iterator[Leaf]:
     for index in range(count):
         yield Leaf(f"group{index % 40}.array{index}", (256 * (1 + index % 4),), "float32")
@@ -193,6 +199,7 @@ STATES = {
     "llama-in-files": _llama_2gb,
     "llama-aligned": _llama_2gb,
     "small-20000": _more_small,
+    "small-100000": _most_small,
     "minilm": _real,
     "transformer": _transformer_2gb,
     "transformer-half-gb": _transformer_half_gb,

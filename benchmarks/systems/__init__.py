@@ -19,6 +19,7 @@ from benchmarks.systems.torch_save import TorchSave
 from benchmarks.systems.waystation import (
     WaystationFiles,
     WaystationJax,
+    WaystationNumpy,
     WaystationOcdbt,
     WaystationOcdbtPlain,
     WaystationTorch,
@@ -29,6 +30,7 @@ SYSTEMS: dict[str, type[System]] = {
     for system in (
         Limit,
         WaystationJax,
+        WaystationNumpy,
         WaystationTorch,
         WaystationFiles,
         WaystationOcdbt,

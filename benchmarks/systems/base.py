@@ -94,6 +94,19 @@ class System:
         return None
 
 
+class NumpySystem(System):
+    """A system that saves NumPy arrays."""
+
+    framework = "numpy"
+
+    def build(self, leaves: list[Leaf]) -> Any:
+        values = {leaf.name: states.expected(leaf).view(leaf.dtype).reshape(leaf.shape) for leaf in leaves}
+        return states.nest({name: array.copy() for name, array in values.items()})
+
+    def views(self, loaded: Any) -> dict[str, npt.NDArray[np.uint8]]:
+        return {name: array.reshape(-1).view(np.uint8) for name, array in self.arrays(loaded).items()}
+
+
 class JaxSystem(System):
     """A system that saves JAX arrays on the CPU."""
 

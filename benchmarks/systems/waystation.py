@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from benchmarks.measure import available_bytes
 from benchmarks.states import Leaf
-from benchmarks.systems.base import JaxSystem, System, TorchSystem, Wait
+from benchmarks.systems.base import JaxSystem, NumpySystem, System, TorchSystem, Wait
 
 
 class _Waystation(System):
@@ -52,6 +52,14 @@ class WaystationJax(_Waystation, JaxSystem):
         import jax
 
         return jax.block_until_ready(super().load(path, template))
+
+
+class WaystationNumpy(_Waystation, NumpySystem):
+    """Loads without an abstract state. For states whose dtypes are NumPy's own."""
+
+    name = "waystation-numpy"
+    writer = "waystation-numpy"
+    is_usual = False
 
 
 class WaystationTorch(_Waystation, TorchSystem):
