@@ -36,8 +36,8 @@ _numbers = itertools.count()
 
 # What becomes of a request: it is passed on, or its connection is closed before that, or before the answer,
 # or in the middle of it; the answer comes late, has a wrong bit, or, of a listing, is that of the request
-# before; or it is answered by one of the statuses, where the request was passed on before or not, or that it is
-# not allowed.
+# before; or it is answered by one of the statuses, where the request was passed on before or not; or it is
+# answered that it is not allowed.
 PASS, REFUSE, LOSE_ANSWER, TRUNCATE, FORBID = "pass", "refuse", "lose answer", "truncate", "forbid"
 SLOW, FLIP, STALE = "slow", "flip", "stale"
 STATUSES, STATUSES_AFTER = ("429", "500", "503"), ("500 after", "503 after")

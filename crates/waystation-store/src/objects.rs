@@ -13,7 +13,7 @@ use object_store::{
     GetOptions, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutResult,
     UpdateVersion,
 };
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use waystation_format::{Error, Kind, Result};
 
 use crate::ObjectStorage;
@@ -22,6 +22,8 @@ use crate::process::runtime;
 
 /// Requests for small objects in flight.
 const AT_A_TIME: usize = 32;
+/// How long a store that is about something else is given before it is asked again.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// What tells an object from its other versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,17 +183,12 @@ impl ObjectStorage {
             }),
         };
         let action = if *condition == Condition::Any { "write the object" } else { "commit the object" };
-        self.wait(action, path, async {
-            let options = PutOptions { mode, ..PutOptions::default() };
-            match objects.put_opts(&key, content.to_vec().into(), options).await {
-                Ok(result) => Ok(Version::written(result, content.len())),
-                // A request that was repeated finds what it wrote at first.
-                Err(error) if is_refused_condition(&error) => {
-                    written(&**objects, &key, content).await?.map(|meta| Version::of(&meta)).ok_or(error)
-                }
-                Err(error) => Err(error),
-            }
-        })
+        self.wait(action, path, put_unless(&**objects, &key, content.to_vec().into(), mode)).map(
+            |outcome| match outcome {
+                Put::Written(version) => Ok(version),
+                Put::Refused(error) => Err(told(&error, action, path)),
+            },
+        )?
     }
 
     /// Puts whole objects, several at a time, whatever has their names.
@@ -310,28 +307,67 @@ fn absent<T>(outcome: object_store::Result<T>) -> object_store::Result<Option<T>
     }
 }
 
-/// The object of a name, if this is its content.
+/// What became of an object that was put on a condition.
+pub enum Put {
+    /// It is there.
+    Written(Version),
+    /// Another one is there, or none that could be replaced.
+    Refused(object_store::Error),
+}
+
+/// Puts an object on a condition.
 ///
-/// An error tells that it is not known: whoever took that for another content would remove what he has written
-/// himself. So bytes of the same number are read twice before they count as others.
-pub async fn written(
+/// A refused condition is looked into, because whoever took it for another writer's success would remove what he has
+/// written himself. A request that was repeated finds the object that it put at first. Where a new name was refused and
+/// nothing has it, the store was about something else at that place, such as the removal of what lies beside it, and is
+/// asked again: the caller bounds the time.
+/// An error tells that it is not known what is there.
+pub async fn put_unless(
     objects: &dyn ObjectStore,
     key: &object_store::path::Path,
-    content: &[u8],
-) -> object_store::Result<Option<ObjectMeta>> {
+    content: Bytes,
+    mode: PutMode,
+) -> object_store::Result<Put> {
+    loop {
+        let options = PutOptions { mode: mode.clone(), ..PutOptions::default() };
+        let refusal = match objects.put_opts(key, content.clone().into(), options).await {
+            Ok(result) => return Ok(Put::Written(Version::written(result, content.len()))),
+            Err(error) if is_refused_condition(&error) => error,
+            Err(error) => return Err(error),
+        };
+        match (look(objects, key, &content).await?, &mode) {
+            (Present::Same(meta), _) => return Ok(Put::Written(Version::of(&meta))),
+            (Present::Nothing, PutMode::Create) | (_, PutMode::Overwrite) => sleep(AGAIN).await,
+            _ => return Ok(Put::Refused(refusal)),
+        }
+    }
+}
+
+enum Present {
+    Same(ObjectMeta),
+    Other,
+    Nothing,
+}
+
+/// Whether the object of a name has this content. Bytes of the same number are read twice before they count as others.
+async fn look(
+    objects: &dyn ObjectStore,
+    key: &object_store::path::Path,
+    content: &Bytes,
+) -> object_store::Result<Present> {
     for _ in 0..2 {
         let Some(found) = absent(objects.get_opts(key, GetOptions::default()).await)? else {
-            return Ok(None);
+            return Ok(Present::Nothing);
         };
         if found.meta.size != content.len() as u64 {
-            return Ok(None);
+            return Ok(Present::Other);
         }
         let meta = found.meta.clone();
         if found.bytes().await? == content {
-            return Ok(Some(meta));
+            return Ok(Present::Same(meta));
         }
     }
-    Ok(None)
+    Ok(Present::Other)
 }
 
 /// Whether a store has refused a request because of its condition.

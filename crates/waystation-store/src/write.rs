@@ -28,7 +28,7 @@ use waystation_io::write::{Blocks, DeviceCopy, Options, Piece, Plan, registered_
 
 use crate::client::Client;
 use crate::errors::{late, told};
-use crate::objects::{is_refused_condition, written};
+use crate::objects::{Put, is_refused_condition, put_unless};
 use crate::read::TICK;
 use crate::{ObjectStorage, process};
 
@@ -177,15 +177,8 @@ impl<'a> NewObjects<'a> {
 
     /// Creates an object; false if another one is there.
     async fn create(&self, key: &Key, content: Bytes) -> object_store::Result<bool> {
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        match self.client.objects.put_opts(key, content.clone().into(), options).await {
-            Ok(_) => Ok(true),
-            // A request that was repeated finds what it created at first.
-            Err(error) if is_refused_condition(&error) => {
-                Ok(written(&*self.client.objects, key, &content).await?.is_some())
-            }
-            Err(error) => Err(error),
-        }
+        let put = put_unless(&*self.client.objects, key, content, PutMode::Create).await?;
+        Ok(matches!(put, Put::Written(_)))
     }
 
     fn taken(&self, file: usize) -> Error {

@@ -31,7 +31,6 @@ from waystation.storage.signs_of_life import EXPIRES_S, Heartbeat
 FRESH_S = 30.0
 
 _LIMIT_BYTES = 64 << 10
-_MOST_TRIES = 20
 _TAKEN_FOR_DEAD = b'{"is_condemned": true}'
 
 
@@ -46,7 +45,7 @@ class Lease:
         self._record = owner_record()
         self._renewals = 0
         self._renewed_s = _now_s()
-        self._version = self._put_new()
+        self._version = self._store.put(self._path, self._content(), new=True)
         self._lock = threading.Lock()
         _forks.watch(self)
         # A thread of its own: a store that does not answer must not keep other leases from being renewed.
@@ -59,14 +58,6 @@ class Lease:
 
     def _content(self) -> bytes:
         return json.dumps(self._record | {"renewals": self._renewals}).encode()
-
-    def _put_new(self) -> tuple[int, int, str | None, str | None]:
-        """Puts it. Nobody else has the name; but stores refuse what conflicts with something else that they
-        are about, such as the removal of what is beside it."""
-        for _ in range(_MOST_TRIES):
-            with contextlib.suppress(Conflict):
-                return self._store.put(self._path, self._content())
-        return self._store.put(self._path, self._content())
 
     def renew(self) -> None:
         """Shows that this process is alive.
