@@ -37,6 +37,10 @@ _OF_THE_PROGRAM = frozenset(
         "checkpointables.registry",
         "deletion.gcs_deletion_options.todelete_full_path",
         "pathways.checkpointing_impl",
+        # Hosts reach no object store, and settings may be credentials.
+        "storage.settings",
+        "storage.deadline_s",
+        "storage.allow_unconditional",
     }
 )
 # These come down to one number, or to what single arrays are told.
