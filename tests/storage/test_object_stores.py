@@ -9,6 +9,8 @@ import os
 import pathlib
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +31,9 @@ from tests.support.s3 import (
     Bucket,
     bucket,
     context,
+    folder_of,
     proxy,
+    settings,
 )
 
 import waystation
@@ -45,6 +49,7 @@ from waystation.errors import (
     Unsupported,
     WaystationError,
 )
+from waystation.layouts.native import in_store
 from waystation.storage import signs_of_life, store_leases
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -286,8 +291,23 @@ def test_no_location_holds_a_password_or_comes_from_pathlib() -> None:
     with pytest.raises(InvalidInput, match="credentials") as caught:
         waystation.load("s3://me:secret@bucket/x")
     assert "secret" not in str(caught.value)
-    with pytest.raises(InvalidInput, match="as a string"):
-        waystation.load(pathlib.Path("s3://bucket/ckpt"))
+    for path in (pathlib.Path("s3://bucket/ckpt"), "s3:/bucket/ckpt"):
+        with pytest.raises(InvalidInput, match="as a string"):
+            waystation.save(path, state_of(1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"aws_endpoint": "127.0.0.1:9000"}, "aws_endpoint"),
+        ({"aws_endpoint": "http://127.0.0.1:1", "aws_allow_http": "false"}, "aws_allow_http"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_meant_is_named(settings: dict[str, str], named: str) -> None:
+    made = context("http://127.0.0.1:1")
+    made.storage.settings = {**made.storage.settings, **settings}
+    with made, pytest.raises(InvalidInput, match=named):
+        waystation.load("s3://bucket/ckpt")
 
 
 def test_what_a_store_cannot_hold_yet_is_refused(place: Bucket) -> None:
@@ -495,6 +515,77 @@ def test_a_save_that_was_taken_for_dead_does_not_commit(
     with meanwhile(place, overtake) as options, options, pytest.raises(Conflict, match="sign of life"):
         waystation.save(path, state_of(1))
     assert place.names() == []
+
+
+# ---- ends and interrupts -----------------------------------------------------------------------
+
+
+def save_interrupted(endpoint: str, path: str, overwrite: bool) -> None:
+    """Saves the state 2, and is interrupted while the commit is made."""
+    committed = threading.Event()
+
+    def interrupt(method: str, name: str) -> None:
+        if method == "PUT" and name.endswith("/checkpoint.json"):
+            os.kill(os.getpid(), signal.SIGINT)
+            committed.set()
+
+    def on_request(number: int) -> str:
+        interrupt(*between.requests[number - 1])
+        return PASS
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with proxy(endpoint, on_request) as between, context(between.endpoint):
+        with pytest.raises(KeyboardInterrupt):
+            waystation.save(path, state_of(2), overwrite=overwrite)
+        assert committed.is_set()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_interrupt_of_the_commit_removes_nothing_that_it_names(place: Bucket, overwrite: bool) -> None:
+    path = f"{place.location}/ckpt"
+    with place.context():
+        if overwrite:
+            waystation.save(path, state_of(1))
+        in_another_process(save_interrupted, place.endpoint, path, overwrite)
+        assert value_of(waystation.load(path)) == 2
+
+
+_ENDS_AT_ONCE = """
+import sys
+import numpy as np
+import waystation
+state = {"large": np.full(3 << 20, 2, np.float32), "small": np.arange(1000) + 2, "step": 2}
+waystation.save_async(sys.argv[1], state)
+"""
+
+
+def test_a_program_that_ends_waits_for_its_save(place: Bucket) -> None:
+    path = f"{place.location}/ckpt"
+    environment = {name.upper(): value for name, value in settings(place.endpoint).items()}
+    command = [sys.executable, "-c", _ENDS_AT_ONCE, path]
+    subprocess.run(command, env={**os.environ, **environment}, check=True, timeout=programs.HANG_S)
+    with place.context():
+        assert value_of(waystation.load(path)) == 2
+
+
+def test_what_somebody_copies_is_left_alone_until_it_is_old(
+    place: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{place.location}/ckpt"
+    with place.context():
+        waystation.save(path, state_of(1))
+        present = place.names()
+        record = folder_of(path) / "checkpoint.json"
+        content = record.read_bytes()
+        record.unlink()  # which comes last
+        assert in_store.remove_dead(path) == []
+        record.write_bytes(content)
+        assert value_of(waystation.load(path)) == 1
+        assert place.names() == present
+        record.unlink()
+        monkeypatch.setattr(store_leases, "EXPIRES_S", -10.0)
+        assert in_store.remove_dead(path)
+        assert place.names() == []
 
 
 # ---- answers that get lost ---------------------------------------------------------------------

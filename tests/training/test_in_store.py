@@ -22,6 +22,7 @@ from tests.training.store_programs import EVERY_STEP, keeper, state
 
 import waystation
 from waystation import errors
+from waystation.checkpoint.verify import verify
 from waystation.memory import MemoryTier
 from waystation.path import Location
 from waystation.storage import leases, store_leases
@@ -433,3 +434,19 @@ def test_each_process_has_files_of_handlers_of_its_own(
         "p0",
         "p1",
     ]
+
+
+def test_a_run_that_was_copied_from_a_disk_is_gone_on_with(
+    bucket: s3.Bucket, root: Location, tmp_path: Path
+) -> None:
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state(step), metrics={"loss": 1 / step})
+    shutil.copytree(tmp_path / "run", s3.folder_of(str(root)))
+    with Checkpointer(root) as checkpointer:
+        assert [info.step for info in checkpointer.checkpoints] == [1, 2]
+        assert checkpointer.metadata(2).metrics == {"loss": 0.5}
+        assert require_whole(checkpointer) == [1, 2]
+        checkpointer.save(3, state(3), metrics={"loss": 0.1})
+        assert require_whole(checkpointer) == [1, 2, 3]
+    assert not verify(root / "2").damages

@@ -35,6 +35,7 @@ impl Client {
     pub fn new(root: &str, settings: &Settings) -> Result<Self> {
         // What `reqwest` encrypts with. Another one that the process has is as good.
         drop(rustls::crypto::ring::default_provider().install_default());
+        check_endpoint(root, settings)?;
         Self::built(root, settings).map_err(|error| {
             let error = told(&error, "use the store", Path::new(root));
             if error.kind() == Kind::InvalidInput { error } else { error.with_kind(Kind::InvalidInput) }
@@ -42,7 +43,12 @@ impl Client {
     }
 
     fn built(root: &str, settings: &Settings) -> object_store::Result<Self> {
-        let retry = RetryConfig { retry_timeout: settings.deadline, ..RetryConfig::default() };
+        // The deadline alone ends the attempts: a store may be away for a while.
+        let retry = RetryConfig {
+            retry_timeout: settings.deadline,
+            max_retries: usize::MAX,
+            ..RetryConfig::default()
+        };
         macro_rules! build {
             ($builder:expr) => {{
                 let mut builder = $builder.with_url(root).with_retry(retry);
@@ -126,6 +132,38 @@ fn scheme_of(scheme: &str) -> &str {
 /// Whether a root is that of a server of HTTP.
 pub fn is_http(root: &str) -> bool {
     root.split_once("://").is_some_and(|(scheme, _)| ["http", "https"].contains(&scheme_of(scheme)))
+}
+
+/// Refuses an endpoint of S3 that no request can be made for.
+fn check_endpoint(root: &str, settings: &Settings) -> Result<()> {
+    if !root.starts_with("s3") {
+        return Ok(());
+    }
+    let given = |names: &[&str]| {
+        let is_meant = |name: &str| names.iter().any(|known| name.eq_ignore_ascii_case(known));
+        let option = settings.options.iter().find(|(name, _)| is_meant(name)).map(|(_, value)| value.clone());
+        option.or_else(|| names.iter().find_map(|name| std::env::var(name.to_ascii_uppercase()).ok()))
+    };
+    let names = ["aws_endpoint", "aws_endpoint_url", "endpoint", "endpoint_url", "aws_endpoint_url_s3"];
+    let Some(endpoint) = given(&names) else { return Ok(()) };
+    let invalid = |message: &'static str| Err(Error::new(Kind::InvalidInput, message).with("path", root));
+    let endpoint = endpoint.to_ascii_lowercase();
+    if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
+        return invalid("the setting 'aws_endpoint' is no URL; give it with http:// or https://");
+    }
+    let may_be_plain = given(&["aws_allow_http", "allow_http"]);
+    if endpoint.starts_with("http://") && !may_be_plain.is_some_and(|value| is_true(&value)) {
+        return invalid(
+            "the setting 'aws_endpoint' begins with http://, which is not encrypted; if that is meant, set \
+             'aws_allow_http' to 'true'",
+        );
+    }
+    Ok(())
+}
+
+/// As the crate reads settings.
+fn is_true(value: &str) -> bool {
+    ["1", "true", "on", "yes", "y"].iter().any(|known| value.eq_ignore_ascii_case(known))
 }
 
 /// The scheme and the bucket of a location.

@@ -16,7 +16,8 @@ use crate::client::is_http;
 /// Codes of stores are words; whatever else is between the tags is not repeated.
 const MOST_CODE_BYTES: usize = 64;
 /// How a refused request is told from one that failed, by the codes of stores that answer it with status 400.
-const REFUSALS: [&str; 4] = ["ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthenticationFailed"];
+const REFUSALS: [&str; 5] =
+    ["AccessDenied", "ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthenticationFailed"];
 
 /// Codes of stores that say that there is no bucket, and not only no object.
 const NO_BUCKET: [&str; 2] = ["NoSuchBucket", "ContainerNotFound"];
@@ -152,10 +153,25 @@ impl Answer {
     }
 }
 
-/// The code that a store gives in the XML of its answer.
+/// The code that a store gives in the XML of its answer, or for one of several objects that are to be deleted.
 fn code_in(text: &str) -> Option<&str> {
-    let (_, rest) = text.split_once("<Code>")?;
-    let (code, _) = rest.split_once("</Code>")?;
+    let in_xml = || text.split_once("<Code>")?.1.split_once("</Code>");
+    let of_deletion = || text.rsplit_once("(code: ")?.1.split_once(')');
+    let (code, _) = in_xml().or_else(of_deletion)?;
     let is_word = code.len() <= MOST_CODE_BYTES && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
     is_word.then_some(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_of_an_answer_is_found() {
+        assert_eq!(code_in("400: <Error><Code>NoSuchBucket</Code></Error>"), Some("NoSuchBucket"));
+        let of_deletion = "DeleteObjects request failed for key a (code: b): no (code: AccessDenied)";
+        assert_eq!(code_in(of_deletion), Some("AccessDenied"));
+        assert_eq!(code_in("(code: not a word)"), None);
+        assert_eq!(code_in("nothing"), None);
+    }
 }

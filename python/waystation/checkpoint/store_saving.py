@@ -59,19 +59,26 @@ class SharedStore:
         )
 
     def start(self, save: Save) -> str:
-        """See `Destination`."""
+        """See `Destination`. Handlers need their scratch only; the attempt begins once earlier saves to the
+        path have ended."""
+        if not save.handlers:
+            self._begin_attempt(save)
+            return self._path
 
         def prepare() -> bytes:
             for name in save.handlers:
                 storage.make_directory(self._scratch.below(name), parents=True)
             return b""
 
+        save.session.round(prepare, lambda _: b"")
+        return self._scratch.path
+
+    def _begin_attempt(self, save: Save) -> None:
         def make(_: Sequence[bytes]) -> bytes:
             self._attempt = StoreAttempt(save.target, overwrite=self._overwrite)
             return os.fsencode(self._attempt.path)
 
-        self._path = self._path or os.fsdecode(save.session.round(prepare, make))
-        return self._scratch.path if save.handlers else self._path
+        self._path = self._path or os.fsdecode(save.session.round(lambda: b"", make))
 
     def finish(self, save: Save, progress: Progress, on_copied_out: Callable[[], None]) -> None:
         """See `Destination`."""
@@ -83,8 +90,8 @@ class SharedStore:
             self._commit(save, progress, told, {})
             return b""
 
-        self.start(save)
         with undone_on_error(self, save):
+            self._begin_attempt(save)
             if save.handlers:
                 self._finish_with_handlers(save, progress, write)
             else:

@@ -8,11 +8,12 @@ lock of writers have modules of their own. The data of arrays do not pass here: 
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
@@ -20,7 +21,6 @@ from waystation import _native
 from waystation._errors import (
     InvalidInput,
     NotFound,
-    Unavailable,
     Unsupported,
     UnusablePath,
     WaystationError,
@@ -137,12 +137,12 @@ def located(path: object) -> str:
         from waystation.storage import object_store
 
         return object_store.location(text)
-    if isinstance(path, os.PathLike) and isinstance(text, str) and _SHORTENED.match(text):
+    if isinstance(text, str) and _SHORTENED.match(text):
         from waystation.storage import object_store
 
         raise InvalidInput(
-            f"'{object_store.shown(text)}' was a location of an object store, from which pathlib has taken a "
-            "slash; give it as a string"
+            f"'{object_store.shown(text)}' was a location of an object store, from which pathlib or "
+            "normpath has taken a slash; give it as a string that has both"
         )
     return absolute(path)
 
@@ -192,26 +192,51 @@ def engine_of(path: PathLike) -> _native.ObjectStore | None:
 
 def side_by_side(directory: PathLike, call: Callable[[T], R], arguments: Iterable[T]) -> list[R]:
     """What a call gives for each of several things in a directory. In a store, whose answers take long,
-    several calls run at a time.
+    several calls run at a time: as many as the system starts threads for, one of them in this thread.
 
     Raises:
-        Unavailable: The system starts no thread. And what a call raises: then no more of them begin.
+        What a call raises: then no more of them begin.
     """
+    given = list(arguments)
     if not is_in_store(directory):
-        return [call(argument) for argument in arguments]
-    threads = ThreadPoolExecutor(_SIDE_BY_SIDE, "waystation: looking")
-    try:
+        return [call(argument) for argument in given]
+    results: dict[int, R] = {}
+    errors: list[BaseException] = []
+    pending = collections.deque(range(len(given)))
+
+    def work() -> None:
+        while not errors:
+            try:
+                number = pending.popleft()
+            except IndexError:
+                return
+            try:
+                results[number] = call(given[number])
+            except BaseException as error:
+                errors.append(error)
+
+    # No executor: that refuses work once the interpreter waits for its last threads, in one of which a save
+    # in the background may go on.
+    threads = []
+    for _ in range(min(len(given), _SIDE_BY_SIDE) - 1):
+        run = contextvars.copy_context().run
+        thread = threading.Thread(target=run, args=(work,), name="waystation: store")
         try:
-            begun = [threads.submit(contextvars.copy_context().run, call, each) for each in arguments]
-        except RuntimeError as error:
-            raise Unavailable(
-                f"could not start a thread to look into '{os.fspath(directory)}': {error}; allow more "
-                "processes (ulimit -u)",
-                path=os.fspath(directory),
-            ) from error
-        return [each.result() for each in begun]
-    finally:
-        threads.shutdown(cancel_futures=True)
+            thread.start()
+        except RuntimeError:
+            break
+        threads.append(thread)
+    try:
+        work()
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # an interrupt of the wait
+        errors.append(error)
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(given))]
 
 
 # ---- looking -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from waystation import _forks, _native, storage
+from waystation import _forks, storage
 from waystation._errors import Conflict, NotFound, PermissionDenied, Unsupported, WaystationError
 from waystation.storage import names, object_store
 from waystation.storage.attempts import new_attempt_id, owner_record
@@ -66,16 +66,16 @@ class Lease:
             Conflict: Somebody has taken it for dead.
         """
         with self._lock:
-            before, begun_s = self._content(), _now_s()
+            begun_s = _now_s()
             self._renewals += 1
             try:
                 try:
                     self._version = self._store.put(self._path, self._content(), unchanged=self._version)
                 except Conflict:
                     ((content, version),) = self._store.get([(self._path, _LIMIT_BYTES)])
-                    if content != before:
+                    if not self._is_own(content):
                         raise
-                    # The answer to the last renewal was lost.
+                    # The answer to an earlier renewal was lost.
                     self._version = self._store.put(self._path, self._content(), unchanged=version)
             except (Conflict, NotFound) as error:
                 raise Conflict(
@@ -84,6 +84,17 @@ class Lease:
                     path=self._path,
                 ) from error
             self._renewed_s = begun_s
+
+    def _is_own(self, content: bytes) -> bool:
+        with contextlib.suppress(ValueError):
+            found = json.loads(content)
+            return isinstance(found, dict) and found | {"renewals": 0} == self._record | {"renewals": 0}
+        return False
+
+    @property
+    def may_have_run_out(self) -> bool:
+        """Whether it was not renewed for so long that others may have taken this process for dead."""
+        return _now_s() - self._renewed_s > EXPIRES_S - FRESH_S
 
     def renew_if_old(self) -> None:
         """The same, unless it was renewed so lately that nobody can have taken this process for dead."""
@@ -120,7 +131,7 @@ def end_if_dead(directory: str) -> bool:
         return True
     if content == _TAKEN_FOR_DEAD:
         return True
-    if not _has_run_out(store, directory, version[1]):
+    if not has_run_out(directory, version[1]):
         return False
     try:
         store.put(path, _TAKEN_FOR_DEAD, unchanged=version)
@@ -129,10 +140,11 @@ def end_if_dead(directory: str) -> bool:
     return True
 
 
-def _has_run_out(store: _native.ObjectStore, directory: str, renewed_ns: int) -> bool:
-    """Whether what was renewed then has run out, by the clock of the store."""
+def has_run_out(directory: str, renewed_ns: int) -> bool:
+    """Whether what was written then, there or beside it, has run out, by the clock of the store."""
     if time.time_ns() - renewed_ns <= EXPIRES_S * 1e9:
         return False
+    store = object_store.of(directory).engine
     probe = os.path.join(os.path.dirname(directory), names.attempt("", new_attempt_id()), names.OWNER)
     try:
         store.put(probe, _TAKEN_FOR_DEAD, new=True)
@@ -140,6 +152,8 @@ def _has_run_out(store: _native.ObjectStore, directory: str, renewed_ns: int) ->
         return False  # who cannot write there removes nothing there
     try:
         ((_, version),) = store.get([(probe, _LIMIT_BYTES)])
+    except NotFound:
+        return False  # whoever cleans up has taken it for that of a dead attempt
     finally:
         store.remove(probe)
     return version[1] - renewed_ns > EXPIRES_S * 1e9

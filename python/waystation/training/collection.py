@@ -55,14 +55,18 @@ class Collector:
             yield going
 
     def _condemn(self, info: Info, until: contextlib.ExitStack) -> bool:
-        """Marks a checkpoint as one that goes, unless somebody reads it."""
+        """Marks a checkpoint as one that goes, unless somebody reads it, or that cannot be told."""
         name = info.path.name
-        if self._leases.is_held(name):
-            return False  # without a mark, which other readers would give way to
-        with contextlib.ExitStack() as mark:
-            may_go = mark.enter_context(self._leases.condemned(name))
-            if may_go:
-                until.push(mark.pop_all())
+        try:
+            if self._leases.is_held(name):
+                return False  # without a mark, which other readers would give way to
+            with contextlib.ExitStack() as mark:
+                may_go = mark.enter_context(self._leases.condemned(name))
+                if may_go:
+                    until.push(mark.pop_all())
+        except WaystationError as error:
+            _log.warning("checkpoint '%s' is not removed: %s", info.path, error)
+            return False
         return may_go
 
     def _unwanted(self) -> list[Info]:

@@ -18,7 +18,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from waystation.layouts.native import names, records
 from waystation.storage.attempts import Leftover, is_of_this_system, new_attempt_id
 from waystation.storage.leases import is_mark
 from waystation.storage.signs_of_life import EXPIRES_S
-from waystation.storage.store_leases import Lease, end_if_dead, read_lease, remove_dead_marks
+from waystation.storage.store_leases import Lease, end_if_dead, has_run_out, read_lease, remove_dead_marks
 
 _log = logging.getLogger("waystation")
 
@@ -103,22 +103,26 @@ class StoreAttempt:
         """
         place, path = storage.of(self.target), os.path.join(self.target, names.RECORD)
         self._lease.renew_if_old()
+        self._may_be_committed = True  # whatever ends the request, be it an interrupt
         try:
             if self._replaced is None:
-                place.create(path, record.encode(), self.id)
+                content = record.encode()
+                place.create(path, content, self.id)
             else:
-                record = dataclasses.replace(record, generation=self._replaced.generation + 1)
-                place.replace(path, record.encode(), self.id, expected=self._replaced.version)
+                content = dataclasses.replace(record, generation=self._replaced.generation + 1).encode()
+                place.replace(path, content, self.id, expected=self._replaced.version)
         except Conflict as error:
+            self._may_be_committed = False
             raise Conflict(
                 f"another writer of '{self.target}' was faster, and what it has saved was left alone; "
                 "look at it, or save to another path",
                 path=self.target,
             ) from error
-        except WaystationError as error:
-            self._may_be_committed = True
+        except BaseException as error:
             error.add_note(f"whether this was saved to '{self.target}' is not known; load it to find out")
             raise
+        if self._lease.may_have_run_out:
+            self._check_alive(content)
         replaced = () if self._replaced is None else self._replaced.directories
         with _warned(f"what is not needed of '{self.target}' any more"):
             calls: list[Callable[[], object]] = [
@@ -128,6 +132,20 @@ class StoreAttempt:
             storage.side_by_side(self.target, _call, calls)
             if self._replaced is not None and not replaced:
                 remove_dead(self.target)  # what the damaged record has named
+
+    def _check_alive(self, content: bytes) -> None:
+        """Takes a commit back if the process was stopped right before it for so long that another one has
+        removed what it names."""
+        try:
+            self._lease.renew()
+        except Conflict:
+            path = os.path.join(self.target, names.RECORD)
+            present, version = storage.read_version(path, limit_bytes=records.RECORD_LIMIT_BYTES)
+            if present == content and self._replaced is None:
+                storage.remove_file(path)
+            elif present == content and self._replaced is not None:
+                storage.of(path).replace(path, self._replaced.content, self.id, expected=version)
+            raise
 
     def discard(self) -> None:
         """Removes all that the attempt has made; in a child that was forked meanwhile it does nothing."""
@@ -167,11 +185,13 @@ class _Replaced:
 
     Attributes:
         version: Of its record.
+        content: The record.
         generation: 0 where the record is damaged.
         directories: Those that it names; none where it is damaged.
     """
 
     version: storage.Identity
+    content: bytes
     generation: int = 0
     directories: Sequence[str] = ()
 
@@ -186,8 +206,9 @@ def _present(target: str) -> _Replaced | None:
     try:
         record = records.CheckpointRecord.decode(content, path)
     except (Corrupt, Unsupported):
-        return _Replaced(version)
-    return _Replaced(version, record.generation, [name for name, _ in record.checkpointables.values()])
+        return _Replaced(version, content)
+    directories = [name for name, _ in record.checkpointables.values()]
+    return _Replaced(version, content, record.generation, directories)
 
 
 def _remove(target: str, directories: Iterable[str]) -> None:
@@ -237,7 +258,9 @@ def remove_dead(
     readers; returns the paths of the data.
 
     An attempt takes its lease before it writes anything, and gives it up after its commit. So the leases are
-    looked at before the record is: what has none and is not named then, nobody will name.
+    looked at before the record is: what has none and is not named then, no attempt will name. But somebody
+    may be copying a checkpoint to this place, file by file, whose record comes last. So what has no lease has
+    to have run out as well, by its youngest file.
 
     Args:
         target: The path.
@@ -256,7 +279,9 @@ def remove_dead(
     owners = {*leases.values(), *(owner for name, owner in data.items() if name not in named)} - {besides}
     if attempt_ids is not None:
         owners &= {*attempt_ids}
+    unleased = owners - {*leases.values()}
     over = {owner for owner in owners if end_if_dead(_lease_of(target, owner))}
+    over -= {owner for owner in over & unleased if not _has_run_out(target, _data_of(owner, data, named))}
     if not over:
         return []
     named = _named(target)  # anew: what has no lease now had its commit before
@@ -264,6 +289,15 @@ def remove_dead(
     unneeded += [name for name, owner in leases.items() if owner in over]
     _remove(target, unneeded)
     return [os.path.join(target, name) for name in unneeded]
+
+
+def _data_of(owner: str, data: Mapping[str, str], named: Collection[str]) -> list[str]:
+    return [name for name, mover in data.items() if mover == owner and name not in named]
+
+
+def _has_run_out(target: str, directories: Sequence[str]) -> bool:
+    paths = [os.path.join(target, name) for name in directories]
+    return all(has_run_out(path, _written_ns([path])) for path in paths)
 
 
 def _directories(target: str) -> list[str]:
@@ -300,7 +334,7 @@ def leftovers(target: str) -> list[Leftover]:
     """The attempts beneath a path that have not ended, or have left something, in the order of `remove_dead`.
 
     The path of each is the directory of its lease, whether or not that is there. `dead` are those without a
-    lease, and those whose process is gone and whose lease has run out.
+    lease, and those whose process is gone, once their lease or their youngest file has run out.
     """
     data, leases = _of_attempts(_directories(target))
     found = {owner: read_lease(_lease_of(target, owner)) for owner in {*data.values(), *leases.values()}}
@@ -325,18 +359,18 @@ def _leftover(
     path, name = _lease_of(target, attempt_id), os.path.basename(target)
     described = Leftover(path, name, "save", attempt_id, dead=False, age_s=age_s, owner=owner)
     is_gone = is_of_this_system(attempt_id) and not described.is_running and age_s > EXPIRES_S
-    return dataclasses.replace(described, dead=lease is None or is_gone)
+    return dataclasses.replace(described, dead=is_gone or (lease is None and age_s > EXPIRES_S))
 
 
 def _written_ns(directories: Iterable[str]) -> int:
-    """When a file below one of the directories was written; now, where there is none."""
+    """When the youngest file below some directories was written; now, where there is none."""
+    newest = 0
     for directory in directories:
         with contextlib.suppress(NotFound):  # removed meanwhile
-            for name in storage.files_below(directory):
-                status = storage.status(os.path.join(directory, name))
-                if status is not None:
-                    return status.identity.modified_ns
-    return time.time_ns()
+            paths = [os.path.join(directory, name) for name in storage.files_below(directory)]
+            found = storage.side_by_side(directory, storage.status, paths)
+            newest = max([newest, *(each.identity.modified_ns for each in found if each is not None)])
+    return newest or time.time_ns()
 
 
 def directories_of(target: str, attempt_id: str) -> list[str]:

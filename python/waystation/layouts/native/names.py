@@ -24,9 +24,10 @@ FORMAT_VERSION = 1
 
 
 def checkpointable_record(directory: str) -> str:
-    """Where the record of the checkpointable in a directory is. In a store files of handlers have a directory
-    of their own (`FILES`), so that nobody has to look."""
-    if storage.is_in_store(directory):
+    """Where the record of the checkpointable in a directory is. What was saved to a store has the id of its
+    attempt in its name, and files of handlers have a directory of their own there (`FILES`), so that nobody
+    has to look; what was copied there from a disk is as it was."""
+    if storage.is_in_store(directory) and mover(os.path.basename(directory)) is not None:
         return os.path.join(directory, CHECKPOINTABLE_RECORD)
     handled = os.path.join(directory, HANDLED_RECORD)
     return handled if storage.is_there(handled) else os.path.join(directory, CHECKPOINTABLE_RECORD)

@@ -260,7 +260,14 @@ def read_files(
         Corrupt: A file is missing, damaged or not the one that was committed.
     """
     record_path = names.checkpointable_record(directory)
-    (data,) = _read_committed({record_path: digest}, root)
+    try:
+        (data,) = _read_committed({record_path: digest}, root)
+    except Corrupt:
+        # On a disk without an exchange of names a directory of a handler had such a name, too.
+        record_path = os.path.join(directory, names.HANDLED_RECORD)
+        if not storage.is_in_store(directory) or not storage.is_file(record_path, root):
+            raise
+        (data,) = _read_committed({record_path: digest}, root)
     own = CheckpointableRecord.decode(data, record_path)
     if own.kind != PYTREE or record_only:
         return MetadataFiles(directory, data, [])
