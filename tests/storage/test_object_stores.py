@@ -517,6 +517,34 @@ def test_a_save_that_was_taken_for_dead_does_not_commit(
     assert place.names() == []
 
 
+def clean_up(endpoint: str, path: str) -> None:
+    store_leases.EXPIRES_S = -10.0  # whoever else writes there counts as dead
+    with context(endpoint):
+        in_store.remove_dead(path)
+
+
+def test_a_commit_of_what_was_taken_for_dead_is_taken_back(
+    place: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{place.location}/ckpt"
+    with place.context():
+        waystation.save(path, state_of(1))
+    # As if this process had been stopped right before its commit for longer than a lease lasts.
+    monkeypatch.setattr(store_leases, "EXPIRES_S", store_leases.FRESH_S - 1.0)
+    cleaned: list[str] = []
+
+    def overtake(method: str, name: str) -> None:
+        if method == "PUT" and name.endswith("/checkpoint.json") and not cleaned:
+            cleaned.append(name)
+            in_another_process(clean_up, place.endpoint, path)
+
+    with meanwhile(place, overtake) as options, options, pytest.raises(Conflict, match="sign of life"):
+        waystation.save(path, state_of(2), overwrite=True)
+    assert cleaned
+    with place.context():
+        assert value_of(waystation.load(path)) == 1
+
+
 # ---- ends and interrupts -----------------------------------------------------------------------
 
 
