@@ -578,6 +578,19 @@ def test_an_interrupt_of_the_commit_removes_nothing_that_it_names(place: Bucket,
         assert value_of(waystation.load(path)) == 2
 
 
+def load_interrupted(port: int) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with context(f"http://127.0.0.1:{port}"):
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            waystation.load("s3://bucket/ckpt")
+
+
+def test_an_interrupt_does_not_wait_for_a_silent_store() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        in_another_process(load_interrupted, silent.getsockname()[1])
+
+
 _ENDS_AT_ONCE = """
 import sys
 import numpy as np

@@ -1,17 +1,20 @@
 //! Object stores: small objects, whole. The engine takes a store as the root of its paths.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use waystation_store::{Condition, Found, ObjectStorage, Settings, Version};
+use waystation_format::Result;
+use waystation_store::{Condition, Found, ObjectStorage, Settings, Version, give_up_if};
 
 use crate::error::guarded;
 use crate::format::Bytes;
 
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    give_up_if(is_interrupted);
     module.add_class::<ObjectStore>()
 }
 
@@ -41,7 +44,7 @@ impl ObjectStore {
 
     #[pyo3(signature = (path, /))]
     fn status(&self, py: Python<'_>, path: PathBuf) -> PyResult<Option<(bool, VersionTuple)>> {
-        let found = py.detach(|| guarded(|| self.0.status(&path)))?;
+        let found = waiting(py, || self.0.status(&path))?;
         Ok(found.map(|found| match found {
             Found::Object(version) => (false, to_tuple(version)),
             Found::Directory => (true, (0, 0, None, None)),
@@ -54,7 +57,7 @@ impl ObjectStore {
         py: Python<'py>,
         wanted: Vec<(PathBuf, u64)>,
     ) -> PyResult<Vec<(Bound<'py, PyBytes>, VersionTuple)>> {
-        let found = py.detach(|| guarded(|| self.0.get_all(&wanted)))?;
+        let found = waiting(py, || self.0.get_all(&wanted))?;
         let made = |(content, version): (Vec<u8>, Version)| (PyBytes::new(py, &content), to_tuple(version));
         Ok(found.into_iter().map(made).collect())
     }
@@ -66,7 +69,7 @@ impl ObjectStore {
         path: PathBuf,
         nbytes: u64,
     ) -> PyResult<(Bound<'py, PyBytes>, VersionTuple)> {
-        let (content, version) = py.detach(|| guarded(|| self.0.beginning(&path, nbytes)))?;
+        let (content, version) = waiting(py, || self.0.beginning(&path, nbytes))?;
         Ok((PyBytes::new(py, &content), to_tuple(version)))
     }
 
@@ -80,7 +83,7 @@ impl ObjectStore {
         version: VersionTuple,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let version = of_tuple(version);
-        let found = py.detach(|| guarded(|| self.0.get_range(&path, begin..end, &version)))?;
+        let found = waiting(py, || self.0.get_range(&path, begin..end, &version))?;
         Ok(PyBytes::new(py, &found))
     }
 
@@ -98,7 +101,7 @@ impl ObjectStore {
             None if new => Condition::New,
             None => Condition::Any,
         };
-        py.detach(|| guarded(|| self.0.put(&path, content, &condition))).map(to_tuple)
+        waiting(py, || self.0.put(&path, content, &condition)).map(to_tuple)
     }
 
     #[pyo3(signature = (contents, /))]
@@ -107,15 +110,15 @@ impl ObjectStore {
             .into_iter()
             .map(|(path, data)| Ok((path, Bytes::of(&data)?)))
             .collect::<PyResult<_>>()?;
-        py.detach(|| {
+        waiting(py, || {
             let contents: Vec<_> = held.iter().map(|(path, data)| (path.clone(), data.as_slice())).collect();
-            guarded(|| self.0.put_all(&contents))
+            self.0.put_all(&contents)
         })
     }
 
     #[pyo3(signature = (source, target, /))]
     fn copy(&self, py: Python<'_>, source: PathBuf, target: PathBuf) -> PyResult<()> {
-        py.detach(|| guarded(|| self.0.copy(&source, &target)))
+        waiting(py, || self.0.copy(&source, &target))
     }
 
     #[pyo3(signature = (directory, /))]
@@ -125,19 +128,41 @@ impl ObjectStore {
         py: Python<'_>,
         directory: PathBuf,
     ) -> PyResult<(Vec<(String, VersionTuple)>, Vec<String>)> {
-        let found = py.detach(|| guarded(|| self.0.list(&directory)))?;
+        let found = waiting(py, || self.0.list(&directory))?;
         let objects = found.objects.into_iter().map(|(name, version)| (name, to_tuple(version)));
         Ok((objects.collect(), found.directories))
     }
 
     #[pyo3(signature = (path, /))]
     fn remove(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        py.detach(|| guarded(|| self.0.remove(&path)))
+        waiting(py, || self.0.remove(&path))
     }
 
     #[pyo3(signature = (directory, /))]
     fn remove_all(&self, py: Python<'_>, directory: PathBuf) -> PyResult<usize> {
-        py.detach(|| guarded(|| self.0.remove_all(&directory)))
+        waiting(py, || self.0.remove_all(&directory))
+    }
+}
+
+thread_local! {
+    /// What a signal has raised while this thread waited for a store.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// Whether a signal that has come meanwhile raises an error; asked in the main thread.
+fn is_interrupted() -> bool {
+    let raised = Python::try_attach(|py| py.check_signals().err()).flatten();
+    let is_raised = raised.is_some();
+    RAISED.with_borrow_mut(|kept| *kept = raised);
+    is_raised
+}
+
+/// Waits without the GIL, until a signal raises an error.
+fn waiting<T: Send>(py: Python<'_>, call: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
+    let outcome = py.detach(|| guarded(call));
+    match RAISED.take() {
+        Some(raised) => Err(raised),
+        None => outcome,
     }
 }
 

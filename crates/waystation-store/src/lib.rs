@@ -26,6 +26,7 @@ use self::client::Client;
 use self::errors::told;
 pub use self::objects::{Condition, Found, Listing, Version};
 use self::process::PerProcess;
+pub use self::process::give_up_if;
 
 /// How a store is reached and used.
 #[derive(Clone)]
@@ -115,7 +116,7 @@ impl ObjectStorage {
         path: &Path,
         requests: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T> {
-        process::runtime()?.block_on(async {
+        process::wait_for(async {
             match tokio::time::timeout(self.settings.deadline, requests).await {
                 Ok(outcome) => outcome.map_err(|error| told(&error, action, path)),
                 Err(_) => Err(errors::late(self.settings.deadline, action, path)),

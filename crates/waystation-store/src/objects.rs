@@ -18,7 +18,7 @@ use waystation_format::{Error, Kind, Result};
 
 use crate::ObjectStorage;
 use crate::errors::{is_beyond_the_end, late, not_found, told};
-use crate::process::runtime;
+use crate::process::wait_for;
 
 /// Requests for small objects in flight.
 const AT_A_TIME: usize = 32;
@@ -214,8 +214,7 @@ impl ObjectStorage {
             let requests = timeout(deadline, call(entry));
             async move { requests.await.unwrap_or_else(|_| Err(late(deadline, action, &entry.0))) }
         };
-        runtime()?
-            .block_on(async { iter(wanted.iter().map(in_time)).buffered(AT_A_TIME).try_collect().await })
+        wait_for(async { iter(wanted.iter().map(in_time)).buffered(AT_A_TIME).try_collect().await })
     }
 
     /// Puts a copy of an object, which the store makes, where nothing is.
@@ -263,7 +262,7 @@ impl ObjectStorage {
         let failed = |error: object_store::Error| told(&error, action, directory);
         // A tree has no bound, so the deadline is that of each step.
         let step = |_| late(self.settings.deadline, action, directory);
-        runtime()?.block_on(async {
+        wait_for(async {
             let mut keys = Vec::new();
             let mut listed = objects.list(Some(&prefix));
             while let Some(meta) =

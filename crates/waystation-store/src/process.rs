@@ -3,14 +3,48 @@
 //! Invariants: nothing is asked of what a forebear made, so no lock is waited for that a thread of it held, and no
 //! connection of it is used; what a forebear made is never freed here, because its threads do not exist here.
 
+use std::pin::pin;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use waystation_format::{Error, Kind, Result};
 
 /// Threads that move bytes between sockets and memory, and encrypt them. Others wait for them, copy and verify.
 const MOST_THREADS: usize = 4;
+
+/// How often whoever waits for requests asks whether to give up.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+static GIVE_UP: OnceLock<fn() -> bool> = OnceLock::new();
+
+/// Sets what says whether the main thread, which handles signals, is to wait for its requests no longer. It is called
+/// there, and outside of the runtime, so it may run any code, also such as makes requests.
+pub fn give_up_if(check: fn() -> bool) {
+    // The first one stays: they are all the same.
+    GIVE_UP.get_or_init(|| check);
+}
+
+/// Waits for requests. Cancelled, if the thread is to give up; what has been sent may still arrive then.
+pub fn wait_for<T>(requests: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = runtime()?;
+    let mut requests = pin!(requests);
+    loop {
+        let waited = runtime.block_on(async { tokio::time::timeout(PATIENCE, requests.as_mut()).await });
+        if let Ok(outcome) = waited {
+            return outcome;
+        }
+        if is_main_thread() && GIVE_UP.get().is_some_and(|check| check()) {
+            return Err(Error::new(Kind::Cancelled, "the wait for the store was interrupted"));
+        }
+    }
+}
+
+fn is_main_thread() -> bool {
+    rustix::thread::gettid() == rustix::process::getpid()
+}
 
 /// A value of this process, made when it is first asked for.
 pub struct PerProcess<T> {

@@ -24,7 +24,7 @@ Storage = Annotated[
     typer.Option(
         "--storage",
         metavar="NAME=VALUE",
-        help="How an object store is reached, such as aws_endpoint=http://127.0.0.1:7070, or "
+        help="How an object store is reached, such as aws_region=eu-west-1, or "
         "skip_signature=true for what is public; may be repeated. The environment (AWS_…, GOOGLE_…, AZURE_…) "
         "is read first, and is the place for credentials: others can see the arguments of a process.",
     ),

@@ -82,7 +82,7 @@ def _reaching(store: Sequence[str]) -> Iterator[None]:
     pairs = [text.partition("=") for text in store]
     if not all(name and equals for name, equals, _ in pairs):
         raise InvalidInput(
-            "--storage takes NAME=VALUE, such as --storage aws_endpoint=http://127.0.0.1:7070; the names are "
+            "--storage takes NAME=VALUE, such as --storage aws_region=eu-west-1; the names are "
             "those of Context.storage.settings"
         )
     context = Context()
