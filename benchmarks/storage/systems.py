@@ -14,6 +14,7 @@ from benchmarks.states import Leaf
 from benchmarks.storage.server import ACCESS_KEY, BUCKET, REGION, SECRET_KEY
 from benchmarks.systems.base import TorchSystem
 
+MODEL = "model.safetensors"
 REQUEST_BYTES = 8 << 20
 IN_FLIGHT = 16
 
@@ -149,13 +150,25 @@ class TorchDcp(StoreSystem):
         return state
 
 
-class Runai(StoreSystem):
-    """Run:ai's model streamer, of one safetensors file."""
+class ModelLoader(StoreSystem):
+    """A library that loads a model from one safetensors file, and saves none."""
+
+    writer = "published"
+    save_ways = ()
+
+    def file(self, path: Path) -> str:
+        """Where the file is."""
+        return f"{self.location(path)}/{MODEL}"
+
+    def arrays(self, loaded: Any) -> dict[str, Any]:
+        return dict(loaded)
+
+
+class Runai(ModelLoader):
+    """Run:ai's model streamer."""
 
     name = "runai"
-    writer = "published"
     distribution = "runai-model-streamer-s3"
-    save_ways = ()
 
     _streamer: Any
 
@@ -168,20 +181,15 @@ class Runai(StoreSystem):
     def load(self, path: Path, template: Any) -> Any:
         del template
         with self._streamer() as streamer:
-            streamer.stream_files([f"{self.location(path)}/model.safetensors"], device="cpu")
+            streamer.stream_files([self.file(path)], device="cpu")
             return dict(streamer.get_tensors())
 
-    def arrays(self, loaded: Any) -> dict[str, Any]:
-        return dict(loaded)
 
-
-class WaystationPublished(StoreSystem):
-    """`waystation.safetensors.load` of the same file."""
+class WaystationPublished(ModelLoader):
+    """`waystation.safetensors.load`."""
 
     name = "waystation-safetensors"
-    writer = "published"
     distribution = "waystation"
-    save_ways = ()
 
     _library: Any
 
@@ -193,10 +201,7 @@ class WaystationPublished(StoreSystem):
 
     def load(self, path: Path, template: Any) -> Any:
         del template
-        return self._library.load(f"{self.location(path)}/model.safetensors", framework="torch")
-
-    def arrays(self, loaded: Any) -> dict[str, Any]:
-        return dict(loaded)
+        return self._library.load(self.file(path), framework="torch")
 
 
 class Published(StoreSystem):
@@ -216,7 +221,7 @@ class Published(StoreSystem):
         from safetensors.torch import save
 
         content = save(states.flatten(state))
-        obstore.put(S3Store(BUCKET), f"{path}/model.safetensors", content, chunk_size=REQUEST_BYTES)
+        obstore.put(S3Store(BUCKET), f"{path}/{MODEL}", content, chunk_size=REQUEST_BYTES)
 
 
 SYSTEMS: dict[str, type[StoreSystem]] = {

@@ -127,6 +127,19 @@ def test_a_state_is_saved_loaded_described_replaced_and_deleted(place: Bucket) -
             waystation.load(path)
 
 
+def test_a_save_and_a_load_take_few_requests(place: Bucket) -> None:
+    with proxy(place.endpoint) as between, context(between.endpoint):
+        waystation.save(f"{place.location}/first", {"small": np.arange(10)})  # which probes the store
+        before = len(between.requests)
+        waystation.save(f"{place.location}/ckpt", {"small": np.arange(10)})
+        # Two listings, the lease three times, the data, the record and the tables beside it, the commit.
+        saving = len(between.requests) - before
+        assert saving <= 2 + 3 + 1 + 6 + 1, between.requests[before:]
+        waystation.load(f"{place.location}/ckpt")
+        # The commit, the record, the tables, the data.
+        assert len(between.requests) - before - saving <= 1 + 1 + 5 + 1, between.requests
+
+
 def test_one_checkpointable_is_deleted(place: Bucket) -> None:
     path = f"{place.location}/ckpt"
     with place.context():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import itertools
 import os
 import shutil
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.support import programs, s3
+from tests.support.leases import require_never_both
 from tests.support.long import IS_LONG
 from tests.support.places import names_in, on_this_machine
 from tests.support.programs import running
@@ -170,37 +170,7 @@ def test_of_a_reader_and_a_collector_one_gives_way(bucket: s3.Bucket, root: Loca
 
 
 def test_readers_and_collectors_never_both_go_on(bucket: s3.Bucket, root: Location) -> None:
-    found = StoreLeases(str(root))
-    reading: list[int] = []
-    removing: list[int] = []
-    wrong: list[str] = []
-
-    def read() -> None:
-        for _ in range(30):
-            with found.hold("1") as may_read:
-                if may_read:
-                    reading.append(1)
-                    if removing:
-                        wrong.append("a reader began while it was being removed")
-                    reading.pop()
-
-    def remove() -> None:
-        for _ in range(30):
-            with found.condemned("1") as may_go:
-                if may_go:
-                    removing.append(1)
-                    if reading:
-                        wrong.append("it was removed while it was being read")
-                    removing.pop()
-
-    threads = [
-        threading.Thread(target=contextvars.copy_context().run, args=(work,)) for work in (read, read, remove)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    require_never_both(StoreLeases(str(root)), rounds=30)
     assert bucket.names() == []
 
 

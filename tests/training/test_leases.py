@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.support.leases import require_never_both
 
 from waystation import storage
 from waystation.layouts.native import commit, names
@@ -54,35 +55,7 @@ def test_of_a_reader_and_a_collector_one_gives_way(root: Path) -> None:
 
 def test_readers_and_collectors_never_both_go_on(root: Path) -> None:
     """Many of both at once, on one checkpoint: while a reader may read, no collector may remove."""
-    found = Leases(root)
-    reading: list[int] = []
-    removing: list[int] = []
-    wrong: list[str] = []
-
-    def read() -> None:
-        for _ in range(500):
-            with found.hold("1") as may_read:
-                if may_read:
-                    reading.append(1)
-                    if removing:
-                        wrong.append("a reader began while it was being removed")
-                    reading.pop()
-
-    def remove() -> None:
-        for _ in range(500):
-            with found.condemned("1") as may_go:
-                if may_go:
-                    removing.append(1)
-                    if reading:
-                        wrong.append("it was removed while it was being read")
-                    removing.pop()
-
-    threads = [threading.Thread(target=target) for target in (read, read, remove)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    require_never_both(Leases(root), rounds=500)
 
 
 def test_a_collector_that_was_killed_condemns_nothing(root: Path) -> None:

@@ -269,14 +269,16 @@ def remove_dead(
     """
     present = _directories(target)
     remove_dead_marks(target, [name for name in present if is_mark(name)])
-    data, leases = _of_attempts(present)
+    data, leases = (
+        {name: owner for name, owner in found.items() if owner != besides} for found in _of_attempts(present)
+    )
     if not data and not leases:
         return []
     try:
         named = _named(target)
     except (Corrupt, Unsupported):
         return []  # nothing tells what is its own
-    owners = {*leases.values(), *(owner for name, owner in data.items() if name not in named)} - {besides}
+    owners = {*leases.values(), *(owner for name, owner in data.items() if name not in named)}
     if attempt_ids is not None:
         owners &= {*attempt_ids}
     unleased = owners - {*leases.values()}
