@@ -12,6 +12,8 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from waystation import _native
+
 T = TypeVar("T")
 
 
@@ -58,8 +60,5 @@ def distinct_objects(objects: Sequence[T]) -> tuple[list[T], NDArray[np.int64]]:
     """The distinct objects, by identity and in order, and for each object its place among them."""
     if isinstance(objects, Shared):
         return objects.parts()
-    identities = list(map(id, objects))
-    known = dict(zip(identities, objects, strict=True))
-    places = dict(zip(known, range(len(known)), strict=True))
-    which = np.fromiter(map(places.__getitem__, identities), np.int64, len(identities))
-    return list(known.values()), which
+    distinct, which = _native.distinct_objects(objects if type(objects) is list else list(objects))
+    return distinct, np.frombuffer(which, np.int64)

@@ -87,6 +87,9 @@ def view_arrays(arrays: list[Any], alike: list[Any], /, *, hold: bool) -> tuple[
     are of one kind if their entries of `alike` are one object; kinds are counted as they first come. The kind
     is -1 where `alike` has None, or there is no C-contiguous buffer. `hold`: the views keep the memory."""
 
+def distinct_objects(objects: list[Any], /) -> tuple[list[Any], bytearray]:
+    """The distinct objects, by identity and in order, and for each object its place among them (int64)."""
+
 def arena_statistics() -> dict[str, int]:
     """`{"live_bytes", "idle_bytes", "reused_bytes", "mapped_bytes", "limit_bytes"}`."""
 

@@ -1,4 +1,4 @@
-//! The memory of many arrays at once, by the buffer protocol.
+//! Many objects at once: the memory of arrays by the buffer protocol, and which objects are the same.
 //!
 //! A state has thousands of arrays of few shapes. One pass over them says of each where it begins and which
 //! others it is like, so that all else is decided once for each kind.
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::{PyByteArray, PyBytes, PyList};
 use waystation_format::{Error, Kind};
 
 use crate::error::to_py;
@@ -114,13 +114,43 @@ fn view_arrays<'py>(
     Ok((packed(py, &kinds), packed(py, &addresses), hold.then_some(Views { held })))
 }
 
+#[pyfunction]
+#[pyo3(signature = (objects, /))]
+fn distinct_objects<'py>(
+    py: Python<'py>,
+    objects: &Bound<'py, PyList>,
+) -> PyResult<(Bound<'py, PyList>, Bound<'py, PyByteArray>)> {
+    let distinct = PyList::empty(py);
+    let mut known: HashMap<usize, i64> = HashMap::new();
+    let mut which = Vec::with_capacity(objects.len());
+    // Neighbours are often the same object, and need no look-up.
+    let mut last = (0, NONE);
+    for object in objects.iter() {
+        let identity = object.as_ptr() as usize;
+        if identity != last.0 {
+            let next = i64::try_from(known.len()).unwrap_or(i64::MAX);
+            let place = *known.entry(identity).or_insert(next);
+            if place == next {
+                distinct.append(object)?;
+            }
+            last = (identity, place);
+        }
+        which.push(last.1);
+    }
+    Ok((distinct, PyByteArray::new(py, &bytes_of(&which))))
+}
+
 fn packed<'py>(py: Python<'py>, numbers: &[i64]) -> Bound<'py, PyBytes> {
-    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
-    PyBytes::new(py, &bytes)
+    PyBytes::new(py, &bytes_of(numbers))
+}
+
+fn bytes_of(numbers: &[i64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_ne_bytes()).collect()
 }
 
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Views>()?;
+    module.add_function(wrap_pyfunction!(distinct_objects, module)?)?;
     module.add_function(wrap_pyfunction!(view_arrays, module)?)
 }

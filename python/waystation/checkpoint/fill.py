@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from waystation._collection import paused_collection
-from waystation._distinct import distinct_objects
+from waystation._distinct import distinct, distinct_objects
 from waystation._errors import InvalidInput, WaystationError
 from waystation._options import ArrayLoadingOptions, Options
 from waystation.checkpoint import wanted
@@ -269,13 +269,16 @@ def _divide(
 def _manners(opened: Opened, batch: _Batch, targets: Sequence[Target]) -> list[bool | None]:
     """Which arrays can be loaded whole, and with a cast; None for others. That is asked once of those that
     share target and description."""
-    kinds = list(zip(map(id, batch.stored), map(id, targets), strict=True))
-    pairs = dict(zip(kinds, zip(batch.stored, targets, strict=True), strict=True))
-    known: dict[tuple[int, int], bool | None] = {}
-    for kind, (stored, target) in pairs.items():
+    descriptions, described = distinct_objects(batch.stored)
+    wanted, asked = distinct_objects(targets)
+    pairs = described * len(wanted) + asked
+    kinds = distinct(pairs)
+    known: list[bool | None] = []
+    for pair in kinds.tolist():
+        stored, target = descriptions[pair // len(wanted)], wanted[pair % len(wanted)]
         can = filling.can_be_whole(opened, batch.codec, stored, target)
-        known[kind] = stored.dtype != target.dtype if can else None
-    manners = list(map(known.__getitem__, kinds))
+        known.append(stored.dtype != target.dtype if can else None)
+    manners = list(map(known.__getitem__, np.searchsorted(kinds, pairs).tolist()))
     for place in batch.values:
         manners[place] = None
     return manners

@@ -54,7 +54,7 @@ def encode(tree: StoredTree) -> bytes:
         "arrays": {
             "count": len(which),
             "label": tree.labels,
-            **{name: _column(list(map(values.__getitem__, which))) for name, values in columns.items()},
+            **{name: _column(values, which) for name, values in columns.items()},
             "extra": {str(number): extras[kind] for number, kind in enumerate(which) if extras[kind]},
         },
         "shardings": shardings.values,
@@ -123,9 +123,9 @@ class _Interned:
 def _decode_arrays(body: dict[str, Any]) -> tuple[list[StoredArray], list[str]]:
     count = body["arrays"]["count"]
     _require(type(count) is int and 0 <= count <= len(body["leaves"]), "the number of arrays is out of range")
-    labels, *described = [_full_column(body["arrays"][name], count) for name in _COLUMNS]
+    labels, *columns = [_values(body["arrays"][name], count) for name in _COLUMNS]
     shardings = _decode_shardings(body["shardings"], body["meshes"])
-    shapes, dtypes, frameworks, storage_dtypes, storage_shapes, numbers = described
+    shapes, dtypes, frameworks, storage_dtypes, storage_shapes, numbers = columns
     for names in (labels, dtypes, frameworks, storage_dtypes):
         _require(set(map(type, names)) <= {str}, "a name is no string")
     _require(set(map(type, numbers)) <= {int, type(None)}, "a sharding number is no number")
@@ -133,18 +133,21 @@ def _decode_arrays(body: dict[str, Any]) -> tuple[list[StoredArray], list[str]]:
     extents = itertools.chain(itertools.chain.from_iterable(shapes), itertools.chain.from_iterable(given))
     _require(set(map(type, extents)) <= {int}, "a shape holds something that is no extent")
     # Arrays are many and of few kinds: each kind is looked at once, and is one object. Kinds that compare
-    # equal are the same, as True and 1.0 have been refused.
-    storage_shapes = [None if shape is None else tuple(shape) for shape in storage_shapes]
-    columns = map(tuple, shapes), dtypes, frameworks, storage_dtypes, storage_shapes, numbers
+    # equal are the same, as True and 1.0 have been refused. What all arrays have in common tells none apart.
+    columns[0] = list(map(tuple, shapes))
+    columns[4] = [None if shape is None else tuple(shape) for shape in storage_shapes]
+    varying = [place for place, column in enumerate(columns) if len(column) > 1]
+    kinds = list(zip(*(columns[place] for place in varying), strict=True)) if varying else [()] * count
+    common = [column[0] if column else None for column in columns]
     known: dict[tuple[Any, ...], StoredArray] = {}
-    arrays = []
-    for kind in zip(*columns, strict=True):
-        array = known.get(kind)
-        if array is None:
-            array = known[kind] = _decode_kind(kind, shardings)
-        arrays.append(array)
+    for kind in dict.fromkeys(kinds):
+        described = common.copy()
+        for place, value in zip(varying, kind, strict=True):
+            described[place] = value
+        known[kind] = _decode_kind(described, shardings)
+    arrays = list(map(known.__getitem__, kinds))
     _add_extras(arrays, body["arrays"]["extra"])
-    return arrays, labels
+    return arrays, labels * count if len(labels) == 1 else labels
 
 
 def _add_extras(arrays: list[StoredArray], extras: dict[str, dict[str, Any]]) -> None:
@@ -161,7 +164,7 @@ def _add_extras(arrays: list[StoredArray], extras: dict[str, dict[str, Any]]) ->
         arrays[number] = known[kind]
 
 
-def _decode_kind(kind: tuple[Any, ...], shardings: Sequence[dict[str, Any]]) -> StoredArray:
+def _decode_kind(kind: Sequence[Any], shardings: Sequence[dict[str, Any]]) -> StoredArray:
     """What is said of all arrays that are alike."""
     shape, dtype, framework, storage_dtype, storage_shape, sharding = kind
     _require(sharding is None or sharding >= 0, "a sharding number is negative")
@@ -177,17 +180,20 @@ def _decode_kind(kind: tuple[Any, ...], shardings: Sequence[dict[str, Any]]) -> 
     )
 
 
-def _column(values: list[Any]) -> Any:
-    """A column as files have it: one that holds the same value everywhere says it once."""
-    if len(values) > 1 and values.count(values[0]) == len(values):
+def _column(values: list[Any], which: list[int]) -> Any:
+    """A column as files have it, of the values of the kinds and the kind of each array: one that holds the
+    same value everywhere says it once."""
+    if len(which) > 1 and values.count(values[0]) == len(values):
         return {"all": values[0]}
-    return values
+    return list(map(values.__getitem__, which))
 
 
-def _full_column(column: Any, count: int) -> list[Any]:
-    values = [column["all"]] * count if isinstance(column, dict) else column
-    _require(isinstance(values, list) and len(values) == count, "a column has another length than the others")
-    return list(values)
+def _values(column: Any, count: int) -> list[Any]:
+    """The values of a column; a single one where all arrays have the same."""
+    if isinstance(column, dict):
+        return [column["all"]] if count else []
+    _require(type(column) is list and len(column) == count, "a column has another length than the others")
+    return list(column)
 
 
 def _decode_shardings(shardings: list[dict[str, Any]], meshes: list[dict[str, Any]]) -> list[dict[str, Any]]:
