@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -65,6 +65,8 @@ struct NewObject {
     /// Of those that have several parts.
     upload: Mutex<Option<MultipartId>>,
     parts: Vec<Mutex<Option<PartId>>>,
+    /// Those that are not in the store yet.
+    missing: AtomicUsize,
 }
 
 impl<'a> NewObjects<'a> {
@@ -77,12 +79,13 @@ impl<'a> NewObjects<'a> {
         let depth = options.staging_bytes.map_or(wanted, |bytes| wanted.min(bytes / block_bytes)).max(1);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let files = plan.files.iter().map(|file| {
-            let parts = file.file_bytes.div_ceil(block_bytes as u64);
+            let parts = usize::try_from(file.file_bytes.div_ceil(block_bytes as u64)).unwrap_or(usize::MAX);
             Ok(NewObject {
                 key: storage.key(&file.path)?,
                 is_claimed: AtomicBool::new(false),
                 upload: Mutex::default(),
                 parts: (0..parts).map(|_| Mutex::default()).collect(),
+                missing: AtomicUsize::new(parts),
             })
         });
         let new = Self {
@@ -286,6 +289,10 @@ impl<'a> NewObjects<'a> {
         let in_place = |error: Error| error.with("offset", piece.offset.to_string());
         self.in_time(piece.file, self.put_part(&piece, bytes)).await.map_err(in_place)?;
         blocks.mark_written(&piece);
+        // A store may take its time to join parts, so that is done while others are uploaded.
+        if self.files[piece.file].missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.in_time(piece.file, self.finish_one(piece.file)).await?;
+        }
         Ok(())
     }
 
@@ -306,6 +313,7 @@ impl<'a> NewObjects<'a> {
 
     // ---- the end -----------------------------------------------------------------------------------
 
+    /// Completes an object whose parts are all in the store; does nothing the second time.
     async fn finish_one(&self, file: usize) -> Result<()> {
         let object = &self.files[file];
         let failed = self.failed(file);

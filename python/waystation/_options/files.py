@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from waystation._options import checks
 from waystation._options.base import OptionGroup
 
-_GIB = 1 << 30
 _PAST_MODES = 1 << 31  # the system's type of modes is a C integer
 
 
@@ -27,7 +26,9 @@ class FileOptions(OptionGroup):
     """How files are laid out and made durable.
 
     Attributes:
-        file_bytes_target: Start a new data file at this size. An array is never split between files.
+        file_bytes_target: Start a new data file at this size. An array is never split between files. None is
+            2 GiB on a file system, and 256 MiB in an object store, which completes one file while others are
+            uploaded.
         path_permission_mode: Permission bits of new directories; None uses the default of the process.
         path_class: The class of the paths that programs receive.
         follow_links_out: Whether loads follow symbolic links inside a checkpoint that lead out of it.
@@ -39,13 +40,13 @@ class FileOptions(OptionGroup):
             the destination before an asynchronous save returns is one system call.
     """
 
-    file_bytes_target: int = 2 * _GIB
+    file_bytes_target: int | None = None
     path_permission_mode: int | None = None
     path_class: type[Any] = pathlib.Path
     follow_links_out: bool = False
     skip_sync_file_validations: bool = False
     _checks: ClassVar = {
-        "file_bytes_target": checks.positive,
+        "file_bytes_target": checks.positive_or_none,
         "path_permission_mode": _mode_bits,
         "path_class": _class,
         "follow_links_out": checks.boolean,

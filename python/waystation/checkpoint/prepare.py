@@ -36,6 +36,10 @@ SCALARS = (bool, int, float, complex, str, bytes)
 # Longer strings and bytes are stored as data, not in the tree file, which is read whole.
 INLINE_LIMIT_BYTES = 64 << 10
 
+# The size of data files, unless the options say it: a store completes one while others are uploaded.
+_FILE_BYTES = 2 << 30
+_STORED_FILE_BYTES = 256 << 20
+
 # In the place of a codec's name, for those.
 LONG_SCALARS = "long scalars"
 
@@ -258,11 +262,14 @@ def take(described: Described, options: Options, writer: Writer = ALONE) -> Take
 
 
 @paused_collection()
-def plan(name: str, taken: Taken, options: Options, process: int = 0) -> Prepared:
+def plan(
+    name: str, taken: Taken, options: Options, process: int = 0, *, is_in_store: bool = False
+) -> Prepared:
     """Plans the files of a state; the addresses of its chunks must be final."""
-    planned = write_plan.plan(
-        taken.chunks, taken.sources, taken.labels, options.file.file_bytes_target, process
-    )
+    target = options.file.file_bytes_target
+    if target is None:
+        target = _STORED_FILE_BYTES if is_in_store else _FILE_BYTES
+    planned = write_plan.plan(taken.chunks, taken.sources, taken.labels, target, process)
     tree = StoredTree(taken.structure, taken.leaves, taken.sources, taken.labels)
     return Prepared(name, tree, taken.sources, taken.chunks, planned)
 
