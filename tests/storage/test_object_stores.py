@@ -323,10 +323,10 @@ def test_an_endpoint_that_cannot_be_meant_is_named(settings: dict[str, str], nam
         waystation.load("s3://bucket/ckpt")
 
 
-def test_what_a_store_cannot_hold_yet_is_refused(place: Bucket) -> None:
+def test_what_a_store_cannot_hold_is_refused(place: Bucket) -> None:
     path = f"{place.location}/ckpt"
     options = place.context()
-    options.array.saving.use_ocdbt = True
+    options.multiprocessing.primary_host = None
     with options, pytest.raises(Unsupported, match="file systems only"):
         waystation.save(path, {"a": np.ones(3)})
     assert place.names() == []

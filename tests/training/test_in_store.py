@@ -124,15 +124,10 @@ def test_what_lies_beside_a_step_stays(bucket: s3.Bucket, root: Location, recwar
 def test_what_no_store_has_is_refused(bucket: s3.Bucket, root: Location, tmp_path: Path) -> None:
     with pytest.raises(errors.Unsupported, match="leave out memory="):
         Checkpointer(root, memory=MemoryTier(directory=tmp_path))
-    alone, orbax = bucket.context(), bucket.context()
+    alone = bucket.context()
     alone.multiprocessing.primary_host = None
-    orbax.array.saving.use_ocdbt = True
     with alone, pytest.raises(errors.Unsupported, match="set primary_host"):
         Checkpointer(root)
-    with Checkpointer(root) as checkpointer, orbax:
-        with pytest.raises(errors.Unsupported, match="use_ocdbt = None"):
-            checkpointer.save(0, state(0))
-        assert steps_of(checkpointer) == []
     assert bucket.names() == []
 
 

@@ -17,6 +17,7 @@ from waystation import storage
 from waystation._errors import InvalidInput, NotFound
 from waystation.checkpoint.paths import PathLike, is_native_checkpoint
 from waystation.layouts.native import in_store, names, orphans
+from waystation.layouts.orbax import in_store as orbax_in_store
 from waystation.storage.attempts import (
     Leftover,
     export_stages,
@@ -94,6 +95,12 @@ def remove_leftovers(
     return removed
 
 
+def remove_dead_in_store(path: str) -> None:
+    """Removes what saves to a path in a store have left whose processes are gone, whatever their layout."""
+    if not orbax_in_store.remove_unfinished(path):
+        in_store.remove_dead(path)
+
+
 def tree_bytes(path: str) -> int:
     """Bytes of the files at or below a path; what vanishes meanwhile counts as nothing."""
     found = storage.status(path, follow_links=False)
@@ -133,7 +140,7 @@ def _places(parent: str) -> Iterator[str]:
 
 def _leftovers_in(place: str) -> list[Leftover]:
     if storage.of(place).renames is None:
-        return in_store.leftovers(place)
+        return orbax_in_store.leftovers(place) or in_store.leftovers(place)
     return [*leftovers(place), *export_stages(place), *orphans.orphans(place)]
 
 
@@ -143,8 +150,9 @@ def _remove(leftover: Leftover, older_than_s: float) -> bool:
 
     place = os.path.dirname(leftover.path)
     if storage.of(place).renames is None:
-        may_go = {present.attempt_id for present in in_store.leftovers(place) if is_removable(present)}
-        return bool(in_store.remove_dead(place, may_go))
+        if not (may_go := {each.attempt_id for each in _leftovers_in(place) if is_removable(each)}):
+            return False
+        return orbax_in_store.remove_unfinished(place) or bool(in_store.remove_dead(place, may_go))
     if leftover.kind == "overwrite":
         return bool(orphans.remove(place, is_removable))
     if not any(is_removable(present) for present in _leftovers_in(place)):

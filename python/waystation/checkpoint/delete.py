@@ -11,6 +11,7 @@ from waystation._errors import (
     CheckpointNotFound,
     InvalidInput,
     InvalidLayoutError,
+    Unsupported,
     WrongType,
 )
 from waystation._options.in_effect import current_options
@@ -19,9 +20,10 @@ from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.paths import PathLike, is_absent, locate
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.sessions import open_session
-from waystation.layouts.native import commit
+from waystation.layouts.native import commit, names
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax import deletion
+from waystation.layouts.orbax import in_store as orbax_in_store
 from waystation.storage.attempts import new_attempt_id
 from waystation.transfers.handle import AsyncResponse
 
@@ -150,6 +152,12 @@ class _Deletion:
             )
         if self._name is None:
             return b""
+        if self._is_orbax and storage.of(self.target).renames is None:
+            raise Unsupported(
+                f"'{self.target}' is in Orbax's layout, of which a store cannot remove one checkpointable in "
+                "one act; delete the checkpoint, or save it without that checkpointable to another path",
+                path=self.target,
+            )
         present = self._present()
         if self._name not in present:
             return _ABSENT
@@ -186,8 +194,18 @@ class _Deletion:
         return {*found.items, self._name}
 
     def _withdraw(self) -> None:
-        withdraw = deletion.delete if self._is_orbax else commit.withdraw_checkpointable
         if self._name is None:
-            commit.withdraw(self.target, new_attempt_id())
+            withdraw(self.target)
+        elif self._is_orbax:
+            deletion.delete(self.target, self._name, new_attempt_id())
         else:
-            withdraw(self.target, self._name, new_attempt_id())
+            commit.withdraw_checkpointable(self.target, self._name, new_attempt_id())
+
+
+def withdraw(target: str) -> None:
+    """Removes the checkpoint at a path in one visible act, whatever its layout."""
+    is_native = storage.is_there(os.path.join(target, names.RECORD))
+    if is_native or storage.of(target).renames is not None:
+        commit.withdraw(target, new_attempt_id())
+    else:
+        orbax_in_store.withdraw(target)

@@ -25,7 +25,7 @@ from waystation.checkpoint.saving import Layout, Ranges, Save, undone_on_error
 from waystation.layouts.native import commit, handler_files, names, orphans
 from waystation.layouts.native.in_store import StoreAttempt
 from waystation.layouts.native.merge import Part
-from waystation.layouts.native.records import CheckpointableRecord, CheckpointRecord, LocalPart
+from waystation.layouts.native.records import FILES, CheckpointableRecord, CheckpointRecord, Digest, LocalPart
 from waystation.layouts.native.write import (
     Handled,
     Observer,
@@ -149,8 +149,10 @@ class NativeLayout(CutStates):
     def plan(self, save: Save, waited_for: Ranges) -> None:
         """See `Layout`."""
         self._waited_for = waited_for
+        is_in_store = storage.is_in_store(save.target)
         self._prepared = [
-            prepare.plan(name, taken, save.options, save.writer.process) for name, taken in self.taken.items()
+            prepare.plan(name, taken, save.options, save.writer.process, is_in_store=is_in_store)
+            for name, taken in self.taken.items()
         ]
 
     def directories(self) -> list[str]:
@@ -186,16 +188,33 @@ class NativeLayout(CutStates):
         handled = [Handled(name, handler, callers) for name, handler in save.handler_names.items()]
         write_metadata(attempt, states, group, _record(save, local), handled)
 
-    def complete_in_store(
+    def begin_in_store(self, save: Save, *, overwrite: bool) -> StoreAttempt:
+        """See `StoreLayout`."""
+        return StoreAttempt(save.target, overwrite=overwrite)
+
+    def files_in_store(self, attempt_path: str, name: str) -> str:
+        """See `StoreLayout`."""
+        return os.path.join(names.directory_in(attempt_path, name), names.FILES)
+
+    def publish_in_store(
         self,
         save: Save,
         attempt: StoreAttempt,
         told: Sequence[bytes],
-        handled: Mapping[str, CheckpointableRecord],
-    ) -> CheckpointRecord:
-        """Makes what has been written a checkpoint, but for the record, which this returns."""
+        made: Mapping[str, Mapping[str, Digest]],
+        check: Callable[[], None],
+    ) -> None:
+        """See `StoreLayout`."""
+        handled = {
+            name: CheckpointableRecord(
+                save.writer.process_count, {}, FILES, save.handler_names[name], dict(files)
+            )
+            for name, files in made.items()
+        }
         states = self._written(save, attempt.path, told)
-        return write_metadata_to_store(attempt, states, _record(save), handled)
+        record = write_metadata_to_store(attempt, states, _record(save), handled)
+        check()
+        attempt.publish(record)
 
     def _written(
         self, save: Save, path: str, told: Sequence[bytes], local: LocalPart | None = None

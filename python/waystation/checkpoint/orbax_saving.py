@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from waystation import _native, storage
@@ -31,6 +31,7 @@ from waystation.checkpoint.snapshot import divided_with_frames
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import commit, handler_files
+from waystation.layouts.native import names as native_names
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.records import Digest, LocalPart
 from waystation.layouts.native.write import Observer
@@ -45,6 +46,7 @@ from waystation.layouts.orbax import (
 )
 from waystation.layouts.orbax.checkpoint_metadata import PYTREE_HANDLER, CheckpointMetadata
 from waystation.layouts.orbax.frame_limits import FrameLimits
+from waystation.layouts.orbax.in_store import OrbaxStoreAttempt
 from waystation.layouts.orbax.write_data import Prepared
 from waystation.layouts.orbax.write_parts import Part, check_complete
 from waystation.storage.attempts import Attempt
@@ -169,8 +171,8 @@ class OrbaxLayout:
         """See `FileLayout`."""
         is_alone = save.writer.process_count == 1
         observer = Observer(writing.progress.add, writing.on_copied_out, {}, writing.heartbeat, is_alone)
-        assert writing.group is not None, "this layout is written to file systems only"
-        self._make_own_directories(save, writing.path, writing.group)
+        if writing.group is not None:
+            self._make_own_directories(save, writing.path, writing.group)
         parts = write_data.write(
             writing.path,
             list(self._planned.values()),
@@ -208,19 +210,8 @@ class OrbaxLayout:
         """See `FileLayout`."""
         assert local is None, "it was refused before"
         path, states = attempt.path, list(self._planned.values())
-        parts = [[part] for part in self._written]
-        if save.writer.process_count > 1:
-            parts = state_parts.collect(path, list(self._planned), told, Part.decode)
-        files: dict[str, bytes] = {}
-        listed = {name: _listed_of_handler(os.path.join(path, name)) for name in save.handlers}
-        for planned, own in zip(states, parts, strict=True):
-            check_complete(own, planned.arrays)
-            made = _files_of(save, planned, own)
-            files |= {os.path.join(path, planned.name, file): content for file, content in made.items()}
-            listed[planned.name] = _listed(planned, own, made)
-        files |= {
-            os.path.join(path, file): content for file, content in self._files_of_all(save, listed).items()
-        }
+        handled = {name: _listed_of_handler(os.path.join(path, name)) for name in save.handlers}
+        files = self._metadata_files(save, path, told, handled)
         present = {
             os.path.join(path, planned.name, own)
             for planned in states
@@ -234,6 +225,56 @@ class OrbaxLayout:
         named = [os.path.join(path, name) for name in (*self._planned, *save.handlers)]
         group.add(list({*present, *directories, *named, path}))
         group.sync()
+
+    def begin_in_store(self, save: Save, *, overwrite: bool) -> OrbaxStoreAttempt:
+        """See `StoreLayout`."""
+        if overwrite and storage.is_there(os.path.join(save.target, native_names.RECORD)):
+            raise Unsupported(
+                f"'{save.target}' is a checkpoint in Waystation's own layout, which none of Orbax's replaces "
+                "in a store; delete it first, or save to another path",
+                path=save.target,
+            )
+        metadata = CheckpointMetadata(init_timestamp_nsecs=save.begun_ns)
+        return OrbaxStoreAttempt(save.target, metadata.encode())
+
+    def files_in_store(self, attempt_path: str, name: str) -> str:
+        """See `StoreLayout`."""
+        return os.path.join(attempt_path, name)
+
+    def publish_in_store(
+        self,
+        save: Save,
+        attempt: OrbaxStoreAttempt,
+        told: Sequence[bytes],
+        made: Mapping[str, Mapping[str, Digest]],
+        check: Callable[[], None],
+    ) -> None:
+        """See `StoreLayout`."""
+        handled = {name: checksums.Listed(False, dict(files)) for name, files in made.items()}
+        files = self._metadata_files(save, attempt.path, told, handled)
+        committed = files.pop(os.path.join(attempt.path, names.COMMIT_SUCCESS))
+        attempt.write_last(list(files.items()))
+        check()
+        attempt.publish(committed)
+
+    def _metadata_files(
+        self, save: Save, path: str, told: Sequence[bytes], handled: Mapping[str, checksums.Listed]
+    ) -> dict[str, bytes]:
+        """What is written last of the checkpoint at a path: what its files of data mean, and what vouches for
+        all files."""
+        states = list(self._planned.values())
+        parts = [[part] for part in self._written]
+        if save.writer.process_count > 1:
+            parts = state_parts.collect(path, list(self._planned), told, Part.decode)
+        files: dict[str, bytes] = {}
+        listed = dict(handled)
+        for planned, own in zip(states, parts, strict=True):
+            check_complete(own, planned.arrays)
+            made = _files_of(save, planned, own)
+            files |= {os.path.join(path, planned.name, file): content for file, content in made.items()}
+            listed[planned.name] = _listed(planned, own, made)
+        of_all = self._files_of_all(save, listed)
+        return files | {os.path.join(path, file): content for file, content in of_all.items()}
 
     def _files_of_all(self, save: Save, listed: Mapping[str, checksums.Listed]) -> dict[str, bytes]:
         """The files of the checkpoint itself, of which one vouches for all others."""

@@ -27,6 +27,7 @@ from waystation._errors import (
 from waystation.layouts.native import in_store, names
 from waystation.layouts.native.commit import has_record
 from waystation.layouts.orbax import checkpoint as orbax
+from waystation.layouts.orbax import in_store as orbax_in_store
 from waystation.layouts.orbax import names as orbax_names
 from waystation.storage import write_lock
 from waystation.storage.attempts import leftovers
@@ -222,6 +223,17 @@ def _check_room_in_store(target: str, *, overwrite: bool, is_shared: bool) -> No
     if names.RECORD in present:
         if not overwrite:
             raise _exists(target)
+    elif orbax_names.COMMIT_SUCCESS in present:
+        if not overwrite:
+            raise _exists(target)
+        raise Unsupported(
+            f"'{target}' is a checkpoint in Orbax's layout, which nothing replaces in one act in a store; "
+            "delete it first, or save to another path",
+            path=target,
+        )
+    elif orbax_in_store.is_unfinished(present):
+        if not orbax_in_store.remove_unfinished(target):
+            raise orbax_in_store.taken(target)
     elif not is_shared and not all(map(names.is_passing, present)):
         raise Conflict(
             f"'{target}' is not a checkpoint and not empty, so no save replaces it; remove it, save to a "
@@ -367,6 +379,13 @@ def require_checkpoint(target: str) -> None:
         raise InvalidLayoutError(
             f"'{target}' is not a checkpoint of Waystation or Orbax, but {foreign}", path=target
         )
+    if holds_names and _lacks_commit(target):
+        raise InvalidLayoutError(
+            f"'{target}' is a checkpoint of Orbax without {orbax_names.COMMIT_SUCCESS}, which makes one "
+            "whole in a store: its save has not ended, or it was copied there without that file. If you know "
+            "that all of it is there, put an empty file of this name to it",
+            path=target,
+        )
     if holds_names:
         problem = "it has the files of one, and has lost" if lost_record(target) else "it has no"
         raise InvalidLayoutError(
@@ -382,6 +401,15 @@ def require_checkpoint(target: str) -> None:
     raise CheckpointNotFound(
         f"there is no checkpoint '{target}'{_beside(target)}{hub_advice(target)}", path=target
     )
+
+
+def _lacks_commit(target: str) -> bool:
+    """Whether what is in a store is a checkpoint of Orbax that is not committed."""
+    if storage.of(target).renames is not None:
+        return False
+    present = {entry.name for entry in storage.entries_or_none(target)}
+    marks = {orbax_names.CHECKPOINT_METADATA, orbax_names.TREE_METADATA, orbax_names.INDICATOR}
+    return not marks.isdisjoint(present) and orbax_names.COMMIT_SUCCESS not in present
 
 
 def require_native_checkpoint(target: str) -> None:

@@ -283,25 +283,30 @@ def open_saving(
     is_native = options.array.saving.use_ocdbt is None
     is_in_store = storage.of(target).renames is None
     is_local = options.multiprocessing.primary_host is None
-    if is_in_store and (is_local or not is_native):
-        what, advice = "Orbax's layouts", "array.saving.use_ocdbt = None"
-        if is_native:
-            what, advice = "parts of processes with storage of their own", "multiprocessing.primary_host = 0"
+    if is_in_store and is_local:
         raise Unsupported(
-            f"{what} are saved to file systems only, not to '{target}'; set {advice}, or save to a directory",
+            "parts of processes with storage of their own are saved to file systems only, not to "
+            f"'{target}'; set multiprocessing.primary_host = 0, or save to a directory",
             path=target,
         )
-    native = NativeLayout()
-    layout: FileLayout = native if is_native else OrbaxLayout()
+    layout: NativeLayout | OrbaxLayout = NativeLayout() if is_native else OrbaxLayout()
     destination: Destination = SharedStorage(NewPlace(target, overwrite, on_set_aside), layout)
     if is_in_store:
-        destination = SharedStore(native, overwrite=overwrite, on_set_aside=on_set_aside)
+        destination = _in_store(layout, overwrite=overwrite, on_set_aside=on_set_aside)
     elif is_native and is_local:
         destination = OwnStorage(layout, overwrite=overwrite)
     begun_ns = begun_ns or time.time_ns()
     return Saving(
         target, options, layout, destination, deadline_s=deadline_s, begun_ns=begun_ns, is_ordered=True
     )
+
+
+def _in_store(
+    layout: NativeLayout | OrbaxLayout, *, overwrite: bool, on_set_aside: Callable[[str], None] | None
+) -> Destination:
+    if isinstance(layout, NativeLayout):
+        return SharedStore(layout, overwrite=overwrite, on_set_aside=on_set_aside)
+    return SharedStore(layout, overwrite=overwrite, on_set_aside=on_set_aside)
 
 
 def check_checkpointables(checkpointables: object) -> None:

@@ -13,15 +13,15 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from waystation import storage
 from waystation._errors import HandlerFailed, WaystationError
-from waystation.checkpoint.native_saving import NativeLayout, Writing
+from waystation.checkpoint.native_saving import Writing
 from waystation.checkpoint.paths import check_destination
-from waystation.checkpoint.saving import Save, undone_on_error
-from waystation.layouts.native import handler_files, names
-from waystation.layouts.native.in_store import StoreAttempt
-from waystation.layouts.native.records import FILES, CheckpointableRecord, Digest, join_strings, split_strings
+from waystation.checkpoint.saving import Layout, Save, undone_on_error
+from waystation.layouts.native import handler_files
+from waystation.layouts.native.records import Digest, join_strings, split_strings
 from waystation.storage.scratch import ScratchDirectory
 from waystation.transfers.handle import Progress
 
@@ -30,7 +30,62 @@ from waystation.transfers.handle import Progress
 _Shares = dict[str, dict[str, tuple[Digest, int]]]
 
 
-class SharedStore:
+class Attempt(Protocol):
+    """One try at writing a checkpoint to a store; the object that begins it holds a lease."""
+
+    @property
+    def path(self) -> str:
+        """Where all processes write."""
+        ...
+
+    def discard(self) -> None:
+        """Removes all that it has made."""
+        ...
+
+
+A = TypeVar("A", bound=Attempt)
+
+
+class StoreLayout(Layout, Protocol[A]):
+    """A layout of objects in a store."""
+
+    def begin_in_store(self, save: Save, *, overwrite: bool) -> A:
+        """Begins the attempt, in the primary.
+
+        Raises:
+            Conflict, Unsupported: Nothing can be saved there.
+        """
+        ...
+
+    def files_in_store(self, attempt_path: str, name: str) -> str:
+        """The directory of the files of a handler."""
+        ...
+
+    def write(self, save: Save, writing: Writing) -> bytes:
+        """See `FileLayout`."""
+        ...
+
+    def publish_in_store(
+        self,
+        save: Save,
+        attempt: A,
+        told: Sequence[bytes],
+        made: Mapping[str, Mapping[str, Digest]],
+        check: Callable[[], None],
+    ) -> None:
+        """Makes what has been written a checkpoint, and commits it.
+
+        Args:
+            save: The save.
+            attempt: The attempt.
+            told: What `write` has returned in each process.
+            made: What vouches for the files of each handler.
+            check: Called right before the commit; ends a save that was cancelled.
+        """
+        ...
+
+
+class SharedStore(Generic[A]):
     """A store that all processes share.
 
     Args:
@@ -40,13 +95,13 @@ class SharedStore:
     """
 
     def __init__(
-        self, layout: NativeLayout, *, overwrite: bool, on_set_aside: Callable[[str], None] | None = None
+        self, layout: StoreLayout[A], *, overwrite: bool, on_set_aside: Callable[[str], None] | None = None
     ) -> None:
         self._layout = layout
         self._overwrite = overwrite
         self._on_set_aside = on_set_aside
         self._path = ""  # of the attempt, once that is there
-        self._attempt: StoreAttempt | None = None  # in the process that has made it
+        self._attempt: A | None = None  # in the process that has made it
         self._scratch = ScratchDirectory()  # in which handlers of this process put their files
 
     def begin(self, save: Save, checkpointables: Collection[str], check: Callable[[], None]) -> None:
@@ -75,7 +130,7 @@ class SharedStore:
 
     def _begin_attempt(self, save: Save) -> None:
         def make(_: Sequence[bytes]) -> bytes:
-            self._attempt = StoreAttempt(save.target, overwrite=self._overwrite)
+            self._attempt = self._layout.begin_in_store(save, overwrite=self._overwrite)
             return os.fsencode(self._attempt.path)
 
         self._path = self._path or os.fsdecode(save.session.round(lambda: b"", make))
@@ -141,7 +196,7 @@ class SharedStore:
     def _upload(self, save: Save, progress: Progress, shares: _Shares) -> None:
         own = {}
         for name, entries in shares.items():
-            target = os.path.join(names.directory_in(self._path, name), names.FILES)
+            target = self._layout.files_in_store(self._path, name)
             for file, (_, process) in entries.items():
                 if process == save.writer.process:
                     own[f"{target}/{file}"] = self._scratch.below(f"{name}/{file}")
@@ -157,15 +212,9 @@ class SharedStore:
         files: Mapping[str, Mapping[str, Digest]],
     ) -> None:
         assert self._attempt is not None, "the primary has started the attempt"
-        handled = {
-            name: CheckpointableRecord(
-                save.writer.process_count, {}, FILES, save.handler_names[name], dict(made)
-            )
-            for name, made in files.items()
-        }
-        record = self._layout.complete_in_store(save, self._attempt, told, handled)
-        save.check_cancelled(progress)
-        self._attempt.publish(record)
+        self._layout.publish_in_store(
+            save, self._attempt, told, files, lambda: save.check_cancelled(progress)
+        )
 
     def undo(self, save: Save) -> None:
         """Removes the attempt once every process has stopped writing to it, or cannot be waited for."""

@@ -19,7 +19,8 @@ from typing import Any
 
 from waystation import _forks, storage
 from waystation._errors import Corrupt, InvalidInput, WaystationError
-from waystation.layouts.native import commit, in_store
+from waystation.checkpoint.collect import remove_dead_in_store
+from waystation.checkpoint.delete import withdraw
 from waystation.storage import attempts
 from waystation.training import step_records
 from waystation.training.catalogue import Info, described
@@ -126,7 +127,7 @@ class Collector:
         """
         for info in infos:
             try:
-                commit.withdraw(os.fspath(info.path), attempts.new_attempt_id())
+                withdraw(os.fspath(info.path))
             except WaystationError as error:
                 _log.warning("checkpoint '%s' could not be removed: %s", info.path, error)
         if infos:
@@ -145,7 +146,7 @@ def remove_remains(place: Place, *, of_checkpoints: bool = False) -> None:
         if storage.is_in_store(place.root):
             named = named_in(place.root, place.name_format)
             wanted = [path for step, path in named if of_checkpoints or not place.catalogue.is_known(step)]
-            storage.side_by_side(place.root, lambda path: in_store.remove_dead(os.fspath(path)), wanted)
+            storage.side_by_side(place.root, lambda path: remove_dead_in_store(os.fspath(path)), wanted)
             return
         for leftover in attempts.leftovers(place.root):
             if leftover.is_over:

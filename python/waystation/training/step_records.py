@@ -17,6 +17,7 @@ from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.handlers.simple import with_floats
 from waystation.checkpoint.paths import is_checkpoint, layout_in
 from waystation.checkpoint.replaced import Held, read_what_is_there
+from waystation.checkpoint.stored import OpenCheckpoint
 from waystation.layouts.native import commit
 from waystation.layouts.native import names as native_names
 from waystation.layouts.native.records import read_vouched
@@ -80,20 +81,21 @@ def _read(held: Held) -> StepRecord:
         if found is None:
             raise NotFound(f"checkpoint '{target}' has gone", path=target)
         commit_ns = found.identity.modified_ns
-    return StepRecord(opened.begun_ns, commit_ns, opened.custom_metadata, _metrics(held, opened.names))
+    return StepRecord(opened.begun_ns, commit_ns, opened.custom_metadata, _metrics(held, opened))
 
 
-def _metrics(held: Held, names: tuple[str, ...]) -> Any:
+def _metrics(held: Held, opened: OpenCheckpoint) -> Any:
     """The metrics: a checkpointable of their own in every layout, which is in one small file."""
     root = held.root_if_directory
     file = os.path.join(held.target, METRICS, METRICS)
+    is_recorded = opened.format_version is not None
     digest = None
-    if METRICS in names:
+    if METRICS in opened.names:
         stored = opening.open_held(held, (METRICS,), current_options()).stored[METRICS]
         file = os.path.join(stored.directory, METRICS)
         digest = stored.files.get(METRICS)
-    elif storage.is_in_store(file) or not storage.is_file(file, root):
-        return None  # in a store the record names all that there is
+    elif (is_recorded and storage.is_in_store(file)) or not storage.is_file(file, root):
+        return None  # in a store a record names all that there is
     elif (checksums := Checksums.read(held.target, root)) is not None:
         own = checksums.of(os.path.dirname(file))
         digest = None if own is None else own.whole.get(METRICS)

@@ -280,7 +280,7 @@ def download(
 
     Args:
         directory: Where they are (beneath `root`).
-        expected: What vouches for all.
+        expected: What vouches for all; without any, all files that are there are downloaded.
         target: The directory to which they go; it is made.
         options: Of the load.
         root: The checkpoint.
@@ -289,16 +289,24 @@ def download(
         Corrupt: A file is missing, or is not the one that was committed.
     """
     storage.make_directory(target, parents=True)
-    for batch in _batches(list(expected)):
+    lengths = {name: digest.nbytes for name, digest in expected.items()} or _lengths_below(directory, root)
+    for batch in _batches(list(lengths)):
         contents = {}
         for name in batch:
             path = os.path.join(target, *name.split("/"))
             storage.make_directory(os.path.dirname(path), parents=True)
-            contents[os.path.join(directory, name)] = storage.new_mapped(path, expected[name].nbytes)
+            contents[os.path.join(directory, name)] = storage.new_mapped(path, lengths[name])
         _fill(contents, root, options)
-        if options.array.loading.verify is not False:
+        if expected and options.array.loading.verify is not False:
             for (path, content), name in zip(contents.items(), batch, strict=True):
                 _compare(content, expected[name], path)
+
+
+def _lengths_below(directory: str, root: storage.Root | None) -> dict[str, int]:
+    try:
+        return storage.files_below(directory, root)
+    except NotFound:  # a handler has written nothing
+        return {}
 
 
 def _batches(files: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -299,7 +299,7 @@ def _data_of(owner: str, data: Mapping[str, str], named: Collection[str]) -> lis
 
 def _has_run_out(target: str, directories: Sequence[str]) -> bool:
     paths = [os.path.join(target, name) for name in directories]
-    return all(has_run_out(path, _written_ns([path])) for path in paths)
+    return all(has_run_out(path, youngest_ns([path])) for path in paths)
 
 
 def _directories(target: str) -> list[str]:
@@ -348,15 +348,16 @@ def leftovers(target: str) -> list[Leftover]:
         return []  # nothing tells what is its own
     unnamed = {owner for name, owner in data.items() if name not in named}
     return [
-        _leftover(target, owner, found[owner], [name for name in data if data[name] == owner])
+        leftover(target, owner, found[owner], [name for name in data if data[name] == owner])
         for owner in sorted({*unnamed, *leases.values()})
     ]
 
 
-def _leftover(
+def leftover(
     target: str, attempt_id: str, lease: tuple[dict[str, Any], int] | None, directories: Sequence[str]
 ) -> Leftover:
-    owner, renewed_ns = lease or ({}, _written_ns(os.path.join(target, name) for name in directories))
+    """An attempt beneath a path: with this lease, if it has one, and these directories of data."""
+    owner, renewed_ns = lease or ({}, youngest_ns(os.path.join(target, name) for name in directories))
     age_s = max(0.0, time.time() - renewed_ns / 1e9)
     path, name = _lease_of(target, attempt_id), os.path.basename(target)
     described = Leftover(path, name, "save", attempt_id, dead=False, age_s=age_s, owner=owner)
@@ -364,7 +365,7 @@ def _leftover(
     return dataclasses.replace(described, dead=is_gone or (lease is None and age_s > EXPIRES_S))
 
 
-def _written_ns(directories: Iterable[str]) -> int:
+def youngest_ns(directories: Iterable[str]) -> int:
     """When the youngest file below some directories was written; now, where there is none."""
     newest = 0
     for directory in directories:

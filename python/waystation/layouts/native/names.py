@@ -76,7 +76,8 @@ def directory_in(attempt_path: str, name: str) -> str:
         return os.path.join(attempt_path, name)
     target, own = os.path.split(attempt_path)
     attempt_id = storage.names.attempt_id(own)
-    assert attempt_id is not None, "this is the path of an attempt"
+    if attempt_id is None:  # Orbax's layouts, which have names of their own
+        return os.path.join(attempt_path, name)
     return os.path.join(target, moved_in(name, attempt_id))
 
 

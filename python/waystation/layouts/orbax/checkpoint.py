@@ -108,7 +108,7 @@ def _shown(items: Mapping[str, Item]) -> str:
 def is_checkpoint(path: str, root: storage.Root | None = None) -> bool:
     """Whether a checkpoint of Orbax's is at a path (beneath `root`), by what is there; nothing of it is
     verified."""
-    if names.is_temporary(os.path.basename(path)):
+    if names.is_temporary(os.path.basename(path)) or not _may_be_committed(path, root):
         return False
     if any(_has(path, marker, root) for marker in _MARKERS):
         return True
@@ -116,6 +116,15 @@ def is_checkpoint(path: str, root: storage.Root | None = None) -> bool:
         _has(directory, names.TREE_METADATA, root) and not _is_own(directory, root)
         for directory in _below(path, root)
     )
+
+
+def _may_be_committed(path: str, root: storage.Root | None) -> bool:
+    """Whether a directory, or the checkpoint that it is a part of, has the file that commits it, where
+    nothing else does: in a store it cannot be renamed."""
+    found = storage.of(path)
+    if found.renames is not None or not found.is_listable:
+        return True
+    return _has(path, names.COMMIT_SUCCESS, root) or _has(os.path.dirname(path), names.COMMIT_SUCCESS)
 
 
 def is_checkpointable(path: str) -> bool:

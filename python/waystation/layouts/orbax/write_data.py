@@ -61,7 +61,7 @@ def write(
     limits: FrameLimits,
     observer: Observer,
     is_cancelled: Callable[[], bool],
-    group: _native.SyncGroup,
+    group: _native.SyncGroup | None,
 ) -> list[Part]:
     """Writes what this process has of states, all of one kind.
 
@@ -73,13 +73,13 @@ def write(
         limits: Of what is compressed.
         observer: What it reports to.
         is_cancelled: Whether to stop between batches.
-        group: Gets the files that are not durable yet.
+        group: Gets the files that are not durable yet; None in a store.
 
     Returns:
         Of each state what has been written where.
     """
     data_bytes = sum(value.chunk.nbytes for entry in prepared for value in entry.arrays.values)
-    if observer.alone:
+    if observer.alone and group is not None:
         engine_job.calibrate_once(attempt_path, options, data_bytes)
     # What is many files, or little, is made durable together in the end.
     is_small = data_bytes <= SYNC_TOGETHER_BYTES or _file_count(prepared) > _MOST_SYNCED_FILES
