@@ -36,8 +36,9 @@ LAYERS: list[set[str]] = [
     {"coordination"},
     {"tree", "grid"},
     {"storage"},
+    {"_distinct"},
     {"_native"},
-    {"_arguments", "_collection", "_distinct", "_extras", "_options", "_peers", "_plans", "errors"},
+    {"_arguments", "_collection", "_extras", "_options", "_peers", "_plans", "errors"},
     {"_forks"},
     {"_errors", "_processes"},
 ]

@@ -393,12 +393,17 @@ def require_checkpoint(target: str) -> None:
         )
     if present:
         raise NotDirectory(f"'{target}' is a file, not a checkpoint directory", path=target)
+    raise _absent(target)
+
+
+def _absent(target: str) -> CheckpointNotFound:
+    """The error of a path at which nothing is."""
     try:
         storage.of(target).hold(target)
     except NotFound as error:
         if "bucket" in error.context:
-            raise CheckpointNotFound(error.message, **error.context) from error
-    raise CheckpointNotFound(
+            return CheckpointNotFound(error.message, **error.context)
+    return CheckpointNotFound(
         f"there is no checkpoint '{target}'{_beside(target)}{hub_advice(target)}", path=target
     )
 
