@@ -1,13 +1,23 @@
-"""A temporary directory of this process, for handlers: they take a path also where no checkpoint has one."""
+"""A temporary directory of this process, for handlers: they take a path also where no checkpoint has one.
+
+Its name has the identity of the process, as names of attempts have. Failure sequence: a process is killed
+and leaves one; the next process that makes one on the same machine finds that its process is dead, and
+removes it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import stat
 import tempfile
 
 from waystation import _forks
 from waystation._errors import from_os_error
+from waystation.storage.attempts import is_dead, new_attempt_id
+
+_PREFIX = "waystation-scratch."
 
 
 class ScratchDirectory:
@@ -25,10 +35,14 @@ class ScratchDirectory:
             PermissionDenied, Unavailable, DiskFull: It cannot be made.
         """
         if self._path is None:
+            place = tempfile.gettempdir()
+            _remove_dead(place)
+            path = os.path.join(place, f"{_PREFIX}{new_attempt_id()}")
             try:
-                self._path = tempfile.mkdtemp(prefix="waystation-")
+                os.mkdir(path, 0o700)
             except OSError as error:
-                raise from_os_error(error, "make a directory in", tempfile.gettempdir()) from error
+                raise from_os_error(error, "make a directory in", place) from error
+            self._path = path
         return self._path
 
     def below(self, name: str) -> str:
@@ -39,3 +53,20 @@ class ScratchDirectory:
         """Removes it with all that is in it; once is enough."""
         if self._path is not None and self._owner.is_here:
             shutil.rmtree(self._path, ignore_errors=True)
+
+
+def _remove_dead(place: str) -> None:
+    """Removes what killed processes of this user have left."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(place):
+            path = os.path.join(place, name)
+            if name.startswith(_PREFIX) and is_dead(name.removeprefix(_PREFIX), path, {}) and _is_own(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_own(path: str) -> bool:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
